@@ -1,0 +1,39 @@
+# make demo    the main job, on this machine alone
+# make test    all tests, at a scale that fits ten minutes on two cores
+# make lint    style, types, layers
+# make help    the rest
+
+PY := .venv/bin/python
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint format demo prove-stores bench-stores clean
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: ## .venv with all that the tests need
+	@bash scripts/setup
+
+test: setup ## all tests
+	$(PY) -m pytest $(ARGS)
+
+lint: setup ## ruff, mypy, import-linter
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+
+format: setup ## rewrite the code in the project's format
+	.venv/bin/ruff check --fix-only .
+	.venv/bin/ruff format .
+
+demo: setup ## two processes, one SQLite file, no lost update
+	@$(PY) examples/increment.py
+
+prove-stores: setup ## the races at full scale; appends to proof/runs.jsonl
+	$(PY) -m pytest tests/races --scale=full $(ARGS)
+
+bench-stores: setup ## CPU a hop and a row, as ratios over bare drivers
+	@$(PY) benchmarks/stores.py
+
+clean: ## remove what setup and tests made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
