@@ -1,0 +1,1 @@
+"""Pure values and decisions. Nothing here touches a store, a thread or a network."""

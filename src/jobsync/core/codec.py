@@ -1,0 +1,157 @@
+"""Values as JSON text, strictly.
+
+What is written can be read back equal on every store, or it is refused before it is
+sent: no NaN, no integer beyond ±2⁵³, no NUL, no lone surrogate, no bytes or dates that
+turn into something else on the way. Tuples become lists; that is the one liberty.
+"""
+
+import math
+import sys
+from types import GenericAlias
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from jobsync.errors import Corrupt, Invalid
+
+__all__ = ["MAX_INTEGER", "MAX_VALUE", "Json", "check_json", "decode", "encode"]
+
+# What JSON can hold. `Any`, because a recursive union makes every reader narrow types
+# that only a schema can promise.
+Json: TypeAlias = Any
+
+MAX_VALUE = 4 * 1024 * 1024
+"""The largest encoded value, in bytes."""
+
+MAX_INTEGER = 2**53
+"""The largest integer that every JSON reader holds exactly."""
+
+_MAX_DEPTH = 64
+
+
+def _plain(value: Any) -> str | int | float:
+    """Give text or a number of a derived type, such as numpy's float64, as what it holds."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    return int.__int__(value) if isinstance(value, int) else float.__float__(value)
+
+
+_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_decode = msgspec.json.Decoder().decode
+
+
+def _describe_plain() -> Any:
+    """Give the type of shallow JSON: msgspec checks it in a fraction of our own walk's time."""
+    integer = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
+    number = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+    scalar: Any = None | bool | integer | number | str
+    described = scalar
+    for _ in range(6):
+        described = scalar | GenericAlias(list, (described,)) | GenericAlias(dict, (str, described))
+    return described
+
+
+# A class, because msgspec analyses a class once and a bare type at every call.
+_Plain: Any = msgspec.defstruct("_Plain", [("value", _describe_plain())], array_like=True)
+_convert = msgspec.convert
+
+
+def encode(value: Json, field: str = "value", *, limit: int = MAX_VALUE) -> bytes:
+    """Give a value's JSON text.
+
+    Raises:
+        Invalid: it is not JSON, or larger than the limit; names the place within it.
+    """
+    # A quick look passes almost every value; only what it doubts is searched for the fault.
+    try:
+        if _convert((value,), _Plain).value != value:
+            check_json(value, field)
+        data = _encode(value)
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        check_json(value, field)
+        data = _encode(value)
+    if b"\\u0000" in data:
+        check_json(value, field)
+    if len(data) > limit:
+        raise Invalid(
+            field,
+            f"{len(data):,} bytes",
+            f"is larger than {limit:,} bytes",
+            "store large content elsewhere and keep a reference here",
+        )
+    return data
+
+
+def decode(data: bytes | str, key: str) -> Json:
+    """Read JSON text.
+
+    Raises:
+        Corrupt: it is not JSON; names the key where it was found.
+    """
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise Corrupt(key, f"not JSON ({error})") from error
+
+
+def check_json(value: Json, field: str = "value", depth: int = 0) -> None:
+    """Refuse what JSON cannot carry unchanged.
+
+    Raises:
+        Invalid: names the place within the value.
+    """
+    if isinstance(value, str):
+        _check_text(value, field)
+    elif isinstance(value, dict):
+        _check_nesting(depth, field)
+        for name, item in value.items():
+            if not isinstance(name, str):
+                raise Invalid(field, name, "is not a text key", "use str(key)")
+            _check_text(name, field)
+            check_json(item, f"{field}.{name}", depth + 1)
+    elif isinstance(value, list | tuple):
+        _check_nesting(depth, field)
+        for i, item in enumerate(value):
+            check_json(item, f"{field}[{i}]", depth + 1)
+    elif value is not None:
+        _check_scalar(value, field)
+
+
+def _check_scalar(value: Json, field: str) -> None:
+    if isinstance(value, int):
+        if not -MAX_INTEGER <= value <= MAX_INTEGER:
+            raise Invalid(field, value, "is beyond ±2⁵³", "store it as text")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise Invalid(field, value, "is not a JSON number", "store None or text instead")
+    else:
+        raise Invalid(
+            field,
+            value,
+            f"{type(value).__name__} is not JSON",
+            "convert it to text, a number, a list or a dict first",
+        )
+
+
+def _check_nesting(depth: int, field: str) -> None:
+    if depth >= _MAX_DEPTH:
+        raise Invalid(
+            field[:60],
+            "…",
+            f"is nested deeper than {_MAX_DEPTH}",
+            "flatten it, or store it as text",
+        )
+
+
+def _check_text(text: str, field: str) -> None:
+    if "\0" in text:
+        raise Invalid(
+            field, text, "contains NUL, which SQL text cannot hold", "remove or encode it"
+        )
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Invalid(
+                field, text, "contains a lone surrogate, which is not text", "decode it properly"
+            ) from None

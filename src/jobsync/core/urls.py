@@ -1,0 +1,551 @@
+"""Which store, and where: read from one line of text, with its secrets out of sight.
+
+No repr, no str and no error made here shows a password, a key, or a query value that
+might be one. Where a text is too broken to tell which part is the secret, more is
+hidden rather than less.
+
+    memory://                    private to whoever opens it; memory://name is shared by name
+    sqlite:///jobs.db            relative to the working directory; four slashes: absolute
+    postgresql://user:password@host:5432/database?schema=…&sslmode=…
+    s3://KEY:SECRET@bucket/prefix           Amazon's own
+    s3://KEY:SECRET@host:port/bucket/prefix any other; a port, localhost or an IP marks a host
+    gs://bucket/prefix           az://container/prefix
+
+All parts are percent-decoded. An `@` in a password may stand as it is; `/`, `?` and `#`
+may not, because a password that holds them can be read in two ways: that is refused.
+"""
+
+import ipaddress
+import re
+from collections.abc import Collection, Mapping
+from typing import Literal, TypeAlias
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from jobsync.core.keys import check_prefix
+from jobsync.core.names import closest
+from jobsync.core.secret import MASK, Secret
+from jobsync.errors import Invalid, Misconfigured
+
+__all__ = [
+    "MAX_PREFIX",
+    "MemoryUrl",
+    "ObjectsUrl",
+    "PostgresUrl",
+    "SqliteUrl",
+    "StoreUrl",
+    "parse_url",
+    "redact",
+]
+
+MAX_PREFIX = 300
+"""The longest prefix within a bucket, in bytes: it leaves most of a key's 700 to the keys."""
+
+_DEFAULT_REGION = "us-east-1"
+_MAX_PORT = 65535
+_MAX_IDENTIFIER = 63  # PostgreSQL cuts longer names without an error.
+
+_SCHEMES = ("memory", "sqlite", "postgresql", "postgres", "s3", "gs", "az")
+_EXAMPLES = "memory://, sqlite:///path, postgresql://…, s3://…, gs://… or az://…"
+_S3_EXAMPLES = "s3://bucket/prefix or s3://KEY:SECRET@host:port/bucket/prefix"
+
+# Query values that hold no secret. All others are hidden, known or not.
+_VISIBLE = frozenset(
+    {
+        "application_name",
+        "connect_timeout",
+        "dbname",
+        "host",
+        "hostaddr",
+        "port",
+        "prefix",
+        "region",
+        "schema",
+        "sslmode",
+        "target_session_attrs",
+        "tls",
+    }
+)
+
+_find_strange = re.compile("[\x00-\x1f\x7f\ud800-\udfff]").search
+_split_scheme = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL).fullmatch
+# A name, an IPv6 address, or the percent-encoded path of a socket; then a port.
+_split_address = re.compile(
+    r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*|%2[Ff](?:[A-Za-z0-9._-]|%2[Ff])*)(?::([0-9]{0,5}))?"
+).fullmatch
+_is_bucket = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,221}").fullmatch
+_is_label = re.compile(r"[A-Za-z0-9._-]*").fullmatch
+_is_name = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}").fullmatch
+_has_query = re.compile(r"\?.*=", re.DOTALL).search
+_has_punctuation = re.compile(r"[:=?@#]").search
+
+
+class _Url(msgspec.Struct, frozen=True):
+    """What all of them share: a repr that is as safe as the str."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+
+class MemoryUrl(_Url, frozen=True):
+    """A store within this process. Without a name it is private to whoever opens it."""
+
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"memory://{self.name}"
+
+
+class SqliteUrl(_Url, frozen=True):
+    """A file. A relative path counts from the working directory."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"sqlite:///{quote(self.path, safe='/:')}"
+
+
+class PostgresUrl(_Url, frozen=True, kw_only=True):
+    """A PostgreSQL database. What is empty or None is left to libpq and the server.
+
+    The values of `params` are secrets without exception: which of libpq's parameters
+    holds one (`sslpassword`, `oauth_client_secret`, …) changes between its versions.
+    """
+
+    user: str = ""
+    password: Secret | None = None
+    host: str = ""
+    port: int | None = None
+    database: str = ""
+    schema: str = ""
+    params: tuple[tuple[str, Secret], ...] = ()
+
+    def reveal(self) -> str:
+        """Give the whole URL for libpq, password included, without our own `schema`."""
+        return self._compose({})
+
+    def __str__(self) -> str:
+        return redact(self._compose({"schema": self.schema} if self.schema else {}))
+
+    def _compose(self, extra: Mapping[str, str]) -> str:
+        query = dict(extra)
+        address = f"[{self.host}]" if ":" in self.host else self.host
+        if not _split_address(address):
+            # A socket's path or a list of hosts has no place before the first slash.
+            query["host"], address = self.host, ""
+        if self.port is not None:
+            address += f":{self.port}"
+        if self.password is not None:
+            address = f"{_quote(self.user)}:{_quote(self.password.reveal())}@{address}"
+        elif self.user:
+            address = f"{_quote(self.user)}@{address}"
+        query.update((name, value.reveal()) for name, value in self.params)
+        pairs = "&".join(f"{_quote(name)}={_quote(value)}" for name, value in query.items())
+        return f"postgresql://{address}/{_quote(self.database)}{'?' if pairs else ''}{pairs}"
+
+
+class ObjectsUrl(_Url, frozen=True, kw_only=True):
+    """A bucket, or the part of one below a prefix.
+
+    An empty `endpoint` means the provider's own. Without `key` and `secret` the client
+    library looks for credentials where its provider keeps them.
+    """
+
+    provider: Literal["s3", "gs", "az"]
+    bucket: str
+    prefix: str = ""
+    endpoint: str = ""
+    region: str = ""
+    key: Secret | None = None
+    secret: Secret | None = None
+    token: Secret | None = None
+
+    def __str__(self) -> str:
+        scheme, _, host = self.endpoint.partition("://")
+        user = f"{MASK}@" if self.key else ""
+        path = "/".join(part for part in (host, self.bucket, self.prefix) if part)
+        shown = {
+            "region": self.region if self.region != _DEFAULT_REGION else "",
+            "tls": "false" if scheme == "http" else "",
+        }
+        pairs = "&".join(f"{name}={_quote(value)}" for name, value in shown.items() if value)
+        return f"{self.provider}://{user}{path}{'?' if pairs else ''}{pairs}"
+
+
+StoreUrl: TypeAlias = MemoryUrl | SqliteUrl | PostgresUrl | ObjectsUrl
+
+
+def redact(text: str) -> str:
+    """Give a URL, however malformed, in a form that may be shown to anybody.
+
+    What stands between `://` and the last `@` is hidden, and so is every query value
+    that is not known to be harmless.
+    """
+    found = _split_scheme(text)
+    if not found:
+        # It may be `user:password@host` or libpq's `password=…`: nothing tells.
+        return MASK if _has_punctuation(text) else text
+    scheme, rest = found.groups()
+    hidden, at, shown = rest.rpartition("@")
+    address, path, query, fragment = _take_apart(shown)
+    # An `@` within a query value leaves the end of a secret on its right; what is not a
+    # port after a host is a password whose `@` was forgotten.
+    if _has_query(hidden) or not _split_address(address):
+        return f"{scheme}://{MASK}"
+    user = f"{MASK}@" if at else ""
+    # Without empty pairs: a password of nothing but '&' is one too.
+    pairs = "&".join(_redact_pair(pair) for pair in query.split("&") if pair)
+    tail = f"{'?' if pairs else ''}{pairs}{'#' + MASK if fragment else ''}"
+    return f"{scheme}://{user}{address}{path}{tail}"
+
+
+def _redact_pair(pair: str) -> str:
+    name, equals, _ = pair.partition("=")
+    if name in _VISIBLE:
+        return pair
+    return f"{name}={MASK}" if equals and _is_name(name) else MASK
+
+
+def parse_url(text: str, environ: Mapping[str, str] = {}) -> StoreUrl:
+    """Read a store's URL. The environment supplies what an `s3://` URL leaves out.
+
+    Raises:
+        Invalid: the text names no store; says how to write it, and shows no secret.
+        Misconfigured: the environment's part is wrong; names the variable.
+    """
+    if _find_strange(text):
+        raise _refuse(text, "contains a control character or a lone surrogate", "remove it")
+    found = _split_scheme(text)
+    if not found:
+        raise _without_scheme(text)
+    scheme, rest = found.groups()
+    match scheme.lower():
+        case "memory":
+            return _read_memory(text, rest)
+        case "sqlite":
+            return _read_sqlite(text, rest)
+        case "postgresql" | "postgres":
+            return _read_postgres(_split(text, rest))
+        case "s3":
+            return _read_s3(_split(text, rest), environ)
+        case "gs":
+            return _read_bucket(_split(text, rest), "gs")
+        case "az":
+            return _read_bucket(_split(text, rest), "az")
+        case other:
+            hint = closest(other, _SCHEMES)
+            fix = f"did you mean {hint}://?" if hint else f"use one of {_EXAMPLES}"
+            raise _refuse(text, f"has unknown scheme {other!r}", fix)
+
+
+def _refuse(text: str, problem: str, fix: str) -> Invalid:
+    return Invalid("url", redact(text), problem, fix)
+
+
+def _without_scheme(text: str) -> Invalid:
+    if text in _SCHEMES:
+        fix = f"did you mean {text}://?"
+    elif redact(text) == text and ("." in text or "/" in text):
+        fix = f"did you mean sqlite:///{text}?"
+    else:
+        fix = f"start it with {_EXAMPLES}"
+    return _refuse(text, "has no scheme", fix)
+
+
+class _Parts(msgspec.Struct, frozen=True):
+    """A URL in pieces. User and password are decoded, the rest is as written."""
+
+    text: str
+    user: str
+    password: str
+    host: str
+    port: int | None
+    path: str
+    query: str
+
+    def __repr__(self) -> str:
+        return f"_Parts({redact(self.text)!r})"
+
+
+def _take_apart(rest: str) -> tuple[str, str, str, str]:
+    """Give address, path, query and fragment; the fragment with its '#', to tell an empty one."""
+    rest, sharp, fragment = rest.partition("#")
+    rest, _, query = rest.partition("?")
+    address, slash, path = rest.partition("/")
+    return address, slash + path, query, sharp + fragment
+
+
+def _split(text: str, rest: str) -> _Parts:
+    authority, path, query, fragment = _take_apart(rest)
+    if "@" in rest[len(authority) :]:
+        raise _refuse(
+            text,
+            "has an '@' behind a '/', '?' or '#'",
+            "percent-encode these in a password or value: %40, %2F, %3F, %23",
+        )
+    if fragment:
+        raise _refuse(text, "has a '#'", "write it as %23")
+    userinfo, _, address = authority.rpartition("@")
+    user, _, password = userinfo.partition(":")
+    host, port = _read_address(text, address)
+    return _Parts(text, _unquote(text, user), _unquote(text, password), host, port, path, query)
+
+
+def _read_address(text: str, address: str) -> tuple[str, int | None]:
+    found = _split_address(address)
+    if not found:
+        raise _refuse(
+            text,
+            "has no host, or host:port, where one belongs",
+            "write one host, then a number for its port; end a password with '@'",
+        )
+    host, port = found.groups()
+    return host, _read_port(text, port) if port else None
+
+
+def _read_port(text: str, port: str) -> int:
+    if not (port.isascii() and port.isdecimal() and 1 <= int(port[:6]) <= _MAX_PORT):
+        raise _refuse(text, "has a bad port", f"write a number from 1 to {_MAX_PORT}")
+    return int(port)
+
+
+def _read_params(text: str, query: str, known: Collection[str] | None = None) -> dict[str, str]:
+    """Read a query: each name once, each with a value, and known unless all are taken."""
+    params: dict[str, str] = {}
+    for pair in filter(None, query.split("&")):
+        # Not `parse_qsl`: it turns '+' into a blank, which libpq does not.
+        name, equals, value = pair.partition("=")
+        if not (equals and _is_name(name)):
+            raise _refuse(text, "has a parameter without a name or value", "write ?name=value")
+        if known is not None and name not in known:
+            raise _unknown_parameter(text, name, known)
+        if name in params:
+            raise _refuse(text, f"gives {name!r} twice", "keep one of the two")
+        params[name] = _unquote(text, value)
+    return params
+
+
+def _unknown_parameter(text: str, name: str, known: Collection[str]) -> Invalid:
+    hint = closest(name, known)
+    if hint:
+        fix = f"did you mean {hint}?"
+    else:
+        fix = f"use only {', '.join(known)}" if known else "remove it: this store takes none"
+    return _refuse(text, f"has unknown parameter {name!r}", fix)
+
+
+def _quote(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _unquote(text: str, part: str) -> str:
+    """Decode a part of a text."""
+    try:
+        decoded = unquote(part, errors="strict")
+    except UnicodeDecodeError:
+        decoded = "\0"
+    # Raised out here: within `except` the error would carry the part as its context.
+    if _find_strange(decoded):
+        raise _refuse(
+            text, "has percent-encoded bytes that are not text", "encode it as UTF-8, without %00"
+        )
+    return decoded
+
+
+def _read_memory(text: str, rest: str) -> MemoryUrl:
+    name, _, query = rest.partition("?")
+    # Before the query: a '?' in somebody's password must not make a parameter of it.
+    if not _is_label(name):
+        raise _refuse(
+            text, "has a strange name", "use letters, digits, '.', '_' and '-': memory://name"
+        )
+    _read_params(text, query, ())
+    return MemoryUrl(name)
+
+
+def _read_sqlite(text: str, rest: str) -> SqliteUrl:
+    host, path, query, fragment = _take_apart(rest)
+    if fragment:
+        raise _refuse(text, "has a '#'", "write it as %23")
+    if host:
+        hint = f"did you mean sqlite:///{rest}?" if redact(text) == text else ""
+        raise _refuse(text, "has two slashes", hint or "write sqlite:///path, with three")
+    _read_params(text, query, ())
+    file = _unquote(text, path[1:])
+    if ":memory:" in file:
+        raise _refuse(text, "would be empty at each connection", "use memory://")
+    if not file or file.endswith("/"):
+        raise _refuse(
+            text, "names no file", "write sqlite:///jobs.db, or use memory:// to keep nothing"
+        )
+    return SqliteUrl(file)
+
+
+def _read_postgres(parts: _Parts) -> PostgresUrl:
+    text = parts.text
+    params = _read_params(text, parts.query)
+    schema = params.pop("schema", "")
+    if len(schema.encode()) > _MAX_IDENTIFIER:
+        raise _refuse(text, f"has a schema of over {_MAX_IDENTIFIER} bytes", "shorten it")
+    named = {
+        "user": parts.user,
+        "password": parts.password,
+        "host": _unquote(text, parts.host).strip("[]"),
+        "port": str(parts.port or ""),
+        "dbname": _unquote(text, parts.path[1:]),
+    }
+    for name in named.keys() & params.keys():
+        if named[name]:
+            raise _refuse(text, f"gives {name!r} twice", "keep one of the two")
+        # A list of ports belongs to a list of hosts; libpq reads both.
+        if name != "port" or "," not in params[name]:
+            named[name] = params.pop(name)
+    return PostgresUrl(
+        user=named["user"],
+        password=Secret(named["password"]) if named["password"] else None,
+        host=named["host"],
+        port=_read_port(text, named["port"]) if named["port"] else None,
+        database=named["dbname"],
+        schema=schema,
+        params=tuple((name, Secret(value)) for name, value in params.items()),
+    )
+
+
+def _read_s3(parts: _Parts, environ: Mapping[str, str]) -> ObjectsUrl:
+    params = _read_params(parts.text, parts.query, ("region", "tls"))
+    path = _unquote(parts.text, parts.path).strip("/")
+    if _marks_host(parts):
+        endpoint = _make_endpoint(parts, params.get("tls"))
+        bucket, _, prefix = path.partition("/")
+    elif "tls" in params:
+        raise _refuse(
+            parts.text,
+            "says tls, but its host has neither port nor IP and reads as a bucket",
+            "name the port: s3://KEY:SECRET@host:port/bucket/prefix",
+        )
+    else:
+        endpoint, bucket, prefix = _find_endpoint(environ), parts.host, path
+    key, secret, token = _find_credentials(parts, environ)
+    return ObjectsUrl(
+        provider="s3",
+        bucket=_check_bucket(parts.text, bucket, _S3_EXAMPLES),
+        prefix=_check_prefix(parts.text, prefix),
+        endpoint=endpoint,
+        region=params.get("region")
+        or environ.get("AWS_REGION")
+        or environ.get("AWS_DEFAULT_REGION")
+        or _DEFAULT_REGION,
+        key=key,
+        secret=secret,
+        token=token,
+    )
+
+
+def _read_bucket(parts: _Parts, provider: Literal["gs", "az"]) -> ObjectsUrl:
+    text = parts.text
+    _read_params(text, parts.query, ())
+    if parts.user or parts.password or parts.port:
+        raise _refuse(
+            text,
+            "has credentials or a port",
+            f"write {provider}://bucket/prefix; its credentials come from the environment",
+        )
+    return ObjectsUrl(
+        provider=provider,
+        bucket=_check_bucket(text, parts.host, f"{provider}://bucket/prefix"),
+        prefix=_check_prefix(text, _unquote(text, parts.path)),
+    )
+
+
+def _check_bucket(text: str, bucket: str, example: str) -> str:
+    if not bucket:
+        raise _refuse(text, "names no bucket", f"write {example}")
+    if not _is_bucket(bucket):
+        raise _refuse(
+            text,
+            "has a bucket name that no provider takes",
+            "use 3 or more letters, digits, '.', '_' and '-'",
+        )
+    return bucket
+
+
+def _check_prefix(text: str, path: str) -> str:
+    prefix = path.strip("/")
+    if not prefix:
+        return ""
+    if len(prefix.encode()) > MAX_PREFIX:
+        raise _refuse(text, f"has a prefix of over {MAX_PREFIX} bytes", "shorten it")
+    try:
+        check_prefix(f"{prefix}/")
+    except Invalid as error:
+        raise _refuse(
+            text,
+            f"has a prefix that {error.problem}",
+            "use a few short segments of letters, digits and ! - . = _ ~ between single slashes",
+        ) from None
+    return prefix
+
+
+def _marks_host(parts: _Parts) -> bool:
+    return parts.port is not None or parts.host == "localhost" or _read_ip(parts.host) is not None
+
+
+def _read_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None
+
+
+def _make_endpoint(parts: _Parts, tls: str | None) -> str:
+    if not parts.host:
+        raise _refuse(parts.text, "has a port without a host", f"write {_S3_EXAMPLES}")
+    ip = _read_ip(parts.host)
+    match tls:
+        case None:
+            secure = not (parts.host == "localhost" or (ip is not None and ip.is_loopback))
+        case "true" | "false":
+            secure = tls == "true"
+        case _:
+            raise _refuse(parts.text, "has a strange tls", "write tls=true or tls=false")
+    port = f":{parts.port}" if parts.port else ""
+    return f"{'https' if secure else 'http'}://{parts.host}{port}"
+
+
+def _find_endpoint(environ: Mapping[str, str]) -> str:
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if value := environ.get(name):
+            scheme, _, rest = value.partition("://")
+            address, path, query, fragment = _take_apart(rest)
+            known = scheme in ("http", "https") and address and _split_address(address)
+            if not known or query or fragment or path.strip("/"):
+                raise Misconfigured(
+                    name,
+                    redact(value),
+                    "is not the address of a server",
+                    "write http://host:port or https://host",
+                )
+            return f"{scheme}://{address}"
+    return ""
+
+
+def _find_credentials(
+    parts: _Parts, environ: Mapping[str, str]
+) -> tuple[Secret | None, Secret | None, Secret | None]:
+    """Give key, secret and session token: all from the URL, or all from the environment."""
+    if parts.user and parts.password:
+        return Secret(parts.user), Secret(parts.password), None
+    if parts.user or parts.password:
+        there, missing = ("key", "secret") if parts.user else ("secret", "key")
+        raise _refuse(
+            parts.text,
+            f"has a {there} without a {missing}",
+            "write s3://KEY:SECRET@…, or neither to take both from the environment",
+        )
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    key, secret, token = (Secret(text) if (text := environ.get(n)) else None for n in names)
+    if (key is None) is not (secret is None):
+        there, missing = names[:2] if key else (names[1], names[0])
+        raise Misconfigured(missing, None, f"is not set, but {there} is", "set both or neither")
+    return key, secret, token if key else None

@@ -1,0 +1,167 @@
+"""Every error that jobsync raises, split by what the caller does about it.
+
+    JobsyncError
+    ├── Invalid           the call is wrong: correct the argument it names
+    ├── Misconfigured     the set-up is wrong: correct the setting it names, then start again
+    │   └── MissingExtra  a package is not installed: run the line it gives
+    ├── NotFound          there is no such thing: create it first, or ask for another
+    ├── Conflict          somebody else wrote first: read again, decide again
+    ├── Fenced            a newer term has written: stop, you were replaced
+    ├── NewerFormat       newer code has written: leave it alone, upgrade this process
+    ├── Unavailable       the store cannot answer now: try later, nothing was written
+    ├── OutcomeUnknown    a write may or may not have happened: assume neither
+    └── Corrupt           the store holds something unreadable: it is left as it is
+
+Messages are made from the fields, so nobody has to parse them. No message and no
+repr shows a secret: values that may hold one arrive here already masked.
+"""
+
+from collections.abc import Sequence
+
+__all__ = [
+    "Conflict",
+    "Corrupt",
+    "Fenced",
+    "Invalid",
+    "JobsyncError",
+    "Misconfigured",
+    "MissingExtra",
+    "NewerFormat",
+    "NotFound",
+    "OutcomeUnknown",
+    "Unavailable",
+]
+
+_SHOWN = 120
+
+
+def _show(value: object) -> str:
+    """Give a value's repr, cut to what fits one line."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+class JobsyncError(Exception):
+    """The root of all errors of jobsync."""
+
+
+class _BadValue(JobsyncError):
+    """A named value that cannot be taken, with the reason and the way out."""
+
+    def __init__(self, field: str, value: object, problem: str, fix: str) -> None:
+        super().__init__(field, value, problem, fix)
+        self.field = field
+        self.value = value
+        self.problem = problem
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.field}={_show(self.value)}: {self.problem}; {self.fix}"
+
+
+class Invalid(_BadValue):
+    """An argument cannot be taken. Nothing was written."""
+
+
+class Misconfigured(_BadValue):
+    """A setting, a file or a server is not what it has to be. Nothing was written."""
+
+
+class MissingExtra(Misconfigured):
+    """A store needs a package that is not installed."""
+
+    def __init__(self, scheme: str, package: str, extra: str) -> None:
+        self.install = f"pip install 'jobsync-fleet[{extra}]'"
+        super().__init__(
+            "url", f"{scheme}://…", f"needs the package {package!r}", f"run: {self.install}"
+        )
+        self.args = (scheme, package, extra)
+
+
+class NotFound(JobsyncError):
+    """There is no such thing."""
+
+    def __init__(self, kind: str, name: str, known: Sequence[str] = ()) -> None:
+        super().__init__(kind, name, tuple(known))
+        self.kind = kind
+        self.name = name
+        self.known = tuple(known)
+
+    def __str__(self) -> str:
+        there = f"; there are: {', '.join(self.known)}" if self.known else ""
+        return f"no {self.kind} {self.name!r}{there}"
+
+
+class _AboutKey(JobsyncError):
+    """Something about one record."""
+
+    def __init__(self, key: str, detail: str = "") -> None:
+        super().__init__(key, detail)
+        self.key = key
+        self.detail = detail
+
+    _what = "{key}"
+
+    def __str__(self) -> str:
+        text = self._what.format(key=self.key)
+        return f"{text}: {self.detail}" if self.detail else text
+
+
+class Conflict(_AboutKey):
+    """The record is not, or no longer, what the write was based on."""
+
+    _what = "{key} was written by somebody else; read it again and decide again"
+
+
+class OutcomeUnknown(_AboutKey):
+    """The write may have happened, may yet happen, or may never. Assume neither."""
+
+    _what = "{key}: the outcome of this write is unknown; read it before you act"
+
+
+class Corrupt(_AboutKey):
+    """What is stored cannot be read. It is reported and left as it is."""
+
+    _what = "{key} cannot be read and was left as it is; mend or remove it by hand"
+
+
+class Fenced(JobsyncError):
+    """A newer term has written this record. Whoever gets this has been replaced."""
+
+    def __init__(self, key: str, epoch: int, current: int) -> None:
+        super().__init__(key, epoch, current)
+        self.key = key
+        self.epoch = epoch
+        self.current = current
+
+    def __str__(self) -> str:
+        return f"{self.key}: epoch {self.epoch} was replaced by {self.current}; stop acting on it"
+
+
+class NewerFormat(JobsyncError):
+    """The record was written by newer code and is read-only to this process."""
+
+    def __init__(self, key: str, found: int, known: int) -> None:
+        super().__init__(key, found, known)
+        self.key = key
+        self.found = found
+        self.known = known
+
+    def __str__(self) -> str:
+        return (
+            f"{self.key} has format {self.found}, this code writes {self.known}; "
+            "it was left as it is: upgrade jobsync in this process"
+        )
+
+
+class Unavailable(JobsyncError):
+    """The store cannot answer now. Nothing was written by the call that raised this."""
+
+    def __init__(self, store: str, reason: str, fix: str = "try again later") -> None:
+        super().__init__(store, reason, fix)
+        self.store = store
+        self.reason = reason
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.store}: {self.reason}; {self.fix}"

@@ -1,0 +1,418 @@
+"""Every setting has one value and one known origin.
+
+The first of these that gives a setting wins, setting by setting: the code, the
+environment (`JOBSYNC_POLL`, or `JOBSYNC_QUEUE_POLL` for the section `queue`),
+`jobsync.toml`, `[tool.jobsync]` in `pyproject.toml`, and the default. `None` in code and
+an empty variable give nothing.
+
+A mistyped name or a wrong value is never skipped: the error names where it stands and
+what was probably meant. Secrets are shown nowhere.
+
+A settings type is a frozen, keyword-only struct whose docstrings give the reasons for
+its defaults. `@in_section` makes it known, so that its names are told from typing errors.
+"""
+
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from types import UnionType
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+
+import msgspec
+from msgspec.structs import FieldInfo, fields
+
+from jobsync.core.names import closest
+from jobsync.core.secret import MASK, Secret
+from jobsync.core.urls import parse_url, redact
+from jobsync.errors import Invalid, Misconfigured
+
+__all__ = [
+    "Origin",
+    "Resolved",
+    "Settings",
+    "Sources",
+    "StoreSettings",
+    "in_section",
+    "resolve",
+    "sections",
+]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_PREFIX = "JOBSYNC_"
+_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+_WANTED: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Secret: "text",
+    type(None): "nothing",
+}
+_NUMBERS = {bool, int, float, timedelta, type(None)}
+
+_is_secret_name = re.compile("password|passwd|secret|token", re.IGNORECASE).search
+_is_url_name = re.compile(r"(?:.*_)?url", re.IGNORECASE).fullmatch
+# A service named "jobsync" makes Kubernetes set these in every pod beside it.
+_is_service_name = re.compile(
+    r"JOBSYNC_(?:.*_)?(?:SERVICE_HOST|SERVICE_PORT(?:_.*)?|PORT(?:_\d+_(?:TCP|UDP|SCTP).*)?)"
+).fullmatch
+_is_service_value = re.compile(r"(?:tcp|udp|sctp)://.*").fullmatch
+_split_toml_error = re.compile(r"(.*) \(at (.*)\)", re.DOTALL).fullmatch
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """A settings type whose repr shows no secret."""
+
+    def __repr__(self) -> str:
+        pairs = (f"{f.name}={_show(f, getattr(self, f.name))}" for f in fields(self))
+        return f"{type(self).__name__}({', '.join(pairs)})"
+
+
+_sections: dict[str, tuple[type[msgspec.Struct], ...]] = {}
+
+
+def in_section(section: str) -> Callable[[type[T]], type[T]]:
+    """Make a settings type known under a section; the section "" is the top level."""
+
+    def register(kind: type[T]) -> type[T]:
+        _sections[section] = (*_sections.get(section, ()), kind)
+        return kind
+
+    return register
+
+
+def sections() -> Mapping[str, tuple[type[msgspec.Struct], ...]]:
+    """Give the known sections, each with the settings types that share it."""
+    return dict(_sections)
+
+
+@in_section("")
+class StoreSettings(Settings, frozen=True, kw_only=True):
+    """Which store to use.
+
+    Attributes:
+        url: a file in the working directory by default. It needs no server and survives
+            a restart, and every process started in that directory shares it.
+    """
+
+    url: str = "sqlite:///jobsync.db"
+
+    def __post_init__(self) -> None:
+        parse_url(self.url)
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a value came from."""
+
+    kind: Literal["code", "environment", "file", "default"]
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.where}".rstrip()
+
+
+class Sources(msgspec.Struct, frozen=True):
+    """What stands outside the code: variables, and tables with the file they stand in."""
+
+    environ: Mapping[str, str] = {}
+    documents: tuple[tuple[str, dict[str, Any]], ...] = ()
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str], directory: Path) -> "Sources":
+        """Read the files of a directory; a missing one gives nothing.
+
+        Raises:
+            Misconfigured: a file is not TOML; names the file and the line.
+        """
+        documents = []
+        if own := _read_toml(directory / "jobsync.toml"):
+            documents.append(("jobsync.toml", own))
+        tools = _read_toml(directory / "pyproject.toml").get("tool", {})
+        if shared := _check_table("pyproject.toml [tool]", tools).get("jobsync"):
+            where = "pyproject.toml [tool.jobsync]"
+            documents.append((where, _check_table(where, shared)))
+        return cls(dict(environ), tuple(documents))
+
+    def __repr__(self) -> str:
+        # The environment of a process holds other people's secrets as well.
+        return f"Sources(documents={[where for where, _ in self.documents]})"
+
+
+class Resolved(msgspec.Struct, Generic[T], frozen=True):
+    """Settings, each with its origin."""
+
+    value: T
+    origins: Mapping[str, Origin]
+
+    def origin(self, name: str) -> Origin:
+        """Say where a setting came from."""
+        return self.origins[name]
+
+    def explain(self) -> str:
+        """Give one line a setting: name, value and origin. Secrets are masked."""
+        return "\n".join(
+            f"{f.name} = {_show(f, getattr(self.value, f.name))}  ({self.origins[f.name]})"
+            for f in fields(self.value)
+        )
+
+    def __repr__(self) -> str:
+        return f"Resolved({type(self.value).__name__}: {'; '.join(self.explain().splitlines())})"
+
+
+def resolve(
+    kind: type[T], given: Mapping[str, Any], sources: Sources, *, section: str = ""
+) -> Resolved[T]:
+    """Find the value and the origin of each setting.
+
+    Raises:
+        Invalid: the code gives an unknown name or a wrong value.
+        Misconfigured: the environment or a file does; names the variable or the line.
+    """
+    known = {field.name: field for field in fields(kind)}
+    _check_given(kind, given, known)
+    _check_environ(kind, sources.environ, section)
+    tables = [(where, _open(kind, where, table, section)) for where, table in sources.documents]
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for name, field in known.items():
+        origin, value = _find(field, given, sources.environ, tables, section)
+        origins[name] = origin
+        if origin.kind != "default":
+            values[name] = _convert(field, value, origin)
+        elif field.required:
+            fix = f"pass it, or set {_variable(section, name)}"
+            raise Invalid(name, None, "is required and was given nowhere", fix)
+    return Resolved(_build(kind, values, origins), origins)
+
+
+def _find(
+    field: FieldInfo,
+    given: Mapping[str, Any],
+    environ: Mapping[str, str],
+    tables: Iterable[tuple[str, Mapping[str, Any]]],
+    section: str,
+) -> tuple[Origin, Any]:
+    """Give the first value there is, with its origin."""
+    if (value := given.get(field.name)) is not None:
+        return Origin("code"), value
+    variable = _variable(section, field.name)
+    if (text := environ.get(variable)) and not _is_service_value(text):
+        return Origin("environment", variable), text
+    for where, table in tables:
+        if field.name in table:
+            return Origin("file", _place(where, section, field.name)), table[field.name]
+    return Origin("default"), None
+
+
+def _build(kind: type[T], values: dict[str, Any], origins: Mapping[str, Origin]) -> T:
+    """Make the struct; its own checks may refuse, and then the origin is to blame."""
+    try:
+        return kind(**values)
+    except Invalid as error:
+        field = next((f for f in fields(kind) if f.name == error.field), None)
+        if field is None:
+            raise
+        # A URL's own error is redacted already, and redacting twice changes nothing.
+        refusal = _refusal(field, error.value, origins[field.name], error.problem, error.fix)
+    raise refusal
+
+
+def _refusal(
+    field: FieldInfo, value: object, origin: Origin, problem: str, fix: str
+) -> Invalid | Misconfigured:
+    """Blame the origin: the code's mistakes are `Invalid`, all others `Misconfigured`."""
+    shown = _mask(field.name, value, secret=_is_secret(field))
+    if origin.kind in ("environment", "file"):
+        return Misconfigured(origin.where, shown, problem, fix)
+    return Invalid(field.name, shown, problem, fix)
+
+
+def _variable(section: str, name: str) -> str:
+    return _PREFIX + "_".join(filter(None, (section, name))).upper()
+
+
+def _place(where: str, section: str, name: str) -> str:
+    return f"{where} {section}.{name}" if section else f"{where} {name}"
+
+
+def _names(kind: type[msgspec.Struct], section: str) -> list[str]:
+    """Give the names a section knows: this type's first, then its neighbours'."""
+    kinds = (kind, *_sections.get(section, ()))
+    return list(dict.fromkeys(field.name for k in kinds for field in fields(k)))
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    hint = closest(name, names)
+    return f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(names))}"
+
+
+def _check_given(
+    kind: type[msgspec.Struct], given: Mapping[str, Any], known: Mapping[str, FieldInfo]
+) -> None:
+    for name, value in given.items():
+        if name not in known:
+            shown = _mask_stray(name, value, known)
+            problem = f"is not a setting of {kind.__name__}"
+            raise Invalid(name, shown, problem, _suggest(name, known))
+
+
+def _check_environ(kind: type[msgspec.Struct], environ: Mapping[str, str], section: str) -> None:
+    """Refuse a variable that is nearly one of ours. Others may use our prefix too."""
+    # Without the prefix: it would make any two of our names look alike.
+    known = [
+        _variable(there, name).removeprefix(_PREFIX)
+        for there in {*_sections, section}
+        for name in (_names(kind, there) if there == section else _registered(there))
+    ]
+    for variable in sorted(environ):
+        name = variable.removeprefix(_PREFIX)
+        if name == variable or name in known or _is_foreign(variable):
+            continue
+        if hint := closest(name, known):
+            shown = _mask_stray(name, environ[variable], known)
+            fix = f"did you mean {_PREFIX}{hint}?"
+            raise Misconfigured(variable, shown, "is not a setting", fix)
+
+
+def _registered(section: str) -> list[str]:
+    return [field.name for kind in _sections[section] for field in fields(kind)]
+
+
+def _is_foreign(variable: str) -> bool:
+    return variable.startswith(f"{_PREFIX}TEST_") or bool(_is_service_name(variable))
+
+
+def _open(
+    kind: type[msgspec.Struct], where: str, table: Mapping[str, Any], section: str
+) -> Mapping[str, Any]:
+    """Give a section's own table of a document, after checking its names."""
+    if section:
+        table = _check_table(f"{where} {section}", table.get(section, {}))
+    names = _names(kind, section)
+    tables = () if section else tuple(filter(None, _sections))
+    for name, value in table.items():
+        place = _place(where, section, name)
+        if name in names:
+            continue
+        if name in tables:
+            _check_table(place, value)
+        elif isinstance(value, dict):
+            fix = _suggest(name, tables or names)
+            raise Misconfigured(place, "a table", "is not a section", fix)
+        else:
+            shown = _mask_stray(name, value, names)
+            raise Misconfigured(place, shown, "is not a setting", _suggest(name, names))
+    return table
+
+
+def _check_table(place: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        name = place.rpartition(" ")[2].strip("[]")
+        # What stands there instead is not shown: nothing says that it holds no secret.
+        raise Misconfigured(place, type(value).__name__, "is not a table", f"write [{name}]")
+    return value
+
+
+def _convert(field: FieldInfo, value: Any, origin: Origin) -> Any:
+    """Give a value the field's type. Only text from the environment is read as a number."""
+    kinds = _kinds(field)
+    from_text = origin.kind == "environment"
+    if from_text and bool in kinds and str not in kinds:
+        value = _WORDS.get(value.lower(), value)
+    if isinstance(value, timedelta) and float in kinds:
+        value = value.total_seconds()
+    problem = "is not finite"
+    try:
+        made = msgspec.convert(value, field.type, strict=not from_text, dec_hook=_make_secret)
+        if not (isinstance(made, float) and not math.isfinite(made)):
+            return made
+    except msgspec.ValidationError as error:
+        # msgspec quotes some values.
+        problem = "cannot be taken" if _is_secret(field) else _decapitalise(str(error))
+    # Raised out here: within `except` the error would carry the value as its context.
+    raise _refusal(field, value, origin, problem, f"give {_describe(field)}")
+
+
+def _make_secret(kind: type, value: Any) -> Any:
+    if kind is Secret and isinstance(value, str):
+        return Secret(value)
+    if isinstance(value, kind):
+        return value
+    raise msgspec.ValidationError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+
+
+def _decapitalise(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _kinds(field: FieldInfo) -> tuple[Any, ...]:
+    """Give the alternatives of a field's type, without their constraints."""
+    kind = _bare(field.type)
+    if get_origin(kind) in (Union, UnionType, Literal):
+        return tuple(_bare(part) for part in get_args(kind))
+    return (kind,)
+
+
+def _bare(kind: Any) -> Any:
+    return get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
+
+
+def _describe(field: FieldInfo) -> str:
+    """Say in words what a field takes."""
+    words = (_WANTED.get(k, getattr(k, "__name__", repr(k))) for k in _kinds(field))
+    return " or ".join(words)
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    kinds = set(_kinds(field))
+    # `total_tokens` is a number, and no secret.
+    return Secret in kinds or bool(_is_secret_name(field.name) and not kinds <= _NUMBERS)
+
+
+def _show(field: FieldInfo, value: object) -> str:
+    shown = _mask(field.name, value, secret=_is_secret(field))
+    return MASK if shown == MASK else repr(shown)
+
+
+def _mask(name: str, value: object, *, secret: bool) -> object:
+    """Give a value in a form that may be shown."""
+    if value is None or isinstance(value, bool):
+        return value
+    if secret or isinstance(value, Secret):
+        return MASK
+    if isinstance(value, str):
+        return redact(value) if _is_url_name(name) or "://" in value else value
+    if isinstance(value, list | tuple):
+        return [_mask(name, item, secret=False) for item in value]
+    if isinstance(value, dict):
+        keys = {key: str(key) for key in value}
+        return {k: _mask(n, value[k], secret=bool(_is_secret_name(n))) for k, n in keys.items()}
+    return value
+
+
+def _mask_stray(name: str, value: object, known: Iterable[str]) -> object:
+    """Mask the value of an unknown name as carefully as that of the name it resembles."""
+    hint = closest(name, known) or name
+    return _mask(hint, value, secret=bool(_is_secret_name(name) or _is_secret_name(hint)))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except tomllib.TOMLDecodeError as error:
+        found = _split_toml_error(str(error))
+        problem, place = found.groups() if found else (str(error), "")
+        problem, fix = f"is not TOML: {_decapitalise(problem)}", f"correct that line of {path}"
+    except UnicodeDecodeError as error:
+        problem, place, fix = "is not UTF-8", f"byte {error.start}", f"save {path} as UTF-8"
+    except OSError as error:
+        problem, place, fix = f"cannot be read: {error.strerror}", str(path), "mend or remove it"
+    # Raised out here: within `except` the error would carry the whole file as its context.
+    raise Misconfigured(path.name, place, problem, fix)

@@ -1,0 +1,79 @@
+"""Two time lines that do not mix, and the machine's own clocks."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jobsync.core.clock import Clock, Mono, Wall
+from jobsync.core.system import SystemClock
+
+
+def test_a_difference_is_in_seconds() -> None:
+    """Two points on one line differ by seconds."""
+    assert Wall(12.5) - Wall(10.0) == 2.5
+    assert Mono(1.0) - Mono(4.0) == -3.0
+
+
+def test_a_point_moves_along_its_own_line() -> None:
+    """Adding seconds gives a point of the same kind."""
+    later = Mono(1.0) + 2.5
+    assert later == Mono(3.5)
+    assert type(later) is Mono
+
+
+@pytest.mark.parametrize(
+    "mix", [operator.sub, operator.lt, operator.le, operator.gt, operator.ge, operator.add]
+)
+def test_wall_and_mono_do_not_mix(mix: Callable[[Any, Any], Any]) -> None:
+    """Subtracting, comparing or adding points of two lines is an error, both ways."""
+    with pytest.raises(TypeError):
+        mix(Wall(1.0), Mono(1.0))
+    with pytest.raises(TypeError):
+        mix(Mono(1.0), Wall(1.0))
+
+
+def test_equal_numbers_on_two_lines_are_not_equal() -> None:
+    """The same number of seconds on two lines is not the same point."""
+    wall: Any = Wall(1.0)
+    assert wall != Mono(1.0)
+
+
+def test_points_of_one_line_have_an_order() -> None:
+    """Points sort from early to late."""
+    assert sorted([Mono(3.0), Mono(1.0), Mono(2.0)]) == [Mono(1.0), Mono(2.0), Mono(3.0)]
+
+
+def test_a_point_cannot_be_changed() -> None:
+    """A point that was handed out stays where it is."""
+    point: Any = Wall(1.0)
+    with pytest.raises(AttributeError):
+        point.seconds = 2.0
+
+
+def test_the_machine_never_counts_backwards() -> None:
+    """Time since boot does not go back between readings."""
+    clock = SystemClock()
+    readings = [clock.mono() for _ in range(1000)]
+    assert readings == sorted(readings)
+    assert readings[0] > Mono(0.0)
+
+
+def test_the_machine_knows_the_time_of_day() -> None:
+    """Wall time is after the day when this was written."""
+    assert SystemClock().wall() > Wall(1_700_000_000.0)
+
+
+def test_a_boot_has_one_number() -> None:
+    """The number of this boot is the same for every reader, and fits a SQL integer."""
+    boot = SystemClock().boot()
+    assert boot == SystemClock().boot()
+    assert 0 <= boot < 2**60
+
+
+async def test_sleeping_moves_a_fake_clock(clock: Clock) -> None:
+    """The tests' own clock moves both lines, by exactly what was slept."""
+    wall, mono = clock.wall(), clock.mono()
+    await clock.sleep(90.0)
+    assert (clock.wall() - wall, clock.mono() - mono) == (90.0, 90.0)

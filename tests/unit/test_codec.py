@@ -1,0 +1,191 @@
+"""What is written is read back equal, or refused with the place where it is wrong."""
+
+import enum
+import math
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobsync.core.codec import MAX_INTEGER, MAX_VALUE, check_json, decode, encode
+from jobsync.errors import Corrupt, Invalid
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-MAX_INTEGER, MAX_INTEGER)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=20
+)
+
+
+class Colour(enum.StrEnum):
+    """Text of a derived type that the encoder knows."""
+
+    RED = "red"
+
+
+class Money(float):
+    """A number of a derived type that it does not know, as numpy's float64 is."""
+
+
+class Count(int):
+    """Likewise."""
+
+
+class Name(str):
+    """Likewise; what it prints is not what it holds."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "printed"
+
+
+class Pair(NamedTuple):
+    """A tuple with names."""
+
+    a: int
+    b: int
+
+
+def _typed(value: Any) -> Any:
+    """Give a value together with its types, so that 1, 1.0 and True differ."""
+    if isinstance(value, dict):
+        return {name: _typed(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_typed(item) for item in value]
+    return type(value), value
+
+
+@given(values)
+def test_a_value_comes_back_equal(value: Any) -> None:
+    """Reading gives what was written, type for type."""
+    assert _typed(decode(encode(value), "k")) == _typed(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((1, (2, 3)), b"[1,[2,3]]"),
+        (Pair(1, 2), b"[1,2]"),
+        (Colour.RED, b'"red"'),
+        ({Colour.RED: 1}, b'{"red":1}'),
+        (Money(1.5), b"1.5"),
+        (Count(7), b"7"),
+        ({Name("a"): Name("b")}, b'{"a":"b"}'),
+        ("é", '"é"'.encode()),
+        (MAX_INTEGER, b"9007199254740992"),
+        (-MAX_INTEGER, b"-9007199254740992"),
+    ],
+)
+def test_derived_types_are_written_as_what_they_hold(value: Any, text: bytes) -> None:
+    """Tuples become lists; derived text and numbers become plain ones."""
+    assert encode(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (math.nan, "not a JSON number"),
+        (math.inf, "not a JSON number"),
+        (-math.inf, "not a JSON number"),
+        (Money(math.nan), "not a JSON number"),
+        (MAX_INTEGER + 1, "beyond ±2⁵³"),
+        (-MAX_INTEGER - 1, "beyond ±2⁵³"),
+        (Count(MAX_INTEGER + 1), "beyond ±2⁵³"),
+        ("a\0b", "NUL"),
+        ("\ud800", "lone surrogate"),
+        (Name("\ud800"), "lone surrogate"),
+        (b"bytes", "bytes is not JSON"),
+        ({1, 2}, "set is not JSON"),
+        (1j, "complex is not JSON"),
+        (object(), "object is not JSON"),
+    ],
+    ids=repr,
+)
+def test_what_json_cannot_carry_is_refused_anywhere(value: Any, problem: str) -> None:
+    """A bad value is refused alone and deep inside, and the error names its place."""
+    with pytest.raises(Invalid, match=problem):
+        encode(value)
+    with pytest.raises(Invalid, match=problem) as caught:
+        encode({"rows": [0, {"cell": value}]}, "task")
+    assert caught.value.field == "task.rows[1].cell"
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [(1, "not a text key"), (None, "not a text key"), ("a\0", "NUL"), ("\udfff", "surrogate")],
+)
+def test_bad_keys_of_an_object_are_refused(name: Any, problem: str) -> None:
+    """A key that is not text on every store is refused; the error names the object."""
+    with pytest.raises(Invalid, match=problem) as caught:
+        check_json({"outer": {name: 1}})
+    assert caught.value.field == "value.outer"
+
+
+def _nested(depth: int) -> Any:
+    value: Any = 0
+    for level in range(depth):
+        value = [value] if level % 2 else {"a": value}
+    return value
+
+
+def test_nesting_has_a_limit() -> None:
+    """64 levels are taken, one more is refused, and a bottomless value ends too."""
+    assert decode(encode(_nested(64)), "k") == _nested(64)
+    with pytest.raises(Invalid, match="nested deeper than 64"):
+        encode(_nested(65))
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(Invalid, match="nested deeper than 64"):
+        encode(loop)
+
+
+def test_size_has_a_limit() -> None:
+    """A value of exactly the limit is taken; one byte more is refused, with both numbers."""
+    assert len(encode("x" * (MAX_VALUE - 2))) == MAX_VALUE
+    with pytest.raises(Invalid, match="larger than 4,194,304 bytes") as caught:
+        encode("x" * (MAX_VALUE - 1), "body")
+    assert (caught.value.field, caught.value.value) == ("body", "4,194,305 bytes")
+
+
+def test_size_counts_encoded_bytes() -> None:
+    """The limit is on bytes, not on characters."""
+    assert encode("éé", limit=6) == '"éé"'.encode()
+    with pytest.raises(Invalid, match="larger than 5 bytes"):
+        encode("éé", limit=5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b'{"a":1',
+        b"1 2",
+        b"NaN",
+        b"[1e999]",
+        b"\xff",
+        b'"\xff"',
+        b'"\\ud800"',
+        b"[" * 100_000,
+        "{'a': 1}",
+    ],
+    ids=lambda data: repr(data[:12]),
+)
+def test_unreadable_text_names_its_key(data: bytes | str) -> None:
+    """What is not JSON is reported as corrupt, with the key where it was found."""
+    with pytest.raises(Corrupt, match="not JSON") as caught:
+        decode(data, "queue/1")
+    assert caught.value.key == "queue/1"
+
+
+def test_text_and_bytes_read_alike() -> None:
+    """A store may keep text or bytes."""
+    assert decode('{"a":"é"}', "k") == decode('{"a":"é"}'.encode(), "k") == {"a": "é"}

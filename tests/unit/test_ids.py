@@ -1,0 +1,76 @@
+"""Names that nobody else makes."""
+
+import re
+from typing import Any
+
+import pytest
+
+from jobsync.core.clock import Clock
+from jobsync.core.ids import NONCE_LENGTH, Ids
+from jobsync.core.keys import check_key
+from jobsync.core.system import SystemClock, SystemRandomness
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 1000])
+def test_as_many_nonces_as_asked_for(ids: Ids, count: int) -> None:
+    """Every write gets a nonce, and no two are the same."""
+    nonces = ids.nonces(count)
+    assert len(nonces) == count
+    assert len(set(nonces)) == count
+
+
+def test_a_nonce_has_one_width_and_alphabet(ids: Ids) -> None:
+    """A nonce is 12 characters that need no escaping in a key, a URL or SQL."""
+    assert NONCE_LENGTH == 12
+    for nonce in ids.nonces(1000):
+        assert re.fullmatch(r"[A-Za-z0-9_-]{12}", nonce), nonce
+        check_key(f"a/{nonce}")
+
+
+def test_nonces_of_two_calls_differ(ids: Ids) -> None:
+    """Randomness is drawn anew at each call."""
+    assert not set(ids.nonces(100)) & set(ids.nonces(100))
+
+
+def test_the_machine_makes_unlike_nonces() -> None:
+    """Two makers on one machine share no nonce."""
+    one, two = (Ids(SystemClock(), SystemRandomness()) for _ in range(2))
+    assert not set(one.nonces(1000)) & set(two.nonces(1000))
+
+
+def test_a_worker_id_has_one_width(ids: Ids, clock: Clock) -> None:
+    """A worker id is a date of 13 digits and 12 random ones."""
+    assert re.fullmatch(r"worker-1700000000000-[0-9a-f]{12}", ids.worker())
+
+
+@pytest.mark.parametrize("step", [0.002, 1.0, 1e3, 1e9])
+async def test_worker_ids_sort_by_start(ids: Ids, clock: Clock, step: float) -> None:
+    """The first in lexicographic order is the oldest, over milliseconds and over decades."""
+    names = []
+    for _ in range(5):
+        names.append(ids.worker())
+        await clock.sleep(step)
+    assert names == sorted(names)
+
+
+def test_an_early_clock_keeps_the_width(ids: Ids, clock: Any) -> None:
+    """A simulated world that starts near zero still sorts its workers by time."""
+    clock.wall_seconds = 9.0
+    early = ids.worker()
+    clock.wall_seconds = 10.0
+    assert early < ids.worker()
+    assert early.startswith("worker-0000000009000-")
+
+
+def test_workers_of_one_millisecond_differ(ids: Ids) -> None:
+    """Workers that start at the same instant have different names."""
+    assert len({ids.worker() for _ in range(1000)}) == 1000
+
+
+async def test_batches_sort_by_time(ids: Ids, clock: Clock) -> None:
+    """A later batch of history sorts after an earlier one, and is a legal key."""
+    first = ids.batch()
+    await clock.sleep(0.5)
+    second = ids.batch()
+    assert first < second
+    check_key(first)

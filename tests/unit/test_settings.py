@@ -1,0 +1,444 @@
+"""Each setting has one value, a known origin, and a message that helps when it is wrong."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from jobsync import settings
+from jobsync.core.secret import Secret
+from jobsync.errors import Invalid, Misconfigured
+from jobsync.settings import Origin, Sources, StoreSettings, in_section, resolve, sections
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """A settings type with one field of each kind."""
+
+    poll: float = 1.0
+    batch: Annotated[int, msgspec.Meta(ge=1)] = 10
+    eager: bool = False
+    mode: Literal["fast", "safe"] = "safe"
+    timeout: float | None = None
+    total_tokens: int = 100
+    password: str = ""
+    key: Secret | None = None
+    hosts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.poll <= 0:
+            raise Invalid("poll", self.poll, "is not above 0", "use 0.1 or more")
+        if self.password == "short":
+            raise Invalid("password", self.password, "is too short", "use a longer one")
+
+
+@pytest.fixture(autouse=True)
+def queue_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `Pace` known as the section `queue`, for one test."""
+    monkeypatch.setattr(settings, "_sections", dict(settings._sections))
+    in_section("queue")(Pace)
+
+
+def from_environ(**environ: str) -> Sources:
+    """Give sources with these variables and no file."""
+    return Sources(environ)
+
+
+def from_file(table: dict[str, Any]) -> Sources:
+    """Give sources with this jobsync.toml and no variables."""
+    return Sources({}, (("jobsync.toml", table),))
+
+
+def misconfigured(kind: type[msgspec.Struct], sources: Sources, section: str = "") -> Misconfigured:
+    """Give the error that sources are refused with."""
+    with pytest.raises(Misconfigured) as caught:
+        resolve(kind, {}, sources, section=section)
+    return caught.value
+
+
+# Order and origins
+
+
+def test_the_nearest_source_wins() -> None:
+    """Code, then environment, then jobsync.toml, then pyproject.toml, then the default."""
+    documents = (
+        ("jobsync.toml", {"url": "memory://own"}),
+        ("pyproject.toml [tool.jobsync]", {"url": "memory://shared"}),
+    )
+    cases: list[tuple[dict[str, Any], dict[str, str], Any]] = [
+        ({"url": "memory://code"}, {"JOBSYNC_URL": "memory://env"}, documents),
+        ({"url": None}, {"JOBSYNC_URL": "memory://env"}, documents),
+        ({}, {"JOBSYNC_URL": ""}, documents),
+        ({}, {}, documents[1:]),
+        ({}, {}, ()),
+    ]
+    found = [resolve(StoreSettings, code, Sources(env, files)) for code, env, files in cases]
+    assert [(each.value.url, str(each.origin("url"))) for each in found] == [
+        ("memory://code", "code"),
+        ("memory://env", "environment JOBSYNC_URL"),
+        ("memory://own", "file jobsync.toml url"),
+        ("memory://shared", "file pyproject.toml [tool.jobsync] url"),
+        ("sqlite:///jobsync.db", "default"),
+    ]
+
+
+def test_files_are_merged_setting_by_setting() -> None:
+    """A setting that jobsync.toml leaves out is still taken from pyproject.toml."""
+    documents = (("jobsync.toml", {"poll": 2.0}), ("pyproject.toml", {"poll": 3.0, "batch": 4}))
+    found = resolve(Pace, {}, Sources({}, documents))
+    assert (found.value.poll, found.value.batch) == (2.0, 4)
+
+
+def test_a_section_has_its_own_names() -> None:
+    """A section adds its name to the variable and opens its table."""
+    sources = Sources({"JOBSYNC_QUEUE_POLL": "3"}, (("jobsync.toml", {"queue": {"batch": 7}}),))
+    found = resolve(Pace, {}, sources, section="queue")
+    assert (found.value.poll, found.value.batch) == (3.0, 7)
+    assert found.origin("poll") == Origin("environment", "JOBSYNC_QUEUE_POLL")
+    assert found.origin("batch") == Origin("file", "jobsync.toml queue.batch")
+
+
+def test_a_required_setting_says_how_to_give_it() -> None:
+    """A setting without a default that nobody gives is asked for by its variable's name."""
+
+    class Needy(msgspec.Struct, frozen=True, kw_only=True):
+        name: str
+
+    with pytest.raises(Invalid) as caught:
+        resolve(Needy, {}, Sources(), section="x")
+    assert caught.value.fix == "pass it, or set JOBSYNC_X_NAME"
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *[(word, True) for word in ("true", "1", "YES", "on")],
+        *[(word, False) for word in ("False", "0", "no", "off")],
+    ],
+)
+def test_variables_spell_booleans_in_many_ways(text: str, value: object) -> None:
+    """All usual words for yes and no are understood in the environment."""
+    found = resolve(Pace, {}, from_environ(JOBSYNC_EAGER=text))
+    assert found.value.eager is value
+    assert found.origin("eager").kind == "environment"
+
+
+def test_variables_are_read_as_their_types() -> None:
+    """Text from the environment becomes numbers, choices and secrets."""
+    sources = from_environ(
+        JOBSYNC_POLL="2.5", JOBSYNC_BATCH="3", JOBSYNC_MODE="fast", JOBSYNC_KEY="hunter2"
+    )
+    value = resolve(Pace, {}, sources).value
+    assert value == Pace(poll=2.5, batch=3, mode="fast", key=Secret("hunter2"))
+
+
+@pytest.mark.parametrize("name", ["poll", "timeout"])
+def test_a_timedelta_becomes_seconds(name: str) -> None:
+    """A duration may be given as a timedelta where seconds are meant."""
+    found = resolve(Pace, {name: timedelta(minutes=2)}, Sources())
+    assert getattr(found.value, name) == 120.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fix"),
+    [
+        ("poll", "fast", "give a number"),
+        ("poll", "nan", "give a number"),
+        ("batch", "0", "give a whole number"),
+        ("batch", "2.5", "give a whole number"),
+        ("eager", "maybe", "give true or false"),
+        ("mode", "slow", "give 'fast' or 'safe'"),
+        ("timeout", "never", "give a number or nothing"),
+        ("total_tokens", "many", "give a whole number"),
+    ],
+)
+def test_a_bad_variable_is_named(name: str, value: str, fix: str) -> None:
+    """A wrong value in the environment blames the variable and says what to give."""
+    error = misconfigured(Pace, Sources({f"JOBSYNC_{name.upper()}": value}))
+    assert (error.field, error.value, error.fix) == (f"JOBSYNC_{name.upper()}", value, fix)
+
+
+def test_a_bad_value_in_a_file_is_named() -> None:
+    """A wrong value in a file blames the file and the key; text is no number there."""
+    error = misconfigured(Pace, from_file({"poll": "5"}))
+    assert (error.field, error.value) == ("jobsync.toml poll", "5")
+    assert error.problem == "expected `float`, got `str`"
+
+
+@pytest.mark.parametrize("value", ["5", True, float("inf"), [1]])
+def test_a_bad_value_in_code_is_invalid(value: object) -> None:
+    """A wrong value in code blames the argument."""
+    with pytest.raises(Invalid) as caught:
+        resolve(Pace, {"poll": value}, Sources())
+    assert caught.value.field == "poll"
+    assert caught.value.fix == "give a number"
+
+
+# Checks of the struct itself
+
+
+def test_a_struct_check_blames_the_origin() -> None:
+    """A struct's own check names the variable, the file's key or the argument it is about."""
+    sources = from_environ(JOBSYNC_POLL="-1")
+    assert misconfigured(Pace, sources).field == "JOBSYNC_POLL"
+    error = misconfigured(Pace, from_file({"poll": -1}))
+    assert str(error) == "jobsync.toml poll=-1.0: is not above 0; use 0.1 or more"
+    with pytest.raises(Invalid) as caught:
+        resolve(Pace, {"poll": -1}, sources)
+    assert caught.value.field == "poll"
+
+
+def test_a_struct_check_about_no_field_passes_through() -> None:
+    """An error that names no field of the struct arrives unchanged."""
+
+    class Pair(msgspec.Struct, frozen=True, kw_only=True):
+        low: int = 0
+
+        def __post_init__(self) -> None:
+            raise Invalid("low and high", 0, "cross", "swap them")
+
+    with pytest.raises(Invalid, match="low and high=0: cross; swap them"):
+        resolve(Pair, {}, from_environ(JOBSYNC_LOW="1"))
+
+
+def test_a_bad_url_blames_its_variable_and_hides_the_password() -> None:
+    """A store URL is checked at once; its password stays out of the message."""
+    error = misconfigured(StoreSettings, from_environ(JOBSYNC_URL="mysql://u:hunter2@h/d"))
+    assert (error.field, error.value) == ("JOBSYNC_URL", "mysql://***@h/d")
+    assert error.__context__ is None
+
+
+# Unknown names
+
+
+def test_an_unknown_name_in_code_is_refused() -> None:
+    """A mistyped argument is answered with the nearest known one, even when it is None."""
+    for value in ("memory://", None):
+        with pytest.raises(Invalid) as caught:
+            resolve(StoreSettings, {"ulr": value}, Sources())
+        assert (caught.value.field, caught.value.fix) == ("ulr", "did you mean url?")
+
+
+@pytest.mark.parametrize(
+    ("table", "section", "field", "fix"),
+    [
+        ({"ulr": "memory://"}, "", "jobsync.toml ulr", "did you mean url?"),
+        ({"zzz": 1}, "", "jobsync.toml zzz", "use one of url"),
+        ({"queu": {"poll": 1}}, "", "jobsync.toml queu", "did you mean queue?"),
+        ({"queue": 5}, "", "jobsync.toml queue", "write [queue]"),
+        ({"queue": 5}, "queue", "jobsync.toml queue", "write [queue]"),
+        ({"queue": {"pol": 1}}, "queue", "jobsync.toml queue.pol", "did you mean poll?"),
+        ({"queue": {"poll": {}}}, "queue", "jobsync.toml queue.poll", "give a number"),
+        ({"queue": {"x": {"y": 1}}}, "queue", "jobsync.toml queue.x", "use one of batch"),
+    ],
+)
+def test_an_unknown_name_in_a_file_is_refused(
+    table: dict[str, Any], section: str, field: str, fix: str
+) -> None:
+    """A mistyped key or table is answered with the nearest known one."""
+    kind = Pace if section else StoreSettings
+    error = misconfigured(kind, from_file(table), section)
+    assert error.field == field
+    assert fix in error.fix
+
+
+def test_other_known_names_in_a_file_are_left_alone() -> None:
+    """Another section's table, and another type's settings in the same section, are fine."""
+    in_section("")(Pace)
+    sources = from_file({"url": "memory://", "poll": 2.0, "queue": {"pol": 1}})
+    assert resolve(StoreSettings, {}, sources).value.url == "memory://"
+    assert resolve(Pace, {}, sources).value.poll == 2.0
+
+
+def test_sections_are_those_registered() -> None:
+    """The registry lists each section with its types, and cannot be changed through the list."""
+    assert sections()["queue"] == (Pace,)
+    assert StoreSettings in sections()[""]
+    assert sections() is not sections()
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [("JOBSYNC_ULR", "JOBSYNC_URL"), ("JOBSYNC_QUEUE_POL", "JOBSYNC_QUEUE_POLL")],
+)
+def test_a_nearly_known_variable_is_refused(variable: str, hint: str) -> None:
+    """A mistyped variable is answered with the nearest one of any section."""
+    error = misconfigured(StoreSettings, Sources({variable: "1"}))
+    assert (error.field, error.fix) == (variable, f"did you mean {hint}?")
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "JOBSYNC_QUEUE_POLL",
+        "JOBSYNC_SOMETHING_ELSE",
+        "JOBSYNC_TTL",
+        "JOBSYNC_TEST_URL",
+        "JOBSYNC_TEST_QUEUE_POL",
+        "JOBSYNC_SERVICE_HOST",
+        "JOBSYNC_SERVICE_PORT_HTTP",
+        "JOBSYNC_PORT",
+        "JOBSYNC_PORT_5432_TCP",
+        "JOBSYNC_PORT_5432_TCP_ADDR",
+        "JOBSYNC_QUEUE_PORT",
+        "XJOBSYNC_ULR",
+    ],
+)
+def test_foreign_variables_are_ignored(variable: str) -> None:
+    """Known names, far names, test names and what Kubernetes sets are no mistakes."""
+
+    class Near(msgspec.Struct, frozen=True, kw_only=True):
+        service_hosts: str = "default"
+        ports: int = 0
+        port_5432_tc: int = 0
+
+    resolved = resolve(Near, {}, Sources({variable: "tcp://10.0.0.1:5432"}))
+    assert resolved.value == Near()
+
+
+def test_what_kubernetes_puts_into_our_name_is_not_ours() -> None:
+    """A service's address in the variable of a port setting gives nothing."""
+
+    class Page(msgspec.Struct, frozen=True, kw_only=True):
+        port: int = 8080
+
+    sources = from_environ(JOBSYNC_WEB_PORT="tcp://10.0.0.1:80")
+    assert resolve(Page, {}, sources, section="web").origin("port").kind == "default"
+    sources = from_environ(JOBSYNC_WEB_PORT="81")
+    assert resolve(Page, {}, sources, section="web").value.port == 81
+
+
+# Secrets
+
+
+def test_explain_gives_a_line_a_setting() -> None:
+    """The explanation shows values and origins, and masks secrets and URLs."""
+    sources = from_environ(JOBSYNC_POLL="2", JOBSYNC_PASSWORD="hunter2")
+    given_ = {"key": "hunter3", "hosts": ["s3://K:hunter4@bucket"]}
+    assert resolve(Pace, given_, sources).explain().splitlines() == [
+        "poll = 2.0  (environment JOBSYNC_POLL)",
+        "batch = 10  (default)",
+        "eager = False  (default)",
+        "mode = 'safe'  (default)",
+        "timeout = None  (default)",
+        "total_tokens = 100  (default)",
+        "password = ***  (environment JOBSYNC_PASSWORD)",
+        "key = ***  (code)",
+        "hosts = ['s3://***@bucket']  (code)",
+    ]
+
+
+def test_reprs_show_no_secret() -> None:
+    """Neither settings, nor their resolution, nor their sources show a secret."""
+    url = "postgresql://u:hunter2@h/d"
+    sources = Sources({"JOBSYNC_URL": url}, (("jobsync.toml", {"url": url}),))
+    found = resolve(StoreSettings, {}, sources)
+    assert repr(found.value) == "StoreSettings(url='postgresql://***@h/d')"
+    assert "hunter2" not in f"{found!r} {sources!r} {found.explain()}"
+    assert found.value.url == url
+
+
+@given(st.text(min_size=4).map(lambda text: f"Zq{text}"))
+def test_errors_show_no_secret(text: str) -> None:
+    """Whatever is wrong, the value of a secret setting or of a URL is not in the message."""
+    assume("\0" not in text)
+    wrong: list[tuple[type[msgspec.Struct], dict[str, Any], Sources]] = [
+        (Pace, {"password": [text]}, Sources()),
+        (Pace, {"key": [text]}, Sources()),
+        (Pace, {"pasword": text}, Sources()),
+        (StoreSettings, {"url": f"s3://K:{text}@"}, Sources()),
+        (StoreSettings, {}, from_file({"ulr": f"s3://K:{text}@bucket"})),
+        (StoreSettings, {}, from_file({"ulr": f"host=h password={text}"})),
+        (StoreSettings, {}, from_file({"url": [f"s3://K:{text}@bucket"]})),
+        (StoreSettings, {}, from_file({"queue": text})),
+        (StoreSettings, {}, from_environ(JOBSYNC_ULR=f"host=h password={text}")),
+        (StoreSettings, {}, from_environ(JOBSYNC_QUEUE_PASWORD=text)),
+    ]
+    for kind, given_, sources in wrong:
+        with pytest.raises((Invalid, Misconfigured)) as caught:
+            resolve(kind, given_, sources)
+        said = f"{caught.value} {caught.value!r} {caught.value.value!r}"
+        assert text not in said
+        assert repr(text)[1:-1] not in said
+        assert caught.value.__context__ is None
+
+
+def test_a_struct_check_on_a_secret_hides_it() -> None:
+    """A struct's own check of a password does not show it, wherever it came from."""
+    for given_, sources in [
+        ({"password": "short"}, Sources()),
+        ({}, from_environ(JOBSYNC_PASSWORD="short")),
+    ]:
+        with pytest.raises((Invalid, Misconfigured)) as caught:
+            resolve(Pace, given_, sources)
+        assert caught.value.value == "***"
+
+
+def test_a_choice_named_like_a_secret_is_not_quoted() -> None:
+    """The type checker's own words about a secret are not passed on: they quote the value."""
+
+    class Login(msgspec.Struct, frozen=True, kw_only=True):
+        token: Literal["a", "b"] = "a"
+
+    error = misconfigured(Login, from_environ(JOBSYNC_TOKEN="hunter2"))
+    assert "hunter2" not in str(error)
+    assert error.problem == "cannot be taken"
+
+
+# Files
+
+
+def test_load_reads_both_files(tmp_path: Path) -> None:
+    """Both files are read, the own one first; other tools' tables are not ours."""
+    (tmp_path / "jobsync.toml").write_text('url = "memory://a"\n[queue]\npoll = 2\n')
+    (tmp_path / "pyproject.toml").write_text("[tool.jobsync.queue]\nbatch = 5\n[tool.x]\ny = 1\n")
+    sources = Sources.load({"JOBSYNC_QUEUE_MODE": "fast"}, tmp_path)
+    assert [where for where, _ in sources.documents] == [
+        "jobsync.toml",
+        "pyproject.toml [tool.jobsync]",
+    ]
+    assert resolve(StoreSettings, {}, sources).value.url == "memory://a"
+    pace = resolve(Pace, {}, sources, section="queue")
+    assert pace.value == Pace(poll=2.0, batch=5, mode="fast")
+    assert pace.origin("batch").where == "pyproject.toml [tool.jobsync] queue.batch"
+
+
+def test_load_without_files_gives_the_environment(tmp_path: Path) -> None:
+    """Missing files, and a pyproject.toml that does not mention us, give nothing."""
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert Sources.load({"A": "b"}, tmp_path) == Sources({"A": "b"})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "value", "problem"),
+    [
+        ("jobsync.toml", b"url = 'memory://'\npoll = \n", "line 2, column 8", "is not TOML"),
+        ("pyproject.toml", b"[tool", "end of document", "is not TOML"),
+        ("jobsync.toml", b"url = '\xff'", "byte 7", "is not UTF-8"),
+        ("pyproject.toml [tool.jobsync]", b"[tool]\njobsync = 5", "int", "is not a table"),
+        ("pyproject.toml [tool]", b"tool = 5", "int", "is not a table"),
+    ],
+)
+def test_a_broken_file_is_named(
+    tmp_path: Path, name: str, content: bytes, value: str, problem: str
+) -> None:
+    """A file that cannot be understood is named, with the place in it, and not quoted."""
+    (tmp_path / name.partition(" ")[0]).write_bytes(content)
+    with pytest.raises(Misconfigured) as caught:
+        Sources.load({}, tmp_path)
+    assert (caught.value.field, caught.value.value) == (name, value)
+    assert problem in caught.value.problem
+    assert caught.value.__context__ is None
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A directory in the place of the file is reported, not skipped."""
+    (tmp_path / "jobsync.toml").mkdir()
+    with pytest.raises(Misconfigured, match="cannot be read"):
+        Sources.load({}, tmp_path)
