@@ -1,0 +1,1 @@
+"""Where records live. Everything above sees the contract alone."""

@@ -1,0 +1,251 @@
+"""The reference store: everything in this process, nothing kept after it.
+
+It answers as every other store does and in the same order each time, which is what
+simulation needs. Values are held as JSON text, so that no caller can change what is
+stored by changing what it was given.
+"""
+
+import asyncio
+import bisect
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core.clock import Mono, Wall
+from jobsync.core.codec import Json
+from jobsync.core.filters import parse
+from jobsync.core.ids import NONCE_LENGTH
+from jobsync.core.keys import check_key, check_prefix, parent
+from jobsync.stores.contract import (
+    BURIAL_AGE,
+    Applied,
+    Change,
+    Conflicted,
+    Entry,
+    Head,
+    Outcome,
+    Record,
+    Store,
+    Where,
+)
+from jobsync.stores.drafts import Draft, draft, revive
+from jobsync.stores.lines import check_after, check_stream, entry_of, first_id, lines_of
+from jobsync.stores.paging import Row, check_page, check_span, collect
+from jobsync.stores.witness import Witness
+
+__all__ = ["MemoryStore"]
+
+
+class _Slot(msgspec.Struct, frozen=True):
+    """What is kept under one key."""
+
+    data: bytes | None
+    seq: int
+    epoch: int
+    format: int
+    trail: str
+    written: Mono
+
+
+class _Data:
+    """What stores of one name share. Guarded, because a session has a thread of its own."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.slots: dict[str, _Slot] = {}
+        self.keys: list[str] = []
+        self.streams: dict[str, dict[str, bytes]] = {}
+        self.waiting: dict[str, set[Callable[[], object]]] = {}
+
+    def under(self, prefix: str, after: str = "") -> Iterable[str]:
+        """List the keys of one level, in order."""
+        start = bisect.bisect_right(self.keys, after or prefix)
+        for i in range(start, len(self.keys)):
+            key = self.keys[i]
+            if not key.startswith(prefix):
+                return
+            if "/" not in key[len(prefix) :]:
+                yield key
+
+    def wake(self, topics: set[str]) -> None:
+        """Call whoever waits for one of these."""
+        for topic in topics:
+            for call in tuple(self.waiting.get(topic, ())):
+                call()
+
+
+_shared: WeakValueDictionary[str, _Data] = WeakValueDictionary()
+
+
+class MemoryStore(Store):
+    """Records in this process.
+
+    Args:
+        name: stores of one name share their records; without one they are private.
+        components: time, randomness and events.
+    """
+
+    def __init__(self, name: str = "", components: Components | None = None) -> None:
+        components = components or Components.system()
+        self.name = f"memory://{name}"
+        self._clock = components.clock
+        self._ids = components.ids
+        self._witness = Witness(self.name, components.events)
+        self._data = _shared.setdefault(name, _Data()) if name else _Data()
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        """Read records by name."""
+        for key in keys:
+            check_key(key)
+        with self._data.lock:
+            slots = [self._data.slots.get(key) for key in keys]
+        return [
+            None
+            if slot is None or (slot.data is None and not tombstones)
+            else revive(key, slot.data, slot.seq, slot.epoch, slot.format, slot.trail)
+            for key, slot in zip(keys, slots, strict=True)
+        ]
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Make changes."""
+        drafts = draft(changes, self._ids)
+        with self._data.lock:
+            outcomes = [self._apply(change) for change in drafts]
+            self._data.wake(
+                {parent(done.record.key) for done in outcomes if isinstance(done, Applied)}
+            )
+        return outcomes
+
+    def _apply(self, change: Draft) -> Outcome:
+        record, base = change.record, change.base
+        there = self._data.slots.get(record.key)
+        if there is None:
+            if base is not None:
+                return Conflicted()
+            bisect.insort(self._data.keys, record.key)
+        elif base is None or (there.seq, there.trail) != (base.seq, base.trail):
+            return Conflicted()
+        self._data.slots[record.key] = _Slot(
+            change.data, record.seq, record.epoch, record.format, record.trail, self._clock.mono()
+        )
+        return Applied(record)
+
+    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
+        """List names and versions."""
+        check_span(prefix, after, limit)
+        return [
+            Head(key, slot.trail[:NONCE_LENGTH]) for key, slot in self._live(prefix, after, limit)
+        ]
+
+    async def scan(
+        self, prefix: str, *, after: str = "", limit: int = 1000, where: Where = None
+    ) -> list[Record]:
+        """List records."""
+        check_span(prefix, after, limit)
+
+        async def fetch(after: str, limit: int) -> list[Row]:
+            return [
+                (key, slot.data, slot.seq, slot.epoch, slot.format, slot.trail)
+                for key, slot in self._live(prefix, after, limit)
+            ]
+
+        return await collect(
+            fetch, revive, self._witness.report, after=after, limit=limit, where=parse(where)
+        )
+
+    def _live(self, prefix: str, after: str, limit: int) -> list[tuple[str, _Slot]]:
+        found: list[tuple[str, _Slot]] = []
+        with self._data.lock:
+            for key in self._data.under(prefix, after):
+                slot = self._data.slots[key]
+                if slot.data is not None:
+                    found.append((key, slot))
+                    if len(found) == limit:
+                        break
+        return found
+
+    async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
+        """Add lines to a history."""
+        check_stream(stream)
+        lines = lines_of(entries, batch or self._ids.batch())
+        with self._data.lock:
+            kept = self._data.streams.setdefault(stream, {})
+            for line in lines:
+                kept.setdefault(line.id, line.data)
+            self._data.wake({stream})
+
+    async def read(
+        self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
+    ) -> list[Entry]:
+        """Read history."""
+        check_stream(stream)
+        check_after(after)
+        check_page(limit)
+
+        async def fetch(after: str, limit: int) -> list[Row]:
+            with self._data.lock:
+                kept = self._data.streams.get(stream, {})
+                ids = sorted(line_id for line_id in kept if line_id > after)[:limit]
+                return [(line_id, stream, kept[line_id]) for line_id in ids]
+
+        return await collect(
+            fetch, entry_of, self._witness.report, after=after, limit=limit, where=parse(where)
+        )
+
+    async def discard(self, stream: str, *, older_than: float) -> int:
+        """Forget old lines of a history."""
+        check_stream(stream)
+        end = first_id(self._clock.wall() + -older_than)
+        with self._data.lock:
+            kept = self._data.streams.get(stream, {})
+            old = [line_id for line_id in kept if line_id < end]
+            for line_id in old:
+                del kept[line_id]
+        return len(old)
+
+    async def bury(self, prefix: str, *, older_than: float = BURIAL_AGE, limit: int = 1000) -> int:
+        """Remove old tombstones."""
+        check_prefix(prefix)
+        check_page(limit)
+        now = self._clock.mono()
+        with self._data.lock:
+            old = [
+                key
+                for key in self._data.under(prefix)
+                if (slot := self._data.slots[key]).data is None and now - slot.written > older_than
+            ][:limit]
+            for key in old:
+                del self._data.slots[key]
+                self._data.keys.remove(key)
+        return len(old)
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Return early if something changed."""
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+
+        def call() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        with self._data.lock:
+            self._data.waiting.setdefault(topic, set()).add(call)
+        try:
+            async with asyncio.timeout(timeout):
+                await changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            with self._data.lock:
+                self._data.waiting[topic].discard(call)
+
+    async def now(self) -> Wall | None:
+        """Tell the time: this process's own clock is the store's."""
+        return self._clock.wall()
+
+    async def close(self) -> None:
+        """Let go. The records stay while another store of this name is open."""

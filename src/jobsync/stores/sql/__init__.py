@@ -1,0 +1,1 @@
+"""SQL text: tables and conditions."""

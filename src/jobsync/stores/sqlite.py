@@ -1,0 +1,321 @@
+"""Records in an SQLite file: the embedded default, for many processes on one machine.
+
+Every commit is synced to disk. Writers of all processes take turns; a reader never stops
+them. Sessions and elections live in a second file beside the first, so that a long
+transaction of the user's cannot starve a heartbeat. A caller never sees "database is
+locked": it waits, for `patience` seconds at most, then gets `Unavailable`.
+
+Assumes a local filesystem (network filesystems are refused) and that the file is neither
+removed nor replaced while open (each access looks, and refuses from then on). An error
+of the disk at the moment of COMMIT leaves the outcome unknown; every other error means
+that nothing was written.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core import filters
+from jobsync.core.clock import Wall
+from jobsync.core.codec import Json
+from jobsync.core.ids import NONCE_LENGTH
+from jobsync.core.keys import check_key, check_prefix
+from jobsync.errors import OutcomeUnknown
+from jobsync.stores.contract import (
+    BURIAL_AGE,
+    Applied,
+    Change,
+    Conflicted,
+    Entry,
+    Head,
+    Outcome,
+    Record,
+    Store,
+    Unknown,
+    Where,
+)
+from jobsync.stores.drafts import Draft, draft, revive
+from jobsync.stores.lines import check_after, check_stream, entry_of, first_id, lines_of
+from jobsync.stores.paging import Row, check_page, check_span, collect
+from jobsync.stores.sql.narrowing import Condition, Dialect, Kind, narrow
+from jobsync.stores.sqlitefile import CommitFailed, MalformedJson, SqliteFile
+from jobsync.stores.witness import Witness
+
+__all__ = ["SqliteStore"]
+
+PATIENCE = 30.0
+"""Seconds to wait for other writers: far longer than any transaction of this library."""
+
+_POLL = 0.05
+_IN_SESSION_FILE = ("session/", "role/")
+
+_COLUMNS = "key, value, seq, epoch, format, trail"
+_GET = f"SELECT {_COLUMNS} FROM jobsync_record WHERE key IN (SELECT value FROM json_each(?))"
+# One level only: nothing but the last segment may follow the prefix.
+_LEVEL = "key > ? AND key < ? AND instr(substr(key, ?), '/') = 0"
+_HEADS = (
+    f"SELECT key, trail FROM jobsync_record WHERE {_LEVEL} AND value IS NOT NULL "
+    "ORDER BY key LIMIT ?"
+)
+_SCAN = (
+    f"SELECT {_COLUMNS} FROM jobsync_record WHERE {_LEVEL} AND value IS NOT NULL AND {{where}} "
+    "ORDER BY key LIMIT ?"
+)
+_CREATE = (
+    "INSERT INTO jobsync_record (value, seq, epoch, format, trail, boot, written, key) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+)
+_REPLACE = (
+    "UPDATE jobsync_record SET value = ?, seq = ?, epoch = ?, format = ?, trail = ?, boot = ?, "
+    "written = ? WHERE key = ? AND seq = ? AND trail = ?"
+)
+# A tombstone of an earlier boot is older than any request that is still under way.
+_BURY = (
+    f"DELETE FROM jobsync_record WHERE key IN (SELECT key FROM jobsync_record WHERE {_LEVEL} "
+    "AND value IS NULL AND (boot <> ? OR written > ? OR written < ?) LIMIT ?)"
+)
+_APPEND = "INSERT INTO jobsync_entry (stream, id, value) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_READ = (
+    "SELECT id, stream, value FROM jobsync_entry WHERE stream = ? AND id > ? AND {where} "
+    "ORDER BY id LIMIT ?"
+)
+_DISCARD = "DELETE FROM jobsync_entry WHERE stream = ? AND id < ?"
+
+
+class SqliteStore(Store):
+    """Records in a file and, for sessions, in a second one beside it. Make it with `connect`."""
+
+    def __init__(self, main: SqliteFile, sessions: SqliteFile, components: Components) -> None:
+        self.name = f"sqlite:///{main.path}"
+        self._main = main
+        self._sessions = sessions
+        self._clock = components.clock
+        self._ids = components.ids
+        self._witness = Witness(self.name, components.events)
+
+    @classmethod
+    async def connect(
+        cls, path: Path, components: Components | None = None, *, patience: float = PATIENCE
+    ) -> Self:
+        """Open both files, making them and their tables if need be.
+
+        Raises:
+            Misconfigured: they cannot serve as a store, with the reason and the fix.
+        """
+        components = components or Components.system()
+        main = await SqliteFile.open(path, components.clock, patience)
+        try:
+            beside = path.with_name(f"{path.name}-sessions")
+            sessions = await SqliteFile.open(beside, components.clock, patience)
+        except BaseException:
+            await main.close()
+            raise
+        return cls(main, sessions, components)
+
+    def _file(self, key: str) -> SqliteFile:
+        return self._sessions if key.startswith(_IN_SESSION_FILE) else self._main
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        """Read records by name."""
+        for key in keys:
+            check_key(key)
+        rows: dict[str, tuple[Any, ...]] = {}
+        for file in {self._file(key): None for key in keys}:
+            wanted = [key for key in keys if self._file(key) is file]
+            rows |= {row[0]: row for row in await file.read(_GET, [_json(wanted)])}
+        return [
+            None if row is None or (row[1] is None and not tombstones) else revive(*row)
+            for row in map(rows.get, keys)
+        ]
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Make changes, those to one file in one transaction."""
+        drafts = draft(changes, self._ids)
+        apart = [d for d in drafts if d.record.key.startswith(_IN_SESSION_FILE)]
+        if not apart:
+            return await self._write(self._main, drafts)
+        rest = [d for d in drafts if not d.record.key.startswith(_IN_SESSION_FILE)]
+        done = {
+            change.record.key: outcome
+            for file, part in ((self._sessions, apart), (self._main, rest))
+            for change, outcome in zip(part, await self._write(file, part), strict=True)
+        }
+        return [done[change.record.key] for change in drafts]
+
+    async def _write(self, file: SqliteFile, drafts: list[Draft]) -> list[Outcome]:
+        if not drafts:
+            return []
+        boot, written = self._clock.boot(), self._clock.mono().seconds
+        try:
+            applied = await file.write(lambda connection: _apply(connection, drafts, boot, written))
+        except CommitFailed as failed:
+            return [Unknown(str(failed)) for _ in drafts]
+        return [
+            Applied(change.record) if done else Conflicted()
+            for change, done in zip(drafts, applied, strict=True)
+        ]
+
+    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
+        """List names and versions."""
+        check_span(prefix, after, limit)
+        rows = await self._file(prefix).read(_HEADS, [*_level(prefix, after), limit])
+        return [Head(key, trail[:NONCE_LENGTH]) for key, trail in rows]
+
+    async def scan(
+        self, prefix: str, *, after: str = "", limit: int = 1000, where: Where = None
+    ) -> list[Record]:
+        """List records."""
+        check_span(prefix, after, limit)
+        wanted = filters.parse(where)
+
+        async def fetch(after: str, limit: int) -> list[Row]:
+            return await _narrowed(self._file(prefix), _SCAN, _level(prefix, after), limit, wanted)
+
+        return await collect(
+            fetch, revive, self._witness.report, after=after, limit=limit, where=wanted
+        )
+
+    async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
+        """Add lines to a history, in one transaction."""
+        check_stream(stream)
+        rows = [
+            (stream, line.id, line.data.decode())
+            for line in lines_of(entries, batch or self._ids.batch())
+        ]
+        try:
+            await self._file(stream).write(lambda connection: connection.executemany(_APPEND, rows))
+        except CommitFailed as failed:
+            raise OutcomeUnknown(stream, str(failed)) from failed
+
+    async def read(
+        self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
+    ) -> list[Entry]:
+        """Read history."""
+        check_stream(stream)
+        check_after(after)
+        check_page(limit)
+        wanted = filters.parse(where)
+
+        async def fetch(after: str, limit: int) -> list[Row]:
+            return await _narrowed(self._file(stream), _READ, (stream, after), limit, wanted)
+
+        return await collect(
+            fetch, entry_of, self._witness.report, after=after, limit=limit, where=wanted
+        )
+
+    async def discard(self, stream: str, *, older_than: float) -> int:
+        """Forget old lines of a history."""
+        check_stream(stream)
+        end = first_id(self._clock.wall() + -older_than)
+        return await self._remove(stream, _DISCARD, (stream, end))
+
+    async def bury(self, prefix: str, *, older_than: float = BURIAL_AGE, limit: int = 1000) -> int:
+        """Remove old tombstones."""
+        check_prefix(prefix)
+        check_page(limit)
+        now = self._clock.mono().seconds
+        age = (self._clock.boot(), now, now - older_than)
+        return await self._remove(prefix, _BURY, (*_level(prefix, ""), *age, limit))
+
+    async def _remove(self, place: str, statement: str, parameters: Sequence[object]) -> int:
+        try:
+            return await self._file(place).write(
+                lambda connection: connection.execute(statement, parameters).rowcount
+            )
+        except CommitFailed as failed:
+            raise OutcomeUnknown(place, str(failed)) from failed
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Return early if anything in the file changed, in this process or another."""
+        file = self._file(topic)
+        give_up = self._clock.mono() + timeout
+        seen = await file.read("PRAGMA data_version")
+        while (left := give_up - self._clock.mono()) > 0:
+            await self._clock.sleep(min(_POLL, left))
+            if await file.read("PRAGMA data_version") != seen:
+                return
+
+    async def now(self) -> Wall | None:
+        """Tell the time: all processes on a file share this machine's clock."""
+        return self._clock.wall()
+
+    async def close(self) -> None:
+        """Close both files."""
+        await asyncio.gather(self._main.close(), self._sessions.close())
+
+
+def _apply(
+    connection: sqlite3.Connection, drafts: list[Draft], boot: int, written: float
+) -> list[bool]:
+    """Write what can be written; say for each change whether it was."""
+    cursor = connection.cursor()
+    applied = []
+    for change in drafts:
+        record, base = change.record, change.base
+        row = (
+            None if change.data is None else change.data.decode(),
+            record.seq,
+            record.epoch,
+            record.format,
+            record.trail,
+            boot,
+            written,
+            record.key,
+        )
+        if base is None:
+            cursor.execute(_CREATE, row)
+        else:
+            cursor.execute(_REPLACE, (*row, base.seq, base.trail))
+        applied.append(cursor.rowcount == 1)
+    return applied
+
+
+async def _narrowed(
+    file: SqliteFile, query: str, span: Sequence[Any], limit: int, where: filters.Filter
+) -> list[Row]:
+    """Let SQL drop what cannot match; where a value is not JSON, read them all."""
+    condition = narrow(where, _DIALECT)
+    try:
+        return await file.read(
+            query.format(where=condition.sql), [*span, *condition.parameters, limit]
+        )
+    except MalformedJson:
+        return await file.read(query.format(where="1=1"), [*span, limit])
+
+
+def _level(prefix: str, after: str) -> tuple[str, str, int]:
+    # "0" follows "/", so this is the end of everything under the prefix.
+    return (after or prefix, f"{prefix[:-1]}0", len(prefix) + 1)
+
+
+def _json(keys: list[str]) -> str:
+    return msgspec.json.encode(keys).decode()
+
+
+def _step_into(path: filters.Path) -> str:
+    return "$" + "".join(f'."{step}"' for step in path)
+
+
+def _kind_is(path: filters.Path, kind: Kind) -> Condition:
+    match kind:
+        case "missing":
+            sql = "json_type(value, ?) IS NULL"
+        case "number":
+            sql = "coalesce(json_type(value, ?) IN ('integer', 'real'), 0)"
+        case _:
+            sql = f"json_type(value, ?) IS '{kind}'"
+    return Condition(sql, (_step_into(path),))
+
+
+def _extract(path: filters.Path) -> Condition:
+    return Condition("json_extract(value, ?)", (_step_into(path),))
+
+
+_DIALECT = Dialect(_kind_is, _extract, _extract, "?")

@@ -1,0 +1,264 @@
+"""One SQLite file, a thread that writes and a thread that reads.
+
+A transaction is one hop to a thread and back, so the event loop never waits for a disk.
+Errors leave here as jobsync's own, with the fix.
+"""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from jobsync.core.clock import Clock
+from jobsync.errors import Corrupt, JobsyncError, Misconfigured, Unavailable
+from jobsync.stores.mounts import NETWORK_FILESYSTEMS, filesystem_of
+from jobsync.stores.sql.schema import SQLITE_STEPS
+from jobsync.stores.thread import WorkThread
+
+__all__ = ["CommitFailed", "MalformedJson", "SqliteFile"]
+
+T = TypeVar("T")
+
+_OLDEST_SQLITE = (3, 38, 0)
+_BUSY_SLICE = 1.0
+_MOUNTS = Path("/proc/self/mountinfo")
+_KEEP_WAL = 64 * 1024 * 1024
+
+
+class CommitFailed(Exception):
+    """The disk failed during a commit: it may be there or not. Never leaves the store."""
+
+
+class MalformedJson(Exception):
+    """A condition looked into a value that is not JSON. Never leaves the store."""
+
+
+class SqliteFile:
+    """One file. Make it with `open`."""
+
+    def __init__(self, path: Path, clock: Clock, patience: float) -> None:
+        self.path = path
+        self._clock = clock
+        self._patience = patience
+        self._pid = os.getpid()
+        self._closing = threading.Event()
+        self._threads = {role: WorkThread(f"jobsync-sqlite-{role}") for role in ("write", "read")}
+        self._connections: dict[str, sqlite3.Connection] = {}
+        self._identity = (0, 0)
+
+    @classmethod
+    async def open(cls, path: Path, clock: Clock, patience: float) -> Self:
+        """Open a file, making it and its tables if need be.
+
+        Raises:
+            Misconfigured: it cannot serve as a store, with the reason and the fix.
+        """
+        file = cls(path, clock, patience)
+        try:
+            await file._hop("write", file._prepare)
+            await file._hop("read", file._connect, "read")
+        except BaseException:
+            await file.close()
+            raise
+        return file
+
+    async def read(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Run a query."""
+        return await self._hop("read", self._query, query, parameters)
+
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run work in one transaction.
+
+        Raises:
+            CommitFailed: nobody can say whether it happened.
+        """
+        return await self._hop("write", self._transact, work)
+
+    async def close(self) -> None:
+        """Close both connections. Safe to repeat."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        for role, thread in self._threads.items():
+            if (connection := self._connections.pop(role, None)) is not None:
+                await thread.run(connection.close)
+            thread.end()
+
+    async def _hop(self, role: str, call: Callable[..., T], *arguments: Any) -> T:
+        if os.getpid() != self._pid:
+            raise Misconfigured(
+                "store", str(self.path), "was opened before a fork", "connect again in the child"
+            )
+        if self._closing.is_set():
+            raise Unavailable(str(self.path), "the store is closed", "connect again")
+        return await self._threads[role].run(call, *arguments)
+
+    def _prepare(self) -> None:
+        check_place(self.path)
+        self._connect("write")
+        self._transact(_upgrade)
+
+    def _connect(self, role: str) -> None:
+        try:
+            connection = sqlite3.connect(self.path, timeout=_BUSY_SLICE, isolation_level=None)
+            self._connections[role] = connection
+            mode = self._patiently(lambda: connection.execute("PRAGMA journal_mode=WAL").fetchone())
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute(f"PRAGMA journal_size_limit={_KEEP_WAL}")
+            found = self.path.stat()
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+        if mode != ("wal",):
+            raise Misconfigured(
+                "url", str(self.path), f"stays in journal mode {mode[0]!r}", "use a local disk"
+            )
+        self._identity = (found.st_dev, found.st_ino)
+
+    def _query(self, query: str, parameters: Sequence[Any]) -> list[Any]:
+        self._look()
+        connection = self._connections["read"]
+        try:
+            return self._patiently(lambda: connection.execute(query, parameters).fetchall())
+        except sqlite3.Error as error:
+            if str(error) == "malformed JSON":
+                raise MalformedJson from error
+            raise self._explain(error) from error
+
+    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._look()
+        connection = self._connections["write"]
+        try:
+            self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+            try:
+                result = work(connection)
+                self._commit(connection)
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+        return result
+
+    def _commit(self, connection: sqlite3.Connection) -> None:
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            # A full disk is noticed before the commit mark is written. Any other failure
+            # may leave the mark behind, to be found when the file is next opened.
+            if _code(error) == sqlite3.SQLITE_IOERR:
+                raise CommitFailed(str(error)) from error
+            raise
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        """Try until the lock is free. SQLite's own waiting is unfair, and skipped in places."""
+        give_up = self._clock.mono() + self._patience
+        while True:
+            try:
+                return attempt()
+            except sqlite3.OperationalError as error:
+                if _code(error) not in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+                    raise
+                if self._clock.mono() >= give_up or self._closing.wait(0.005):
+                    raise
+
+    def _look(self) -> None:
+        """Refuse to go on when the file is no longer the one that was opened."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116 - half the cost of Path.stat
+        except OSError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != self._identity:
+            raise Unavailable(
+                str(self.path),
+                "the file was removed or replaced while open",
+                "put it back, then connect again",
+            )
+
+    def _explain(self, error: sqlite3.Error) -> JobsyncError:
+        name = str(self.path)
+        match _code(error):
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                return Unavailable(
+                    name,
+                    f"another process held the write lock for {self._patience:g} s",
+                    "find the transaction that stays open, and end it",
+                )
+            case sqlite3.SQLITE_FULL:
+                return Unavailable(name, "the disk is full; nothing was written", "free some space")
+            case sqlite3.SQLITE_IOERR:
+                return Unavailable(name, f"the disk failed: {error}", "check the disk")
+            case sqlite3.SQLITE_CORRUPT:
+                return Corrupt(name, str(error))
+            case sqlite3.SQLITE_READONLY:
+                return Misconfigured(
+                    "url", name, "is read-only", "make the file and its folder writable"
+                )
+            case sqlite3.SQLITE_NOTADB:
+                return Misconfigured(
+                    "url",
+                    name,
+                    "is not an SQLite database",
+                    "name another file; this one is intact",
+                )
+            case sqlite3.SQLITE_CANTOPEN:
+                return Misconfigured(
+                    "url", name, "cannot be opened", "make the file and its folder writable"
+                )
+            case _:
+                return Misconfigured(
+                    "url", name, str(error), "check that nobody else changed jobsync's tables"
+                )
+
+
+def _code(error: sqlite3.Error) -> int:
+    """Give the primary result code."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def check_place(path: Path) -> None:
+    """Refuse a place where SQLite cannot keep its promises.
+
+    Raises:
+        Misconfigured: with the reason and the fix.
+    """
+    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+        oldest = ".".join(map(str, _OLDEST_SQLITE))
+        raise Misconfigured(
+            "sqlite3", sqlite3.sqlite_version, f"is older than {oldest}", "use a newer Python"
+        )
+    folder = path.parent
+    try:
+        found, is_folder = folder.is_dir(), path.is_dir()
+    except PermissionError:
+        raise Misconfigured(
+            "url", str(path), "is out of reach for this user", "give it access to the folder"
+        ) from None
+    if not found:
+        raise Misconfigured("url", str(path), f"there is no folder {folder}", "create it")
+    if is_folder:
+        raise Misconfigured("url", str(path), "is a folder", "name a file in it")
+    kind = filesystem_of(path.resolve(), _MOUNTS.read_text()) if _MOUNTS.exists() else ""
+    if kind in NETWORK_FILESYSTEMS:
+        raise Misconfigured(
+            "url",
+            str(path),
+            f"is on a network filesystem ({kind}), where SQLite loses data",
+            "use a local disk, or postgresql:// or s3:// for several machines",
+        )
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Bring the tables up to date. Runs in a transaction, so that one process does it."""
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS jobsync_schema (version INTEGER NOT NULL) STRICT"
+    )
+    row = connection.execute("SELECT version FROM jobsync_schema").fetchone()
+    if row is None:
+        connection.execute("INSERT INTO jobsync_schema VALUES (0)")
+    # A newer version than ours has only added to what we know.
+    for step in SQLITE_STEPS[0 if row is None else row[0] :]:
+        for statement in step:
+            connection.execute(statement)
+        connection.execute("UPDATE jobsync_schema SET version = version + 1")

@@ -1,0 +1,182 @@
+"""Listing: byte order, pages, one level, filters."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobsync import Invalid, Put, Store
+from jobsync.core.filters import matches, parse
+from jobsync.core.keys import escape
+
+# The store outlives the examples of one test; each example has a prefix of its own.
+many = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+_numbers = itertools.count()
+
+
+def fresh_prefix() -> str:
+    """Give a prefix that no other example uses."""
+    return f"example/{next(_numbers)}/"
+
+
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
+ids = texts.filter(lambda text: len(text.encode()) <= 60)
+
+
+async def fill(store: Store, prefix: str, documents: dict[str, Any]) -> None:
+    """Write documents under a prefix."""
+    await store.write([Put(prefix + escape(name), value) for name, value in documents.items()])
+
+
+@many
+@given(names=st.sets(ids, max_size=30), limit=st.integers(1, 8))
+async def test_listing_is_in_byte_order_page_by_page(
+    store: Store, names: set[str], limit: int
+) -> None:
+    """Pages joined are all names, once each, in the order of their UTF-8 bytes."""
+    prefix = fresh_prefix()
+    await fill(store, prefix, dict.fromkeys(names, 0))
+    expected = [prefix + escape(name) for name in sorted(names, key=str.encode)]
+    heads, records = [], []
+    after = ""
+    while page := await store.heads(prefix, after=after, limit=limit):
+        heads += page
+        after = page[-1].key
+    after = ""
+    while found := await store.scan(prefix, after=after, limit=limit):
+        records += found
+        after = found[-1].key
+    assert [head.key for head in heads] == expected
+    assert [record.key for record in records] == expected
+    assert [head.version for head in heads] == [record.version for record in records]
+
+
+async def test_a_prefix_lists_one_level(store: Store) -> None:
+    """Keys above, below and beside a prefix are not listed under it."""
+    keys = ["a", "a/b", "a/b/c", "a/b/d", "a/b/c/d", "a/bc", "a/b-c", "a/b.Ec", "b/c"]
+    await store.write([Put(key, 0) for key in keys])
+    assert [head.key for head in await store.heads("a/b/")] == ["a/b/c", "a/b/d"]
+    assert [head.key for head in await store.heads("a/")] == ["a/b", "a/b-c", "a/b.Ec", "a/bc"]
+    assert [head.key for head in await store.heads("c/")] == []
+
+
+async def test_fewer_than_asked_means_the_end(store: Store) -> None:
+    """A filtered page is full unless nothing more matches."""
+    await store.write([Put(f"n/{i:03d}", {"i": i}) for i in range(50)])
+    where = {"i": {"$gte": 40}}
+    first = await store.scan("n/", limit=6, where=where)
+    assert [record.value["i"] for record in first] == [40, 41, 42, 43, 44, 45]
+    rest = await store.scan("n/", limit=6, after=first[-1].key, where=where)
+    assert [record.value["i"] for record in rest] == [46, 47, 48, 49]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prefix": "a"}, "does not end in '/'"),
+        ({"prefix": ""}, "does not end in '/'"),
+        ({"prefix": "a//"}, "empty segment"),
+        ({"prefix": "a/", "limit": 0}, "limit=0"),
+        ({"prefix": "a/", "limit": 10**9}, "limit=1000000000"),
+        ({"prefix": "a/", "after": "b/c"}, "is not under 'a/'"),
+    ],
+)
+async def test_a_bad_listing_is_refused(
+    store: Store, arguments: dict[str, Any], message: str
+) -> None:
+    """The error names the argument, its value and the fix."""
+    with pytest.raises(Invalid, match=message):
+        await store.heads(**arguments)
+    with pytest.raises(Invalid, match=message):
+        await store.scan(**arguments)
+
+
+async def test_a_bad_filter_is_refused(store: Store) -> None:
+    """A mistyped operator is an error, not an empty answer."""
+    with pytest.raises(Invalid, match=r"did you mean \$gte\?"):
+        await store.scan("a/", where={"n": {"$gtee": 1}})
+    with pytest.raises(Invalid, match=r"did you mean \$gte\?"):
+        await store.read("a", where={"n": {"$gtee": 1}})
+
+
+# Few names and values, so that filters hit.
+fields = st.sampled_from(["a", "b", 'q"', "back\\slash", "dot", "é", "0", "$x", "new\nline"])
+numbers = st.one_of(
+    st.sampled_from([0, 1, -1, 1.0, 0.1, 0.30000000000000004, 0.3, 1e22, 5e-324, 2**53, -(2**53)]),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.integers(-(2**53), 2**53),
+)
+words = st.one_of(st.sampled_from(["", "a", "b", "é", "z", "Z", "\uffff", "😀", "1"]), texts)
+scalars = st.one_of(st.none(), st.booleans(), numbers, words)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(fields, inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+documents = st.one_of(st.dictionaries(fields, values, max_size=4), values)
+paths = st.lists(fields.filter(lambda f: f[0] != "$"), min_size=1, max_size=3).map(".".join)
+ordered = st.one_of(numbers, words)
+operands = st.one_of(
+    scalars,
+    st.lists(scalars, max_size=2),
+    st.fixed_dictionaries({"$eq": values}),
+    st.fixed_dictionaries({"$ne": values}),
+    st.fixed_dictionaries({"$in": st.lists(values, max_size=3)}),
+    st.fixed_dictionaries({"$exists": st.booleans()}),
+    *(st.fixed_dictionaries({op: ordered}) for op in ("$lt", "$lte", "$gt", "$gte")),
+    st.fixed_dictionaries({"$gte": ordered, "$lt": ordered}),
+    st.fixed_dictionaries({"$not": st.fixed_dictionaries({"$gt": ordered})}),
+)
+
+
+def clean(where: Any) -> bool:
+    """Say whether a generated filter is one that can be asked."""
+    try:
+        parse(where)
+    except Invalid:
+        return False
+    return True
+
+
+filters = st.recursive(
+    st.dictionaries(paths, operands, max_size=2),
+    lambda inner: st.one_of(
+        st.fixed_dictionaries({"$and": st.lists(inner, min_size=1, max_size=3)}),
+        st.fixed_dictionaries({"$or": st.lists(inner, min_size=1, max_size=3)}),
+        st.fixed_dictionaries({"$not": inner}),
+    ),
+    max_leaves=4,
+).filter(clean)
+
+
+@settings(many, max_examples=150)
+@given(found=st.lists(documents, max_size=12), where=filters)
+async def test_filters_answer_as_the_reference(
+    store: Store, found: list[Any], where: dict[str, Any]
+) -> None:
+    """Whatever the data and the filter, records and history give the reference's answer."""
+    prefix = fresh_prefix()
+    await store.write([Put(f"{prefix}{i:03d}", document) for i, document in enumerate(found)])
+    await store.append(prefix[:-1], found)
+    wanted = parse(where)
+    expected = [document for document in found if matches(wanted, document)]
+    assert [record.value for record in await store.scan(prefix, where=where)] == expected
+    assert [entry.value for entry in await store.read(prefix[:-1], where=where)] == expected
+
+
+async def test_a_long_list_of_choices_is_answered(store: Store) -> None:
+    """A thousand values in `$in` are no deeper than one."""
+    await store.write([Put(f"n/{i:04d}", {"i": i, "s": str(i)}) for i in range(0, 2000, 100)])
+    choices = list(range(1000))
+    found = await store.scan("n/", where={"i": {"$in": choices}})
+    assert [record.value["i"] for record in found] == list(range(0, 1000, 100))
+    texts = [str(i) for i in choices]
+    both = {"$and": [{"s": {"$in": texts}}] * 8, "i": {"$not": {"$in": choices[:500]}}}
+    found = await store.scan("n/", where=both)
+    assert [record.value["i"] for record in found] == list(range(500, 1000, 100))

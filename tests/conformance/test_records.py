@@ -1,0 +1,363 @@
+"""Records: conditional writes, versions, tombstones, epochs, formats."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from jobsync import (
+    Applied,
+    Conflict,
+    Conflicted,
+    Fenced,
+    Invalid,
+    NewerFormat,
+    Put,
+    Store,
+)
+from jobsync.core.codec import MAX_VALUE
+from jobsync.stores.contract import TRAIL_LENGTH
+
+
+async def test_a_created_record_is_read_back_whole(store: Store) -> None:
+    """What was written is what is read, with its version."""
+    made = await store.create("user/ann", {"name": "Ann", "tags": [1, 2.5, None, True]})
+    assert await store.get("user/ann") == made
+    assert (made.seq, made.epoch, made.format, made.deleted) == (1, 0, 1, False)
+
+
+@pytest.mark.parametrize("value", [None, True, 0, -1.5, "", "æøå 漢字 🎈", [], {}, {"": {"": []}}])
+async def test_every_kind_of_json_survives(store: Store, value: Any) -> None:
+    """Any JSON value comes back equal and of the same type."""
+    await store.create("value/x", value)
+    record = await store.get("value/x")
+    assert record is not None
+    assert record.value == value
+    assert type(record.value) is type(value)
+
+
+async def test_an_absent_record_is_none(store: Store) -> None:
+    """Reading a name that was never used gives None."""
+    assert await store.get("user/nobody") is None
+    assert await store.get("user/nobody", tombstones=True) is None
+
+
+async def test_a_name_in_use_cannot_be_created(store: Store) -> None:
+    """The second creator gets a conflict and changes nothing."""
+    made = await store.create("user/ann", 1)
+    with pytest.raises(Conflict, match="user/ann"):
+        await store.create("user/ann", 2)
+    assert await store.get("user/ann") == made
+
+
+async def test_a_stale_base_cannot_be_replaced(store: Store) -> None:
+    """A write based on an older version gets a conflict and changes nothing."""
+    old = await store.create("user/ann", 1)
+    new = await store.put(old, 2)
+    with pytest.raises(Conflict):
+        await store.put(old, 3)
+    with pytest.raises(Conflict):
+        await store.delete(old)
+    assert await store.get("user/ann") == new
+
+
+async def test_a_record_that_is_gone_cannot_be_replaced(store: Store) -> None:
+    """A base that was buried since is a conflict, not a new record."""
+    made = await store.create("user/ann", 1)
+    await store.delete(made)
+    await store.bury("user/", older_than=-1)
+    with pytest.raises(Conflict):
+        await store.put(made, 2)
+    assert await store.get("user/ann", tombstones=True) is None
+
+
+async def test_each_change_of_a_batch_has_its_own_outcome(store: Store) -> None:
+    """Creates, replacements and deletions succeed and fail side by side in one write."""
+    first = [await store.create(f"user/{name}", 1) for name in "abcd"]
+    a, b, c, d = first
+    await store.put(b, 2)
+    await store.put(d, 2)
+    outcomes = await store.write(
+        [
+            a.replace(3),
+            b.replace(3),
+            c.delete(),
+            d.delete(),
+            Put("user/e", 3),
+            Put("user/a2", 3),
+            Put("user/f", None),
+        ]
+    )
+    kinds = [type(outcome) for outcome in outcomes]
+    assert kinds == [Applied, Conflicted, Applied, Conflicted, Applied, Applied, Applied]
+    assert [record.key for record in await store.scan("user/")] == [
+        f"user/{name}" for name in ("a", "a2", "b", "d", "e", "f")
+    ]
+    values = [record and record.value for record in await store.get_many(["user/a", "user/b"])]
+    assert values == [3, 2]
+
+
+async def test_an_outcome_carries_the_next_base(store: Store) -> None:
+    """A writer goes on from what its last write returned, without reading."""
+    record = await store.create("n", 0)
+    for n in range(1, 5):
+        record = await store.put(record, n)
+    assert await store.get("n") == record
+    assert record.seq == 5
+
+
+async def test_an_empty_write_does_nothing(store: Store) -> None:
+    """A batch of nothing has no outcomes."""
+    assert await store.write([]) == []
+
+
+async def test_versions_never_repeat(store: Store) -> None:
+    """Equal content, delete and re-create: every write has a version of its own."""
+    record = await store.create("n", "same")
+    versions = [record.version]
+    for _ in range(3):
+        record = await store.put(record, "same")
+        versions.append(record.version)
+        record = await store.delete(record)
+        versions.append(record.version)
+        record = await store.put(record, "same")
+        versions.append(record.version)
+    await store.delete(record)
+    assert len(set(versions)) == len(versions)
+
+
+async def test_versions_do_not_repeat_after_burial(store: Store) -> None:
+    """A name that is used again after its tombstone is gone starts with a new version."""
+    first = await store.create("user/ann", 1)
+    await store.delete(first)
+    assert await store.bury("user/", older_than=-1) == 1
+    again = await store.create("user/ann", 1)
+    assert again.version != first.version
+
+
+async def test_a_deleted_record_is_out_of_sight(store: Store) -> None:
+    """Readers skip a tombstone; asking for it shows it."""
+    made = await store.create("user/ann", 1)
+    tombstone = await store.delete(made)
+    assert await store.get("user/ann") is None
+    assert await store.heads("user/") == []
+    assert await store.scan("user/") == []
+    assert await store.get("user/ann", tombstones=True) == tombstone
+    assert (tombstone.deleted, tombstone.value, tombstone.seq) == (True, None, 2)
+
+
+async def test_a_tombstone_is_replaced_only_by_name(store: Store) -> None:
+    """Creating over a tombstone conflicts; naming its version brings the record back."""
+    tombstone = await store.delete(await store.create("user/ann", 1))
+    with pytest.raises(Conflict):
+        await store.create("user/ann", 2)
+    back = await store.put(tombstone, 2)
+    assert back.seq == 3
+    assert await store.get("user/ann") == back
+
+
+async def test_a_late_copy_of_a_create_resurrects_nothing(store: Store) -> None:
+    """A create that arrives twice, once after its record was consumed, stays consumed."""
+    create = Put("job/1", "work", nonce="AAAAAAAAAAAA")
+    (outcome,) = await store.write([create])
+    assert isinstance(outcome, Applied)
+    await store.delete(outcome.record)
+    assert await store.write([create]) == [Conflicted()]
+    assert await store.get("job/1") is None
+
+
+async def test_a_copy_of_a_write_is_not_applied_twice(store: Store) -> None:
+    """The same request again conflicts, and the record remembers that it was applied."""
+    made = await store.create("n", 0)
+    again = Put("n", 1, made, nonce="BBBBBBBBBBBB")
+    assert isinstance((await store.write([again]))[0], Applied)
+    assert await store.write([again]) == [Conflicted()]
+    record = await store.get("n")
+    assert record is not None
+    assert record.seq == 2
+    assert record.nonce == "BBBBBBBBBBBB"
+    assert record.remembers("BBBBBBBBBBBB")
+    assert record.remembers(made.nonce)
+
+
+async def test_a_record_remembers_its_latest_writes(store: Store) -> None:
+    """Exactly the last sixteen nonces are kept."""
+    record = await store.create("n", 0)
+    nonces = [record.nonce]
+    for n in range(TRAIL_LENGTH):
+        record = await store.put(record, n)
+        nonces.append(record.nonce)
+    found = await store.get("n")
+    assert found is not None
+    assert found.trail.split(" ") == nonces[:0:-1]
+    assert not found.remembers(nonces[0])
+
+
+async def test_a_tombstone_keeps_the_nonces(store: Store) -> None:
+    """A lost reply can still be settled after the record was deleted."""
+    made = await store.create("n", 0)
+    await store.delete(made)
+    tombstone = await store.get("n", tombstones=True)
+    assert tombstone is not None
+    assert tombstone.remembers(made.nonce)
+
+
+async def test_only_old_tombstones_are_buried(store: Store) -> None:
+    """Burial takes tombstones past their age under one prefix, and never a live record."""
+    for key in ("user/a", "user/b", "team/a"):
+        await store.delete(await store.create(key, 1))
+    await store.create("user/live", 1)
+    assert await store.bury("user/") == 0
+    assert await store.bury("user/", older_than=-1, limit=1) == 1
+    assert await store.bury("user/", older_than=-1) == 1
+    assert await store.bury("user/", older_than=-1) == 0
+    assert await store.get("user/live") is not None
+    assert await store.get("team/a", tombstones=True) is not None
+
+
+async def test_several_are_read_in_the_order_asked(store: Store) -> None:
+    """Answers stand where their keys stood, absent and repeated ones too."""
+    await store.write([Put("n/1", 1), Put("n/2", 2), Put("session/3", 3)])
+    keys = ["n/2", "n/none", "session/3", "n/1", "n/2"]
+    found = await store.get_many(keys)
+    assert [record and record.value for record in found] == [2, None, 3, 1, 2]
+    assert await store.get_many([]) == []
+
+
+async def test_epochs_never_go_back(store: Store) -> None:
+    """A writer of an earlier term is refused; one without a term keeps the record's."""
+    record = await store.create("role/x", 1, epoch=5)
+    with pytest.raises(Fenced) as caught:
+        await store.put(record, 2, epoch=4)
+    assert (caught.value.epoch, caught.value.current) == (4, 5)
+    record = await store.put(record, 3, epoch=6)
+    record = await store.put(record, 4)
+    assert record.epoch == 6
+    tombstone = await store.delete(record)
+    assert tombstone.epoch == 6
+    with pytest.raises(Fenced):
+        await store.put(tombstone, 5, epoch=5)
+    assert await store.get("role/x") is None
+
+
+async def test_a_newer_format_is_read_only(store: Store) -> None:
+    """Code of an older format can read the record, and neither rewrite nor delete it."""
+    newer = await store.create("user/ann", {"n": 1}, format=2)
+    with pytest.raises(NewerFormat) as caught:
+        await store.put(newer, {"n": 2})
+    assert (caught.value.found, caught.value.known) == (2, 1)
+    with pytest.raises(NewerFormat):
+        await store.write([Put("user/bob", 1), newer.delete()])
+    assert await store.get("user/ann") == newer
+    assert await store.get("user/bob") is None
+    assert (await store.put(newer, {"n": 2}, format=2)).format == 2
+
+
+async def test_unknown_fields_survive_a_rewrite(store: Store) -> None:
+    """Code that edits the decoded document keeps what it does not know."""
+    await store.create("user/ann", {"n": 1, "of-the-future": {"x": [1]}})
+    record = await store.get("user/ann")
+    assert record is not None
+    record.value["n"] += 1
+    await store.put(record, record.value)
+    found = await store.get("user/ann")
+    assert found is not None
+    assert found.value == {"n": 2, "of-the-future": {"x": [1]}}
+
+
+async def test_what_was_stored_is_out_of_the_callers_reach(store: Store) -> None:
+    """Changing a value after writing or reading it changes nothing that is stored."""
+    value = {"list": [1]}
+    await store.create("n", value)
+    value["list"].append(2)
+    record = await store.get("n")
+    assert record is not None
+    record.value["list"].append(3)
+    again = await store.get("n")
+    assert again is not None
+    assert again.value == {"list": [1]}
+
+
+async def test_the_largest_value_fits_and_a_larger_one_is_refused(store: Store) -> None:
+    """Four megabytes of JSON are the limit, to the byte."""
+    record = await store.create("n", "x" * (MAX_VALUE - 2))
+    with pytest.raises(Invalid, match="is larger than 4,194,304 bytes"):
+        await store.put(record, "x" * (MAX_VALUE - 1))
+    found = await store.get("n")
+    assert found is not None
+    assert found.version == record.version
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (Put("a/../b", 1), "'..'"),
+        (Put("a\0b", 1), "contains"),
+        (Put("a//b", 1), "empty segment"),
+        (Put("x" * 201, 1), "200 at most"),
+        (Put("/".join("abcdefghi"), 1), "8 at most"),
+        (Put("/".join(["x" * 200] * 4), 1), "700 at most"),
+        (Put("ok", float("nan")), "value=nan"),
+        (Put("ok", {"a": [b"x"]}), r"value\.a\[0\]=b'x': bytes is not JSON"),
+        (Put("ok", {"a": 2**53 + 1}), r"value\.a=9007199254740993"),
+        (Put("ok", {1: 2}), "is not a text key"),
+        (Put("ok", "\ud800"), "lone surrogate"),
+        (Put("ok", "a\0"), "NUL"),
+    ],
+)
+async def test_a_bad_change_writes_nothing(store: Store, bad: Put, message: str) -> None:
+    """The error names the field, the value and the fix; the good part is not written either."""
+    with pytest.raises(Invalid, match=message):
+        await store.write([Put("good", 1), bad])
+    assert await store.get("good") is None
+
+
+async def test_one_record_is_not_changed_twice_in_a_batch(store: Store) -> None:
+    """Two changes to one key in one write are refused."""
+    made = await store.create("n", 1)
+    with pytest.raises(Invalid, match="change one record twice"):
+        await store.write([made.replace(2), made.delete()])
+    with pytest.raises(Invalid, match="is not a version of"):
+        await store.write([Put("m", 1, base=made)])
+    assert await store.get("n") == made
+
+
+async def test_of_many_creators_one_wins(store: Store) -> None:
+    """Concurrent creates of one name have exactly one winner."""
+    outcomes = await asyncio.gather(*(store.write([Put("lock", i)]) for i in range(20)))
+    winners = [i for i, (outcome,) in enumerate(outcomes) if isinstance(outcome, Applied)]
+    record = await store.get("lock")
+    assert record is not None
+    assert winners == [record.value]
+
+
+async def test_no_increment_is_lost(store: Store) -> None:
+    """Concurrent read-change-write loops all count."""
+
+    async def increment() -> None:
+        while True:
+            record = await store.get("n")
+            assert record is not None
+            try:
+                await store.put(record, record.value + 1)
+            except Conflict:
+                continue
+            return
+
+    await store.create("n", 0)
+    await asyncio.gather(*(increment() for _ in range(10)))
+    record = await store.get("n")
+    assert record is not None
+    assert (record.value, record.seq) == (10, 11)
+
+
+async def test_two_stores_on_one_place_see_each_other(store: Store, place: Any) -> None:
+    """What one handle writes another reads, and is a base for."""
+    other = await place.open()
+    made = await store.create("n", 1)
+    found = await other.get("n")
+    assert found == made
+    await other.put(found, 2)
+    with pytest.raises(Conflict):
+        await store.put(made, 3)
+    await other.close()

@@ -1,0 +1,56 @@
+"""From a URL to a store, or to a clear refusal."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from jobsync import Invalid, MissingExtra, open_store
+
+
+async def test_memory_of_one_name_is_shared() -> None:
+    """Two stores of one name hold the same records; nameless ones do not."""
+    one, two = await open_store("memory://shared"), await open_store("memory://shared")
+    await one.create("n", 1)
+    assert await two.get("n") is not None
+    alone, also_alone = await open_store("memory://"), await open_store("memory://")
+    await alone.create("n", 1)
+    assert await also_alone.get("n") is None
+
+
+@pytest.mark.parametrize(
+    ("url", "install"),
+    [
+        ("postgresql://me:hush-hush@db/jobs", "pip install 'jobsync-fleet[postgres]'"),
+        ("s3://AKIA:hush-hush@bucket/prefix", "pip install 'jobsync-fleet[s3]'"),
+    ],
+)
+async def test_a_missing_extra_gives_the_install_line(
+    url: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line can be copied as it stands, and shows no secret."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtra) as caught:
+        await open_store(url)
+    assert str(caught.value).endswith(f"run: {install}")
+    assert "hush-hush" not in str(caught.value) + repr(caught.value)
+
+
+async def test_an_unknown_scheme_is_refused() -> None:
+    """The error names the schemes there are, and shows no secret."""
+    with pytest.raises(Invalid, match="sqlite:///path") as caught:
+        await open_store("mysql://me:hush-hush@db/jobs")
+    assert "hush-hush" not in str(caught.value) + repr(caught.value)
+
+
+async def test_the_url_comes_from_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment goes before the file, and an argument before both."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JOBSYNC_URL", raising=False)
+    Path("jobsync.toml").write_text('url = "memory://from-file"')
+    assert (await open_store()).name == "memory://from-file"
+    monkeypatch.setenv("JOBSYNC_URL", "memory://from-environment")
+    assert (await open_store()).name == "memory://from-environment"
+    assert (await open_store("memory://from-code")).name == "memory://from-code"

@@ -1,0 +1,373 @@
+"""The SQLite store alone: where its file may be, and what happens when that goes wrong."""
+
+import asyncio
+import os
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobsync import (
+    Components,
+    Corrupt,
+    JobsyncError,
+    Misconfigured,
+    OutcomeUnknown,
+    Put,
+    Unavailable,
+    Unknown,
+    open_store,
+)
+from jobsync.stores import sqlitefile
+from jobsync.stores.mounts import filesystem_of
+from jobsync.stores.sql.schema import SQLITE_STEPS
+from jobsync.stores.sqlite import SqliteStore
+from jobsync.stores.sqlitefile import CommitFailed, SqliteFile
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the file will be."""
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteStore]:
+    """A store that loses patience soon."""
+    store = await SqliteStore.connect(path, patience=0.05)
+    yield store
+    await store.close()
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """Give up root's power to write anywhere, for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that everybody may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+async def test_a_read_only_file_is_refused(shared_folder: Path) -> None:
+    """The error says what to make writable, and the file is as it was."""
+    path = shared_folder / "jobs.db"
+    await (await SqliteStore.connect(path)).close()
+    before = path.read_bytes()
+    for name in shared_folder.iterdir():
+        name.chmod(0o444)
+    shared_folder.chmod(0o555)
+    with nobody(), pytest.raises(Misconfigured, match=r"jobs\.db.* folder writable"):
+        await SqliteStore.connect(path)
+    assert path.read_bytes() == before
+
+
+async def test_a_read_only_folder_is_refused(shared_folder: Path) -> None:
+    """A file that cannot be made is refused with the fix."""
+    shared_folder.chmod(0o555)
+    with nobody(), pytest.raises(Misconfigured, match="make the file and its folder writable"):
+        await SqliteStore.connect(shared_folder / "jobs.db")
+    assert list(shared_folder.iterdir()) == []
+
+
+async def test_a_folder_out_of_reach_is_refused(shared_folder: Path) -> None:
+    """A folder that this user may not enter is named as the cause."""
+    shared_folder.chmod(0o600)
+    with nobody(), pytest.raises(Misconfigured, match="out of reach for this user"):
+        await SqliteStore.connect(shared_folder / "in" / "jobs.db")
+
+
+async def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    """Folders are not made behind the user's back."""
+    with pytest.raises(Misconfigured, match=r"there is no folder .*/nowhere; create it"):
+        await SqliteStore.connect(tmp_path / "nowhere" / "jobs.db")
+    with pytest.raises(Misconfigured, match="is a folder; name a file in it"):
+        await SqliteStore.connect(tmp_path)
+
+
+async def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
+    """Somebody's text file is left as it is."""
+    path.write_text("Dear diary, " * 500)
+    with pytest.raises(Misconfigured, match="is not an SQLite database"):
+        await SqliteStore.connect(path)
+    assert path.read_text().startswith("Dear diary, Dear diary")
+
+
+async def test_a_damaged_database_is_reported(path: Path) -> None:
+    """A page that makes no sense is an error of its own, and nothing is repaired."""
+    store = await SqliteStore.connect(path)
+    await store.write([Put(f"n/{i}", "x" * 2000) for i in range(50)])
+    await store.close()
+    data = bytearray(path.read_bytes())
+    data[4096 * 3 :] = b"\xee" * (len(data) - 4096 * 3)
+    path.write_bytes(data)
+    with pytest.raises(Corrupt, match="malformed"):
+        await _scan(path)
+    assert path.read_bytes() == bytes(data)
+
+
+async def _scan(path: Path) -> None:
+    store = await SqliteStore.connect(path)
+    try:
+        await store.scan("n/")
+    finally:
+        await store.close()
+
+
+async def test_a_network_filesystem_is_refused(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS is found by its filesystem type, before a file is made there."""
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
+        f"36 22 0:30 / {tmp_path} rw shared:1 - nfs4 server:/export rw\n"
+    )
+    monkeypatch.setattr(sqlitefile, "_MOUNTS", mounts)
+    with pytest.raises(Misconfigured, match=r"network filesystem \(nfs4\).*local disk"):
+        await SqliteStore.connect(path)
+    assert not path.exists()
+
+
+def test_the_innermost_mount_counts() -> None:
+    """The filesystem of a path is that of the closest mount above it; later mounts hide."""
+    mounts = (
+        "1 0 8:1 / / rw - ext4 a rw\n"
+        "2 1 0:1 / /data rw - nfs4 b rw\n"
+        "3 2 8:2 / /data/my\\040disk rw - xfs c rw\n"
+        "4 1 8:2 / /srv rw - cifs c rw\n"
+        "5 1 8:2 / /srv rw - ext4 c rw\n"
+        "nonsense\n"
+    )
+    answers = {
+        "/home/x": "ext4",
+        "/data/x": "nfs4",
+        "/database/x": "ext4",
+        "/data/my disk/x": "xfs",
+        "/srv/x": "ext4",
+    }
+    assert {path: filesystem_of(Path(path), mounts) for path in answers} == answers
+    assert filesystem_of(Path("/x"), "") == ""
+
+
+async def test_a_full_disk_writes_nothing(store: SqliteStore) -> None:
+    """The batch is rolled back whole; the store works again once there is room."""
+    await store.create("n/1", "x")
+    await _limit_pages(store._main, 1)
+    with pytest.raises(Unavailable, match="the disk is full; nothing was written; free some"):
+        await store.write([Put("n/2", "x"), Put("n/3", "x" * 1_000_000)])
+    with pytest.raises(Unavailable, match="the disk is full"):
+        await store.append("history", ["x" * 1_000_000])
+    assert [head.key for head in await store.heads("n/")] == ["n/1"]
+    await _limit_pages(store._main, 1_000_000)
+    await store.create("n/2", "x")
+
+
+async def _limit_pages(file: SqliteFile, pages: int) -> None:
+    def limit() -> None:
+        file._connections["write"].execute(f"PRAGMA max_page_count={pages}")
+
+    await file._hop("write", limit)
+
+
+async def test_a_lock_held_too_long_is_unavailable(store: SqliteStore, path: Path) -> None:
+    """The caller is told what to look for, never that a database is locked."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Unavailable) as caught:
+            await store.create("n", 1)
+        assert "locked" not in str(caught.value)
+        assert "find the transaction that stays open" in str(caught.value)
+        other.execute("COMMIT")
+    await store.create("n", 1)
+
+
+async def test_a_users_transaction_does_not_starve_sessions(store: SqliteStore, path: Path) -> None:
+    """With the main file's lock held, sessions and roles are written all the same."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        beat = await store.create("session/w1", 0)
+        await store.put(beat, 1)
+        await store.create("role/ns/work", 0)
+        other.execute("COMMIT")
+    assert [head.key for head in await store.heads("session/")] == ["session/w1"]
+    kinds = await store.get_many(["session/w1", "role/ns/work"])
+    assert [record and record.value for record in kinds] == [1, 0]
+
+
+async def test_a_failing_commit_is_unknown(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the disk fails at COMMIT nobody claims to know the outcome."""
+
+    def fail(_: SqliteFile, __: sqlite3.Connection) -> None:
+        raise CommitFailed("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteFile, "_commit", fail)
+        assert await store.write([Put("a", 1), Put("b", 1)]) == [Unknown("disk I/O error")] * 2
+        with pytest.raises(OutcomeUnknown, match="disk I/O error"):
+            await store.create("a", 1)
+        with pytest.raises(OutcomeUnknown):
+            await store.append("history", [1])
+        with pytest.raises(OutcomeUnknown):
+            await store.bury("n/")
+    await store.create("a", 1)
+
+
+async def test_a_file_removed_underneath_is_noticed(store: SqliteStore, path: Path) -> None:
+    """Nothing is written into a file that no longer has a name."""
+    path.rename(path.with_suffix(".moved"))
+    with pytest.raises(Unavailable, match="removed or replaced"):
+        await store.create("n", 1)
+    path.touch()
+    with pytest.raises(Unavailable, match="removed or replaced"):
+        await store.get("n")
+    path.with_suffix(".moved").replace(path)
+    await store.create("n", 1)
+
+
+async def test_a_closed_store_says_so(path: Path) -> None:
+    """Calls after close are refused with the fix."""
+    store = await SqliteStore.connect(path)
+    await store.close()
+    with pytest.raises(Unavailable, match="the store is closed; connect again"):
+        await store.get("n")
+
+
+async def test_a_forked_child_is_refused(store: SqliteStore, monkeypatch: Any) -> None:
+    """A connection is never carried over a fork."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(Misconfigured, match="opened before a fork; connect again"):
+            await store.get("n")
+
+
+async def test_a_newer_schema_is_used_as_it_is(path: Path) -> None:
+    """Newer code has only added to the tables, so older code goes on working."""
+    await (await SqliteStore.connect(path)).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE jobsync_record ADD COLUMN of_the_future TEXT")
+        connection.execute("UPDATE jobsync_schema SET version = 99")
+    store = await SqliteStore.connect(path)
+    await store.create("n", 1)
+    await store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT version FROM jobsync_schema").fetchone() == (99,)
+
+
+async def test_an_older_schema_is_brought_up_to_date(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the missing steps run, and what was stored stays."""
+    store = await SqliteStore.connect(path)
+    await store.create("n", 1)
+    await store.close()
+    step = ("ALTER TABLE jobsync_record ADD COLUMN extra TEXT",)
+    monkeypatch.setattr(sqlitefile, "SQLITE_STEPS", (*SQLITE_STEPS, step))
+    for _ in range(2):
+        store = await SqliteStore.connect(path)
+        assert await store.get("n") is not None
+        await store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT version, 0 FROM jobsync_schema").fetchone() == (2, 0)
+        assert connection.execute("SELECT extra FROM jobsync_record").fetchone() == (None,)
+
+
+async def test_users_tables_share_the_file(store: SqliteStore, path: Path) -> None:
+    """The file may hold the user's own tables."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE mine (x)")
+        connection.execute("INSERT INTO mine VALUES (1)")
+    await store.create("n", 1)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT x FROM mine").fetchone() == (1,)
+
+
+async def test_tables_that_were_changed_are_reported(store: SqliteStore, path: Path) -> None:
+    """A table dropped by somebody else is a clear error."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE jobsync_record")
+    with pytest.raises(Misconfigured, match="no such table: jobsync_record; check that nobody"):
+        await store.get("n")
+
+
+async def test_commits_are_synced_to_disk(store: SqliteStore) -> None:
+    """Both files are in WAL mode with full synchronisation."""
+
+    def ask(file: SqliteFile) -> list[Any]:
+        connection = file._connections["write"]
+        return [
+            connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous")
+        ]
+
+    for file in (store._main, store._sessions):
+        assert await file._hop("write", ask, file) == ["wal", 2]
+
+
+async def test_tombstones_age_by_time_since_boot(path: Path, clock: Any) -> None:
+    """A step of the wall clock buries nothing; an hour, or another boot, does."""
+    system = Components.system()
+    store = await SqliteStore.connect(
+        path, Components(clock=clock, randomness=system.randomness, events=system.events)
+    )
+    await store.delete(await store.create("n/1", 1))
+    clock.wall_seconds += 1_000_000
+    clock.mono_seconds += 3600
+    assert await store.bury("n/") == 0
+    clock.mono_seconds += 1
+    assert await store.bury("n/") == 1
+    await store.delete(await store.create("n/2", 1))
+    clock.boot_id += 1
+    assert await store.bury("n/") == 1
+    await store.delete(await store.create("n/3", 1))
+    clock.mono_seconds = 5
+    assert await store.bury("n/") == 1
+    await store.close()
+
+
+async def test_a_cancelled_write_leaves_the_store_usable(store: SqliteStore) -> None:
+    """Whether it happened is unknown to the caller; the next call works either way."""
+    writing = asyncio.create_task(store.create("n", 1))
+    await asyncio.sleep(0)
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    record = await store.get("n")
+    assert record is None or record.value == 1
+    await store.create("m", 1)
+
+
+async def test_the_default_is_a_file_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a URL anywhere, a store is opened beside the user."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JOBSYNC_URL", raising=False)
+    store = await open_store()
+    await store.create("n", 1)
+    await store.close()
+    assert {name.name for name in tmp_path.iterdir()} == {"jobsync.db", "jobsync.db-sessions"}
+
+
+async def test_errors_are_jobsyncs_own(path: Path) -> None:
+    """Whatever sqlite3 raises, the caller catches one family."""
+    path.write_bytes(b"\0" * 100)
+    with pytest.raises(JobsyncError):
+        await SqliteStore.connect(path)
