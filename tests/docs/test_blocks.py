@@ -1,0 +1,65 @@
+"""Every Python block of the README and the documentation runs as it is printed."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_blocks = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks() -> Iterator[tuple[str, str]]:
+    """Give each block with the name of its page and its line."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in _blocks.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            yield f"{page.relative_to(ROOT)}:{line}", match.group(1)
+
+
+BLOCKS = dict(blocks())
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_block_runs(name: str, tmp_path: Path) -> None:
+    """It runs to its end in an empty folder, without a warning."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", BLOCKS[name]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_there_are_blocks() -> None:
+    """The pages were found."""
+    assert len(BLOCKS) >= 9
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link of a page names a file."""
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_example_runs(example: Path, tmp_path: Path) -> None:
+    """An example runs to its end and says that all is well."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", str(example)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,0 +1,124 @@
+"""Races between real processes: all wait at one line, then go for the same record."""
+
+import asyncio
+import multiprocessing
+import multiprocessing.synchronize
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from jobsync import Applied, Conflict, Conflicted, Put, Store, open_store
+
+__all__ = ["Start", "connect_at_once", "create", "increment", "race"]
+
+PROCESSES = 4
+TASKS = 4
+INCREMENTS = 5
+PATIENCE = 120.0
+
+Start: TypeAlias = Callable[[], None]
+"""Waits until every process stands at the line."""
+
+Runner: TypeAlias = Callable[[str, int, Start], Awaitable[Any]]
+"""What one process does in one round: given a URL, its number, and the line."""
+
+
+def race(
+    runner: Runner, urls: Sequence[str], progress: Callable[[str], None]
+) -> Iterator[list[Any]]:
+    """Run a round for each URL and give what each process brought back.
+
+    Raises:
+        AssertionError: a process raised; shows its traceback.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    line = spawn.Barrier(PROCESSES)
+    results: Any = spawn.Queue()
+    processes = [
+        spawn.Process(target=_run, args=(runner, list(urls), number, line, results), daemon=True)
+        for number in range(PROCESSES)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for i in range(len(urls)):
+            brought = [results.get(timeout=PATIENCE) for _ in processes]
+            failed = [text for ok, text in brought if not ok]
+            assert not failed, failed[0]
+            if i % 20 == 19:
+                progress(f"{runner.__name__}: {i + 1} of {len(urls)} rounds")
+            yield [result for _, result in brought]
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _run(
+    runner: Runner,
+    urls: list[str],
+    number: int,
+    line: multiprocessing.synchronize.Barrier,
+    results: Any,
+) -> None:
+    async def rounds() -> None:
+        for url in urls:
+            results.put((True, await runner(url, number, lambda: _go(line))))
+
+    try:
+        asyncio.run(rounds())
+    except BaseException:  # noqa: BLE001 - carried to the parent, which fails with it
+        line.abort()
+        results.put((False, traceback.format_exc()))
+
+
+def _go(line: multiprocessing.synchronize.Barrier) -> None:
+    line.wait(PATIENCE)
+
+
+async def create(url: str, number: int, start: Start) -> list[str]:
+    """Let several tasks create one record; give the names of those that won."""
+    store = await open_store(url)
+    names = [f"{number}.{task}" for task in range(TASKS)]
+    start()
+    outcomes = await asyncio.gather(*(store.write([Put("race/prize", name)]) for name in names))
+    await store.close()
+    assert all(type(outcome) in {Applied, Conflicted} for (outcome,) in outcomes)
+    return [
+        name
+        for name, (outcome,) in zip(names, outcomes, strict=True)
+        if isinstance(outcome, Applied)
+    ]
+
+
+async def increment(url: str, number: int, start: Start) -> int:
+    """Let several tasks add to one record; give how much they added."""
+    del number
+    store = await open_store(url)
+    start()
+    await asyncio.gather(*(_add(store) for _ in range(TASKS)))
+    await store.close()
+    return TASKS * INCREMENTS
+
+
+async def _add(store: Store) -> None:
+    for _ in range(INCREMENTS):
+        while True:
+            record = await store.get("race/count")
+            try:
+                if record is None:
+                    await store.create("race/count", 1)
+                else:
+                    await store.put(record, record.value + 1)
+            except Conflict:
+                continue
+            break
+
+
+async def connect_at_once(url: str, number: int, start: Start) -> str:
+    """Let all processes make the first connection to one place, and write."""
+    start()
+    store = await open_store(url)
+    record = await store.create(f"race/{number}", number)
+    await store.close()
+    return record.key
