@@ -5,7 +5,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo prove-stores bench-stores clean
+.PHONY: help setup test lint format demo prove-stores certify-s3 bench-stores clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,8 +29,18 @@ format: setup ## rewrite the code in the project's format
 demo: setup ## two processes, one SQLite file, no lost update
 	@$(PY) examples/increment.py
 
-prove-stores: setup ## the races at full scale; appends to proof/runs.jsonl
-	$(PY) -m pytest tests/races --scale=full $(ARGS)
+prove-stores: setup ## races, lost replies and exits at full scale; appends to proof/runs.jsonl
+	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py --scale=full $(ARGS)
+
+certify-s3: setup ## the conformance suite and the probe on four S3 servers
+	@bash scripts/install-ceph
+	@for server in seaweed ministack ceph; do \
+	  echo "== $$server"; \
+	  $(PY) -m pytest -q tests/conformance -k "s3" --s3=$$server && \
+	  $(PY) -m pytest -q tests/cli -k "bucket_is_well" --s3=$$server || exit 1; \
+	done
+	@echo "== rclone, which must be refused"
+	$(PY) -m pytest -q tests/cli -k "ignores_conditions"
 
 bench-stores: setup ## CPU a hop and a row, as ratios over bare drivers
 	@$(PY) benchmarks/stores.py

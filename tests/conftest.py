@@ -1,15 +1,23 @@
-"""Time and randomness that tests hold in their hands."""
+"""Time and randomness that tests hold in their hands, and servers that they share."""
 
+import asyncio
+import itertools
 import json
+import os
 import random
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import servers
 
+from jobsync import Components
 from jobsync.core.clock import Mono, Wall
 from jobsync.core.ids import Ids
+from jobsync.core.urls import ObjectsUrl, parse_url
+from jobsync.stores.manners import Manners, find_manners
 
 
 class FakeClock:
@@ -33,7 +41,8 @@ class FakeClock:
         return self.boot_id
 
     async def sleep(self, seconds: float) -> None:
-        """Move both lines on, without waiting."""
+        """Move both lines on, without waiting, and let others run."""
+        await asyncio.sleep(0)
         self.wall_seconds += seconds
         self.mono_seconds += seconds
 
@@ -66,8 +75,9 @@ def ids(clock: FakeClock) -> Ids:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make prove-…` ask for an issue's full figures."""
+    """Let `make prove-…` ask for full figures, and `make certify-s3` for another server."""
     parser.addoption("--scale", choices=["small", "full"], default="small")
+    parser.addoption("--s3", choices=["seaweed", "ministack", "ceph"], default="seaweed")
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +87,7 @@ def full_scale(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def rounds(full_scale: bool) -> int:  # noqa: FBT001 - a fixture, not a flag
+def rounds(full_scale: bool) -> int:
     """How often a race is run."""
     return 200 if full_scale else 20
 
@@ -108,6 +118,44 @@ class Proof:
 
 
 @pytest.fixture
-def proof(request: pytest.FixtureRequest, full_scale: bool) -> Proof:  # noqa: FBT001 - a fixture, not a flag
+def proof(request: pytest.FixtureRequest, full_scale: bool) -> Proof:
     """Where a test leaves the figures of a full run."""
     return Proof(request.config, kept=full_scale)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[servers.PostgresServer]:
+    """A PostgreSQL of our own, or the one that JOBSYNC_TEST_POSTGRES names."""
+    with servers.PostgresServer() as server:
+        yield server
+
+
+S3_SERVERS: dict[str, Callable[[], servers.S3Server]] = {
+    "seaweed": servers.SeaweedServer,
+    "ministack": servers.MinistackServer,
+    "ceph": servers.CephServer,
+}
+BUCKET = "tests"
+_prefixes = (f"{os.getpid()}-{i}" for i in itertools.count())
+
+
+@pytest.fixture(scope="session")
+def s3(request: pytest.FixtureRequest) -> Iterator[servers.S3Server]:
+    """A real S3 server of our own, with a bucket, or the one that JOBSYNC_TEST_S3 names."""
+    with S3_SERVERS[request.config.getoption("--s3")]() as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture
+def bucket_url(s3: servers.S3Server) -> str:
+    """A part of a bucket that no other test uses."""
+    return s3.url(BUCKET, next(_prefixes))
+
+
+@pytest.fixture(scope="session")
+def manners(s3: servers.S3Server) -> Manners:
+    """How that server wants to be spoken to."""
+    url = parse_url(s3.url(BUCKET, next(_prefixes)))
+    assert isinstance(url, ObjectsUrl)
+    return asyncio.run(find_manners(url, Components.system()))

@@ -21,7 +21,7 @@ from jobsync.stores.metered import Meter, MeteredStore, Tariff
 
 PRICED = Tariff(
     requests={"write": (0, 1), "get": (0, 1), "scan": (1, 1)},
-    dollars={"write": 5e-6, "get": 4e-7, "heads": 5e-6},
+    dollars={"write": (0, 5e-6), "get": (0, 4e-7), "scan": (5e-6, 4e-7)},
 )
 
 
@@ -85,7 +85,7 @@ async def test_a_tariff_prices_requests(components: Components) -> None:
         "scan": 11,
         "get": 1,
     }
-    assert meter.dollars == pytest.approx(10 * 5e-6 + 4e-7)
+    assert meter.dollars == pytest.approx(10 * 5e-6 + (5e-6 + 10 * 4e-7) + 4e-7)
 
 
 async def test_failures_and_time_are_counted(components: Components) -> None:

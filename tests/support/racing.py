@@ -13,20 +13,21 @@ __all__ = ["Start", "connect_at_once", "create", "increment", "race"]
 
 PROCESSES = 4
 TASKS = 4
-INCREMENTS = 5
+RACERS = PROCESSES * TASKS
+INCREMENTS = 2
 PATIENCE = 120.0
 
 Start: TypeAlias = Callable[[], None]
 """Waits until every process stands at the line."""
 
-Runner: TypeAlias = Callable[[str, int, Start], Awaitable[Any]]
-"""What one process does in one round: given a URL, its number, and the line."""
+Runner: TypeAlias = Callable[[str, str, int, Start], Awaitable[Any]]
+"""What one process does in one round: given a URL, a key, its number, and the line."""
 
 
 def race(
-    runner: Runner, urls: Sequence[str], progress: Callable[[str], None]
+    runner: Runner, rounds: Sequence[tuple[str, str]], progress: Callable[[str], None]
 ) -> Iterator[list[Any]]:
-    """Run a round for each URL and give what each process brought back.
+    """Run a round for each URL and key, and give what each process brought back.
 
     Raises:
         AssertionError: a process raised; shows its traceback.
@@ -35,18 +36,18 @@ def race(
     line = spawn.Barrier(PROCESSES)
     results: Any = spawn.Queue()
     processes = [
-        spawn.Process(target=_run, args=(runner, list(urls), number, line, results), daemon=True)
+        spawn.Process(target=_run, args=(runner, list(rounds), number, line, results), daemon=True)
         for number in range(PROCESSES)
     ]
     for process in processes:
         process.start()
     try:
-        for i in range(len(urls)):
+        for i in range(len(rounds)):
             brought = [results.get(timeout=PATIENCE) for _ in processes]
             failed = [text for ok, text in brought if not ok]
             assert not failed, failed[0]
             if i % 20 == 19:
-                progress(f"{runner.__name__}: {i + 1} of {len(urls)} rounds")
+                progress(f"{runner.__name__}: {i + 1} of {len(rounds)} rounds")
             yield [result for _, result in brought]
     finally:
         for process in processes:
@@ -56,17 +57,17 @@ def race(
 
 def _run(
     runner: Runner,
-    urls: list[str],
+    rounds: list[tuple[str, str]],
     number: int,
     line: multiprocessing.synchronize.Barrier,
     results: Any,
 ) -> None:
-    async def rounds() -> None:
-        for url in urls:
-            results.put((True, await runner(url, number, lambda: _go(line))))
+    async def run() -> None:
+        for url, key in rounds:
+            results.put((True, await runner(url, key, number, lambda: _go(line))))
 
     try:
-        asyncio.run(rounds())
+        asyncio.run(run())
     except BaseException:  # noqa: BLE001 - carried to the parent, which fails with it
         line.abort()
         results.put((False, traceback.format_exc()))
@@ -76,12 +77,12 @@ def _go(line: multiprocessing.synchronize.Barrier) -> None:
     line.wait(PATIENCE)
 
 
-async def create(url: str, number: int, start: Start) -> list[str]:
+async def create(url: str, key: str, number: int, start: Start) -> list[str]:
     """Let several tasks create one record; give the names of those that won."""
     store = await open_store(url)
     names = [f"{number}.{task}" for task in range(TASKS)]
     start()
-    outcomes = await asyncio.gather(*(store.write([Put("race/prize", name)]) for name in names))
+    outcomes = await asyncio.gather(*(store.write([Put(key, name)]) for name in names))
     await store.close()
     assert all(type(outcome) in {Applied, Conflicted} for (outcome,) in outcomes)
     return [
@@ -91,23 +92,23 @@ async def create(url: str, number: int, start: Start) -> list[str]:
     ]
 
 
-async def increment(url: str, number: int, start: Start) -> int:
+async def increment(url: str, key: str, number: int, start: Start) -> int:
     """Let several tasks add to one record; give how much they added."""
     del number
     store = await open_store(url)
     start()
-    await asyncio.gather(*(_add(store) for _ in range(TASKS)))
+    await asyncio.gather(*(_add(store, key) for _ in range(TASKS)))
     await store.close()
     return TASKS * INCREMENTS
 
 
-async def _add(store: Store) -> None:
+async def _add(store: Store, key: str) -> None:
     for _ in range(INCREMENTS):
         while True:
-            record = await store.get("race/count")
+            record = await store.get(key)
             try:
                 if record is None:
-                    await store.create("race/count", 1)
+                    await store.create(key, 1)
                 else:
                     await store.put(record, record.value + 1)
             except Conflict:
@@ -115,10 +116,10 @@ async def _add(store: Store) -> None:
             break
 
 
-async def connect_at_once(url: str, number: int, start: Start) -> str:
+async def connect_at_once(url: str, key: str, number: int, start: Start) -> str:
     """Let all processes make the first connection to one place, and write."""
     start()
     store = await open_store(url)
-    record = await store.create(f"race/{number}", number)
+    record = await store.create(f"{key}-{number}", number)
     await store.close()
     return record.key

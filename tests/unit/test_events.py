@@ -281,7 +281,7 @@ def test_once_is_over_before_it_runs(events: Events) -> None:
 
 
 @pytest.mark.parametrize("once", [False, True])
-def test_off_ends_a_registration(events: Events, once: bool) -> None:  # noqa: FBT001 - a case
+def test_off_ends_a_registration(events: Events, once: bool) -> None:
     """`off` says whether there was anything to end; the second time there is not."""
     heard: list[Event] = []
     (events.once if once else events.on)("test:queue:started", heard.append)
@@ -304,7 +304,7 @@ def test_off_ends_every_registration_of_that_name(events: Events) -> None:
 
 
 @pytest.mark.parametrize("once", [False, True])
-def test_off_during_an_emit_holds_at_once(events: Events, once: bool) -> None:  # noqa: FBT001 - a case
+def test_off_during_an_emit_holds_at_once(events: Events, once: bool) -> None:
     """A listener that an earlier one removed is not called any more."""
     heard: list[Event] = []
     events.on("*", lambda _: events.off("*", heard.append))

@@ -19,6 +19,7 @@ A store is one file that inherits `Store` and passes the conformance suite.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 import msgspec
@@ -169,9 +170,11 @@ class Store(ABC):
 
     Attributes:
         name: how errors and events call this store; holds no secret.
+        traits: what was learned about the server behind it, kept with the probe's verdict.
     """
 
     name: str
+    traits: Mapping[str, Json] = MappingProxyType({})
 
     @abstractmethod
     async def get_many(
@@ -230,6 +233,14 @@ class Store(ABC):
     @abstractmethod
     async def bury(self, prefix: str, *, older_than: float = BURIAL_AGE, limit: int = 1000) -> int:
         """Remove tombstones that are older than so many seconds; count them."""
+
+    @abstractmethod
+    async def drop(self, keys: Sequence[str]) -> None:
+        """Remove records for good, without a tombstone and without looking.
+
+        Only for names that are never used again: a late copy of a create would bring its
+        record back.
+        """
 
     @abstractmethod
     async def wait(self, topic: str, timeout: float) -> None:

@@ -26,13 +26,14 @@ class StoreDecorator(Store):
 
     def __init__(self, inner: Store) -> None:
         self.name = inner.name
+        self.traits = inner.traits
         self.inner = inner
 
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
         """Surround a call.
 
         Args:
-            call: get, write, heads, scan, append, read, discard or bury.
+            call: get, write, heads, scan, append, read, discard, bury or drop.
             sent: how many keys, changes or lines it sends.
             work: makes the call.
         """
@@ -90,6 +91,10 @@ class StoreDecorator(Store):
         return await self.around(
             "bury", 0, lambda: self.inner.bury(prefix, older_than=older_than, limit=limit)
         )
+
+    async def drop(self, keys: Sequence[str]) -> None:
+        """Remove records for good."""
+        await self.around("drop", len(keys), lambda: self.inner.drop(keys))
 
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if something changed. Waiting is not surrounded: it is only a hint."""

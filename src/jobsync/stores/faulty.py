@@ -20,7 +20,7 @@ __all__ = ["Faults", "FaultyStore"]
 
 T = TypeVar("T")
 
-_CHANGES_SOMETHING = {"append", "discard", "bury"}
+_CHANGES_SOMETHING = {"append", "discard", "bury", "drop"}
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):

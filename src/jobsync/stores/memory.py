@@ -5,10 +5,9 @@ simulation needs. Values are held as JSON text, so that no caller can change wha
 stored by changing what it was given.
 """
 
-import asyncio
 import bisect
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -34,6 +33,7 @@ from jobsync.stores.contract import (
 from jobsync.stores.drafts import Draft, draft, revive
 from jobsync.stores.lines import check_after, check_stream, entry_of, first_id, lines_of
 from jobsync.stores.paging import Row, check_page, check_span, collect
+from jobsync.stores.topics import Topics
 from jobsync.stores.witness import Witness
 
 __all__ = ["MemoryStore"]
@@ -58,7 +58,7 @@ class _Data:
         self.slots: dict[str, _Slot] = {}
         self.keys: list[str] = []
         self.streams: dict[str, dict[str, bytes]] = {}
-        self.waiting: dict[str, set[Callable[[], object]]] = {}
+        self.topics = Topics()
 
     def under(self, prefix: str, after: str = "") -> Iterable[str]:
         """List the keys of one level, in order."""
@@ -69,12 +69,6 @@ class _Data:
                 return
             if "/" not in key[len(prefix) :]:
                 yield key
-
-    def wake(self, topics: set[str]) -> None:
-        """Call whoever waits for one of these."""
-        for topic in topics:
-            for call in tuple(self.waiting.get(topic, ())):
-                call()
 
 
 _shared: WeakValueDictionary[str, _Data] = WeakValueDictionary()
@@ -116,9 +110,9 @@ class MemoryStore(Store):
         drafts = draft(changes, self._ids)
         with self._data.lock:
             outcomes = [self._apply(change) for change in drafts]
-            self._data.wake(
-                {parent(done.record.key) for done in outcomes if isinstance(done, Applied)}
-            )
+        self._data.topics.wake(
+            {parent(done.record.key) for done in outcomes if isinstance(done, Applied)}
+        )
         return outcomes
 
     def _apply(self, change: Draft) -> Outcome:
@@ -177,7 +171,7 @@ class MemoryStore(Store):
             kept = self._data.streams.setdefault(stream, {})
             for line in lines:
                 kept.setdefault(line.id, line.data)
-            self._data.wake({stream})
+        self._data.topics.wake([stream])
 
     async def read(
         self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
@@ -224,24 +218,18 @@ class MemoryStore(Store):
                 self._data.keys.remove(key)
         return len(old)
 
+    async def drop(self, keys: Sequence[str]) -> None:
+        """Remove records for good."""
+        for key in keys:
+            check_key(key)
+        with self._data.lock:
+            for key in keys:
+                if self._data.slots.pop(key, None) is not None:
+                    self._data.keys.remove(key)
+
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if something changed."""
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
-
-        def call() -> None:
-            loop.call_soon_threadsafe(changed.set)
-
-        with self._data.lock:
-            self._data.waiting.setdefault(topic, set()).add(call)
-        try:
-            async with asyncio.timeout(timeout):
-                await changed.wait()
-        except TimeoutError:
-            pass
-        finally:
-            with self._data.lock:
-                self._data.waiting[topic].discard(call)
+        await self._data.topics.wait(topic, timeout)
 
     async def now(self) -> Wall | None:
         """Tell the time: this process's own clock is the store's."""

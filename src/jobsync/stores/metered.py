@@ -25,6 +25,7 @@ class Tally(msgspec.Struct):
     items: int = 0
     """Keys, changes, lines or records that went over the wire."""
     requests: int = 0
+    dollars: float = 0.0
     seconds: float = 0.0
     errors: int = 0
     conflicts: int = 0
@@ -39,12 +40,17 @@ class Tariff(msgspec.Struct, frozen=True):
 
     One for each call where nothing is said. On objects a write is (0, 1), a scan (1, 1).
     """
-    dollars: dict[str, float] = {}
-    """For a kind of call: the price of one request."""
+    dollars: dict[str, tuple[float, float]] = {}
+    """For a kind of call: the price of each call, and of each item of it."""
 
     def count(self, call: str, items: int) -> int:
         """Give the number of requests that a call with that many items makes."""
         each_call, each_item = self.requests.get(call, (1, 0))
+        return each_call + each_item * items
+
+    def price(self, call: str, items: int) -> float:
+        """Give what a call with that many items costs."""
+        each_call, each_item = self.dollars.get(call, (0.0, 0.0))
         return each_call + each_item * items
 
 
@@ -53,7 +59,7 @@ FREE = Tariff()
 
 
 class Meter:
-    """The counts, by kind of call: get, write, heads, scan, append, read, discard, bury."""
+    """The counts, by kind of call: get, write, heads, scan, append, read, discard, bury, drop."""
 
     def __init__(self, tariff: Tariff = FREE) -> None:
         self.tariff = tariff
@@ -70,10 +76,7 @@ class Meter:
     @property
     def dollars(self) -> float:
         """What they cost."""
-        return sum(
-            tally.requests * self.tariff.dollars.get(call, 0.0)
-            for call, tally in self.tallies.items()
-        )
+        return sum(tally.dollars for tally in self.tallies.values())
 
 
 class MeteredStore(StoreDecorator):
@@ -106,6 +109,7 @@ class MeteredStore(StoreDecorator):
             tally.calls += 1
             tally.items += items
             tally.requests += self._meter.tariff.count(call, items)
+            tally.dollars += self._meter.tariff.price(call, items)
             tally.seconds += self._clock.mono() - begun
         return result
 

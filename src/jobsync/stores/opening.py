@@ -1,48 +1,96 @@
-"""From a URL to a store."""
+"""From a URL to a store that has been proven to keep the contract.
+
+Stores across a network are probed once, at the first connect ever; the verdict is kept in
+the store. Their writes are settled: a lost reply is followed up.
+"""
 
 import importlib.util
 import os
 from pathlib import Path
 
 from jobsync.components import Components
-from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl, parse_url
-from jobsync.errors import Misconfigured, MissingExtra
+from jobsync.core.urls import (
+    MemoryUrl,
+    ObjectsUrl,
+    PostgresUrl,
+    SqliteUrl,
+    StoreUrl,
+    parse_url,
+)
+from jobsync.errors import MissingExtra
 from jobsync.settings import Sources, StoreSettings, resolve
 from jobsync.stores.contract import Store
 from jobsync.stores.memory import MemoryStore
+from jobsync.stores.probe import assure, read_verdict
+from jobsync.stores.settling import SettlingStore
 from jobsync.stores.sqlite import SqliteStore
 
-__all__ = ["open_store"]
+__all__ = ["open_bare", "open_store", "read_url", "require"]
 
 
 async def open_store(url: str | None = None, components: Components | None = None) -> Store:
     """Open the store that a URL names.
 
     Args:
-        url: `memory://`, `sqlite:///path`; by default `JOBSYNC_URL`, then the `url` of
-            `jobsync.toml` or `[tool.jobsync]`, then a file in the working directory.
+        url: `memory://`, `sqlite:///path`, `postgresql://…`, `s3://…`; by default
+            `JOBSYNC_URL`, then the `url` of `jobsync.toml` or `[tool.jobsync]`, then a
+            file in the working directory.
         components: time, randomness and events; this machine's by default.
 
     Raises:
         Invalid: the URL cannot be understood.
         Misconfigured: what it names cannot serve as a store.
+        Unavailable: it does not answer.
+    """
+    components = components or Components.system()
+    store = await open_bare(read_url(url), components)
+    if isinstance(store, MemoryStore | SqliteStore):
+        return store
+    settling = SettlingStore(store, components)
+    try:
+        if await read_verdict(store) is None:
+            await assure(settling, components)
+    except BaseException:
+        await store.close()
+        raise
+    return settling
+
+
+def read_url(url: str | None = None) -> StoreUrl:
+    """Understand a URL, or the one that the settings name.
+
+    Raises:
+        Invalid: it cannot be understood.
     """
     sources = Sources.load(os.environ, Path.cwd())
     settings = resolve(StoreSettings, {"url": url}, sources).value
-    match parse_url(settings.url, os.environ):
+    return parse_url(settings.url, os.environ)
+
+
+async def open_bare(url: StoreUrl, components: Components) -> Store:
+    """Open a store as it is, neither probed nor settled."""
+    match url:
         case MemoryUrl(name):
             return MemoryStore(name, components)
         case SqliteUrl(path):
             return await SqliteStore.connect(Path(path), components)
-        case PostgresUrl() as found:
-            raise _missing(found, "psycopg", "postgres")
-        case ObjectsUrl() as found:
-            raise _missing(found, "obstore", "s3")
+        case PostgresUrl():
+            require("postgresql", "psycopg", "postgres")
+            from jobsync.stores.postgres import PostgresStore  # noqa: PLC0415 - an extra
+
+            return await PostgresStore.connect(url, components)
+        case ObjectsUrl():
+            require(url.provider, "obstore", "s3")
+            from jobsync.stores.manners import open_politely  # noqa: PLC0415 - an extra
+
+            return await open_politely(url, components)
 
 
-def _missing(url: PostgresUrl | ObjectsUrl, package: str, extra: str) -> Misconfigured:
+def require(scheme: str, package: str, extra: str) -> None:
+    """Refuse to go on without a package.
+
+    Raises:
+        MissingExtra: it is not installed; gives the line that installs it.
+    """
     if importlib.util.find_spec(package) is None:
-        return MissingExtra(str(url).partition(":")[0], package, extra)
-    return Misconfigured(
-        "url", str(url), "this version has no such store yet", "use sqlite:///path"
-    )
+        raise MissingExtra(scheme, package, extra)

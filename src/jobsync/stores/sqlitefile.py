@@ -15,7 +15,7 @@ from jobsync.core.clock import Clock
 from jobsync.errors import Corrupt, JobsyncError, Misconfigured, Unavailable
 from jobsync.stores.mounts import NETWORK_FILESYSTEMS, filesystem_of
 from jobsync.stores.sql.schema import SQLITE_STEPS
-from jobsync.stores.thread import WorkThread
+from jobsync.stores.threads import WorkThreads
 
 __all__ = ["CommitFailed", "MalformedJson", "SqliteFile"]
 
@@ -44,7 +44,9 @@ class SqliteFile:
         self._patience = patience
         self._pid = os.getpid()
         self._closing = threading.Event()
-        self._threads = {role: WorkThread(f"jobsync-sqlite-{role}") for role in ("write", "read")}
+        self._threads = {
+            role: WorkThreads(f"jobsync-sqlite-{role}", 1) for role in ("write", "read")
+        }
         self._connections: dict[str, sqlite3.Connection] = {}
         self._identity = (0, 0)
 

@@ -90,6 +90,13 @@ WHERE stream = %s AND id > %s AND {where} ORDER BY id LIMIT %s
 """
 # In a sub-select, so that it is asked once and the index is used. Ids begin with the
 # milliseconds of their writer's clock, in 13 digits.
+_DROP = """
+WITH gone AS (
+  DELETE FROM {schema}.jobsync_record WHERE key = ANY(%s::text[]) RETURNING 1
+)
+SELECT count(*) FROM gone
+"""
+
 _DISCARD = """
 WITH gone AS (
   DELETE FROM {schema}.jobsync_entry WHERE stream = %s AND id < (
@@ -126,6 +133,7 @@ class Statements(msgspec.Struct, frozen=True, kw_only=True):
     write: str
     write_loudly: str
     bury: str
+    drop: str
     append: str
     append_loudly: str
     read: str
@@ -146,6 +154,7 @@ class Statements(msgspec.Struct, frozen=True, kw_only=True):
             "write": _WRITE,
             "write_loudly": _WRITE + _LOUDLY_IF_DONE,
             "bury": _BURY,
+            "drop": _DROP,
             "append": _APPEND + _QUIETLY,
             "append_loudly": _APPEND + _LOUDLY_ONCE,
             "read": _READ,

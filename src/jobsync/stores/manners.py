@@ -1,0 +1,89 @@
+"""How one bucket's server wants to be spoken to, found out by trying.
+
+Servers differ in two ways that no header announces: whether an ETag in a condition keeps
+its quotes, and whether a condition on DELETE is honoured.
+"""
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core.urls import ObjectsUrl
+from jobsync.errors import Misconfigured
+from jobsync.stores.contract import Applied, Record
+from jobsync.stores.objects import ObjectsStore
+from jobsync.stores.probe import read_verdict
+
+__all__ = ["Manners", "find_manners", "open_politely"]
+
+
+class Manners(msgspec.Struct, frozen=True):
+    """What was found."""
+
+    bare_etags: bool
+    conditional_delete: bool
+
+
+async def open_politely(url: ObjectsUrl, components: Components) -> ObjectsStore:
+    """Open a bucket in the way that its server wants, as kept there or found out now.
+
+    Raises:
+        Misconfigured: it cannot serve as a store, with the reason and the fix.
+        Unavailable: it does not answer.
+    """
+    store = await ObjectsStore.connect(url, components)
+    try:
+        verdict = await read_verdict(store)
+    finally:
+        await store.close()
+    if verdict is None:
+        manners = await find_manners(url, components)
+    else:
+        manners = msgspec.convert(verdict.value["traits"], Manners)
+    return await ObjectsStore.connect(
+        url,
+        components,
+        bare_etags=manners.bare_etags,
+        conditional_delete=manners.conditional_delete,
+    )
+
+
+async def find_manners(url: ObjectsUrl, components: Components) -> Manners:
+    """Try both ways of writing an ETag, and a DELETE that must be refused.
+
+    Raises:
+        Misconfigured: the server refuses every condition, or may not be written.
+    """
+    for bare in (False, True):
+        store = await ObjectsStore.connect(url, components, bare_etags=bare)
+        try:
+            found = await _try(store, components)
+        finally:
+            await store.close()
+        if found is not None:
+            return Manners(bare_etags=bare, conditional_delete=found)
+    raise Misconfigured(
+        "url",
+        str(url),
+        "the server refuses a write that names the right version (If-Match)",
+        "use a server with conditional writes",
+    )
+
+
+async def _try(store: ObjectsStore, components: Components) -> bool | None:
+    """Say whether a conditional DELETE is honoured; None if a right condition is not."""
+    (tag,) = components.ids.nonces(1)
+    key = f"probe/{tag.strip('-_')}x"
+    made = await store.create(key, 0)
+    try:
+        (outcome,) = await store.write([made.replace(1)])
+        if not isinstance(outcome, Applied):
+            return None
+        return await _honours_delete(store, made, outcome.record)
+    finally:
+        await store.drop([key])
+
+
+async def _honours_delete(store: ObjectsStore, old: Record, new: Record) -> bool:
+    refused = not await store.erase_unchanged(old)
+    kept = await store.get(new.key) is not None
+    return refused and kept and await store.erase_unchanged(new)

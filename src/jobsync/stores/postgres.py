@@ -1,0 +1,368 @@
+"""Records in a PostgreSQL database: for fleets on many machines, with or without PgBouncer.
+
+Every call is one statement, and a statement is one transaction, judged by the server alone:
+of several writes based on one record at most one finds it. Whatever isolation level the
+role has, the outcome is the same.
+
+A reply that does not come leaves a write unknown, be it for a crash, a cut network or a
+statement given up after `patience` seconds. An error that the server reports itself means
+that nothing was written. After an outage the store goes on by itself.
+
+Assumes that a commit which the server reported stays: a server that loses it at a failover
+(an asynchronous standby, `synchronous_commit = off`) takes the promise with it.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+import psycopg
+
+from jobsync.components import Components
+from jobsync.core import filters
+from jobsync.core.clock import Wall
+from jobsync.core.codec import Json
+from jobsync.core.ids import NONCE_LENGTH
+from jobsync.core.keys import check_key, check_prefix, parent
+from jobsync.core.urls import PostgresUrl
+from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.stores.contract import (
+    BURIAL_AGE,
+    Applied,
+    Change,
+    Conflicted,
+    Entry,
+    Head,
+    Outcome,
+    Record,
+    Store,
+    Unknown,
+    Where,
+)
+from jobsync.stores.drafts import Draft, draft, revive
+from jobsync.stores.lines import check_after, check_stream, entry_of, lines_of
+from jobsync.stores.paging import Row, check_page, check_span, collect
+from jobsync.stores.postgresbell import Bell, channel_of, hears
+from jobsync.stores.postgrespool import Lost, MalformedJson, PostgresPool, explain
+from jobsync.stores.postgrestables import find_schema, schema_sql, upgrade
+from jobsync.stores.sql.narrowing import Condition, Dialect, Kind, narrow
+from jobsync.stores.sql.postgres import Statements, quote_name
+from jobsync.stores.witness import Witness
+
+__all__ = ["PostgresStore", "schema_sql"]
+
+PATIENCE = 30.0
+"""Seconds to wait for an answer: far longer than any statement of this library takes."""
+
+CONNECTIONS = 8
+"""The most connections of one process, besides one that listens. It begins with one."""
+
+
+class PostgresStore(Store):
+    """Records in one schema of a database. Make it with `connect`."""
+
+    def __init__(
+        self, pool: PostgresPool, bell: Bell, statements: Statements, components: Components
+    ) -> None:
+        self.name = pool.name
+        self._pool = pool
+        self._bell = bell
+        self._sql = statements
+        self._ids = components.ids
+        self._witness = Witness(self.name, components.events)
+
+    @classmethod
+    async def connect(
+        cls,
+        url: PostgresUrl,
+        components: Components | None = None,
+        *,
+        patience: float = PATIENCE,
+        connections: int = CONNECTIONS,
+    ) -> Self:
+        """Connect, make the tables if they are not there, and see what stands in between.
+
+        Raises:
+            Misconfigured: it cannot serve as a store, with the reason and the fix.
+            Unavailable: the server cannot be reached, or takes no writes.
+        """
+        components = components or Components.system()
+        pool = PostgresPool(url, components, patience=patience, connections=connections)
+        try:
+            async with asyncio.timeout(patience):
+                schema, listens = await _prepare(pool, url, components)
+        except TimeoutError as error:
+            raise Unavailable(pool.name, f"no answer within {patience:g} s") from error
+        bell = Bell(pool, channel_of(schema), components, listens=listens)
+        await pool.open(prepare=listens)
+        return cls(pool, bell, Statements.within(quote_name(schema)), components)
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        """Read records by name."""
+        for key in keys:
+            check_key(key)
+        if len(keys) == 1:
+            found = await self._read(self._sql.get, keys)
+        else:
+            found = await self._read(self._sql.get_many, [_texts(keys)]) if keys else []
+        rows = {row[0]: row for row in found}
+        return [
+            None if row is None or (row[1] is None and not tombstones) else revive(*row)
+            for row in map(rows.get, keys)
+        ]
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Make changes, all in one statement."""
+        drafts = draft(changes, self._ids)
+        if not drafts:
+            return []
+        topics = {parent(change.record.key) for change in drafts}
+        due = self._bell.due(topics)
+        try:
+            rows = await self._pool.run(*self._request(drafts, due))
+        except Lost as lost:
+            self._bell.ring_later(topics)
+            return [Unknown(str(lost)) for _ in drafts]
+        if rows and len(due) < len(topics):
+            self._bell.ring_later(topics.difference(due))
+        applied = {row[0] for row in rows}
+        return [
+            Applied(change.record) if change.record.key in applied else Conflicted()
+            for change in drafts
+        ]
+
+    def _request(self, drafts: list[Draft], due: list[str]) -> tuple[str, Sequence[Any]]:
+        """Give the statement that makes changes, and its parameters."""
+        if len(drafts) > 1:
+            columns = _columns(sorted(drafts, key=lambda change: change.record.key))
+            if due:
+                return self._sql.write_loudly, (*columns, self._bell.channel, _texts(due))
+            return self._sql.write, columns
+        (change,) = drafts
+        row, base = _row(change), change.base
+        if base is None:
+            quietly, loudly = self._sql.create, self._sql.create_loudly
+        else:
+            row = (*row, base.seq, base.trail)
+            quietly, loudly = self._sql.replace, self._sql.replace_loudly
+        return (loudly, (*row, self._bell.channel, due[0])) if due else (quietly, row)
+
+    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
+        """List names and versions."""
+        check_span(prefix, after, limit)
+        rows = await self._read(self._sql.heads, [*_level(prefix, after), limit])
+        return [Head(key, trail[:NONCE_LENGTH]) for key, trail in rows]
+
+    async def scan(
+        self, prefix: str, *, after: str = "", limit: int = 1000, where: Where = None
+    ) -> list[Record]:
+        """List records."""
+        check_span(prefix, after, limit)
+        wanted = filters.parse(where)
+
+        async def fetch(after: str, limit: int) -> list[Row]:
+            return await self._narrowed(self._sql.scan, _level(prefix, after), limit, wanted)
+
+        return await collect(
+            fetch, revive, self._witness.report, after=after, limit=limit, where=wanted
+        )
+
+    async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
+        """Add lines to a history, in one statement."""
+        check_stream(stream)
+        lines = lines_of(entries, batch or self._ids.batch())
+        if not lines:
+            return
+        columns = (stream, _texts(line.id for line in lines), _values(line.data for line in lines))
+        due = self._bell.due([stream])
+        try:
+            if due:
+                notice = (self._bell.channel, stream)
+                await self._pool.run(self._sql.append_loudly, (*columns, *notice))
+            else:
+                await self._pool.run(self._sql.append, columns)
+                self._bell.ring_later([stream])
+        except Lost as lost:
+            self._bell.ring_later([stream])
+            raise OutcomeUnknown(stream, str(lost)) from lost
+
+    async def read(
+        self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
+    ) -> list[Entry]:
+        """Read history."""
+        check_stream(stream)
+        check_after(after)
+        check_page(limit)
+        wanted = filters.parse(where)
+
+        async def fetch(after: str, limit: int) -> list[Row]:
+            return await self._narrowed(self._sql.read, (stream, after), limit, wanted)
+
+        return await collect(
+            fetch, entry_of, self._witness.report, after=after, limit=limit, where=wanted
+        )
+
+    async def discard(self, stream: str, *, older_than: float) -> int:
+        """Forget old lines of a history, by the server's clock."""
+        check_stream(stream)
+        return await self._remove(stream, self._sql.discard, (stream, older_than))
+
+    async def bury(self, prefix: str, *, older_than: float = BURIAL_AGE, limit: int = 1000) -> int:
+        """Remove old tombstones, by the server's clock."""
+        check_prefix(prefix)
+        check_page(limit)
+        return await self._remove(
+            prefix, self._sql.bury, (*_level(prefix, ""), float(older_than), limit)
+        )
+
+    async def drop(self, keys: Sequence[str]) -> None:
+        """Remove records for good."""
+        for key in keys:
+            check_key(key)
+        if keys:
+            await self._remove(keys[0], self._sql.drop, (list(keys),))
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Return early if something changed; behind a pooler, if anything did."""
+        await self._bell.wait(topic, timeout)
+
+    async def now(self) -> Wall | None:
+        """Tell the server's time."""
+        ((seconds,),) = await self._read("SELECT extract(epoch FROM clock_timestamp())::float8")
+        return Wall(seconds)
+
+    async def close(self) -> None:
+        """Stop listening and close all connections. A forked child leaves them to its parent."""
+        if not self._pool.is_forked:
+            await self._bell.close()
+            await self._pool.close()
+
+    async def _read(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return await self._pool.run(query, parameters)
+        except Lost as lost:
+            raise Unavailable(self.name, str(lost)) from lost
+
+    async def _narrowed(
+        self, query: str, span: Sequence[Any], limit: int, where: filters.Filter
+    ) -> list[Row]:
+        """Let SQL drop what cannot match; where a value is not JSON, read them all."""
+        condition = narrow(where, _DIALECT)
+        # From the right: a schema may have any name.
+        before, _, after = query.rpartition("{where}")
+        try:
+            return await self._read(
+                f"{before}{condition.sql}{after}", [*span, *condition.parameters, limit]
+            )
+        except MalformedJson:
+            return await self._read(f"{before}1=1{after}", [*span, limit])
+
+    async def _remove(self, place: str, statement: str, parameters: Sequence[object]) -> int:
+        try:
+            ((count,),) = await self._pool.run(statement, parameters)
+        except Lost as lost:
+            raise OutcomeUnknown(place, str(lost)) from lost
+        return int(count)
+
+
+async def _prepare(
+    pool: PostgresPool, url: PostgresUrl, components: Components
+) -> tuple[str, bool]:
+    """Make the tables; give their schema, and whether notifications reach us."""
+    async with AsyncExitStack() as stack:
+        first = await pool.connect_apart()
+        stack.push_async_callback(first.close)
+        second = await pool.connect_apart()
+        stack.push_async_callback(second.close)
+        try:
+            schema = await find_schema(first, url)
+            await upgrade(first, url, schema)
+            probe = f"jobsync_probe_{components.randomness.bytes(6).hex()}"
+            return schema, await hears(first, second, probe)
+        except psycopg.Error as error:
+            raise explain(url, error) from error
+
+
+def _row(change: Draft) -> tuple[Any, ...]:
+    record, data = change.record, change.data
+    value = None if data is None else data.decode()
+    return (value, record.seq, record.epoch, record.format, record.trail, record.key)
+
+
+def _columns(drafts: list[Draft]) -> tuple[str, ...]:
+    """Give changes as arrays, one for each column."""
+    records = [change.record for change in drafts]
+    bases = [change.base for change in drafts]
+    return (
+        _texts(record.key for record in records),
+        _values(change.data for change in drafts),
+        _numbers(record.seq for record in records),
+        _numbers(record.epoch for record in records),
+        _numbers(record.format for record in records),
+        _texts(record.trail for record in records),
+        _numbers("NULL" if base is None else base.seq for base in bases),
+        # No trail is empty, so that none is like this one.
+        _texts("" if base is None else base.trail for base in bases),
+    )
+
+
+# Arrays are written out here, at a tenth of what psycopg takes for it.
+
+
+def _texts(items: Iterable[str]) -> str:
+    """Give an array of names, which hold nothing that needs an escape."""
+    return '{"' + '","'.join(items) + '"}'
+
+
+def _numbers(items: Iterable[object]) -> str:
+    return "{" + ",".join(map(str, items)) + "}"
+
+
+def _values(items: Iterable[bytes | None]) -> str:
+    """Give an array of JSON texts."""
+    return "{" + ",".join(map(_value, items)) + "}"
+
+
+def _value(data: bytes | None) -> str:
+    if data is None:
+        return "NULL"
+    return '"' + data.decode().replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _level(prefix: str, after: str) -> tuple[str, str, int]:
+    # "0" follows "/", so this is the end of everything under the prefix.
+    return (after or prefix, f"{prefix[:-1]}0", len(prefix) + 1)
+
+
+def _step_into(path: filters.Path, last: str = "->") -> str:
+    """Give the field's JSON, or its text with `->>`. By names only, so never into arrays."""
+    steps = [" -> %s::text"] * (len(path) - 1)
+    return f"(value::json{''.join(steps)} {last} %s::text)"
+
+
+def _kind_is(path: filters.Path, kind: Kind) -> Condition:
+    found = _step_into(path)
+    match kind:
+        case "missing":
+            sql = f"{found} IS NULL"
+        case "null" | "true" | "false":
+            sql = f"coalesce({found}::text = '{kind}', false)"
+        case _:
+            name = "string" if kind == "text" else kind
+            sql = f"coalesce(json_typeof({found}) = '{name}', false)"
+    return Condition(sql, path)
+
+
+def _text(path: filters.Path) -> Condition:
+    # By bytes, which is the order of code points; not by the database's language.
+    return Condition(f'{_step_into(path, "->>")} COLLATE "C"', path)
+
+
+def _number(path: filters.Path) -> Condition:
+    return Condition(f"{_step_into(path, '->>')}::float8", path)
+
+
+_DIALECT = Dialect(_kind_is, _text, _number, "%s")

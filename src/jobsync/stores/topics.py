@@ -1,0 +1,59 @@
+"""Who in this process waits for a change, and where.
+
+A hint within one process, and no more: what others write wakes nobody here.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from weakref import WeakValueDictionary
+
+__all__ = ["Topics"]
+
+
+class Topics:
+    """What stores on one place share. Guarded, because a session has a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, set[Callable[[], object]]] = {}
+
+    @classmethod
+    def at(cls, place: str) -> "Topics":
+        """Give the topics of a place, the same to all who ask while one of them is there."""
+        return _shared.setdefault(place, cls())
+
+    def wake(self, topics: Iterable[str]) -> None:
+        """Call whoever waits for one of these."""
+        with self._lock:
+            for topic in topics:
+                for call in tuple(self._waiting.get(topic, ())):
+                    call()
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Return when the topic is woken, or when the time is over."""
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+
+        def call() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        with self._lock:
+            self._waiting.setdefault(topic, set()).add(call)
+        try:
+            async with asyncio.timeout(timeout):
+                await changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            with self._lock:
+                self._forget(topic, call)
+
+    def _forget(self, topic: str, call: Callable[[], object]) -> None:
+        calls = self._waiting[topic]
+        calls.discard(call)
+        if not calls:
+            del self._waiting[topic]
+
+
+_shared: WeakValueDictionary[str, Topics] = WeakValueDictionary()

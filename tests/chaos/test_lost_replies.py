@@ -1,0 +1,134 @@
+"""Real servers behind a network that loses replies and delivers late.
+
+Every conditional write must settle to the truth or stay unknown; nothing is applied twice,
+and nothing is reported as the other outcome.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+from proxy import Proxy
+
+from jobsync import Applied, Components, Conflicted, Put, Record, Store, open_store
+from jobsync.stores.contract import Outcome
+
+SEED = 20261115
+
+
+class Network(NamedTuple):
+    """A store seen through a network that fails, and as it is."""
+
+    seen: Store
+    truth: Store
+    proxy: Proxy
+
+
+@pytest.fixture(params=["postgres", "s3"])
+async def network(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
+    """One store, twice."""
+    if request.param == "postgres":
+        url = f"{request.getfixturevalue('postgres').url}?schema={request.node.originalname}"
+    else:
+        url = request.getfixturevalue("bucket_url")
+    port = int(url.partition("127.0.0.1:")[2].partition("/")[0])
+    truth = await open_store(url)
+    with Proxy("127.0.0.1", port) as proxy:
+        seen = await open_store(url.replace(f":{port}/", f":{proxy.port}/"))
+        yield Network(seen, truth, proxy)
+        await seen.close()
+    await truth.close()
+
+
+class Round(NamedTuple):
+    """A write into trouble, and what the writer was told."""
+
+    key: str
+    nonce: str
+    rivals: int
+    told: Outcome
+
+
+async def strike(network: Network, dice: random.Random, number: int, nonce: str) -> Round:
+    """Write once while the network fails, with or without somebody else writing too."""
+    key = f"n/{number}"
+    base: Record | None = None
+    if dice.random() < 0.7:
+        base = await network.truth.create(key, "base")
+        if dice.random() < 0.3:
+            base = await network.truth.delete(base)
+    fault = dice.choice(["drop_reply", "hold_request", "drop_request"])
+    getattr(network.proxy, fault)(when=lambda data: nonce.encode() in data)
+    writing = asyncio.create_task(network.seen.write([Put(key, "mine", base, nonce=nonce)]))
+    rivals = 0
+    if dice.random() < 0.5:
+        await asyncio.to_thread(network.proxy.wait_for, faults=network.proxy.faults + 1)
+        rivals = await interfere(network.truth, key, dice.randrange(1, 4))
+    if dice.random() < 0.5:
+        await asyncio.to_thread(network.proxy.release)
+    (told,) = await writing
+    return Round(key, nonce, rivals, told)
+
+
+async def interfere(truth: Store, key: str, times: int) -> int:
+    """Write some times as somebody else; count how often that worked."""
+    done = 0
+    for _ in range(times):
+        current = await truth.get(key, tombstones=True)
+        (outcome,) = await truth.write([Put(key, "rival", current)])
+        done += isinstance(outcome, Applied)
+    return done
+
+
+async def test_every_write_settles_to_the_truth(
+    network: Network, full_scale: bool, proof: Any, request: pytest.FixtureRequest
+) -> None:
+    """What each writer was told is what the record says, once all late requests have landed."""
+    wanted = 1000 if full_scale else 100
+    dice = random.Random(SEED)
+    ids = Components.system().ids
+    rounds = []
+    for number in range(wanted):
+        (nonce,) = ids.nonces(1)
+        rounds.append(await strike(network, dice, number, nonce))
+        if number % 100 == 99:
+            proof.tell(f"{number + 1} of {wanted} faults")
+    await asyncio.to_thread(network.proxy.release)
+    assert network.proxy.faults >= wanted
+    counts = {"applied": 0, "conflicted": 0, "unknown": 0}
+    for one in rounds:
+        record = await network.truth.get(one.key, tombstones=True)
+        happened = record is not None and record.remembers(one.nonce)
+        match one.told:
+            case Applied():
+                counts["applied"] += 1
+                assert happened, one
+            case Conflicted():
+                counts["conflicted"] += 1
+                assert not happened, one
+            case _:
+                counts["unknown"] += 1
+        nonces = record.trail.split(" ") if record else []
+        assert len(set(nonces)) == len(nonces), one
+        assert len(nonces) == (record.seq if record else 0), one
+    assert counts["applied"] > wanted / 4
+    assert counts["conflicted"] > wanted / 20
+    store = request.node.callspec.params["network"]
+    proof.record("lost replies", url=store, faults=network.proxy.faults, **counts)
+
+
+def _shows(line: str, data: bytes) -> bool:
+    return line.encode() in data
+
+
+async def test_history_survives_lost_replies(network: Network) -> None:
+    """Lines whose reply was lost are there once."""
+    lines = [f"line {number}." for number in range(20)]
+    for line in lines:
+        network.proxy.drop_reply(when=partial(_shows, line))
+        await network.seen.append("history", [line])
+    found = [entry.value for entry in await network.truth.read("history")]
+    assert sorted(found) == sorted(lines)

@@ -1,0 +1,152 @@
+"""`jobsync doctor` and `jobsync schema`, run as a user runs them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+import servers
+from proxy import Proxy
+
+
+def jobsync(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "jobsync", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def findings(run: subprocess.CompletedProcess[str]) -> dict[str, bool]:
+    """Read what `--json` printed."""
+    return {row["check"]: row["ok"] for row in json.loads(run.stdout)}
+
+
+CHECKS = {
+    "the store can be opened",
+    "a name is created once",
+    "a stale version is refused",
+    "equal content is a new version",
+    "of many creators one wins",
+    "a listing shows what was written",
+    "a deleted name stays deleted",
+    "clocks agree",
+}
+
+
+def test_a_file_is_well(tmp_path: Path) -> None:
+    """SQLite passes every check; tabs separate what a pipe reads."""
+    run = jobsync("doctor", f"sqlite:///{tmp_path / 'jobs.db'}")
+    assert run.returncode == 0, run.stderr
+    header, *rows = [line.split("\t") for line in run.stdout.splitlines()]
+    assert header == ["check", "ok", "detail", "fix"]
+    assert {row[0] for row in rows} == CHECKS
+    assert {row[1] for row in rows} == {"yes"}
+
+
+def test_postgresql_is_well_and_left_as_it_was(postgres: servers.PostgresServer) -> None:
+    """Every check passes, and no record stays behind."""
+    url = f"{postgres.url}?schema=doctored"
+    run = jobsync("doctor", "--json", url)
+    assert run.returncode == 0, run.stdout
+    assert set(findings(run)) == CHECKS
+    with psycopg.connect(postgres.url) as connection:
+        row = connection.execute("SELECT count(*) FROM doctored.jobsync_record").fetchone()
+    assert row == (0,)
+
+
+def test_a_bucket_is_well(bucket_url: str) -> None:
+    """Every check passes, and the secret is not shown."""
+    run = jobsync("doctor", "--json", bucket_url)
+    assert run.returncode == 0, run.stdout
+    assert set(findings(run)) >= CHECKS
+    assert "testsecret123" not in run.stdout + run.stderr
+
+
+def test_a_server_that_ignores_conditions_is_refused() -> None:
+    """A server such as rclone answers 200 to every failed condition: nothing may rest on it."""
+    with servers.RcloneServer() as server:
+        server.create_bucket("tests")
+        run = jobsync("doctor", "--json", server.url("tests"))
+        assert run.returncode == 3
+        found = findings(run)
+        assert not found["a name is created once"]
+        assert not found["a stale version is refused"]
+        program = (
+            f"import asyncio, jobsync; asyncio.run(jobsync.open_store({server.url('tests')!r}))"
+        )
+        opened = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        )
+    assert "Misconfigured" in opened.stderr
+    assert "fails the probe: a name is created once" in opened.stderr
+    assert "would lose updates" in opened.stderr
+
+
+def test_a_server_that_is_not_there_is_unhealthy(postgres: servers.PostgresServer) -> None:
+    """A closed port is told as such, with exit code 3."""
+    with Proxy("127.0.0.1", postgres.port) as proxy:
+        proxy.refuse()
+        run = jobsync("doctor", f"postgresql://me:hush-hush@127.0.0.1:{proxy.port}/x")
+    assert run.returncode == 3
+    assert "the store can be opened\tno" in run.stdout
+    assert "hush-hush" not in run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["doctor", "mysql://me:hush-hush@db/x"], "unknown scheme 'mysql'"),
+        (["doctor", "jobs.db"], "did you mean sqlite:///jobs.db?"),
+        (["doctr"], "No such command 'doctr'"),
+        (["doctor", "--jsn", "memory://"], "No such option"),
+        (["schema", "mysql://me:hush-hush@db/x"], "unknown scheme 'mysql'"),
+    ],
+)
+def test_wrong_usage_is_named(words: list[str], message: str) -> None:
+    """Exit code 2, and the way out on standard error."""
+    run = jobsync(*words)
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert "hush-hush" not in run.stdout + run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_the_printed_schema_is_enough(postgres: servers.PostgresServer) -> None:
+    """Applied by an administrator it lets a role without CREATE rights pass the doctor."""
+    as_admin = postgres.create_database("prepared")
+    as_app = f"{postgres.create_role('doctored_app', 'hush-hush', 'prepared')}?schema=app"
+    refused = jobsync("doctor", as_app)
+    assert refused.returncode == 3
+    assert "run `jobsync schema URL`" in refused.stdout
+    printed = jobsync("schema", as_app)
+    assert printed.returncode == 0, printed.stderr
+    assert "hush-hush" not in printed.stdout + refused.stdout
+    with psycopg.connect(as_admin, autocommit=True) as admin:
+        admin.execute(printed.stdout.encode())
+    run = jobsync("doctor", as_app)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_a_bucket_needs_a_policy() -> None:
+    """The policy names the bucket and the prefix, and nothing that jobsync does not do."""
+    run = jobsync("schema", "s3://KEY:hush-hush@fleet/jobs")
+    policy = json.loads(run.stdout)
+    actions = {action for rule in policy["Statement"] for action in rule["Action"]}
+    assert actions == {"s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"}
+    assert "arn:aws:s3:::fleet/jobs/*" in run.stdout
+    assert "hush-hush" not in run.stdout
+
+
+def test_help_and_version() -> None:
+    """The help names every command and the exit codes."""
+    run = jobsync("--help")
+    assert run.returncode == 0
+    assert "doctor" in run.stdout
+    assert "3 unhealthy" in run.stdout
+    assert jobsync("--version").stdout.startswith("jobsync")

@@ -1,0 +1,442 @@
+"""A network between a client and a server that fails exactly when a test says so.
+
+It carries plain HTTP/1.1 and PostgreSQL's protocol, whose clients await each answer. A
+request goes on only when it is whole, so a fault strikes all of it or nothing. What
+opens and ends a PostgreSQL connection always passes and is not counted. Anything else, as
+a `when` that raises, closes the proxy, and `stop` tells why.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import re
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Literal, NamedTuple, Self, TypeVar
+
+__all__ = ["Proxy", "Request", "Splitter"]
+
+T = TypeVar("T")
+When = Callable[[bytes], bool]
+Fault = Literal["drop request", "drop reply", "hold request"]
+
+_HOST = "127.0.0.1"
+_PIECE = 1 << 16
+_PATIENCE = 30.0
+_QUIET = 1.0
+
+
+class Proxy:
+    """A proxy in a thread of its own: use it from synchronous and asynchronous tests alike.
+
+    Faults may be changed at any time and are in force when the call returns. An armed one
+    strikes the next `count` requests for which `when` holds, then is spent.
+
+    Attributes:
+        port: where to connect to, on 127.0.0.1; the same through `refuse` and `accept`.
+        requests: how many whole requests came.
+        faults: how often a reply was delayed, a request struck or a connection cut.
+    """
+
+    def __init__(self, target_host: str, target_port: int) -> None:
+        self.port = 0
+        self.requests = 0
+        self.faults = 0
+        self._target = (target_host, target_port)
+        self._changed = threading.Condition()
+        self._delay = 0.0
+        self._armed: list[_Armed] = []
+        self._held: list[_Held] = []
+        self._serving: set[asyncio.Task[None]] = set()
+        self._door: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Accept connections; `port` is known from now on."""
+        # Bound but never listening: it keeps the port ours while connections are refused.
+        self._reservation = _bind(0)
+        self.port = self._reservation.getsockname()[1]
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "proxy")
+        ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._ended = self._thread.submit(asyncio.run, self._main(ready))
+        concurrent.futures.wait([ready, self._ended], return_when="FIRST_COMPLETED")
+        return self
+
+    def stop(self) -> None:
+        """Close everything; requests that are still held never arrive. Safe to repeat.
+
+        Raises:
+            ExceptionGroup: what had closed the proxy before.
+        """
+        # A loop that is closed has ended by itself.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        try:
+            self._ended.result()
+        finally:
+            self._thread.shutdown()
+            self._reservation.close()
+
+    def pass_through(self) -> None:
+        """End all faults. Requests that are held stay so until `release`."""
+        self._call(self._pass_through())
+
+    def delay(self, seconds: float) -> None:
+        """Keep each reply back for a while."""
+        self._call(self._set_delay(seconds))
+
+    def refuse(self) -> None:
+        """Refuse new connections, as if nobody listened. Those that exist go on."""
+        self._call(self._close_door())
+
+    def accept(self) -> None:
+        """Accept new connections again."""
+        self._call(self._open_door())
+
+    def cut(self) -> None:
+        """Close both sides of every connection, now. New ones are welcome."""
+        self._call(self._cut())
+
+    def drop_request(self, count: int = 1, when: When | None = None) -> None:
+        """Close both sides when a request comes, before the server sees any of it."""
+        self._call(self._arm("drop request", count, when))
+
+    def drop_reply(self, count: int = 1, when: When | None = None) -> None:
+        """Let a request be carried out; when its reply comes, close the client's side instead."""
+        self._call(self._arm("drop reply", count, when))
+
+    def hold_request(self, count: int = 1, when: When | None = None) -> None:
+        """Close the client's side when a request comes, and keep it until `release`."""
+        self._call(self._arm("hold request", count, when))
+
+    def release(self) -> list[bytes]:
+        """Deliver the held requests, oldest first, each on the connection by which it came.
+
+        Gives the server's answers, b"" from one that had closed the connection meanwhile.
+        Call it in a thread if the server lives in this event loop.
+        """
+        return self._call(self._release())
+
+    def wait_for(self, *, requests: int = 0, faults: int = 0) -> None:
+        """Wait until at least so many have been counted.
+
+        Raises:
+            TimeoutError: they were not, in half a minute.
+        """
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: self.requests >= requests and self.faults >= faults, _PATIENCE
+            ):
+                raise TimeoutError(f"only {self.requests} requests and {self.faults} faults came")
+
+    def _call(self, change: Coroutine[Any, Any, T]) -> T:
+        """Make a change where the connections are, so that nothing needs a lock."""
+        try:
+            made = asyncio.run_coroutine_threadsafe(change, self._loop)
+        except RuntimeError:
+            change.close()
+            self._ended.result()
+            raise RuntimeError("the proxy is stopped: start another") from None
+        return made.result(_PATIENCE)
+
+    def _count(self, *, requests: int = 0, faults: int = 0) -> None:
+        with self._changed:
+            self.requests += requests
+            self.faults += faults
+            self._changed.notify_all()
+
+    async def _main(self, ready: concurrent.futures.Future[None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                await self._open_door()
+                ready.set_result(None)
+                await self._stopping.wait()
+                await self._close_door()
+                for task in self._serving:
+                    task.cancel()
+        finally:
+            await self._close_door()
+
+    async def _open_door(self) -> None:
+        if self._door is None:
+            self._door = _bind(self.port)
+            self._door.listen()
+            self._loop.add_reader(self._door, self._welcome, self._door)
+
+    async def _close_door(self) -> None:
+        if self._door is not None:
+            self._loop.remove_reader(self._door)
+            self._door.close()
+            self._door = None
+
+    async def _pass_through(self) -> None:
+        self._delay = 0.0
+        self._armed.clear()
+        await self._open_door()
+
+    async def _set_delay(self, seconds: float) -> None:
+        self._delay = seconds
+
+    async def _arm(self, fault: Fault, count: int, when: When | None) -> None:
+        self._armed.append(_Armed(fault, count, when or (lambda _: True)))
+
+    async def _cut(self) -> None:
+        doomed = self._serving - {held.link.task for held in self._held}
+        self._count(faults=len(doomed))
+        for task in doomed:
+            task.cancel()
+        await asyncio.gather(*doomed, return_exceptions=True)
+
+    async def _release(self) -> list[bytes]:
+        landing, self._held = self._held, []
+        return [await held.link.land(held.request) for held in landing]
+
+    def _welcome(self, door: socket.socket) -> None:
+        # Not by asyncio's server: at the end it loses whoever came in at that moment.
+        try:
+            client, _ = door.accept()
+        except OSError:  # gone again
+            return
+        client.setblocking(False)
+        # In the group: a connection that fails must end the proxy, not go unnoticed.
+        task = self._group.create_task(self._serve(client))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        # A task that is cancelled before it began closes nothing.
+        task.add_done_callback(lambda _: client.close())
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        async with _Stream(*await asyncio.open_connection(sock=accepted)) as client:
+            try:
+                server = _Stream(*await asyncio.open_connection(*self._target))
+            except OSError:
+                return
+            async with server, _Link(client, server) as link, asyncio.TaskGroup() as both:
+                requests = both.create_task(self._carry_requests(link))
+                await self._carry_replies(link)
+                requests.cancel()
+
+    async def _carry_requests(self, link: "_Link") -> None:
+        splitter = Splitter()
+        while data := await link.client.read():
+            for request in splitter.feed(data):
+                match self._find_fault(request):
+                    case "drop request":
+                        link.client.abort()
+                        link.server.abort()
+                        return
+                    case "hold request":
+                        link.muted = True
+                        self._held.append(_Held(link, request.data))
+                        link.client.abort()
+                        return
+                    case "drop reply":
+                        link.muted = True
+                link.awaiting = True
+                await link.server.write(request.data)
+        # A client that died while it sent is shown to the server as it is.
+        await link.server.write(splitter.rest)
+        link.server.end()
+
+    async def _carry_replies(self, link: "_Link") -> None:
+        while reply := await link.server.read():
+            if link.muted:
+                link.client.abort()
+                # There is no client any more whom a cut could reach.
+                self._serving.discard(link.task)
+                await link.swallow(reply)
+                return
+            if link.awaiting and self._delay:
+                self._count(faults=1)
+                await asyncio.sleep(self._delay)
+            link.awaiting = False
+            await link.client.write(reply)
+
+    def _find_fault(self, request: "Request") -> Fault | None:
+        """Count a request and give the fault that strikes it."""
+        if request.is_formality:
+            return None
+        found = next((a for a in self._armed if a.when(request.data)), None)
+        self._count(requests=1, faults=found is not None)
+        if found is None:
+            return None
+        found.left -= 1
+        if not found.left:
+            self._armed.remove(found)
+        return found.fault
+
+
+class Request(NamedTuple):
+    """All that a client sends before it awaits an answer."""
+
+    data: bytes
+    is_formality: bool = False
+    """Whether it only opens or ends a connection."""
+
+
+class Splitter:
+    """Cuts what one client sends into whole requests."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+        self._is_postgres: bool | None = None
+
+    def feed(self, data: bytes) -> Iterator[Request]:
+        """Take what came, and give the requests that are whole now.
+
+        Raises:
+            ValueError: it is nothing that a proxy can carry.
+        """
+        self.rest += data
+        if self._is_postgres is None:
+            # PostgreSQL opens with a length below 16 MB, HTTP with a verb.
+            self._is_postgres = self.rest[0] == 0
+        measure = _measure_postgres if self._is_postgres else _measure_http
+        while size := measure(self.rest):
+            data, self.rest = self.rest[:size], self.rest[size:]
+            # The opening has no letter in front; `p` carries passwords, `X` says goodbye.
+            yield Request(data, is_formality=self._is_postgres and data[:1] in b"\0pX")
+
+
+def _measure_http(data: bytes) -> int:
+    """Give the length of the first request, 0 when it is not whole."""
+    if data and not data[:1].isupper():
+        raise ValueError(f"neither HTTP nor PostgreSQL: {data[:20]!r}")
+    body = data.find(b"\r\n\r\n") + 4
+    if body < 4:
+        return 0
+    head = data[:body]
+    if found := re.search(rb"(?i)\r\n(transfer-encoding|expect):.*", head):
+        raise ValueError(f"only a Content-Length tells where a request ends, not {found[0]!r}")
+    found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+    size = body + (int(found[1]) if found else 0)
+    return size if len(data) >= size else 0
+
+
+def _measure_postgres(data: bytes) -> int:
+    """Give the length of the first request, 0 when it is not whole."""
+    if data[:1] == b"\0":
+        size = int.from_bytes(data[:4], "big")
+        return size if 4 <= size <= len(data) else 0
+    at = 0
+    while len(data) >= at + 5:
+        kind, at = data[at : at + 1], at + 1 + int.from_bytes(data[at + 1 : at + 5], "big")
+        if at > len(data):
+            return 0
+        # The messages after which a server answers: Query, Sync, Flush, FunctionCall,
+        # CopyDone, CopyFail, passwords; and Terminate, after which it does not.
+        if kind in b"QSHFcfpX":
+            return at
+    return 0
+
+
+class _Stream:
+    """One side of a connection. That it broke looks like its end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._has_ended = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abort()
+        try:
+            self._writer.close()
+            await self._writer.wait_closed()
+        except OSError:
+            pass
+        finally:
+            self.abort()
+
+    async def read(self) -> bytes:
+        try:
+            return await self._reader.read(_PIECE)
+        except OSError:
+            return b""
+
+    async def write(self, data: bytes) -> None:
+        if self._has_ended:
+            return
+        with contextlib.suppress(OSError):
+            self._writer.write(data)
+            await self._writer.drain()
+
+    def end(self) -> None:
+        self._has_ended = True
+        with contextlib.suppress(OSError):
+            self._writer.write_eof()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+
+class _Link:
+    """A client, and the server behind it."""
+
+    def __init__(self, client: _Stream, server: _Stream) -> None:
+        self.client = client
+        self.server = server
+        task = asyncio.current_task()
+        assert task is not None
+        self.task: asyncio.Task[None] = task
+        self.awaiting = False
+        self.muted = False
+        self._answer: asyncio.Future[bytes] = asyncio.Future()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._answer.done():
+            self._answer.set_result(b"")
+
+    async def land(self, request: bytes) -> bytes:
+        """Deliver a request that was held, and give the server's answer."""
+        await self.server.write(request)
+        return await self._answer
+
+    async def swallow(self, reply: bytes) -> None:
+        """Keep an answer from the client, to its end."""
+        # Not before an answer came: servers drop the work of a client that leaves.
+        self.server.end()
+        # Some servers close only long after their client did.
+        with contextlib.suppress(TimeoutError):
+            while more := await asyncio.wait_for(self.server.read(), _QUIET):
+                reply += more
+        self._answer.set_result(reply)
+
+
+class _Armed:
+    """A fault in waiting."""
+
+    def __init__(self, fault: Fault, left: int, when: When) -> None:
+        self.fault = fault
+        self.left = left
+        self.when = when
+
+
+class _Held(NamedTuple):
+    """A request on its way."""
+
+    link: _Link
+    request: bytes
+
+
+def _bind(port: int) -> socket.socket:
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.setblocking(False)
+    bound.bind((_HOST, port))
+    return bound

@@ -1,0 +1,33 @@
+"""The real servers that tests run on; each in a file with its kind."""
+
+from ceph_server import CephServer
+from postgres_servers import PgBouncer, PostgresServer
+from s3_servers import (
+    ADMIN,
+    READER,
+    WRITER,
+    WRITERS_BUCKET,
+    Identity,
+    MinistackServer,
+    RcloneServer,
+    S3Server,
+    SeaweedServer,
+)
+from serving import Server, ServerFailed
+
+__all__ = [
+    "ADMIN",
+    "READER",
+    "WRITER",
+    "WRITERS_BUCKET",
+    "CephServer",
+    "Identity",
+    "MinistackServer",
+    "PgBouncer",
+    "PostgresServer",
+    "RcloneServer",
+    "S3Server",
+    "SeaweedServer",
+    "Server",
+    "ServerFailed",
+]

@@ -1,0 +1,165 @@
+"""Records as objects: their bytes, their sizes, their names."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobsync import Corrupt, Invalid, Record
+from jobsync.core.codec import MAX_INTEGER, encode
+from jobsync.core.ids import NONCE_LENGTH
+from jobsync.core.keys import MAX_KEY
+from jobsync.core.urls import MAX_PREFIX
+from jobsync.stores.contract import TRAIL_LENGTH
+from jobsync.stores.envelope import (
+    LIVE_SIZE,
+    MAX_FORMAT,
+    unwrap,
+    unwrap_lines,
+    wrap,
+    wrap_lines,
+)
+from jobsync.stores.lines import lines_of
+from jobsync.stores.naming import BatchName, Naming, is_segment
+
+nonces = st.text("abcXYZ019-_", min_size=NONCE_LENGTH, max_size=NONCE_LENGTH)
+trails = st.lists(nonces, min_size=1, max_size=TRAIL_LENGTH).map(" ".join)
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**53), 2**53), st.text('aé😀"\\,]\n ')),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text("ab]"), inner)),
+)
+
+
+def record(value: Any, trail: str, seq: int, epoch: int, format: int, **more: Any) -> Record:
+    """Make a record of version `v`."""
+    return Record("a/b", value, "v", seq, epoch, format, trail, **more)
+
+
+counts = st.integers(0, MAX_INTEGER)
+
+
+@given(json_values, trails, counts, counts, st.integers(0, MAX_FORMAT))
+def test_a_record_comes_back_and_is_never_small(
+    value: Any, trail: str, seq: int, epoch: int, format: int
+) -> None:
+    """Whatever it holds, a live record has 256 bytes or more, its value's text among them."""
+    made = record(value, trail, seq, epoch, format)
+    body = wrap(made, encode(value))
+    assert len(body) >= LIVE_SIZE
+    assert encode(value) in body
+    assert unwrap("a/b", body, "v") == made
+
+
+@given(trails, counts, counts, st.integers(0, MAX_FORMAT))
+def test_a_tombstone_comes_back_and_is_always_small(
+    trail: str, seq: int, epoch: int, format: int
+) -> None:
+    """Whatever its numbers, a tombstone has fewer than 256 bytes."""
+    made = record(None, trail, seq, epoch, format, deleted=True)
+    body = wrap(made, None)
+    assert len(body) < LIVE_SIZE
+    assert unwrap("a/b", body, "v") == made
+
+
+def test_the_longest_tombstone_just_fits() -> None:
+    """At the highest of everything it has 255 bytes, and one more of anything is refused."""
+    trail = " ".join(["x" * NONCE_LENGTH] * TRAIL_LENGTH)
+    body = wrap(record(None, trail, MAX_INTEGER, MAX_INTEGER, MAX_FORMAT), None)
+    assert len(body) == LIVE_SIZE - 1
+    for numbers in [
+        (MAX_INTEGER + 1, 0, 1),
+        (1, MAX_INTEGER + 1, 1),
+        (1, 0, MAX_FORMAT + 1),
+        (1, -1, 1),
+    ]:
+        with pytest.raises(Invalid, match="is not between 0 and"):
+            wrap(record(None, trail, *numbers), b"1")
+
+
+@pytest.mark.parametrize("nonce", ["", "short", 'quo"te-12345', "x" * 13])
+def test_a_strange_nonce_is_refused(nonce: str) -> None:
+    """What is not a nonce could make a tombstone long, or no JSON."""
+    with pytest.raises(Invalid, match="is not a nonce"):
+        wrap(record(1, nonce, 1, 0, 1), b"1")
+
+
+TRAIL = "x" * NONCE_LENGTH
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[1]",
+        b'["%b",1,0]' % TRAIL.encode(),
+        b'["short",1,0,1]',
+        b'["%b",1,0,1,5]' % TRAIL.encode(),
+        (b'["%b",1,0,1]' % TRAIL.encode()).ljust(LIVE_SIZE),
+        (b'["%b",1,0,1,5' % TRAIL.encode()).ljust(LIVE_SIZE),
+        (b'["%b","1",0,1,5]' % TRAIL.encode()).ljust(LIVE_SIZE),
+        b"\xff" * 300,
+        b"[" * 100_000,
+    ],
+)
+def test_what_we_never_wrote_is_corrupt(body: bytes) -> None:
+    """Cut short, of the wrong type, or of a size that would lie in a listing."""
+    with pytest.raises(Corrupt, match="a/b cannot be read"):
+        unwrap("a/b", body, "v")
+
+
+@given(st.lists(json_values, max_size=5))
+def test_a_batch_of_lines_comes_back(values: list[Any]) -> None:
+    """Each line's own text, in order."""
+    lines = lines_of(values, "1794731956371-ca547d85fb8b")
+    texts = unwrap_lines("h", wrap_lines(lines), len(values))
+    assert texts == [line.data for line in lines]
+
+
+@pytest.mark.parametrize("body", [b"", b"[1", b"{}", b"[1]", b"[1,2,3]"])
+def test_a_batch_must_have_the_lines_that_its_name_tells(body: bytes) -> None:
+    """Fewer or more, or no batch at all, is corrupt."""
+    with pytest.raises(Corrupt):
+        unwrap_lines("h", body, 2)
+
+
+def test_no_folder_holds_two_levels() -> None:
+    """A key and what lies below it never share a folder, so tree order is byte order."""
+    naming = Naming("app")
+    assert naming.record("a") == "app/r1/a"
+    assert naming.record("a/b") == "app/r2/a/b"
+    assert naming.level("a/") == "app/r2/a/"
+    assert naming.stream("a/b") == "app/h2/a/b/"
+    assert Naming("").record("a") == "r1/a"
+
+
+@given(st.integers(0, MAX_PREFIX), st.integers(1, MAX_KEY))
+def test_every_name_is_one_that_s3_takes(prefix: int, length: int) -> None:
+    """With the longest prefix, what is accepted makes at most 1,024 bytes."""
+    naming = Naming("p" * prefix)
+    key = "/".join(["k" * 99] * 7)[:length].rstrip("/")
+    assert len(naming.record(key)) <= 1024
+    try:
+        naming.check_stream(key)
+    except Invalid:
+        return
+    assert len(f"{naming.stream(key)}{BatchName('0' * 26, 10_000)}") <= 1024
+
+
+def test_a_stream_that_leaves_no_room_is_refused() -> None:
+    """Beside a long prefix, a history's name is shorter than a key may be."""
+    longest = "/".join(["k" * 100] * 7)[:MAX_KEY]
+    Naming("p").check_stream(longest)
+    with pytest.raises(Invalid, match="at most"):
+        Naming("p" * MAX_PREFIX).check_stream(longest)
+
+
+def test_what_others_put_there_is_told_by_its_name() -> None:
+    """Only a last segment of a key, and only a batch's name, is ours."""
+    assert is_segment("ann-1")
+    assert not any(map(is_segment, ["", "a/b", "a b", "é", ".."]))
+    assert BatchName.parse("1794731956371-ca547d85fb8b-00002") == BatchName(
+        "1794731956371-ca547d85fb8b", 2
+    )
+    assert BatchName.parse("1794731956371-ca547d85fb8b") is None

@@ -1,0 +1,88 @@
+"""Threads that work for event loops."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from jobsync.stores.threads import WorkThreads, together
+
+
+async def test_results_and_errors_come_back_in_order() -> None:
+    """A call that raises does so where it is awaited."""
+    threads = WorkThreads("test", 4)
+    assert await together([threads.run(pow, 2, n) for n in range(10)]) == [2**n for n in range(10)]
+    assert await together([threads.run(pow, 2, 3)]) == [8]
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(divmod, 1, 0)
+    threads.end()
+
+
+async def test_as_many_run_at_once_as_there_are_threads() -> None:
+    """All meet at a barrier that opens only to the full number; no more threads are started."""
+    threads = WorkThreads("test-full", 5)
+    barrier = threading.Barrier(5)
+    async with asyncio.timeout(30):
+        for _ in range(3):
+            await together([threads.run(barrier.wait) for _ in range(5)])
+    assert sum(thread.name == "test-full" for thread in threading.enumerate()) == 5
+    threads.end()
+    threads.join()
+
+
+async def test_a_single_caller_needs_few_threads() -> None:
+    """Threads are started when all are busy, not for each call."""
+    threads = WorkThreads("test-few", 32)
+    for _ in range(100):
+        await threads.run(int)
+    assert sum(thread.name == "test-few" for thread in threading.enumerate()) < 8
+    threads.end()
+    threads.join()
+
+
+def test_who_asked_from_a_loop_that_is_gone_is_forgotten() -> None:
+    """The thread goes on to work for others."""
+    threads = WorkThreads("test", 1)
+    release = threading.Event()
+
+    async def ask_and_leave() -> None:
+        threads.run(release.wait)
+
+    async def ask() -> int:
+        return await threads.run(pow, 2, 3)
+
+    asyncio.run(ask_and_leave())
+    release.set()
+    assert asyncio.run(ask()) == 8
+    threads.end()
+
+
+_AT_EXIT = """
+import asyncio, os, threading, time
+from jobsync.stores.threads import WorkThreads
+
+def slow():
+    begun.set()
+    threading.main_thread().join()
+    time.sleep(0.1)
+    os.write(1, b"begun")
+
+async def main():
+    threads.run(slow)
+    for _ in range(1000):
+        threads.run(os.write, 1, b"queued")
+    begun.wait()
+
+begun, threads = threading.Event(), WorkThreads("test", 1)
+asyncio.run(main())
+"""
+
+
+def test_at_exit_calls_that_have_begun_are_waited_for_and_others_dropped() -> None:
+    """No thread is left in foreign code, and no queue keeps a program from ending."""
+    done = subprocess.run(
+        [sys.executable, "-c", _AT_EXIT], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"begun", b"")
