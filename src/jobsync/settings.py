@@ -25,8 +25,9 @@ import msgspec
 from msgspec.structs import FieldInfo, fields
 
 from jobsync.core.names import closest
+from jobsync.core.redaction import redact
 from jobsync.core.secret import MASK, Secret
-from jobsync.core.urls import parse_url, redact
+from jobsync.core.urls import parse_url
 from jobsync.errors import Invalid, Misconfigured
 
 __all__ = [

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jobsync import errors
 from jobsync.core import keys, urls
+from jobsync.core.redaction import redact
 from jobsync.core.secret import Secret
 from jobsync.core.urls import (
     MAX_PREFIX,
@@ -19,7 +20,6 @@ from jobsync.core.urls import (
     PostgresUrl,
     SqliteUrl,
     parse_url,
-    redact,
 )
 from jobsync.errors import Invalid, JobsyncError, Misconfigured
 

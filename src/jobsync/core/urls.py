@@ -25,6 +25,7 @@ import msgspec
 
 from jobsync.core.keys import check_prefix
 from jobsync.core.names import closest
+from jobsync.core.redaction import is_name, redact, split_address, split_scheme, take_apart
 from jobsync.core.secret import MASK, Secret
 from jobsync.errors import Invalid, Misconfigured
 
@@ -36,7 +37,6 @@ __all__ = [
     "SqliteUrl",
     "StoreUrl",
     "parse_url",
-    "redact",
 ]
 
 MAX_PREFIX = 300
@@ -50,35 +50,9 @@ _SCHEMES = ("memory", "sqlite", "postgresql", "postgres", "s3", "gs", "az")
 _EXAMPLES = "memory://, sqlite:///path, postgresql://…, s3://…, gs://… or az://…"
 _S3_EXAMPLES = "s3://bucket/prefix or s3://KEY:SECRET@host:port/bucket/prefix"
 
-# Query values that hold no secret. All others are hidden, known or not.
-_VISIBLE = frozenset(
-    {
-        "application_name",
-        "connect_timeout",
-        "dbname",
-        "host",
-        "hostaddr",
-        "port",
-        "prefix",
-        "region",
-        "schema",
-        "sslmode",
-        "target_session_attrs",
-        "tls",
-    }
-)
-
 _find_strange = re.compile("[\x00-\x1f\x7f\ud800-\udfff]").search
-_split_scheme = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL).fullmatch
-# A name, an IPv6 address, or the percent-encoded path of a socket; then a port.
-_split_address = re.compile(
-    r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*|%2[Ff](?:[A-Za-z0-9._-]|%2[Ff])*)(?::([0-9]{0,5}))?"
-).fullmatch
 _is_bucket = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,221}").fullmatch
 _is_label = re.compile(r"[A-Za-z0-9._-]*").fullmatch
-_is_name = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}").fullmatch
-_has_query = re.compile(r"\?.*=", re.DOTALL).search
-_has_punctuation = re.compile(r"[:=?@#]").search
 
 
 class _Url(msgspec.Struct, frozen=True):
@@ -131,7 +105,7 @@ class PostgresUrl(_Url, frozen=True, kw_only=True):
     def _compose(self, extra: Mapping[str, str]) -> str:
         query = dict(extra)
         address = f"[{self.host}]" if ":" in self.host else self.host
-        if not _split_address(address):
+        if not split_address(address):
             # A socket's path or a list of hosts has no place before the first slash.
             query["host"], address = self.host, ""
         if self.port is not None:
@@ -176,37 +150,6 @@ class ObjectsUrl(_Url, frozen=True, kw_only=True):
 StoreUrl: TypeAlias = MemoryUrl | SqliteUrl | PostgresUrl | ObjectsUrl
 
 
-def redact(text: str) -> str:
-    """Give a URL, however malformed, in a form that may be shown to anybody.
-
-    What stands between `://` and the last `@` is hidden, and so is every query value
-    that is not known to be harmless.
-    """
-    found = _split_scheme(text)
-    if not found:
-        # It may be `user:password@host` or libpq's `password=…`: nothing tells.
-        return MASK if _has_punctuation(text) else text
-    scheme, rest = found.groups()
-    hidden, at, shown = rest.rpartition("@")
-    address, path, query, fragment = _take_apart(shown)
-    # An `@` within a query value leaves the end of a secret on its right; what is not a
-    # port after a host is a password whose `@` was forgotten.
-    if _has_query(hidden) or not _split_address(address):
-        return f"{scheme}://{MASK}"
-    user = f"{MASK}@" if at else ""
-    # Without empty pairs: a password of nothing but '&' is one too.
-    pairs = "&".join(_redact_pair(pair) for pair in query.split("&") if pair)
-    tail = f"{'?' if pairs else ''}{pairs}{'#' + MASK if fragment else ''}"
-    return f"{scheme}://{user}{address}{path}{tail}"
-
-
-def _redact_pair(pair: str) -> str:
-    name, equals, _ = pair.partition("=")
-    if name in _VISIBLE:
-        return pair
-    return f"{name}={MASK}" if equals and _is_name(name) else MASK
-
-
 def parse_url(text: str, environ: Mapping[str, str] = {}) -> StoreUrl:
     """Read a store's URL. The environment supplies what an `s3://` URL leaves out.
 
@@ -216,7 +159,7 @@ def parse_url(text: str, environ: Mapping[str, str] = {}) -> StoreUrl:
     """
     if _find_strange(text):
         raise _refuse(text, "contains a control character or a lone surrogate", "remove it")
-    found = _split_scheme(text)
+    found = split_scheme(text)
     if not found:
         raise _without_scheme(text)
     scheme, rest = found.groups()
@@ -268,16 +211,8 @@ class _Parts(msgspec.Struct, frozen=True):
         return f"_Parts({redact(self.text)!r})"
 
 
-def _take_apart(rest: str) -> tuple[str, str, str, str]:
-    """Give address, path, query and fragment; the fragment with its '#', to tell an empty one."""
-    rest, sharp, fragment = rest.partition("#")
-    rest, _, query = rest.partition("?")
-    address, slash, path = rest.partition("/")
-    return address, slash + path, query, sharp + fragment
-
-
 def _split(text: str, rest: str) -> _Parts:
-    authority, path, query, fragment = _take_apart(rest)
+    authority, path, query, fragment = take_apart(rest)
     if "@" in rest[len(authority) :]:
         raise _refuse(
             text,
@@ -293,7 +228,7 @@ def _split(text: str, rest: str) -> _Parts:
 
 
 def _read_address(text: str, address: str) -> tuple[str, int | None]:
-    found = _split_address(address)
+    found = split_address(address)
     if not found:
         raise _refuse(
             text,
@@ -316,7 +251,7 @@ def _read_params(text: str, query: str, known: Collection[str] | None = None) ->
     for pair in filter(None, query.split("&")):
         # Not `parse_qsl`: it turns '+' into a blank, which libpq does not.
         name, equals, value = pair.partition("=")
-        if not (equals and _is_name(name)):
+        if not (equals and is_name(name)):
             raise _refuse(text, "has a parameter without a name or value", "write ?name=value")
         if known is not None and name not in known:
             raise _unknown_parameter(text, name, known)
@@ -365,7 +300,7 @@ def _read_memory(text: str, rest: str) -> MemoryUrl:
 
 
 def _read_sqlite(text: str, rest: str) -> SqliteUrl:
-    host, path, query, fragment = _take_apart(rest)
+    host, path, query, fragment = take_apart(rest)
     if fragment:
         raise _refuse(text, "has a '#'", "write it as %23")
     if host:
@@ -517,8 +452,8 @@ def _find_endpoint(environ: Mapping[str, str]) -> str:
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if value := environ.get(name):
             scheme, _, rest = value.partition("://")
-            address, path, query, fragment = _take_apart(rest)
-            known = scheme in ("http", "https") and address and _split_address(address)
+            address, path, query, fragment = take_apart(rest)
+            known = scheme in ("http", "https") and address and split_address(address)
             if not known or query or fragment or path.strip("/"):
                 raise Misconfigured(
                     name,

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from jobsync.core.codec import Json
-from jobsync.core.filters import Filter, matches
+from jobsync.core.filters import All, Filter, matches
 from jobsync.core.keys import check_key, check_prefix
 from jobsync.errors import Corrupt, Invalid
 
@@ -65,6 +65,7 @@ async def collect(
 ) -> list[Item]:
     """Fetch rows and decode them until `limit` of them match or none are left."""
     found: list[Item] = []
+    everything = where == All(())
     while True:
         rows = await fetch(after, limit)
         for row in rows:
@@ -73,7 +74,7 @@ async def collect(
             except Corrupt as corrupt:
                 report(corrupt)
                 continue
-            if matches(where, item.value):
+            if everything or matches(where, item.value):
                 found.append(item)
                 if len(found) == limit:
                     return found

@@ -1,0 +1,793 @@
+"""PostgreSQL in trouble: restarts, killed sessions, missing rights, poolers, deadlocks."""
+
+import asyncio
+import itertools
+import os
+import random
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from proxy import Proxy
+from servers import PgBouncer, PostgresServer
+
+from jobsync import (
+    Applied,
+    Components,
+    Conflict,
+    Conflicted,
+    Misconfigured,
+    OutcomeUnknown,
+    Put,
+    Unavailable,
+    Unknown,
+)
+from jobsync.core.urls import PostgresUrl, parse_url
+from jobsync.stores.postgres import PostgresStore, schema_sql
+from jobsync.stores.postgrespool import Connection, PostgresPool
+
+Connect = Callable[..., Awaitable[PostgresStore]]
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def hand() -> Iterator[ThreadPoolExecutor]:
+    """A thread that restarts the server while the tests go on; it outlives the server."""
+    with ThreadPoolExecutor(1) as hand:
+        yield hand
+
+
+@pytest.fixture(scope="module")
+def server(hand: ThreadPoolExecutor) -> Iterator[PostgresServer]:
+    """A server of our own."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bouncer(server: PostgresServer) -> Iterator[PgBouncer]:
+    """PgBouncer in transaction mode before it."""
+    with PgBouncer(server) as bouncer:
+        yield bouncer
+
+
+@pytest.fixture
+def name() -> str:
+    """A name for a database or a role that no other test uses."""
+    return f"test_{next(_numbers)}"
+
+
+@pytest.fixture
+def url(server: PostgresServer, name: str) -> str:
+    """An empty database."""
+    return server.create_database(name)
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Opens stores, and closes them after the test."""
+    stores: list[PostgresStore] = []
+
+    async def connect(url: str, **options: Any) -> PostgresStore:
+        stores.append(await PostgresStore.connect(read(url), **options))
+        return stores[-1]
+
+    yield connect
+    for store in stores:
+        await store.close()
+
+
+@pytest.fixture
+def admin(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """The administrator, at the database."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+def read(url: str) -> PostgresUrl:
+    """Read a URL that names PostgreSQL."""
+    found = parse_url(url)
+    assert isinstance(found, PostgresUrl)
+    return found
+
+
+async def until(admin: psycopg.Connection[Any], question: str) -> None:
+    """Ask the server until it says yes."""
+    async with asyncio.timeout(30):
+        while admin.execute(question).fetchone() is None:  # noqa: ASYNC110 - it is not in this loop
+            await asyncio.sleep(0)
+
+
+LISTENING = (
+    "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+)
+BLOCKED = (
+    "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+)
+
+
+async def increment(store: PostgresStore, key: str) -> None:
+    """Add one to a number, whatever happens to server and connection."""
+    while True:
+        try:
+            record = await store.get(key)
+            assert record is not None
+            (nonce,) = store._ids.nonces(1)
+            (outcome,) = await store.write([Put(key, record.value + 1, record, nonce=nonce)])
+        except Unavailable:
+            continue
+        match outcome:
+            case Applied():
+                return
+            case Unknown():
+                if await settle(store, key, nonce):
+                    return
+
+
+async def settle(store: PostgresStore, key: str, nonce: str) -> bool:
+    """Say whether an unknown write happened. The server is known to have dropped it if not."""
+    while True:
+        try:
+            record = await store.get(key)
+        except Unavailable:
+            continue
+        assert record is not None
+        return record.remembers(nonce)
+
+
+async def test_a_restart_under_load_loses_nothing(
+    server: PostgresServer, hand: ThreadPoolExecutor, url: str, connect: Connect
+) -> None:
+    """A crash amid writes: callers learn of it, the same store goes on, every increment counts."""
+    store = await connect(url)
+    keys = [f"n/{i}" for i in range(6)]
+    await store.write([Put(key, 0) for key in keys])
+    done = dict.fromkeys(keys, 0)
+    restarts = 0
+
+    async def work(key: str) -> None:
+        begun = -1
+        while begun < 2:
+            begun = restarts
+            await increment(store, key)
+            done[key] += 1
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for key in keys:
+            group.create_task(work(key))
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(hand, server.restart, "immediate")
+        restarts = 1
+        await loop.run_in_executor(hand, server.restart, "fast")
+        restarts = 2
+    values = {record.key: record.value for record in await store.scan("n/")}
+    assert values == done
+
+
+async def test_killed_sessions_are_replaced(
+    server: PostgresServer, url: str, connect: Connect
+) -> None:
+    """Sessions that the administrator ended are replaced, and nothing is written twice or lost."""
+    store = await connect(url)
+    await store.create("n", 0)
+    for _ in range(5):
+        assert server.kill_backends() > 0
+        await increment(store, "n")
+    record = await store.get("n")
+    assert record is not None
+    assert (record.value, record.seq) == (5, 6)
+
+
+async def test_a_write_whose_session_is_killed_is_unknown(
+    server: PostgresServer, url: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """It was sent, and the server hung up: neither applied nor conflicted."""
+    store = await connect(url)
+    record = await store.create("n", 0)
+    with psycopg.connect(url) as stranger:
+        stranger.execute("SELECT 1 FROM jobsync_record FOR UPDATE")
+        writing = asyncio.create_task(store.write([record.replace(1), Put("m", 1)]))
+        await until(admin, BLOCKED)
+        admin.execute(
+            f"SELECT pg_terminate_backend(pid) FROM ({BLOCKED.replace('1', 'pid', 1)}) AS t"
+        )
+        assert [type(outcome) for outcome in await writing] == [Unknown, Unknown]
+    assert await store.get("n") == record
+    assert await store.get("m") is None
+
+
+async def test_a_lost_reply_leaves_the_outcome_unknown(
+    server: PostgresServer, url: str, name: str, connect: Connect
+) -> None:
+    """Writes that were carried out in secret are unknown; a read without an answer is not."""
+    with Proxy("127.0.0.1", server.port) as proxy:
+        store = await connect(f"postgresql://postgres@127.0.0.1:{proxy.port}/{name}")
+        record = await store.create("n", 0)
+        proxy.drop_reply()
+        (outcome,) = await store.write([record.replace(1)])
+        assert isinstance(outcome, Unknown)
+        proxy.drop_reply()
+        with pytest.raises(OutcomeUnknown, match="history/a"):
+            await store.append("history/a", [1])
+        proxy.drop_reply()
+        with pytest.raises(Unavailable):
+            await store.get("n")
+        found = await store.get("n")
+        assert found is not None
+        assert found.value == 1
+        assert [entry.value for entry in await store.read("history/a")] == [1]
+        await store.close()
+
+
+async def test_a_server_that_is_gone_is_unavailable(
+    server: PostgresServer, name: str, url: str, connect: Connect
+) -> None:
+    """Nobody answers: it is said at connect and later, with the reason, and passes by itself."""
+    with Proxy("127.0.0.1", server.port) as proxy:
+        address = f"postgresql://postgres@127.0.0.1:{proxy.port}/{name}"
+        store = await connect(address)
+        record = await store.create("n", 0)
+        proxy.refuse()
+        proxy.cut()
+        with pytest.raises(Unavailable, match="refused"):
+            await connect(address)
+        # It finds that the old connection is closed, and that no new one can be made.
+        with pytest.raises(Unavailable, match="refused"):
+            await store.write([record.replace(1)])
+        proxy.accept()
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    assert await store.get("n") == record
+                    break
+                except Unavailable:
+                    continue
+        await store.close()
+
+
+async def test_a_statement_given_up_is_unknown_and_its_connection_closed(
+    url: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """After `patience` seconds without an answer the outcome is open, and the store usable."""
+    store = await connect(url, patience=0.3, connections=1)
+    record = await store.create("n", 0)
+    with psycopg.connect(url) as stranger:
+        stranger.execute("SELECT 1 FROM jobsync_record FOR UPDATE")
+        (outcome,) = await store.write([record.replace(1)])
+        assert outcome == Unknown("no answer within 0.3 s")
+        assert await store.get("n") == record
+    # The server finds out that nobody waits only when it answers: the write landed late.
+    await until(admin, "SELECT 1 FROM jobsync_record WHERE seq = 2")
+
+
+async def test_a_cancelled_write_returns_at_once(
+    url: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """Cancellation waits for no server, and its connection is not used again."""
+    store = await connect(url, connections=1)
+    record = await store.create("n", 0)
+    with psycopg.connect(url) as stranger:
+        stranger.execute("SELECT 1 FROM jobsync_record FOR UPDATE")
+        writing = asyncio.create_task(store.write([record.replace(1)]))
+        await until(admin, BLOCKED)
+        writing.cancel()
+        async with asyncio.timeout(3):
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+        assert await store.get("n") == record
+
+
+async def test_waiting_ends_when_another_process_could_have_written(
+    url: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """A notification of another store ends a wait, also one of many in a row, and of history."""
+    waiter, writer = await connect(url), await connect(url)
+    assert waiter._bell._listens
+    waiting = asyncio.create_task(waiter.wait("n/", 60))
+    await until(admin, LISTENING)
+    async with asyncio.timeout(10):
+        await writer.create("n/1", 0)
+        await waiting
+        for i in range(2, 5):
+            # Sooner after the last one than a topic rests: it is rung for at the end of that.
+            waiting = asyncio.create_task(waiter.wait("n/", 60))
+            await writer.write([Put(f"n/{i}", 0), Put(f"m/{i}", 0)])
+            await waiting
+            waiting = asyncio.create_task(waiter.wait("history/a", 60))
+            await writer.append("history/a", [i])
+            await waiting
+
+
+@pytest.mark.parametrize("kind", ["create", "replace", "delete", "batch", "append"])
+async def test_every_kind_of_change_notifies_with_its_commit(
+    url: str, admin: psycopg.Connection[Any], connect: Connect, kind: str
+) -> None:
+    """The first change of a process is told at once, without waiting for the end of a rest."""
+    waiter, writer = await connect(url), await connect(url)
+    made = await waiter.create("n/1", 0)
+    waiting = asyncio.create_task(waiter.wait("history/a" if kind == "append" else "n/", 60))
+    await until(admin, LISTENING)
+    match kind:
+        case "create":
+            await writer.create("n/2", 0)
+        case "replace":
+            await writer.put(made, 1)
+        case "delete":
+            await writer.delete(made)
+        case "batch":
+            await writer.write([made.replace(1), Put("n/2", 0)])
+        case _:
+            await writer.append("history/a", [1])
+    async with asyncio.timeout(10):
+        await waiting
+    assert "ring" not in writer._bell._tasks
+
+
+async def test_only_its_own_topic_ends_a_wait(
+    url: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """Changes elsewhere, and writes that came to nothing, wake nobody."""
+    waiter, writer = await connect(url), await connect(url)
+    made = await writer.create("n/1", 0)
+    await writer.create("n/2", 0)
+    changed = await writer.put(made, 1)
+    await writer._bell._tasks["ring"]
+    waiting = asyncio.create_task(waiter.wait("n/", 60))
+    other = asyncio.create_task(waiter.wait("m/", 60))
+    await until(admin, LISTENING)
+    for stale in ([made.replace(2)], [Put("n/1", 2)], [made.replace(2), Put("n/2", 2)]):
+        loser = await connect(url)
+        assert await loser.write(stale) == [Conflicted()] * len(stale)
+    async with asyncio.timeout(10):
+        await writer.create("m/1", 0)
+        await other
+    assert not waiting.done()
+    async with asyncio.timeout(10):
+        await writer.put(changed, 2)
+        await waiting
+
+
+async def listen(store: PostgresStore, url: str) -> psycopg.AsyncConnection[Any]:
+    """Open a connection that hears what a store notifies of."""
+    listener = await psycopg.AsyncConnection.connect(url, autocommit=True)
+    await listener.execute(f'LISTEN "{store._bell.channel}"'.encode())
+    return listener
+
+
+async def test_notifications_are_few_and_the_last_one_comes(url: str, connect: Connect) -> None:
+    """A process notifies of one topic at most once per 50 ms, and once after the last change."""
+    store = await connect(url)
+    listener = await listen(store, url)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    record = await store.create("n/1", 0)
+    for i in range(200):
+        record = await store.put(record, i)
+    await store._bell._tasks["ring"]
+    took = loop.time() - begun
+    await store.create("end", 0)
+    topics = []
+    async with asyncio.timeout(10):
+        async for note in listener.notifies():
+            topics.append(note.payload)
+            if note.payload == "":
+                break
+    assert 2 <= topics.count("n/") <= took / 0.05 + 2
+    await listener.close()
+
+
+async def test_late_notifications_are_sent_before_closing(url: str, connect: Connect) -> None:
+    """Who writes and leaves at once has told the others."""
+    store = await connect(url)
+    listener = await listen(store, url)
+    await store.put(await store.create("n/1", 0), 1)
+    await store.close()
+    notes = [note.payload async for note in listener.notifies(timeout=10, stop_after=2)]
+    assert notes == ["n/", "n/"]
+    await listener.close()
+
+
+async def test_a_waiter_survives_the_loss_of_its_connection(
+    server: PostgresServer, url: str, connect: Connect
+) -> None:
+    """When the listening session is back, waiters wake once; then notifications arrive again."""
+    waiter, writer = await connect(url), await connect(url)
+    waiting = asyncio.create_task(waiter.wait("n/", 60))
+    with psycopg.connect(url, autocommit=True) as admin:
+        await until(admin, LISTENING)
+    assert server.kill_backends() > 0
+    async with asyncio.timeout(10):
+        await waiting
+        again = asyncio.create_task(waiter.wait("n/", 60))
+        await asyncio.sleep(0)
+        await write_anyhow(writer, "n/1")
+        await again
+
+
+async def write_anyhow(store: PostgresStore, key: str) -> None:
+    """Create a record, through whatever is left of an outage."""
+    while True:
+        try:
+            await store.create(key, 0)
+        except (OutcomeUnknown, Unavailable):
+            continue
+        except Conflict:
+            pass
+        return
+
+
+async def test_pgbouncer_in_transaction_mode_is_enough(
+    bouncer: PgBouncer, url: str, name: str, connect: Connect
+) -> None:
+    """Without sessions of its own the store polls, prepares nothing, and keeps its promises."""
+    first, second = await connect(bouncer.locate(name)), await connect(bouncer.locate(name))
+    assert not first._bell._listens
+    assert first._pool._options["prepare_threshold"] is None
+    await first.create("n", 0)
+    await asyncio.gather(*(increment(store, "n") for store in (first, second) for _ in range(20)))
+    record = await second.get("n")
+    assert record is not None
+    assert record.value == 40
+
+    waiting = asyncio.create_task(first.wait("n/", 60))
+    async with asyncio.timeout(10):
+        for i in itertools.count():
+            await second.create(f"n/{i}", 0)
+            await asyncio.sleep(0)
+            if waiting.done():
+                break
+
+
+async def test_a_wrong_password_is_named_and_not_shown(
+    server: PostgresServer, name: str, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error says what to correct; no message, repr or log holds the password."""
+    caplog.set_level("DEBUG")
+    good = server.create_role(name, "right-secret", name)
+    bad = good.replace("right-secret", "wrong-secret")
+    with pytest.raises(Misconfigured, match="wrong user or password") as caught:
+        await PostgresStore.connect(read(bad))
+    shown = f"{caught.value!s} {caught.value!r} {caught.value.__cause__!r} {caplog.text}"
+    assert "wrong-secret" not in shown
+    assert "right-secret" not in shown
+
+
+async def test_a_missing_password_is_named(server: PostgresServer, name: str, url: str) -> None:
+    """A server that wants one says so."""
+    role = server.create_role(name, "right-secret", name)
+    with pytest.raises(Misconfigured, match="needs a password"):
+        await PostgresStore.connect(read(role.replace(":right-secret", "")))
+
+
+async def test_a_missing_database_is_named(server: PostgresServer) -> None:
+    """Jobsync makes tables, not databases."""
+    with pytest.raises(Misconfigured, match="does not exist; create it first"):
+        await PostgresStore.connect(read(f"{server.url}-not-there"))
+
+
+@pytest.mark.parametrize("parameter", ["sslmood", "channel_binding"])
+async def test_a_bad_parameter_is_named(server: PostgresServer, parameter: str) -> None:
+    """A mistyped parameter of libpq, or a value it refuses, is named, and the value not shown."""
+    with pytest.raises((Misconfigured, Unavailable), match=parameter) as caught:
+        await PostgresStore.connect(read(f"{server.url}?{parameter}=hunter2"))
+    assert "hunter2" not in f"{caught.value!s} {caught.value!r} {caught.value.__cause__!r}"
+
+
+async def test_a_database_of_another_encoding_is_refused(
+    server: PostgresServer, name: str, admin: psycopg.Connection[Any]
+) -> None:
+    """Text that some keys could not be kept in is noticed before anything is written."""
+    admin.execute(
+        f"CREATE DATABASE {name}_latin ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C' "
+        "TEMPLATE template0".encode()
+    )
+    with pytest.raises(Misconfigured, match="is a database in LATIN1"):
+        await PostgresStore.connect(read(server.url.rpartition("/")[0] + f"/{name}_latin"))
+
+
+async def test_without_the_right_to_create_tables_the_way_out_is_named(
+    server: PostgresServer, name: str, url: str
+) -> None:
+    """Neither tables in the default schema nor a schema of its own can be made."""
+    role = server.create_role(name, "secret", name)
+    for place in (role, f"{role}?schema=apart"):
+        with pytest.raises(Misconfigured, match="jobsync schema URL") as caught:
+            await PostgresStore.connect(read(place))
+        assert caught.value.field == "url"
+
+
+@pytest.mark.parametrize("schema", ["", "apart"])
+async def test_tables_made_by_an_administrator_are_enough(
+    server: PostgresServer,
+    name: str,
+    url: str,
+    admin: psycopg.Connection[Any],
+    connect: Connect,
+    schema: str,
+) -> None:
+    """A role with what `schema_sql` grants, and no more, can do everything; it may be run again."""
+    role = server.create_role(name, "secret", name)
+    role += f"?schema={schema}" if schema else ""
+    for _ in range(2):
+        admin.execute(schema_sql(read(role)).encode())
+    store = await connect(role)
+    record = await store.create("n/1", 0)
+    await store.write([record.delete(), Put("n/2", 0)])
+    await store.append("history/a", [1])
+    assert await store.bury("n/", older_than=-1) == 1
+    assert await store.discard("history/a", older_than=-60) == 1
+    with (
+        psycopg.connect(role.partition("?")[0]) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute("CREATE TABLE public.mine (n integer)")
+    admin.execute("DROP OWNED BY jobsync_writer; DROP ROLE jobsync_writer")
+
+
+async def test_rights_taken_away_are_named(
+    server: PostgresServer,
+    name: str,
+    url: str,
+    admin: psycopg.Connection[Any],
+    connect: Connect,
+) -> None:
+    """A right or a table that goes missing later is an error of the set-up, not of the weather."""
+    role = server.create_role(name, "secret", name)
+    admin.execute(f"GRANT CREATE ON SCHEMA public TO {name}".encode())
+    store = await connect(role)
+    admin.execute(f"REVOKE INSERT ON jobsync_record FROM {name}".encode())
+    with pytest.raises(Misconfigured, match="permission denied"):
+        await store.create("n", 0)
+    admin.execute("DROP TABLE jobsync_record")
+    with pytest.raises(Misconfigured, match="does not exist"):
+        await store.get("n")
+
+
+@pytest.mark.parametrize("schema", ["apart", 'Ünï "quoted" %s {schema} {where} %'])
+async def test_a_schema_of_its_own_is_made_and_used(
+    url: str, admin: psycopg.Connection[Any], connect: Connect, schema: str
+) -> None:
+    """Two schemas of one database are two stores; any name will do."""
+    quoted = "".join(f"%{byte:02X}" for byte in schema.encode())
+    apart, plain = await connect(f"{url}?schema={quoted}"), await connect(url)
+    made = await apart.create("n/1", {"a": 1})
+    assert await plain.get("n/1") is None
+    assert await apart.scan("n/", where={"a": 1}) == [made]
+    await apart.write([made.replace(2), Put("n/2", 2)])
+    assert [head.key for head in await apart.heads("n/")] == ["n/1", "n/2"]
+    found = admin.execute(
+        "SELECT schemaname FROM pg_tables WHERE tablename = 'jobsync_record' ORDER BY 1"
+    ).fetchall()
+    assert {row[0] for row in found} == {schema, "public"}
+
+
+async def test_values_are_kept_to_the_byte(
+    url: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """What is stored is the JSON text as it was written, alone and in a batch."""
+    store = await connect(url)
+    value = {"z": 1.0, "a": 1e22, "s": 'q"\\ \n {},NULL', "t": "漢字 🎈"}
+    record = await store.create("n/1", value)
+    await store.write([record.replace(value), Put("n/2", value), Put("n/3", None)])
+    texts = [row[0] for row in admin.execute("SELECT value FROM jobsync_record ORDER BY key")]
+    assert texts == ['{"z":1.0,"a":1e22,"s":"q\\"\\\\ \\n {},NULL","t":"漢字 🎈"}'] * 2 + ["null"]
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+async def test_any_default_isolation_gives_the_same_outcomes(
+    server: PostgresServer,
+    name: str,
+    url: str,
+    admin: psycopg.Connection[Any],
+    connect: Connect,
+    level: str,
+) -> None:
+    """Losers conflict and nobody sees a serialization failure, whatever the role's default."""
+    role = server.create_role(name, "secret", name)
+    admin.execute(f"GRANT CREATE ON SCHEMA public TO {name}".encode())
+    admin.execute(f"ALTER ROLE {name} SET default_transaction_isolation = '{level}'".encode())
+    first, second = await connect(role), await connect(role)
+    outcomes = await asyncio.gather(
+        *(store.write([Put("lock", 0)]) for store in (first, second) for _ in range(8))
+    )
+    assert (
+        sorted(type(outcome).__name__ for (outcome,) in outcomes)
+        == ["Applied"] + ["Conflicted"] * 15
+    )
+    await first.create("n", 0)
+    await asyncio.gather(*(increment(store, "n") for store in (first, second) for _ in range(10)))
+    record = await first.get("n")
+    assert record is not None
+    assert (record.value, record.seq) == (20, 21)
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+async def test_many_may_connect_first(
+    name: str, url: str, admin: psycopg.Connection[Any], connect: Connect, level: str
+) -> None:
+    """Sixteen first connects to an empty database, in two schemas, all work; one makes tables."""
+    admin.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = '{level}'".encode())
+    urls = [url, f"{url}?schema=apart"] * 8
+    stores = await asyncio.gather(*(connect(each) for each in urls))
+    created = await asyncio.gather(*(store.write([Put("n", 0)]) for store in stores))
+    assert sum(isinstance(outcome, Applied) for (outcome,) in created) == 2
+    assert admin.execute("SELECT version FROM public.jobsync_schema").fetchall() == [(1,)]
+    assert admin.execute("SELECT version FROM apart.jobsync_schema").fetchall() == [(1,)]
+
+
+async def test_the_tables_of_a_newer_version_are_left_alone(
+    url: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """Newer code has only added something: older code works beside it and changes no version."""
+    await connect(url)
+    admin.execute("UPDATE jobsync_schema SET version = 99")
+    store = await connect(url)
+    await store.create("n", 0)
+    assert admin.execute("SELECT version FROM jobsync_schema").fetchall() == [(99,)]
+
+
+async def test_overlapping_batches_end_well(url: str, connect: Connect) -> None:
+    """Batches over the same records in every order and role: each change has one outcome."""
+    stores = [await connect(url, connections=4) for _ in range(2)]
+    keys = [f"n/{i:02d}" for i in range(12)]
+    chance = random.Random(1)
+    applied = dict.fromkeys(keys, 0)
+
+    async def work(store: PostgresStore) -> None:
+        for _ in range(15):
+            chosen = chance.sample(keys, 8)
+            found = await store.get_many(chosen)
+            changes = [
+                Put(key, 0, record if chance.random() < 0.8 else None)
+                for key, record in zip(chosen, found, strict=True)
+            ]
+            for change, outcome in zip(changes, await store.write(changes), strict=True):
+                applied[change.key] += isinstance(outcome, Applied)
+                assert isinstance(outcome, Applied | Conflicted)
+
+    await asyncio.gather(*(work(store) for store in stores for _ in range(4)))
+    assert {record.key: record.seq for record in await stores[0].scan("n/")} == applied
+
+
+async def test_the_victim_of_a_deadlock_tries_again(
+    url: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """A stranger's transaction waits in a circle with ours: ours is undone and sent again."""
+    store = await connect(url)
+    a, b = await store.create("n/a", 0), await store.create("n/b", 0)
+    stranger = await psycopg.AsyncConnection.connect(url)
+    async with stranger:
+        # So that the server finds the circle from our side, and undoes ours.
+        await stranger.execute("SET deadlock_timeout = '1h'")
+        await stranger.execute("SELECT 1 FROM jobsync_record WHERE key = 'n/b' FOR UPDATE")
+        writing = asyncio.create_task(store.write([b.replace(1), a.replace(1)]))
+        await until(admin, BLOCKED)
+        await stranger.execute("SELECT 1 FROM jobsync_record WHERE key = 'n/a' FOR UPDATE")
+        assert not writing.done()
+    assert [type(outcome) for outcome in await writing] == [Applied, Applied]
+
+
+async def test_a_server_without_writes_is_unavailable(
+    server: PostgresServer,
+    name: str,
+    url: str,
+    admin: psycopg.Connection[Any],
+    connect: Connect,
+) -> None:
+    """What a standby says after a failover passes, and the way out is named."""
+    record = await (await connect(url)).create("n", 0)
+    admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on".encode())
+    store = await connect(url)
+    assert await store.get("n") == record
+    with pytest.raises(Unavailable, match="point the url to the primary"):
+        await store.put(record, 1)
+
+
+async def test_the_servers_own_time_limit_is_no_unknown(
+    name: str, url: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """A statement that the server itself gave up was undone, and that is certain."""
+    record = await (await connect(url)).create("n", 0)
+    admin.execute(f"ALTER DATABASE {name} SET lock_timeout = '20ms'".encode())
+    store = await connect(url)
+    with psycopg.connect(url) as stranger:
+        stranger.execute("SELECT 1 FROM jobsync_record FOR UPDATE")
+        with pytest.raises(Unavailable, match="nothing was written"):
+            await store.put(record, 1)
+    assert await store.get("n") == record
+
+
+async def test_a_fork_is_refused(url: str, connect: Connect) -> None:
+    """A child is told to connect again, and disturbs none of its parent's connections."""
+    store = await connect(url)
+    record = await store.create("n", 0)
+    if not (child := os.fork()):
+        try:
+            with pytest.raises(Misconfigured, match="before a fork"):
+                await store.get("n")
+            with pytest.raises(Misconfigured, match="before a fork"):
+                await store.wait("n/", 1)
+            await store.close()
+        except BaseException:  # noqa: BLE001 - whatever it is, the child must not go on as pytest
+            os._exit(1)
+        os._exit(0)
+    _, status = await asyncio.to_thread(os.waitpid, child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert await store.get("n") == record
+
+
+async def test_another_event_loop_is_refused(url: str, connect: Connect) -> None:
+    """The connections belong to the loop that they were opened on."""
+    store = await connect(url)
+    with pytest.raises(Misconfigured, match="another event loop"):
+        await asyncio.to_thread(asyncio.run, store.get("n"))
+
+
+def run_apart(work: Coroutine[Any, Any, None]) -> bool:
+    """Run something on a loop of its own; say whether that loop came to its end."""
+    running = threading.Thread(target=asyncio.run, args=(work,), daemon=True)
+    running.start()
+    running.join(30)
+    return not running.is_alive()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_a_store_left_open_lets_its_loop_end(url: str, steps: int) -> None:
+    """Who forgets to close, or fails before it can, is not kept from leaving."""
+
+    async def leave() -> None:
+        await PostgresStore.connect(read(url))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+
+    assert run_apart(leave())
+
+
+def test_a_pool_that_connects_lets_its_loop_end(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that ends while one more connection is being made does not wait for it."""
+
+    async def leave() -> None:
+        pool = PostgresPool(read(url), Components.system(), patience=60, connections=2)
+        await pool.open(prepare=False)
+        begun = asyncio.Event()
+
+        async def never(*_: object, **__: object) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(Connection, "connect", never)
+        busy = [asyncio.create_task(pool.run("SELECT pg_sleep(60)")) for _ in range(2)]
+        await begun.wait()
+        assert not any(task.done() for task in busy)
+
+    assert run_apart(leave())
+
+
+async def test_a_closed_store_is_unavailable(url: str, connect: Connect) -> None:
+    """Whoever goes on after closing is told so."""
+    store = await connect(url)
+    waiting = asyncio.create_task(store.wait("n/", 60))
+    await asyncio.sleep(0)
+    await store.close()
+    async with asyncio.timeout(10):
+        await waiting
+    with pytest.raises(Unavailable, match="closed"):
+        await store.get("n")
+    with pytest.raises(Unavailable, match="closed"):
+        await store.wait("n/", 1)
+
+
+async def test_time_is_the_servers(
+    url: str, admin: psycopg.Connection[Any], connect: Connect
+) -> None:
+    """The store's clock is that of the server, in seconds since 1970."""
+    store = await connect(url)
+    now = await store.now()
+    assert now is not None
+    row = admin.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    assert row is not None
+    assert 0 <= row[0] - now.seconds < 60
