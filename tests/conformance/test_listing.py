@@ -82,6 +82,8 @@ async def test_fewer_than_asked_means_the_end(store: Store) -> None:
         ({"prefix": "a//"}, "empty segment"),
         ({"prefix": "a/", "limit": 0}, "limit=0"),
         ({"prefix": "a/", "limit": 10**9}, "limit=1000000000"),
+        ({"prefix": "a/", "limit": 1.5}, "limit=1.5"),
+        ({"prefix": "a/", "limit": True}, "limit=True"),
         ({"prefix": "a/", "after": "b/c"}, "is not under 'a/'"),
     ],
 )

@@ -319,6 +319,12 @@ async def test_the_largest_value_fits_and_a_larger_one_is_refused(store: Store) 
         (Put("ok", {1: 2}), "is not a text key"),
         (Put("ok", "\ud800"), "lone surrogate"),
         (Put("ok", "a\0"), "NUL"),
+        (Put("ok", 1, epoch=-1), "epoch=-1"),
+        (Put("ok", 1, epoch=2**63), "epoch=9223372036854775808"),
+        (Put("ok", 1, format=0), "format=0"),
+        (Put("ok", 1, format=2**31), "format=2147483648"),
+        (Put("ok", 1, nonce="x"), "nonce='x'"),
+        (Put("ok", 1, nonce='A"AAAAAAAAAA'), "is not a nonce"),
     ],
 )
 async def test_a_bad_change_writes_nothing(store: Store, bad: Put, message: str) -> None:
@@ -336,6 +342,23 @@ async def test_one_record_is_not_changed_twice_in_a_batch(store: Store) -> None:
     with pytest.raises(Invalid, match="is not a version of"):
         await store.write([Put("m", 1, base=made)])
     assert await store.get("n") == made
+
+
+async def test_a_nonce_is_used_once(store: Store) -> None:
+    """A write that bears the mark of one it is based on is refused: who could tell them apart?"""
+    made = await store.create("n", 1)
+    with pytest.raises(Invalid, match="marks a write that this one is based on"):
+        await store.write([Put("n", 2, made, nonce=made.nonce)])
+    assert await store.get("n") == made
+
+
+@pytest.mark.parametrize("older_than", [float("inf"), float("nan"), 1e300])
+async def test_an_age_is_a_number_of_seconds(store: Store, older_than: float) -> None:
+    """What no clock can count is refused."""
+    with pytest.raises(Invalid, match="older_than"):
+        await store.bury("n/", older_than=older_than)
+    with pytest.raises(Invalid, match="older_than"):
+        await store.discard("n", older_than=older_than)
 
 
 async def test_of_many_creators_one_wins(store: Store) -> None:

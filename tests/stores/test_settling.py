@@ -12,6 +12,7 @@ from jobsync import (
     Components,
     Conflicted,
     Events,
+    Misconfigured,
     OutcomeUnknown,
     Put,
     Record,
@@ -230,3 +231,17 @@ async def test_no_outcome_is_reported_as_another(clock: Any, seed: int) -> None:
     found = await world.truth.get("n")
     assert found is not None
     assert found.seq == len(applied)
+
+
+async def test_rights_that_end_while_settling_leave_it_unknown(clock: Any) -> None:
+    """A write that was sent is not reported as never written because a token expired."""
+    world = World(clock, 1, Faults())
+
+    def expire() -> None:
+        raise Misconfigured("url", "s3://…", "was given a token that has expired", "renew it")
+
+    world.truth.when_read = expire
+    world.network.faults = Faults(lost=1)
+    (outcome,) = await world.store.write([Put("n", 1)])
+    assert isinstance(outcome, Unknown)
+    assert world.truth.nonces

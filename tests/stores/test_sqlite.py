@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jobsync import (
+    Applied,
     Components,
     Corrupt,
     JobsyncError,
@@ -371,3 +372,111 @@ async def test_errors_are_jobsyncs_own(path: Path) -> None:
     path.write_bytes(b"\0" * 100)
     with pytest.raises(JobsyncError):
         await SqliteStore.connect(path)
+
+
+async def test_a_batch_over_both_files_never_claims_that_nothing_was_written(
+    store: SqliteStore, path: Path
+) -> None:
+    """With the sessions written and the main file locked, the rest is unknown."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        outcomes = await store.write([Put("n", 1), Put("session/a", 1)])
+        other.execute("COMMIT")
+    assert [type(outcome) for outcome in outcomes] == [Unknown, Applied]
+    assert await store.get("session/a") is not None
+
+
+async def test_a_forked_child_closes_nothing(store: SqliteStore, monkeypatch: Any) -> None:
+    """Closing in the child returns at once; the parent goes on."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        async with asyncio.timeout(10):
+            await store.close()
+    await store.create("n", 1)
+
+
+async def test_calls_that_wait_are_answered_before_closing(path: Path) -> None:
+    """Closing lets go only after what was asked before."""
+    store = await SqliteStore.connect(path)
+    asked = [asyncio.ensure_future(store.create(f"n/{i}", i)) for i in range(10)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert [record.value for record in await asyncio.gather(*asked)] == list(range(10))
+
+
+async def test_text_that_is_not_utf8_is_one_corrupt_record(store: SqliteStore, path: Path) -> None:
+    """A row with broken bytes is reported; its neighbours are read."""
+    await store.create("n/bad", 1)
+    await store.create("n/good", {"x": 1})
+    await store.append("history", [1, 2])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        broken = "CAST(x'22ff22' AS TEXT)"
+        connection.execute(f"UPDATE jobsync_record SET value = {broken} WHERE key = 'n/bad'")
+        connection.execute(f"UPDATE jobsync_entry SET value = {broken} WHERE id LIKE '%-00000'")
+    assert [record.key for record in await store.scan("n/")] == ["n/good"]
+    assert [record.key for record in await store.scan("n/", where={"x": 1})] == ["n/good"]
+    assert [entry.value for entry in await store.read("history")] == [2]
+    with pytest.raises(Corrupt):
+        await store.get("n/bad")
+
+
+@pytest.mark.parametrize(
+    "change", ["seq = -5", "epoch = -1", "format = 0", "trail = ''", "trail = '            '"]
+)
+async def test_columns_that_make_no_sense_are_corrupt(
+    store: SqliteStore, path: Path, change: str
+) -> None:
+    """A record whose own numbers or nonces are broken is set aside."""
+    await store.create("n/bad", 1)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE jobsync_record SET {change}")
+    with pytest.raises(Corrupt):
+        await store.get("n/bad")
+    assert await store.scan("n/") == []
+
+
+async def test_a_failing_rollback_does_not_hide_an_unknown_commit(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When COMMIT and ROLLBACK both fail, the outcome is still unknown."""
+
+    class Failing:
+        in_transaction = True
+
+        def __init__(self, inner: sqlite3.Connection) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def execute(self, statement: str, *rest: Any) -> Any:
+            if statement in {"COMMIT", "ROLLBACK"}:
+                self._inner.execute("COMMIT" if statement == "COMMIT" else "SELECT 1")
+                error = sqlite3.OperationalError("disk I/O error")
+                error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+                raise error
+            return self._inner.execute(statement, *rest)
+
+    real = store._main._connections["write"]
+    monkeypatch.setitem(store._main._connections, "write", Failing(real))
+    assert await store.write([Put("n", 1)]) == [Unknown("disk I/O error")]
+    monkeypatch.undo()
+    assert await store.get("n") is not None
+
+
+async def test_a_relative_path_outlives_a_change_of_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is found where it was when it was opened."""
+    monkeypatch.chdir(tmp_path)
+    store = await SqliteStore.connect(Path("jobs.db"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    await store.create("n", 1)
+    await store.close()
+
+
+async def test_a_name_too_long_for_the_filesystem_is_refused(tmp_path: Path) -> None:
+    """The system's reason is told."""
+    with pytest.raises(Misconfigured, match="File name too long"):
+        await SqliteStore.connect(tmp_path / ("x" * 300))

@@ -2,13 +2,14 @@
 
 import enum
 import math
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobsync.core.codec import MAX_INTEGER, MAX_VALUE, check_json, decode, encode
+from jobsync.core.codec import MAX_INTEGER, MAX_VALUE, check_json, decode, encode, encode_all
 from jobsync.errors import Corrupt, Invalid
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -119,6 +120,43 @@ def test_what_json_cannot_carry_is_refused_anywhere(value: Any, problem: str) ->
     assert caught.value.fix
 
 
+@given(st.lists(values | st.tuples(values), max_size=5))
+def test_a_batch_gives_the_texts_of_its_values(batch: list[Any]) -> None:
+    """Together or one by one, the texts are the same, and in order."""
+    assert encode_all(batch) == [encode(value) for value in batch]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.nan,
+        Money(math.inf),
+        MAX_INTEGER + 1,
+        "a\0b",
+        "\ud800",
+        b"bytes",
+        {1, 2},
+        {1: 2},
+        object(),
+        "x" * MAX_VALUE,
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_a_batch_is_refused_for_one_of_its_values(value: Any) -> None:
+    """What is refused alone is refused among others, and for the same reason."""
+    with pytest.raises(Invalid) as alone:
+        encode([value])
+    with pytest.raises(Invalid) as among:
+        encode_all([0, [value], {"a": "b"}])
+    assert str(among.value) == str(alone.value)
+
+
+def test_a_batch_may_be_larger_than_a_value() -> None:
+    """The limit is on each value."""
+    large = "x" * (MAX_VALUE - 2)
+    assert encode_all([large, large]) == [encode(large)] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [(1, "not a text key"), (None, "not a text key"), ("a\0", "NUL"), ("\udfff", "surrogate")],
@@ -189,3 +227,11 @@ def test_unreadable_text_names_its_key(data: bytes | str) -> None:
 def test_text_and_bytes_read_alike() -> None:
     """A store may keep text or bytes."""
     assert decode('{"a":"é"}', "k") == decode('{"a":"é"}'.encode(), "k") == {"a": "é"}
+
+
+def test_a_decimal_is_a_number_or_nothing() -> None:
+    """One that equals a float is stored as that number; another is refused, and so is a range."""
+    assert decode(encode([Decimal("1.5"), Decimal(2)]), "n") == [1.5, 2]
+    for bad in (Decimal("0.1"), range(3), {"a": [range(3)]}):
+        with pytest.raises(Invalid, match="is not JSON"):
+            encode(bad)

@@ -86,3 +86,20 @@ def test_at_exit_calls_that_have_begun_are_waited_for_and_others_dropped() -> No
         [sys.executable, "-c", _AT_EXIT], capture_output=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"begun", b"")
+
+
+async def test_a_system_without_threads_is_told_and_can_recover(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that cannot start is an error now, not a hang later."""
+    pool = WorkThreads("test", 2)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            await pool.run(int, "1")
+    assert await pool.run(int, "2") == 2
+    pool.end()

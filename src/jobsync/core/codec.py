@@ -2,7 +2,8 @@
 
 What is written can be read back equal on every store, or it is refused before it is
 sent: no NaN, no integer beyond ±2⁵³, no NUL, no lone surrogate, no bytes or dates that
-turn into something else on the way. Tuples become lists; that is the one liberty.
+turn into something else on the way. Tuples become lists, and a Decimal that equals a float
+becomes a number; these are the liberties.
 """
 
 import math
@@ -14,7 +15,7 @@ import msgspec
 
 from jobsync.errors import Corrupt, Invalid
 
-__all__ = ["MAX_INTEGER", "MAX_VALUE", "Json", "check_json", "decode", "encode"]
+__all__ = ["MAX_INTEGER", "MAX_VALUE", "Json", "check_json", "decode", "encode", "encode_all"]
 
 # What JSON can hold. `Any`, because a recursive union makes every reader narrow types
 # that only a schema can promise.
@@ -36,7 +37,7 @@ def _plain(value: Any) -> str | int | float:
     return int.__int__(value) if isinstance(value, int) else float.__float__(value)
 
 
-_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_encode = msgspec.json.Encoder(enc_hook=_plain, decimal_format="number").encode
 _decode = msgspec.json.Decoder().decode
 
 
@@ -51,9 +52,14 @@ def _describe_plain() -> Any:
     return described
 
 
-# A class, because msgspec analyses a class once and a bare type at every call.
+# Classes, because msgspec analyses a class once and a bare type at every call.
 _Plain: Any = msgspec.defstruct("_Plain", [("value", _describe_plain())], array_like=True)
+_Plains: Any = msgspec.defstruct(
+    "_Plains", [("values", GenericAlias(list, (_describe_plain(),)))], array_like=True
+)
 _convert = msgspec.convert
+# What msgspec raises on meeting something that is not JSON.
+_DOUBTS = (msgspec.ValidationError, UnicodeEncodeError, AttributeError, TypeError)
 
 
 def encode(value: Json, field: str = "value", *, limit: int = MAX_VALUE) -> bytes:
@@ -67,7 +73,7 @@ def encode(value: Json, field: str = "value", *, limit: int = MAX_VALUE) -> byte
         if _convert((value,), _Plain).value != value:
             check_json(value, field)
         data = _encode(value)
-    except (msgspec.ValidationError, UnicodeEncodeError):
+    except _DOUBTS:
         check_json(value, field)
         data = _encode(value)
     if b"\\u0000" in data:
@@ -80,6 +86,25 @@ def encode(value: Json, field: str = "value", *, limit: int = MAX_VALUE) -> byte
             "store large content elsewhere and keep a reference here",
         )
     return data
+
+
+def encode_all(values: list[Json]) -> list[bytes]:
+    """Give the JSON texts of values, for a batch at half the cost of one by one.
+
+    Raises:
+        Invalid: the first that is wrong is not JSON, or is too large.
+    """
+    # One look at all of them; in doubt, each is looked at by itself.
+    if len(values) > 1:
+        try:
+            if _convert((values,), _Plains).values == values:
+                texts = [_encode(value) for value in values]
+                together = b"".join(texts)
+                if len(together) <= MAX_VALUE and b"\\u0000" not in together:
+                    return texts
+        except _DOUBTS:
+            pass
+    return [encode(value) for value in values]
 
 
 def decode(data: bytes | str, key: str) -> Json:

@@ -281,7 +281,15 @@ def _client(url: ObjectsUrl, retries: "RetryConfig") -> S3Store | AzureStore:
         case "s3":
             return _s3(url, options, retries)
         case "az":
-            return AzureStore(url.bucket, client_options=options, retry_config=retries)
+            try:
+                return AzureStore(url.bucket, client_options=options, retry_config=retries)
+            except BaseError:
+                raise Misconfigured(
+                    "url",
+                    str(url),
+                    "names no account",
+                    "set AZURE_STORAGE_ACCOUNT_NAME",
+                ) from None
         case "gs":
             raise Misconfigured(
                 "url",

@@ -4,18 +4,26 @@ Both directions are the same for every store: a change whose base is in hand det
 the whole next record, so all that a store decides is whether the base is still there.
 """
 
+import re
 from collections.abc import Sequence
 
 import msgspec
 
-from jobsync.core.codec import decode, encode
+from jobsync.core.codec import MAX_INTEGER, decode, encode_all
 from jobsync.core.ids import NONCE_LENGTH, Ids
 from jobsync.core.keys import check_key
 from jobsync.errors import Corrupt, Fenced, Invalid, NewerFormat
 from jobsync.stores.contract import TRAIL_LENGTH, Change, Put, Record
 
-__all__ = ["Draft", "draft", "revive", "stamp"]
+__all__ = ["MAX_FORMAT", "Draft", "draft", "revive", "stamp"]
 
+MAX_FORMAT = 999_999_999
+"""The highest format of a value."""
+
+_is_nonce = re.compile(rf"[A-Za-z0-9_-]{{{NONCE_LENGTH}}}").fullmatch
+_is_trail = re.compile(
+    rf"[A-Za-z0-9_-]{{{NONCE_LENGTH}}}(?: [A-Za-z0-9_-]{{{NONCE_LENGTH}}}){{0,{TRAIL_LENGTH - 1}}}"
+).fullmatch
 _TRAIL_WIDTH = TRAIL_LENGTH * (NONCE_LENGTH + 1) - 1
 
 
@@ -31,13 +39,11 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 
 def stamp(changes: Sequence[Change], ids: Ids) -> Sequence[Change]:
     """Give a nonce to every change that has none."""
-    bare = sum(not change.nonce for change in changes)
-    if not bare:
+    if all(change.nonce for change in changes):
         return changes
-    fresh = iter(ids.nonces(bare))
     return [
-        change if change.nonce else msgspec.structs.replace(change, nonce=next(fresh))
-        for change in changes
+        change if change.nonce else msgspec.structs.replace(change, nonce=fresh)
+        for change, fresh in zip(changes, ids.nonces(len(changes)), strict=True)
     ]
 
 
@@ -49,20 +55,36 @@ def draft(changes: Sequence[Change], ids: Ids) -> list[Draft]:
         Fenced: the base was written by a later term than the change's.
         NewerFormat: the base was written in a later format than the change's.
     """
-    nonces = iter(ids.nonces(len(changes)))
-    drafts = [_draft(change, change.nonce or next(nonces)) for change in changes]
-    if len({drawn.record.key for drawn in drafts}) < len(drafts):
+    nonces = iter(ids.nonces(sum(not change.nonce for change in changes)))
+    records = [_follow(change, _given(change) or next(nonces)) for change in changes]
+    if len({record.key for record in records}) < len(records):
         raise Invalid(
             "changes",
-            sorted(drawn.record.key for drawn in drafts),
+            sorted(record.key for record in records),
             "change one record twice",
             "send them one after the other",
         )
-    return drafts
+    texts = encode_all([record.value for record in records])
+    return [
+        Draft(change.base, record, None if record.deleted else text)
+        for change, record, text in zip(changes, records, texts, strict=True)
+    ]
 
 
-def _draft(change: Change, nonce: str) -> Draft:
+def _given(change: Change) -> str:
+    """Give the nonce that a change came with, if it may be believed."""
+    nonce, base = change.nonce, change.base
+    if nonce and not _is_nonce(nonce):
+        raise Invalid("nonce", nonce, "is not a nonce", "leave it to the store")
+    if nonce and base is not None and base.remembers(nonce):
+        raise Invalid("nonce", nonce, "marks a write that this one is based on", "draw another")
+    return nonce
+
+
+def _follow(change: Change, nonce: str) -> Record:
+    """Give the record that a change leaves."""
     base, key = change.base, change.key
+    _check_numbers(change)
     if base is None:
         check_key(key)
         seq, epoch, trail = 1, change.epoch or 0, nonce
@@ -70,9 +92,16 @@ def _draft(change: Change, nonce: str) -> Draft:
         epoch = base.epoch if change.epoch is None else change.epoch
         _check_base(key, base, epoch, change.format)
         seq, trail = base.seq + 1, f"{nonce} {base.trail}"[:_TRAIL_WIDTH]
-    value, data = (change.value, encode(change.value)) if isinstance(change, Put) else (None, None)
-    record = Record(key, value, nonce, seq, epoch, change.format, trail, data is None)
-    return Draft(base, record, data)
+    if isinstance(change, Put):
+        return Record(key, change.value, nonce, seq, epoch, change.format, trail)
+    return Record(key, None, nonce, seq, epoch, change.format, trail, deleted=True)
+
+
+def _check_numbers(change: Change) -> None:
+    if not 0 <= (change.epoch or 0) <= MAX_INTEGER:
+        raise Invalid("epoch", change.epoch, "is not between 0 and 2⁵³", "count terms from 1")
+    if not 1 <= change.format <= MAX_FORMAT:
+        raise Invalid("format", change.format, f"is not between 1 and {MAX_FORMAT:,}", "count up")
 
 
 def _check_base(key: str, base: Record, epoch: int, format: int) -> None:
@@ -92,7 +121,9 @@ def revive(
     Raises:
         Corrupt: it is not what any version of this library wrote.
     """
-    if len(trail) < NONCE_LENGTH:
+    if not _is_trail(trail):
         raise Corrupt(key, f"its trail is {trail!r}")
+    if not (0 < seq <= MAX_INTEGER and 0 <= epoch <= MAX_INTEGER and 0 < format <= MAX_FORMAT):
+        raise Corrupt(key, f"its numbers are {seq}, {epoch}, {format}")
     value = None if data is None else decode(data, key)
     return Record(key, value, trail[:NONCE_LENGTH], seq, epoch, format, trail, data is None)

@@ -9,7 +9,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.urls import ObjectsUrl
 from jobsync.errors import Misconfigured
-from jobsync.stores.contract import Applied, Record
+from jobsync.stores.contract import Applied, Put, Record
 from jobsync.stores.objects import ObjectsStore
 from jobsync.stores.probe import read_verdict
 
@@ -38,7 +38,10 @@ async def open_politely(url: ObjectsUrl, components: Components) -> ObjectsStore
     if verdict is None:
         manners = await find_manners(url, components)
     else:
-        manners = msgspec.convert(verdict.value["traits"], Manners)
+        manners = Manners(
+            bare_etags=verdict.traits.get("bare_etags", False),
+            conditional_delete=verdict.traits.get("conditional_delete", False),
+        )
     return await ObjectsStore.connect(
         url,
         components,
@@ -73,7 +76,10 @@ async def _try(store: ObjectsStore, components: Components) -> bool | None:
     """Say whether a conditional DELETE is honoured; None if a right condition is not."""
     (tag,) = components.ids.nonces(1)
     key = f"probe/{tag.strip('-_')}x"
-    made = await store.create(key, 0)
+    (first,) = await store.write([Put(key, 0)])
+    if not isinstance(first, Applied):
+        return None
+    made = first.record
     try:
         (outcome,) = await store.write([made.replace(1)])
         if not isinstance(outcome, Applied):

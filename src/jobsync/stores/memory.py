@@ -32,7 +32,7 @@ from jobsync.stores.contract import (
 )
 from jobsync.stores.drafts import Draft, draft, revive
 from jobsync.stores.lines import check_after, check_stream, entry_of, first_id, lines_of
-from jobsync.stores.paging import Row, check_page, check_span, collect
+from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
 from jobsync.stores.topics import Topics
 from jobsync.stores.witness import Witness
 
@@ -193,6 +193,7 @@ class MemoryStore(Store):
 
     async def discard(self, stream: str, *, older_than: float) -> int:
         """Forget old lines of a history."""
+        check_age(older_than)
         check_stream(stream)
         end = first_id(self._clock.wall() + -older_than)
         with self._data.lock:
@@ -206,6 +207,7 @@ class MemoryStore(Store):
         """Remove old tombstones."""
         check_prefix(prefix)
         check_page(limit)
+        check_age(older_than)
         now = self._clock.mono()
         with self._data.lock:
             old = [

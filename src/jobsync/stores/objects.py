@@ -47,7 +47,7 @@ from jobsync.stores.envelope import LIVE_SIZE, unwrap, unwrap_lines, wrap, wrap_
 from jobsync.stores.lines import check_after, entry_of, first_id, lines_of
 from jobsync.stores.metered import Tariff
 from jobsync.stores.naming import BatchName, Naming, is_segment
-from jobsync.stores.paging import Row, check_page, check_span, collect
+from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
 from jobsync.stores.replies import Refusal
 from jobsync.stores.threads import together
 from jobsync.stores.topics import Topics
@@ -197,21 +197,26 @@ class ObjectsStore(Store):
         check_span(prefix, after, limit)
         wanted = parse(where)
         listing = self._level(prefix, after)
-        at_once = max(limit, _READ_AHEAD) if where else limit
 
         def pick(one: Listed) -> str | None:
             return prefix + one.name if _is_live(one) else None
 
-        async def fetch(_: str, limit: int) -> list[Row]:
+        async def fetch(_: str, page: int) -> list[Row]:
             rows: list[Row] = []
             # What vanished since it was listed leaves a gap; a short page would mean the end.
-            while len(rows) < limit and (keys := await listing.take(at_once - len(rows), pick)):
+            while len(rows) < page and (keys := await listing.take(page - len(rows), pick)):
                 bodies = await self._bodies(keys)
                 rows += [(key, body) for key, body in zip(keys, bodies, strict=True) if body]
             return rows
 
         return await collect(
-            fetch, _revive, self._witness.report, after=after, limit=limit, where=wanted
+            fetch,
+            _revive,
+            self._witness.report,
+            after=after,
+            limit=limit,
+            where=wanted,
+            ahead=_READ_AHEAD,
         )
 
     async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
@@ -270,11 +275,18 @@ class ObjectsStore(Store):
             return rows
 
         return await collect(
-            fetch, _entry, self._witness.report, after=after, limit=limit, where=wanted
+            fetch,
+            _entry,
+            self._witness.report,
+            after=after,
+            limit=limit,
+            where=wanted,
+            ahead=_READ_AHEAD,
         )
 
     async def discard(self, stream: str, *, older_than: float) -> int:
         """Forget old lines of a history: two requests for each thousand batches."""
+        check_age(older_than)
         self._naming.check_stream(stream)
         end = first_id(self._clock.wall() + -older_than)
         folder = self._naming.stream(stream)
@@ -293,6 +305,7 @@ class ObjectsStore(Store):
         """Remove old tombstones, where the server honours a condition on DELETE; else none."""
         check_prefix(prefix)
         check_page(limit)
+        check_age(older_than)
         if not self._conditional_delete:
             return 0
 

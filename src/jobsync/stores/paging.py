@@ -12,9 +12,12 @@ from jobsync.core.filters import All, Filter, matches
 from jobsync.core.keys import check_key, check_prefix
 from jobsync.errors import Corrupt, Invalid
 
-__all__ = ["Row", "check_page", "check_span", "collect"]
+__all__ = ["Row", "check_age", "check_page", "check_span", "collect"]
 
 _MAX_LIMIT = 100_000
+_MAX_AGE = 1e9
+_READ_AHEAD = 256
+"""How many rows are read at least where a filter may drop most of them."""
 
 Row = tuple[str, *tuple[Any, ...]]
 """What a store fetched: the name to go on after, then whatever it decodes."""
@@ -34,8 +37,18 @@ def check_page(limit: int) -> None:
     Raises:
         Invalid: names the limit.
     """
-    if not 1 <= limit <= _MAX_LIMIT:
+    if type(limit) is not int or not 1 <= limit <= _MAX_LIMIT:
         raise Invalid("limit", limit, f"is not between 1 and {_MAX_LIMIT:,}", "ask page by page")
+
+
+def check_age(older_than: float) -> None:
+    """Refuse an age that is no number of seconds.
+
+    Raises:
+        Invalid: names it.
+    """
+    if not -_MAX_AGE <= older_than <= _MAX_AGE:
+        raise Invalid("older_than", older_than, "is not a number of seconds", "write 3600.0")
 
 
 def check_span(prefix: str, after: str, limit: int) -> None:
@@ -62,12 +75,14 @@ async def collect(
     after: str,
     limit: int,
     where: Filter,
+    ahead: int = _READ_AHEAD,
 ) -> list[Item]:
     """Fetch rows and decode them until `limit` of them match or none are left."""
     found: list[Item] = []
     everything = where == All(())
+    page = limit if everything else max(limit, ahead)
     while True:
-        rows = await fetch(after, limit)
+        rows = await fetch(after, page)
         for row in rows:
             try:
                 item = decode(*row)
@@ -78,6 +93,6 @@ async def collect(
                 found.append(item)
                 if len(found) == limit:
                     return found
-        if len(rows) < limit:
+        if len(rows) < page:
             return found
         after = rows[-1][0]

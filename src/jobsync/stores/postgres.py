@@ -13,10 +13,11 @@ Assumes that a commit which the server reported stays: a server that loses it at
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
+import msgspec
 import psycopg
 
 from jobsync.components import Components
@@ -42,7 +43,7 @@ from jobsync.stores.contract import (
 )
 from jobsync.stores.drafts import Draft, draft, revive
 from jobsync.stores.lines import check_after, check_stream, entry_of, lines_of
-from jobsync.stores.paging import Row, check_page, check_span, collect
+from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
 from jobsync.stores.postgresbell import Bell, channel_of, hears
 from jobsync.stores.postgrespool import Lost, MalformedJson, PostgresPool, explain
 from jobsync.stores.postgrestables import find_schema, schema_sql, upgrade
@@ -57,6 +58,8 @@ PATIENCE = 30.0
 
 CONNECTIONS = 8
 """The most connections of one process, besides one that listens. It begins with one."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 class PostgresStore(Store):
@@ -107,7 +110,7 @@ class PostgresStore(Store):
         if len(keys) == 1:
             found = await self._read(self._sql.get, keys)
         else:
-            found = await self._read(self._sql.get_many, [_texts(keys)]) if keys else []
+            found = await self._read(self._sql.get_many, [_array(keys)]) if keys else []
         rows = {row[0]: row for row in found}
         return [
             None if row is None or (row[1] is None and not tombstones) else revive(*row)
@@ -139,7 +142,7 @@ class PostgresStore(Store):
         if len(drafts) > 1:
             columns = _columns(sorted(drafts, key=lambda change: change.record.key))
             if due:
-                return self._sql.write_loudly, (*columns, self._bell.channel, _texts(due))
+                return self._sql.write_loudly, (*columns, self._bell.channel, _array(due))
             return self._sql.write, columns
         (change,) = drafts
         row, base = _row(change), change.base
@@ -176,7 +179,8 @@ class PostgresStore(Store):
         lines = lines_of(entries, batch or self._ids.batch())
         if not lines:
             return
-        columns = (stream, _texts(line.id for line in lines), _values(line.data for line in lines))
+        ids, texts = [line.id for line in lines], [line.data.decode() for line in lines]
+        columns = (stream, _array(ids), _array(texts))
         due = self._bell.due([stream])
         try:
             if due:
@@ -207,6 +211,7 @@ class PostgresStore(Store):
 
     async def discard(self, stream: str, *, older_than: float) -> int:
         """Forget old lines of a history, by the server's clock."""
+        check_age(older_than)
         check_stream(stream)
         return await self._remove(stream, self._sql.discard, (stream, older_than))
 
@@ -214,6 +219,7 @@ class PostgresStore(Store):
         """Remove old tombstones, by the server's clock."""
         check_prefix(prefix)
         check_page(limit)
+        check_age(older_than)
         return await self._remove(
             prefix, self._sql.bury, (*_level(prefix, ""), float(older_than), limit)
         )
@@ -297,39 +303,25 @@ def _columns(drafts: list[Draft]) -> tuple[str, ...]:
     records = [change.record for change in drafts]
     bases = [change.base for change in drafts]
     return (
-        _texts(record.key for record in records),
-        _values(change.data for change in drafts),
-        _numbers(record.seq for record in records),
-        _numbers(record.epoch for record in records),
-        _numbers(record.format for record in records),
-        _texts(record.trail for record in records),
-        _numbers("NULL" if base is None else base.seq for base in bases),
+        _array([record.key for record in records]),
+        _array([None if change.data is None else change.data.decode() for change in drafts]),
+        _array([record.seq for record in records]),
+        _array([record.epoch for record in records]),
+        _array([record.format for record in records]),
+        _array([record.trail for record in records]),
+        _array([None if base is None else base.seq for base in bases]),
         # No trail is empty, so that none is like this one.
-        _texts("" if base is None else base.trail for base in bases),
+        _array(["" if base is None else base.trail for base in bases]),
     )
 
 
-# Arrays are written out here, at a tenth of what psycopg takes for it.
+def _array(items: Sequence[str | int | None]) -> str:
+    """Give an array as SQL writes it, at a tenth of what psycopg takes for it.
 
-
-def _texts(items: Iterable[str]) -> str:
-    """Give an array of names, which hold nothing that needs an escape."""
-    return '{"' + '","'.join(items) + '"}'
-
-
-def _numbers(items: Iterable[object]) -> str:
-    return "{" + ",".join(map(str, items)) + "}"
-
-
-def _values(items: Iterable[bytes | None]) -> str:
-    """Give an array of JSON texts."""
-    return "{" + ",".join(map(_value, items)) + "}"
-
-
-def _value(data: bytes | None) -> str:
-    if data is None:
-        return "NULL"
-    return '"' + data.decode().replace("\\", "\\\\").replace('"', '\\"') + '"'
+    It is JSON's but for the brackets, as long as no text holds a control character: names
+    hold none, and JSON texts have them escaped.
+    """
+    return f"{{{_encode(items)[1:-1].decode()}}}"
 
 
 def _level(prefix: str, after: str) -> tuple[str, str, int]:

@@ -11,10 +11,10 @@ from typing import TypeAlias
 import msgspec
 
 from jobsync.components import Components
-from jobsync.errors import Conflict, Corrupt, Misconfigured
-from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store, Unknown
+from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown
+from jobsync.stores.contract import Applied, Conflicted, Put, Store, Unknown
 
-__all__ = ["VERDICT_KEY", "Finding", "assure", "probe", "read_verdict"]
+__all__ = ["VERDICT_KEY", "Finding", "Verdict", "assure", "probe", "read_verdict"]
 
 VERDICT_KEY = "meta/probe"
 """Where the verdict of the first probe is kept, so that later connects need not ask again."""
@@ -49,7 +49,10 @@ async def probe(store: Store, components: Components) -> list[Finding]:
     findings = []
     try:
         for i, (check, ask) in enumerate(_QUESTIONS):
-            ok, detail = await ask(store, f"{place}/{i}")
+            try:
+                ok, detail = await ask(store, f"{place}/{i}")
+            except (Conflict, OutcomeUnknown) as error:
+                ok, detail = False, str(error)
             findings.append(Finding(check, ok, detail, "" if ok else _HEED))
         findings.append(await _compare_clocks(store, components))
     finally:
@@ -58,21 +61,30 @@ async def probe(store: Store, components: Components) -> list[Finding]:
     return findings
 
 
-async def read_verdict(store: Store) -> Record | None:
+class Verdict(msgspec.Struct, frozen=True):
+    """That a store has passed, and what was learned about it."""
+
+    at: float
+    passed: list[str]
+    traits: dict[str, bool]
+
+
+async def read_verdict(store: Store) -> Verdict | None:
     """Read the verdict of an earlier probe.
 
     Raises:
         Misconfigured: what is there cannot be one.
     """
     try:
-        return await store.get(VERDICT_KEY)
-    except Corrupt as corrupt:
+        record = await store.get(VERDICT_KEY)
+        return None if record is None else msgspec.convert(record.value, Verdict)
+    except (Corrupt, msgspec.ValidationError) as error:
         raise Misconfigured(
             "url",
             store.name,
-            f"answers with something that jobsync did not write ({corrupt.detail})",
+            f"answers with something that jobsync did not write ({error})",
             f"check the address; if it is right, remove {VERDICT_KEY} by hand",
-        ) from corrupt
+        ) from error
 
 
 async def assure(store: Store, components: Components) -> None:
@@ -85,12 +97,14 @@ async def assure(store: Store, components: Components) -> None:
     failed = [finding.check for finding in findings if not finding.ok]
     if failed:
         raise Misconfigured("url", store.name, f"fails the probe: {', '.join(failed)}", _HEED)
-    passed = [finding.check for finding in findings]
-    at = components.clock.wall().seconds
-    try:
-        await store.create(VERDICT_KEY, {"at": at, "passed": passed, "traits": {**store.traits}})
-    except Conflict:
-        return  # another process came to the same verdict first
+    verdict = Verdict(
+        components.clock.wall().seconds,
+        [finding.check for finding in findings],
+        {name: bool(trait) for name, trait in store.traits.items()},
+    )
+    before = await store.get(VERDICT_KEY, tombstones=True)
+    # A conflict: another process came to the same verdict first.
+    await store.write([Put(VERDICT_KEY, msgspec.to_builtins(verdict), before)])
 
 
 async def _create_twice(store: Store, key: str) -> _Answer:

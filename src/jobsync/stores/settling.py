@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
-from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import (
     TRAIL_LENGTH,
     Applied,
@@ -102,7 +102,7 @@ class SettlingStore(StoreDecorator):
                 sent = True
                 if self._clock.mono() >= give_up:
                     raise
-            except Unavailable as error:
+            except (Unavailable, Misconfigured) as error:
                 # Of this copy nothing was written; an earlier one may yet arrive.
                 if not sent:
                     raise
@@ -131,7 +131,8 @@ class SettlingStore(StoreDecorator):
         """Read the records, settle what they tell, and give what is still pending."""
         try:
             found = await self.inner.get_many(list(pending), tombstones=True)
-        except Unavailable:
+        except (Unavailable, Misconfigured):
+            # Even where rights are gone by now: something was sent before.
             return pending
         except Corrupt as corrupt:
             settled |= dict.fromkeys(pending, Unknown(str(corrupt)))
@@ -164,7 +165,7 @@ class SettlingStore(StoreDecorator):
         """
         try:
             outcomes = await self.inner.write(list(pending.values()))
-        except Unavailable:
+        except (Unavailable, Misconfigured):
             return pending
         left: dict[str, Change] = {}
         for change, outcome in zip(pending.values(), outcomes, strict=True):

@@ -25,7 +25,7 @@ from jobsync.core.clock import Wall
 from jobsync.core.codec import Json
 from jobsync.core.ids import NONCE_LENGTH
 from jobsync.core.keys import check_key, check_prefix
-from jobsync.errors import OutcomeUnknown
+from jobsync.errors import JobsyncError, OutcomeUnknown
 from jobsync.stores.contract import (
     BURIAL_AGE,
     Applied,
@@ -41,7 +41,7 @@ from jobsync.stores.contract import (
 )
 from jobsync.stores.drafts import Draft, draft, revive
 from jobsync.stores.lines import check_after, check_stream, entry_of, first_id, lines_of
-from jobsync.stores.paging import Row, check_page, check_span, collect
+from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
 from jobsync.stores.sql.narrowing import Condition, Dialect, Kind, narrow
 from jobsync.stores.sqlitefile import CommitFailed, MalformedJson, SqliteFile
 from jobsync.stores.witness import Witness
@@ -54,7 +54,9 @@ PATIENCE = 30.0
 _POLL = 0.05
 _IN_SESSION_FILE = ("session/", "role/")
 
-_COLUMNS = "key, value, seq, epoch, format, trail"
+# As bytes: text that is not UTF-8 would fail the whole query, not its own row.
+_VALUE = "CAST(value AS BLOB)"
+_COLUMNS = f"key, {_VALUE}, seq, epoch, format, trail"
 _GET = f"SELECT {_COLUMNS} FROM jobsync_record WHERE key IN (SELECT value FROM json_each(?))"
 # One level only: nothing but the last segment may follow the prefix.
 _LEVEL = "key > ? AND key < ? AND instr(substr(key, ?), '/') = 0"
@@ -82,7 +84,7 @@ _BURY = (
 _DROP = "DELETE FROM jobsync_record WHERE key IN (SELECT value FROM json_each(?))"
 _APPEND = "INSERT INTO jobsync_entry (stream, id, value) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 _READ = (
-    "SELECT id, stream, value FROM jobsync_entry WHERE stream = ? AND id > ? AND {where} "
+    f"SELECT id, stream, {_VALUE} FROM jobsync_entry WHERE stream = ? AND id > ? AND {{where}} "
     "ORDER BY id LIMIT ?"
 )
 _DISCARD = "DELETE FROM jobsync_entry WHERE stream = ? AND id < ?"
@@ -111,7 +113,7 @@ class SqliteStore(Store):
         components = components or Components.system()
         main = await SqliteFile.open(path, components.clock, patience)
         try:
-            beside = path.with_name(f"{path.name}-sessions")
+            beside = main.path.with_name(f"{path.name}-sessions")
             sessions = await SqliteFile.open(beside, components.clock, patience)
         except BaseException:
             await main.close()
@@ -143,11 +145,14 @@ class SqliteStore(Store):
         if not apart:
             return await self._write(self._main, drafts)
         rest = [d for d in drafts if not d.record.key.startswith(_IN_SESSION_FILE)]
-        done = {
-            change.record.key: outcome
-            for file, part in ((self._sessions, apart), (self._main, rest))
-            for change, outcome in zip(part, await self._write(file, part), strict=True)
-        }
+        first = await self._write(self._sessions, apart)
+        try:
+            second = await self._write(self._main, rest)
+        except JobsyncError as error:
+            # To raise would be to say that nothing was written.
+            second = [Unknown(str(error)) for _ in rest]
+        both = zip([*apart, *rest], [*first, *second], strict=True)
+        done = {change.record.key: outcome for change, outcome in both}
         return [done[change.record.key] for change in drafts]
 
     async def _write(self, file: SqliteFile, drafts: list[Draft]) -> list[Outcome]:
@@ -220,6 +225,7 @@ class SqliteStore(Store):
 
     async def discard(self, stream: str, *, older_than: float) -> int:
         """Forget old lines of a history."""
+        check_age(older_than)
         check_stream(stream)
         end = first_id(self._clock.wall() + -older_than)
         return await self._remove(stream, _DISCARD, (stream, end))
@@ -228,6 +234,7 @@ class SqliteStore(Store):
         """Remove old tombstones."""
         check_prefix(prefix)
         check_page(limit)
+        check_age(older_than)
         now = self._clock.mono().seconds
         age = (self._clock.boot(), now, now - older_than)
         return await self._remove(prefix, _BURY, (*_level(prefix, ""), *age, limit))
@@ -290,8 +297,12 @@ def _apply_one(connection: sqlite3.Connection, change: Draft, stamp: tuple[int, 
 def _row(change: Draft, stamp: tuple[int, float]) -> tuple[Any, ...]:
     record, base, data = change.record, change.base, change.data
     text = None if data is None else data.decode()
-    row = (text, record.seq, record.epoch, record.format, record.trail, *stamp, record.key)
-    return row if base is None else (*row, base.seq, base.trail)
+    boot, now = stamp
+    key, seq, epoch, form, trail = record.key, record.seq, record.epoch, record.format, record.trail
+    # Written out twice: a tuple is dear to take apart and make again.
+    if base is None:
+        return (text, seq, epoch, form, trail, boot, now, key)
+    return (text, seq, epoch, form, trail, boot, now, key, base.seq, base.trail)
 
 
 async def _narrowed(

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -39,7 +40,8 @@ class SqliteFile:
     """One file. Make it with `open`."""
 
     def __init__(self, path: Path, clock: Clock, patience: float) -> None:
-        self.path = path
+        # Absolute: the program may change its working directory.
+        self.path = path.absolute()
         self._clock = clock
         self._patience = patience
         self._pid = os.getpid()
@@ -79,13 +81,15 @@ class SqliteFile:
         return await self._hop("write", self._transact, work)
 
     async def close(self) -> None:
-        """Close both connections. Safe to repeat."""
-        if self._closing.is_set():
+        """Close both connections, after the calls that they have. Safe to repeat.
+
+        A forked child leaves them to its parent: its copies of the threads do not run.
+        """
+        if self._closing.is_set() or os.getpid() != self._pid:
             return
         self._closing.set()
         for role, thread in self._threads.items():
-            if (connection := self._connections.pop(role, None)) is not None:
-                await thread.run(connection.close)
+            await thread.run(self._disconnect, role)
             thread.end()
 
     async def _hop(self, role: str, call: Callable[..., T], *arguments: Any) -> T:
@@ -118,6 +122,10 @@ class SqliteFile:
             )
         self._identity = (found.st_dev, found.st_ino)
 
+    def _disconnect(self, role: str) -> None:
+        if (connection := self._connections.pop(role, None)) is not None:
+            connection.close()
+
     def _query(self, query: str, parameters: Sequence[Any]) -> list[Any]:
         self._look()
         connection = self._connections["read"]
@@ -138,7 +146,9 @@ class SqliteFile:
                 self._commit(connection)
             finally:
                 if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+                    # What went wrong before is what the caller must hear of.
+                    with suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise self._explain(error) from error
         return result
@@ -237,6 +247,8 @@ def check_place(path: Path) -> None:
         raise Misconfigured(
             "url", str(path), "is out of reach for this user", "give it access to the folder"
         ) from None
+    except OSError as error:
+        raise Misconfigured("url", str(path), str(error.strerror), "choose another") from None
     if not found:
         raise Misconfigured("url", str(path), f"there is no folder {folder}", "create it")
     if is_folder:

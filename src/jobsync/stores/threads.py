@@ -58,9 +58,13 @@ class WorkThreads:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         self._under_way.add(done)
-        self._jobs.put((call, arguments, done, loop))
         if len(self._under_way) > len(self._threads) < self._count:
-            self._start()
+            try:
+                self._start()
+            except BaseException:
+                self._under_way.discard(done)
+                raise
+        self._jobs.put((call, arguments, done, loop))
         return done
 
     def end(self) -> None:
@@ -87,8 +91,14 @@ class WorkThreads:
                 thread = threading.Thread(
                     target=_work, args=arguments, name=self._name, daemon=True
                 )
-                self._threads.append(thread)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:
+                    # The system has no more threads; those that there are must do.
+                    if not self._threads:
+                        raise
+                else:
+                    self._threads.append(thread)
 
 
 def _work(jobs: _Queue, under_way: "set[asyncio.Future[Any]]") -> None:

@@ -6,6 +6,7 @@ A hint within one process, and no more: what others write wakes nobody here.
 import asyncio
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from weakref import WeakValueDictionary
 
 __all__ = ["Topics"]
@@ -36,7 +37,9 @@ class Topics:
         changed = asyncio.Event()
 
         def call() -> None:
-            loop.call_soon_threadsafe(changed.set)
+            # A loop that was closed has nobody left who waits.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(changed.set)
 
         with self._lock:
             self._waiting.setdefault(topic, set()).add(call)
