@@ -56,7 +56,10 @@ def draft(changes: Sequence[Change], ids: Ids) -> list[Draft]:
         NewerFormat: the base was written in a later format than the change's.
     """
     nonces = iter(ids.nonces(sum(not change.nonce for change in changes)))
-    records = [_follow(change, _given(change) or next(nonces)) for change in changes]
+    records = [
+        _follow(change, _check_nonce(change) if change.nonce else next(nonces))
+        for change in changes
+    ]
     if len({record.key for record in records}) < len(records):
         raise Invalid(
             "changes",
@@ -71,12 +74,12 @@ def draft(changes: Sequence[Change], ids: Ids) -> list[Draft]:
     ]
 
 
-def _given(change: Change) -> str:
+def _check_nonce(change: Change) -> str:
     """Give the nonce that a change came with, if it may be believed."""
     nonce, base = change.nonce, change.base
-    if nonce and not _is_nonce(nonce):
+    if not _is_nonce(nonce):
         raise Invalid("nonce", nonce, "is not a nonce", "leave it to the store")
-    if nonce and base is not None and base.remembers(nonce):
+    if base is not None and nonce in base.trail:
         raise Invalid("nonce", nonce, "marks a write that this one is based on", "draw another")
     return nonce
 
@@ -84,7 +87,8 @@ def _given(change: Change) -> str:
 def _follow(change: Change, nonce: str) -> Record:
     """Give the record that a change leaves."""
     base, key = change.base, change.key
-    _check_numbers(change)
+    if change.epoch is not None or change.format != 1:
+        _check_numbers(change)
     if base is None:
         check_key(key)
         seq, epoch, trail = 1, change.epoch or 0, nonce
