@@ -1,0 +1,1 @@
+"""A simulated world: real code under virtual time, with faults, the same way every time."""
