@@ -30,7 +30,7 @@ demo: setup ## two processes, one SQLite file, no lost update
 	@$(PY) examples/increment.py
 
 prove-stores: setup ## races, lost replies and exits at full scale; appends to proof/runs.jsonl
-	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py --scale=full $(ARGS)
+	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py --scale=full -s $(ARGS)
 
 certify-s3: setup ## the conformance suite and the probe on four S3 servers
 	@bash scripts/install-ceph
