@@ -1,9 +1,9 @@
 """Stores around stores: what is counted, and what goes wrong on purpose."""
 
-import random
 from typing import Any
 
 import pytest
+from chance import SeededRandomness
 
 from jobsync import (
     Applied,
@@ -25,25 +25,10 @@ PRICED = Tariff(
 )
 
 
-class Dice:
-    """Randomness from a seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def bytes(self, count: int) -> bytes:
-        """Draw bytes."""
-        return self._random.randbytes(count)
-
-    def uniform(self, low: float, high: float) -> float:
-        """Draw a number."""
-        return self._random.uniform(low, high)
-
-
 @pytest.fixture
 def components(clock: Any) -> Components:
     """Time that stands still and dice that repeat."""
-    return Components(clock=clock, randomness=Dice(1), events=Events())
+    return Components(clock=clock, randomness=SeededRandomness(1), events=Events())
 
 
 async def test_calls_items_and_outcomes_are_counted(components: Components) -> None:
@@ -148,7 +133,7 @@ async def test_a_seed_repeats_its_faults(clock: Any) -> None:
     """Equal seeds draw equal faults; other seeds draw others."""
 
     async def run(seed: int) -> list[bool]:
-        components = Components(clock=clock, randomness=Dice(seed), events=Events())
+        components = Components(clock=clock, randomness=SeededRandomness(seed), events=Events())
         store = FaultyStore(MemoryStore(), components, Faults(lost=0.5))
         outcomes = [(await store.write([Put(f"n/{i}", i)]))[0] for i in range(40)]
         return [isinstance(outcome, Applied) for outcome in outcomes]

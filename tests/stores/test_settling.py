@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from chance import SeededRandomness
 
 from jobsync import (
     Applied,
@@ -25,19 +26,6 @@ from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.faulty import Faults, FaultyStore
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore, judge
-
-
-class Dice:
-    """Randomness from a seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def bytes(self, count: int) -> bytes:
-        return self._random.randbytes(count)
-
-    def uniform(self, low: float, high: float) -> float:
-        return self._random.uniform(low, high)
 
 
 class Recording(StoreDecorator):
@@ -67,7 +55,7 @@ class World:
     """A store behind a bad network, followed up."""
 
     def __init__(self, clock: Any, seed: int, faults: Faults, deadline: float = 30) -> None:
-        components = Components(clock=clock, randomness=Dice(seed), events=Events())
+        components = Components(clock=clock, randomness=SeededRandomness(seed), events=Events())
         self.truth = Recording(MemoryStore(components=components))
         self.network = FaultyStore(self.truth, components, faults)
         self.store = SettlingStore(self.network, components, deadline)

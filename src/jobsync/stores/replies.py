@@ -30,7 +30,7 @@ _REFUSED = {
     "ContainerNotFound": ("names a container that does not exist", "create it first"),
     "ExpiredToken": ("was given a session token that has expired", "renew it, connect again"),
     "InvalidAccessKeyId": ("does not know this access key", "correct the key"),
-    "InvalidToken": ("does not take this session token", "renew it, connect again"),
+    "InvalidToken": ("does not take the session token", "renew it, connect again"),
     _NO_CREDENTIALS: ("comes without credentials", "write s3://KEY:SECRET@…, or set AWS_…"),
     "NoSuchBucket": ("names a bucket that does not exist", "create it first"),
     "NotImplemented": ("has no conditional writes", "use a server that has"),
