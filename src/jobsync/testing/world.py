@@ -6,6 +6,7 @@ clock stops too, as under a hypervisor), killed at any await, and started again.
 
 import asyncio
 import hashlib
+import inspect
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
@@ -205,6 +206,9 @@ class World:
     def _end(self) -> None:
         """Nobody hears of tasks that are left over: the world has ended under them."""
         for task in asyncio.all_tasks(self.loop):
+            work = task.get_coro()
+            if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == "CORO_CREATED":
+                work.close()
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
         self.loop.close()
 

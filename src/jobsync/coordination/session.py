@@ -1,0 +1,144 @@
+"""A session: the only lease there is.
+
+Promises, for clocks whose rates differ by at most 5 % and that count through a suspend:
+while a session trusts itself nobody has called it dead. When the assumption fails the
+session may believe too long; what it then writes is refused by the store, because its
+record reads `dead` and its versions are stale.
+
+A beat is a write in place of the session's own last one. Death is a write too, in place
+of the version that an observer watched for the whole timeout: one of the two wins. Only a
+record that reads `dead`, or is gone, means that the session is lost; then everything it
+held is void, and the process comes back as a new incarnation.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core.clock import Mono
+from jobsync.core.codec import Json
+from jobsync.core.trust import Timing
+from jobsync.errors import Misconfigured, Unavailable
+from jobsync.stores.contract import Applied, Put, Record, Store
+from jobsync.stores.settling import SettlingStore
+
+__all__ = ["SESSIONS", "Session", "State"]
+
+SESSIONS = "session/"
+"""Where sessions are."""
+
+_REMEMBERED = 32
+
+State: TypeAlias = Literal["new", "live", "lost", "ended"]
+
+
+class Session:
+    """One incarnation of one worker. The owner calls `open`, then `beat` once a beat.
+
+    Args:
+        store: where it is recorded; its writes are settled for one beat at most.
+        components: time, randomness and events.
+        timing: the beat and the timeout.
+        worker: the worker's id, the same for all its incarnations.
+        facts: what others may want to know: host, process, kinds of work.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        components: Components,
+        timing: Timing,
+        worker: str,
+        facts: Mapping[str, Json] | None = None,
+    ) -> None:
+        self.state: State = "new"
+        self.incarnation = ""
+        self._store = SettlingStore(store, components, deadline=timing.beat)
+        self._clock = components.clock
+        self._ids = components.ids
+        self._timing = timing
+        self._worker = worker
+        self._facts = dict(facts or {})
+        self._base: Record | None = None
+        self._sent: dict[str, Mono] = {}
+        self._trusted_until: Mono | None = None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether what it holds may be acted on now. Asks the clock each time."""
+        until = self._trusted_until
+        return self.state == "live" and until is not None and self._clock.mono() < until
+
+    async def open(self) -> None:
+        """Record the session, and know that it is there, before it holds anything.
+
+        Raises:
+            Unavailable: the store does not answer; call again.
+        """
+        # A name of its own for each attempt: one that lands late is nobody's, and dies.
+        self.incarnation = f"{self._worker}-{self._ids.nonces(1)[0].strip('-_')}x"
+        change = Put(self._key, self._document(0), nonce=self._mark())
+        (outcome,) = await self._store.write([change])
+        if not isinstance(outcome, Applied):
+            raise Unavailable(self._store.name, "the session could not be recorded")
+        self._take(outcome.record)
+        self.state = "live"
+
+    async def beat(self) -> State:
+        """Tell the store that the session lives; give the state that it is in."""
+        base = self._base
+        if self.state != "live" or base is None:
+            return self.state
+        # Facts of newer code in the record survive.
+        document = {**base.value, **self._document(base.value["beat"] + 1)}
+        change = msgspec.structs.replace(base.replace(document), nonce=self._mark())
+        try:
+            (outcome,) = await self._store.write([change])
+            if isinstance(outcome, Applied):
+                self._take(outcome.record)
+            else:
+                await self._look()
+        except (Unavailable, Misconfigured):
+            # Nothing was heard; trust runs out by itself.
+            return self.state
+        return self.state
+
+    async def end(self) -> None:
+        """Leave in good order: from the moment this is sent, the session holds nothing."""
+        base, was = self._base, self.state
+        self.state = "ended"
+        if was == "live" and base is not None:
+            await self._store.write([base.replace({**base.value, "state": "dead"})])
+
+    @property
+    def _key(self) -> str:
+        return f"{SESSIONS}{self.incarnation}"
+
+    def _document(self, beat: int) -> dict[str, Json]:
+        return {**self._facts, "worker": self._worker, "state": "live", "beat": beat}
+
+    def _mark(self) -> str:
+        """Draw a nonce, and remember when the write that bears it was first sent."""
+        (nonce,) = self._ids.nonces(1)
+        self._sent[nonce] = self._clock.mono()
+        while len(self._sent) > _REMEMBERED:
+            del self._sent[next(iter(self._sent))]
+        return nonce
+
+    def _take(self, record: Record) -> None:
+        """Go on from a record of ours; trust counts from the first send of its write."""
+        self._base = record
+        until = self._timing.trusted_until(self._sent[record.nonce])
+        if self._trusted_until is None or self._trusted_until < until:
+            self._trusted_until = until
+
+    async def _look(self) -> None:
+        """Find out what stands in the way of a beat."""
+        current = await self._store.get(self._key, tombstones=True)
+        if current is None or current.deleted or current.value["state"] == "dead":
+            self.state = "lost"
+        elif current.nonce in self._sent:
+            # An earlier beat, given up for lost, has landed after all.
+            self._take(current)

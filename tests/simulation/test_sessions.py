@@ -1,0 +1,276 @@
+"""Sessions in a rough world: nobody trusts himself who has been called dead."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+import pytest
+from chance import FakeClock, SeededRandomness
+
+from jobsync import Components, Events, Unavailable, Unknown
+from jobsync.coordination.observer import Observer
+from jobsync.coordination.session import Session
+from jobsync.core.trust import Timing
+from jobsync.stores.contract import Applied, Change, Outcome
+from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.memory import MemoryStore
+from jobsync.testing.invariants import check_commits
+from jobsync.testing.network import CALM, Link, Weather
+from jobsync.testing.world import Node, World
+
+TIMING = Timing(beat=5, timeout=15)
+HOUR = 3600.0
+
+
+class Fleet:
+    """Workers that keep sessions and watch each other."""
+
+    def __init__(self, seed: int, *, size: int = 4) -> None:
+        self.world = World(seed)
+        self.sessions: dict[str, Session] = {}
+        self.violations: list[str] = []
+        self.deaths = 0
+        self.links: list[WatchedLink] = []
+        self.nodes: list[Node] = []
+        self._store = MemoryStore(components=self.world.node("store").components)
+        for number in range(size):
+            rate = self.world.dice.uniform(0.951, 1.049)
+            node = self.world.node(f"node-{number}", rate=rate)
+            self.nodes.append(node)
+            self.links.append(WatchedLink(self.world, node, self._store))
+            self.links[-1].fleet = self
+
+    def start(self) -> None:
+        """Let every node keep a session and watch the others."""
+        for node, link in zip(self.nodes, self.links, strict=True):
+            node.run(self._live(node, link))
+            node.run(self._observe(node, link))
+
+    async def _live(self, node: Node, link: Link) -> None:
+        worker = node.components.ids.worker()
+        while True:
+            session = Session(link, node.components, TIMING, worker)
+            try:
+                await session.open()
+            except Unavailable:
+                await node.clock.sleep(TIMING.beat)
+                continue
+            self.sessions[session.incarnation] = session
+            while await session.beat() == "live":
+                await node.clock.sleep(TIMING.beat)
+
+    async def _observe(self, node: Node, link: Link) -> None:
+        observer = Observer(link, node.components, TIMING)
+        while True:
+            with contextlib.suppress(Unavailable):
+                await observer.look()
+            await node.clock.sleep(TIMING.beat)
+
+    def judge(self, change: Change) -> None:
+        """Look, at the moment of a death, at what the dead one believes."""
+        value = getattr(change, "value", None) or {}
+        if value.get("state") != "dead":
+            return
+        self.deaths += 1
+        session = self.sessions.get(change.key.removeprefix("session/"))
+        if session is not None and session.trusted:
+            self.violations.append(f"{change.key} trusts itself and was called dead")
+
+
+class WatchedLink(Link):
+    """A link whose commits are judged as they happen."""
+
+    fleet: Fleet
+
+    async def _commit(self, changes: Sequence[Change]) -> list[Outcome]:
+        outcomes = await super()._commit(changes)
+        for change, outcome in zip(changes, outcomes, strict=True):
+            if isinstance(outcome, Applied):
+                self.fleet.judge(change)
+        return outcomes
+
+
+async def storm(fleet: Fleet) -> None:
+    """Change the weather and strike nodes, for an hour."""
+    world = fleet.world
+    end = world.loop.time() + HOUR
+    while world.loop.time() < end:
+        at = world.dice.randrange(len(fleet.nodes))
+        node, link = fleet.nodes[at], fleet.links[at]
+        chance = world.dice.choice([0.0, 0.1, 0.4])
+        link.weather = Weather(
+            slow=chance, refused=chance, undecided=chance, lost=chance, late=chance, doubled=chance
+        )
+        match world.dice.randrange(5):
+            case 0:
+                node.pause()
+            case 1:
+                link.requests_pass = False
+            case 2:
+                link.replies_pass = False
+            case _:
+                pass
+        await asyncio.sleep(world.dice.uniform(0, 60))
+        node.resume()
+        link.requests_pass = link.replies_pass = True
+
+
+def run_storm(seed: int) -> Fleet:
+    """Run a fleet through a stormy hour, then let it rest."""
+    fleet = Fleet(seed)
+
+    async def story() -> None:
+        fleet.start()
+        await storm(fleet)
+        for link in fleet.links:
+            link.weather = CALM
+        await asyncio.sleep(20 * TIMING.timeout)
+
+    fleet.world.run(story)
+    return fleet
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_nobody_trusts_himself_who_was_called_dead(seed: int) -> None:
+    """Through a stormy hour, with clocks that differ by up to 10 %, trust ends before death."""
+    fleet = run_storm(seed)
+    assert fleet.violations == []
+    assert check_commits(fleet.world.history) == []
+    alive = [session for session in fleet.sessions.values() if session.state == "live"]
+    assert sum(session.trusted for session in alive) == len(fleet.nodes)
+
+
+def test_the_storms_kill() -> None:
+    """Over some seeds sessions do die, so that the check has something to see."""
+    assert sum(run_storm(seed).deaths for seed in range(5)) > 20
+
+
+def test_a_calm_hour_kills_nobody() -> None:
+    """Without faults every first session lives on, and trusts itself."""
+    fleet = Fleet(1)
+
+    async def story() -> None:
+        fleet.start()
+        await asyncio.sleep(HOUR)
+
+    fleet.world.run(story)
+    assert fleet.deaths == 0
+    assert len(fleet.sessions) == len(fleet.nodes)
+    assert all(session.trusted for session in fleet.sessions.values())
+
+
+def test_an_outage_of_the_store_kills_nobody() -> None:
+    """Ten minutes without a store, for all at once: the same sessions go on."""
+    fleet = Fleet(2)
+
+    async def story() -> None:
+        fleet.start()
+        await asyncio.sleep(60)
+        for link in fleet.links:
+            link.requests_pass = False
+        await asyncio.sleep(600)
+        assert not any(session.trusted for session in fleet.sessions.values())
+        for link in fleet.links:
+            link.requests_pass = True
+        await asyncio.sleep(120)
+
+    fleet.world.run(story)
+    assert fleet.deaths == 0
+    assert len(fleet.sessions) == len(fleet.nodes)
+    assert all(session.trusted for session in fleet.sessions.values())
+
+
+def test_a_killed_node_is_called_dead_in_time() -> None:
+    """Within two timeouts of the kill its death is written; the others live."""
+    fleet = Fleet(3)
+
+    async def story() -> None:
+        fleet.start()
+        await asyncio.sleep(60)
+        fleet.nodes[0].kill()
+        await asyncio.sleep(2 * TIMING.timeout)
+
+    fleet.world.run(story)
+    assert fleet.deaths == 1
+    assert sum(session.trusted for session in fleet.sessions.values()) == len(fleet.nodes) - 1
+
+
+def test_a_node_that_leaves_holds_nothing_from_then_on() -> None:
+    """A clean end is a death of one's own making."""
+    fleet = Fleet(4, size=1)
+
+    async def story() -> None:
+        node, link = fleet.nodes[0], fleet.links[0]
+        session = Session(link, node.components, TIMING, "worker-1")
+
+        async def live() -> list[bool]:
+            await session.open()
+            trusted = [session.trusted]
+            async with asyncio.TaskGroup() as group:
+                group.create_task(session.end())
+                while group._tasks:
+                    await asyncio.sleep(0.001)
+                    trusted.append(session.trusted)
+            await session.beat()
+            return trusted
+
+        before, *after = await node.run(live())
+        assert before
+        assert len(after) > 1
+        assert not any(after)
+        assert session.state == "ended"
+
+    fleet.world.run(story)
+    assert fleet.deaths == 1
+
+
+class Holding(StoreDecorator):
+    """Keeps writes back while told to."""
+
+    held: Sequence[Change] | None = None
+    holding = False
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        if not self.holding:
+            return await self.inner.write(changes)
+        self.held = changes
+        return [Unknown("held back") for _ in changes]
+
+
+def trusts_at(session: Session, clock: FakeClock, seconds: float) -> bool:
+    """Say whether a session trusts itself at some moment."""
+    clock.mono_seconds = seconds
+    return session.trusted
+
+
+async def test_a_beat_that_lands_late_is_adopted(clock: FakeClock) -> None:
+    """A session does not lose to a beat of its own, and trust counts from that beat's sending."""
+    components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
+    store = Holding(MemoryStore(components=components))
+    session = Session(store, components, TIMING, "worker-1")
+    await session.open()
+    first = session.incarnation
+    store.holding = True
+    sent = clock.mono()
+    assert await session.beat() == "live"
+    assert store.held is not None
+    store.holding = False
+    await store.write(store.held)
+    assert await session.beat() == "live"
+    end = TIMING.trusted_until(sent).seconds
+    assert trusts_at(session, clock, end - 0.1)
+    assert not trusts_at(session, clock, end)
+    assert await session.beat() == "live"
+    assert trusts_at(session, clock, end)
+    assert session.incarnation == first
+
+
+async def test_a_session_whose_record_is_gone_is_lost(clock: FakeClock) -> None:
+    """Absent is as good as dead: nothing that it held counts any more."""
+    components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
+    store = MemoryStore(components=components)
+    session = Session(store, components, TIMING, "worker-1")
+    await session.open()
+    await store.drop([f"session/{session.incarnation}"])
+    assert await session.beat() == "lost"
+    assert not session.trusted
