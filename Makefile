@@ -5,7 +5,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo prove-stores certify-s3 bench-stores clean
+.PHONY: help setup test lint format demo prove-stores certify-s3 simulate bench-stores clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,9 @@ certify-s3: setup ## the conformance suite and the probe on four S3 servers
 	done
 	@echo "== rclone, which must be refused"
 	$(PY) -m pytest -q tests/cli -k "ignores_conditions"
+
+simulate: setup ## fleets in stormy weather, fresh seeds: HOURS=10 JOBS=2
+	@$(PY) tests/simulation/simulate.py --hours $(or $(HOURS),10) --jobs $(or $(JOBS),2)
 
 bench-stores: setup ## CPU a hop and a row, as ratios over bare drivers
 	@$(PY) benchmarks/stores.py

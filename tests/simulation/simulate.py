@@ -1,0 +1,79 @@
+"""Runs fleets through stormy hours with fresh seeds; shows progress; says how to repeat a failure.
+
+python tests/simulation/simulate.py --hours 100 --jobs 2      (make simulate HOURS=100 JOBS=2)
+python tests/simulation/simulate.py --seed 123                one world, again
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from fleets import run_storm  # noqa: E402 - found by the line above
+
+from jobsync.testing.campaign import Report, run_campaign  # noqa: E402
+from jobsync.testing.invariants import check_commits  # noqa: E402
+
+
+def tell(seed: int) -> Report:
+    """Let one fleet live through a storm, and judge it."""
+    fleet = run_storm(seed)
+    history = fleet.world.history
+    violations = fleet.violations + check_commits(history)
+    trusted = sum(session.trusted for session in fleet.sessions.values())
+    if trusted != len(fleet.nodes):
+        violations.append(f"after the storm {trusted} of {len(fleet.nodes)} sessions are trusted")
+    faults = sum(link.faults for link in fleet.links)
+    hours = fleet.world.loop.time() / 3600
+    return Report(seed, hours, faults, violations, fleet.world.fingerprint)
+
+
+def main() -> int:
+    """Run a campaign, or one world."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--hours", type=float, default=10)
+    options.add_argument("--jobs", type=int, default=2)
+    options.add_argument("--seed", type=int)
+    given = options.parse_args()
+    if given.seed is not None:
+        report = tell(given.seed)
+        print(*(report.violations or ["no violation"]), report.fingerprint, sep="\n")
+        return 1 if report.violations else 0
+    return campaign(given.hours, given.jobs)
+
+
+def campaign(hours: float, jobs: int) -> int:
+    """Run fresh seeds until so many simulated hours have passed."""
+    first_seed = int(time.time())
+    begun = time.monotonic()
+    told, faults, worlds = 0.0, 0, 0
+    for report in run_campaign(tell, first_seed=first_seed, hours=hours, jobs=jobs):
+        told, faults, worlds = told + report.hours, faults + report.faults, worlds + 1
+        if report.violations:
+            print(f"\nseed {report.seed}: {report.violations[0]}")
+            print(f"repeat it: python tests/simulation/simulate.py --seed {report.seed}")
+            return 1
+        rate = told / (time.monotonic() - begun)
+        line = f"\r{told:.0f} of {hours:g} h, {rate:.1f} h/s, {faults:,} faults, no violation "
+        print(line, end="" if sys.stdout.isatty() else "\n" if worlds % 20 == 0 else "", flush=True)
+    keep(first_seed=first_seed, worlds=worlds, hours=round(told, 1), faults=faults, violations=0)
+    print(f"\n{told:.1f} simulated hours, {worlds} worlds, {faults:,} faults: no violation")
+    return 0
+
+
+def keep(**figures: float) -> None:
+    """Add the figures to the proofs, with the commit that they were shown for."""
+    described = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(described, capture_output=True, text=True, check=True, cwd=ROOT)
+    line = {"at": int(time.time()), "commit": commit.stdout.strip(), "what": "sessions", **figures}
+    with (ROOT / "proof" / "runs.jsonl").open("a", encoding="utf-8") as runs:
+        runs.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
