@@ -3,6 +3,8 @@
 import asyncio
 import os
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
@@ -480,3 +482,47 @@ async def test_a_name_too_long_for_the_filesystem_is_refused(tmp_path: Path) -> 
     """The system's reason is told."""
     with pytest.raises(Misconfigured, match="File name too long"):
         await SqliteStore.connect(tmp_path / ("x" * 300))
+
+
+_WAITS_FOR_A_LOCK = """
+import asyncio, sqlite3, sys
+from pathlib import Path
+from jobsync.stores.sqlite import SqliteStore
+
+async def main():
+    store = await SqliteStore.connect(Path(sys.argv[1]))
+    other = sqlite3.connect(sys.argv[1], isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    asyncio.ensure_future(store.create("n", 1))
+    await asyncio.sleep(0)
+    return other
+
+other = asyncio.run(main())
+"""
+
+
+def test_a_program_that_waits_for_a_lock_ends(path: Path) -> None:
+    """A call that has begun gives up its turn when the program ends: well before 30 s."""
+    run = subprocess.run(
+        [sys.executable, "-c", _WAITS_FOR_A_LOCK, str(path)],
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
+async def test_a_file_that_cannot_be_written_is_found_at_connect(shared_folder: Path) -> None:
+    """Even with a log left beside it, which would let it be read."""
+    path = shared_folder / "jobs.db"
+    store = await SqliteStore.connect(path)
+    reader = sqlite3.connect(path)
+    reader.execute("SELECT * FROM jobsync_schema").fetchall()
+    await store.create("n", 1)
+    await store.close()
+    for name in shared_folder.iterdir():
+        name.chmod(0o444)
+    shared_folder.chmod(0o555)
+    with nobody(), pytest.raises(Misconfigured, match="writable"):
+        await SqliteStore.connect(path)
+    reader.close()

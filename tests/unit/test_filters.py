@@ -289,3 +289,11 @@ def test_order_is_total_within_a_type_and_empty_across(value: Any, document: Any
     assert sum(answers) == same_type
     assert _passes({"a": {"$lte": value}}, document) is (answers[0] or answers[1])
     assert _passes({"a": {"$gte": value}}, document) is (answers[2] or answers[1])
+
+
+def test_a_filter_has_a_bounded_number_of_conditions() -> None:
+    """What would hold up the event loop for every document is refused."""
+    choices = {"a": {"$in": list(range(1000))}}
+    parse({"$or": [choices] * 10})
+    with pytest.raises(Invalid, match=r"11,000 conditions.*ask in parts"):
+        parse({"$or": [choices] * 11})

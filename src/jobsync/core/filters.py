@@ -39,6 +39,7 @@ Order: TypeAlias = Literal["<", "<=", ">", ">="]
 
 _MAX_DEPTH = 16
 _MAX_CHOICES = 1000
+_MAX_CONDITIONS = 10_000
 _ORDERS: dict[str, Order] = {"$lt": "<", "$lte": "<=", "$gt": ">", "$gte": ">="}
 _ON_FIELDS = ("$eq", "$ne", "$lt", "$lte", "$gt", "$gte", "$in", "$not", "$exists")
 _ON_DOCUMENTS = ("$and", "$or", "$not")
@@ -92,7 +93,24 @@ def parse(where: Mapping[str, Json] | None) -> Filter:
     Raises:
         Invalid: names the operator or field, the value and the fix.
     """
-    return All(()) if where is None else _parse_document(where, "where", 0)
+    if where is None:
+        return All(())
+    parsed = _parse_document(where, "where", 0)
+    if (conditions := _count(parsed)) > _MAX_CONDITIONS:
+        raise Invalid(
+            "where", f"{conditions:,} conditions", f"are over {_MAX_CONDITIONS:,}", "ask in parts"
+        )
+    return parsed
+
+
+def _count(where: Filter) -> int:
+    match where:
+        case All(parts) | AnyOf(parts):
+            return sum(map(_count, parts))
+        case Not(part):
+            return _count(part)
+        case _:
+            return 1
 
 
 def _parse_document(where: Json, field: str, depth: int) -> Filter:

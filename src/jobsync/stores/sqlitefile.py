@@ -47,7 +47,8 @@ class SqliteFile:
         self._pid = os.getpid()
         self._closing = threading.Event()
         self._threads = {
-            role: WorkThreads(f"jobsync-sqlite-{role}", 1) for role in ("write", "read")
+            role: WorkThreads(f"jobsync-sqlite-{role}", 1, self._closing.set)
+            for role in ("write", "read")
         }
         self._connections: dict[str, sqlite3.Connection] = {}
         self._identity = (0, 0)
@@ -271,6 +272,8 @@ def _upgrade(connection: sqlite3.Connection) -> None:
     row = connection.execute("SELECT version FROM jobsync_schema").fetchone()
     if row is None:
         connection.execute("INSERT INTO jobsync_schema VALUES (0)")
+    # Changes nothing: a file that cannot be written is found now, not at the first write.
+    connection.execute("UPDATE jobsync_schema SET version = version")
     # A newer version than ours has only added to what we know.
     for step in SQLITE_STEPS[0 if row is None else row[0] :]:
         for statement in step:

@@ -36,9 +36,11 @@ class WorkThreads:
     Args:
         name: what the threads are called.
         count: the most that are started.
+        hurry: called at the end of the program, before it waits for calls that have begun.
     """
 
-    def __init__(self, name: str, count: int) -> None:
+    def __init__(self, name: str, count: int, hurry: Callable[[], object] = lambda: None) -> None:
+        self.hurry = hurry
         self._name = name
         self._count = count
         self._jobs: _Queue = SimpleQueue()
@@ -141,6 +143,7 @@ _all: "WeakSet[WorkThreads]" = WeakSet()
 def _end_all() -> None:
     pools = list(_all)
     for pool in pools:
+        pool.hurry()
         pool.drop()
         pool.end()
     for pool in pools:
