@@ -17,14 +17,16 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from fleets import run_storm  # noqa: E402 - found by the line above
 
 from jobsync.testing.campaign import Report, run_campaign  # noqa: E402
-from jobsync.testing.invariants import check_commits  # noqa: E402
+from jobsync.testing.invariants import check_commits, check_roles  # noqa: E402
 
 
 def tell(seed: int) -> Report:
     """Let one fleet live through a storm, and judge it."""
     fleet = run_storm(seed)
     history = fleet.world.history
-    violations = fleet.violations + check_commits(history)
+    violations = fleet.violations + check_commits(history) + check_roles(history)
+    if len(fleet.leaders) != 1:
+        violations.append(f"after the storm {len(fleet.leaders)} lead")
     trusted = sum(session.trusted for session in fleet.sessions.values())
     if trusted != len(fleet.nodes):
         violations.append(f"after the storm {trusted} of {len(fleet.nodes)} sessions are trusted")

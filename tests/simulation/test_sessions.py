@@ -12,7 +12,7 @@ from jobsync.coordination.session import Session
 from jobsync.stores.contract import Change, Outcome
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
-from jobsync.testing.invariants import check_commits
+from jobsync.testing.invariants import check_commits, check_roles
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -21,6 +21,8 @@ def test_nobody_trusts_himself_who_was_called_dead(seed: int) -> None:
     fleet = run_storm(seed)
     assert fleet.violations == []
     assert check_commits(fleet.world.history) == []
+    assert check_roles(fleet.world.history) == []
+    assert len(fleet.leaders) == 1
     alive = [session for session in fleet.sessions.values() if session.state == "live"]
     assert sum(session.trusted for session in alive) == len(fleet.nodes)
 

@@ -5,11 +5,13 @@ import contextlib
 from collections.abc import Sequence
 
 from jobsync import Unavailable
+from jobsync.coordination.election import Election, Term
 from jobsync.coordination.observer import Observer
 from jobsync.coordination.session import Session
 from jobsync.core.trust import Timing
 from jobsync.stores.contract import Applied, Change, Outcome
 from jobsync.stores.memory import MemoryStore
+from jobsync.stores.settling import SettlingStore
 from jobsync.testing.network import CALM, Link, Weather
 from jobsync.testing.world import Node, World
 
@@ -25,8 +27,11 @@ class Fleet:
     def __init__(self, seed: int, *, size: int = 4) -> None:
         self.world = World(seed)
         self.sessions: dict[str, Session] = {}
+        self.elections: list[Election] = []
         self.violations: list[str] = []
         self.deaths = 0
+        self.releases = 0.0
+        """How often a leader gives up its role of its own accord."""
         self.links: list[WatchedLink] = []
         self.nodes: list[Node] = []
         self._store = MemoryStore(components=self.world.node("store").components)
@@ -53,8 +58,21 @@ class Fleet:
                 await node.clock.sleep(TIMING.beat)
                 continue
             self.sessions[session.incarnation] = session
-            while await session.beat() == "live":
-                await node.clock.sleep(TIMING.beat)
+            await self._serve(node, link, session)
+
+    async def _serve(self, node: Node, link: Link, session: Session) -> None:
+        """Beat and stand for election until the session is lost."""
+        settled = SettlingStore(link, node.components, deadline=TIMING.beat)
+        election = Election(settled, node.components, TIMING, session, "fleet", "work")
+        self.elections.append(election)
+        while await session.beat() == "live":
+            with contextlib.suppress(Unavailable):
+                await election.step()
+            if self.world.dice.random() < self.releases:
+                with contextlib.suppress(Unavailable):
+                    await election.release()
+            await node.clock.sleep(TIMING.beat)
+        self.elections.remove(election)
 
     async def _observe(self, node: Node, link: Link) -> None:
         observer = Observer(link, node.components, TIMING)
@@ -63,8 +81,15 @@ class Fleet:
                 await observer.look()
             await node.clock.sleep(TIMING.beat)
 
+    @property
+    def leaders(self) -> list[Term]:
+        """The terms that their holders believe in, at this moment."""
+        return [term for election in self.elections if (term := election.term) is not None]
+
     def judge(self, change: Change) -> None:
-        """Look, at the moment of a death, at what the dead one believes."""
+        """Look, at the moment of a commit, at what everybody believes."""
+        if len(self.leaders) > 1:
+            self.violations.append(f"several lead: {self.leaders}")
         value = getattr(change, "value", None) or {}
         if value.get("state") != "dead":
             return
@@ -115,12 +140,14 @@ async def storm(fleet: Fleet) -> None:
 def run_storm(seed: int) -> Fleet:
     """Run a fleet through a stormy hour, then let it rest."""
     fleet = Fleet(seed)
+    fleet.releases = fleet.world.dice.choice([0.0, 0.01])
 
     async def story() -> None:
         fleet.start()
         await storm(fleet)
         for link in fleet.links:
             link.weather = CALM
+        fleet.releases = 0.0
         await asyncio.sleep(20 * TIMING.timeout)
 
     fleet.world.run(story)

@@ -1,1 +1,1 @@
-"""Who is alive. One session for a process; everything it holds hangs on it."""
+"""Who is alive, and who leads. One session for a process; everything it holds hangs on it."""

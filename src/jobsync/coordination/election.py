@@ -17,6 +17,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.session import SESSIONS, Session
+from jobsync.core.trust import Timing, Watch
 from jobsync.stores.contract import Applied, Put, Record, Store
 
 __all__ = ["ROLES", "Election", "Role", "Term"]
@@ -32,9 +33,7 @@ class Role(msgspec.Struct, frozen=True):
     owner: str | None
     """The incarnation that holds it; None after a release."""
     since: float
-    """When it was taken, by its owner's wall clock; for people."""
-    successor: str | None = None
-    """Who alone may take it for one beat after a hand-over."""
+    """When it was taken or released, by that worker's wall clock; for people."""
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -50,21 +49,28 @@ class Election:
     Args:
         store: where roles and sessions are; its writes are settled.
         components: the clock that dates terms.
-        session: what holds the role.
+        timing: the sessions' timeout.
+        session: what holds the role; a new one needs a new election.
         namespace: which fleet.
         work: which kind of work.
     """
 
     def __init__(
-        self, store: Store, components: Components, session: Session, namespace: str, work: str
+        self,
+        store: Store,
+        components: Components,
+        timing: Timing,
+        session: Session,
+        namespace: str,
+        work: str,
     ) -> None:
         self._store = store
         self._clock = components.clock
+        self._timing = timing
         self._session = session
         self._key = f"{ROLES}{namespace}/{work}"
         self._term: Term | None = None
-        self._over: set[int] = set()
-        self._highest = 0
+        self._absent: Watch | None = None
 
     @property
     def term(self) -> Term | None:
@@ -80,57 +86,57 @@ class Election:
         Raises:
             Unavailable: the store does not answer; a term lasts as long as trust does.
         """
-        self._end_what_lapsed()
-        record = await self._store.get(self._key)
-        role = None if record is None else msgspec.convert(record.value, Role)
-        if role is not None:
-            self._highest = max(self._highest, role.epoch)
-        if self.term is None and await self._is_free(role):
-            await self._take(record)
+        # A term that lapsed never comes back, even if trust does.
+        self._term = self.term
+        if self._term is None:
+            record = await self._store.get(self._key, tombstones=True)
+            if await self._is_free(record):
+                await self._take(record)
         return self.term
 
-    async def release(self, successor: str | None = None) -> None:
-        """Give the role up, keeping its epoch. From the moment this is sent the term is over."""
+    async def release(self) -> None:
+        """Give the role up, keeping its epoch. From the moment this is called the term is over."""
         term, self._term = self._term, None
         if term is None:
             return
-        self._over.add(term.epoch)
         record = await self._store.get(self._key)
-        if record is None or record.value["epoch"] != term.epoch:
-            return
-        free = Role(term.epoch, None, self._clock.wall().seconds, successor)
-        document = {**record.value, **msgspec.to_builtins(free)}
-        await self._store.write([record.replace(document, epoch=term.epoch)])
+        if record is not None and record.epoch == term.epoch:
+            await self._store.write([self._change(record, term.epoch, None)])
 
     def _holds(self, term: Term) -> bool:
         session = self._session
         return session.trusted and session.incarnation == term.incarnation
 
-    def _end_what_lapsed(self) -> None:
-        """A term that lapsed never comes back, even if trust does."""
-        if self._term is not None and not self._holds(self._term):
-            self._over.add(self._term.epoch)
-            self._term = None
-
-    async def _is_free(self, role: Role | None) -> bool:
+    async def _is_free(self, record: Record | None) -> bool:
         if not self._session.trusted:
             return False
-        if role is None or role.owner is None:
+        if record is None or record.deleted:
             return True
-        if role.owner == self._session.incarnation:
-            # A take whose reply was lost, or a term that lapsed: both are taken anew.
-            return True
-        owner = await self._store.get(f"{SESSIONS}{role.owner}")
-        return owner is not None and owner.value["state"] == "dead"
+        owner = msgspec.convert(record.value, Role).owner
+        # One's own: a take whose reply was lost, or a term that lapsed. Both are taken anew.
+        return owner in {None, self._session.incarnation} or await self._is_dead(str(owner))
+
+    async def _is_dead(self, incarnation: str) -> bool:
+        """Ask the store; a session that is not there is dead after a timeout of absence."""
+        session = await self._store.get(f"{SESSIONS}{incarnation}")
+        if session is not None:
+            self._absent = None
+            return bool(session.value["state"] == "dead")
+        now = self._clock.mono()
+        self._absent = (self._absent or Watch(None, now, now)).look(None, now, self._timing)
+        return self._absent.expired(self._timing)
 
     async def _take(self, base: Record | None) -> None:
         """Replace the role that was read by a term of our own, of an epoch never used."""
+        epoch = 1 if base is None else base.epoch + 1
         incarnation = self._session.incarnation
-        epoch = max(self._highest, base.epoch if base else 0) + 1
-        role = Role(epoch, incarnation, self._clock.wall().seconds)
-        document = {**(base.value if base else {}), **msgspec.to_builtins(role)}
-        (outcome,) = await self._store.write([Put(self._key, document, base, epoch=epoch)])
-        # Trust is asked again: the write may have taken longer than it lasted.
-        if isinstance(outcome, Applied) and self._session.trusted:
-            self._highest = epoch
+        (outcome,) = await self._store.write([self._change(base, epoch, incarnation)])
+        # Whether it lasts is asked of the clock: the write may have taken longer than trust.
+        if isinstance(outcome, Applied):
             self._term = Term(epoch, incarnation)
+
+    def _change(self, base: Record | None, epoch: int, owner: str | None) -> Put:
+        role = Role(epoch, owner, self._clock.wall().seconds)
+        # Facts of newer code in the record survive.
+        known = base.value if base is not None and not base.deleted else {}
+        return Put(self._key, {**known, **msgspec.to_builtins(role)}, base, epoch=epoch)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from jobsync.testing.world import Occurrence
 
-__all__ = ["check_commits", "check_told"]
+__all__ = ["check_commits", "check_roles", "check_told"]
 
 
 def check_commits(history: Iterable[Occurrence]) -> list[str]:
@@ -28,6 +28,20 @@ def check_commits(history: Iterable[Occurrence]) -> list[str]:
             violations.append(f"{facts['key']}: the epoch went back: {done}")
         nonces.add(facts["nonce"])
         latest[facts["key"]] = done
+    return violations
+
+
+def check_roles(history: Iterable[Occurrence]) -> list[str]:
+    """Check that each take of a role has an epoch of its own, higher than all before it."""
+    highest: dict[str, int] = {}
+    violations = []
+    for done in history:
+        if done.what != "commit" or not done.details["key"].startswith("role/"):
+            continue
+        key, role = done.details["key"], done.details["value"]
+        if role["owner"] is not None and role["epoch"] <= highest.get(key, 0):
+            violations.append(f"{key}: an epoch was taken twice or went back: {done}")
+        highest[key] = max(highest.get(key, 0), role["epoch"])
     return violations
 
 

@@ -135,19 +135,15 @@ class Link(StoreDecorator):
         try:
             result = await work()
         except Exception as error:  # noqa: BLE001 - the sender gets it
-            if not reply.done():
-                reply.set_exception(error)
+            _fail(reply, error)
             return
         if not self.replies_pass:
             self.faults += 1
             return
         await asyncio.sleep(self._draw(weather.latency))
-        lost = self._strikes(weather.lost)
-        if reply.done():
-            return
-        if lost:
-            reply.set_exception(_ReplyLostError())
-        else:
+        if self._strikes(weather.lost):
+            _fail(reply, _ReplyLostError())
+        elif not reply.done():
             reply.set_result(result)
 
     async def _repeat(self, work: Callable[[], Awaitable[Any]]) -> None:
@@ -169,6 +165,13 @@ class Link(StoreDecorator):
 
 class _ReplyLostError(Exception):
     """The answer was an error that says nothing about what happened."""
+
+
+def _fail(reply: "asyncio.Future[Any]", error: Exception) -> None:
+    if not reply.done():
+        reply.set_exception(error)
+        # Asked for here, because whoever waits may be dead and never ask.
+        reply.exception()
 
 
 def _describe(change: Change, outcome: Applied) -> dict[str, Any]:
