@@ -72,7 +72,7 @@ def keep(**figures: float) -> None:
     """Add the figures to the proofs, with the commit that they were shown for."""
     described = ["git", "describe", "--always", "--dirty"]
     commit = subprocess.run(described, capture_output=True, text=True, check=True, cwd=ROOT)
-    line = {"at": int(time.time()), "commit": commit.stdout.strip(), "what": "sessions", **figures}
+    line = {"at": int(time.time()), "commit": commit.stdout.strip(), "what": "elections", **figures}
     with (ROOT / "proof" / "runs.jsonl").open("a", encoding="utf-8") as runs:
         runs.write(json.dumps(line) + "\n")
 
