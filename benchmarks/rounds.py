@@ -3,25 +3,17 @@
 CPU time, not wall time: machines are shared, and a disk's sync says nothing about us.
 Both ways take turns, in many short rounds, and a ratio is the median of the rounds' own
 ratios, so that what else goes on in the machine meets both alike.
-
-All threads share one core meanwhile. To wake a thread on another core costs what the
-machine makes it cost: on a virtual one several times the rest, and each time another sum.
 """
 
-import os
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from benchmarks.work import BATCH, Work
 
 __all__ = ["Figures", "Scale", "measure", "tell"]
-
-_THREADS = Path("/proc/self/task")
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,14 +39,13 @@ async def measure(label: str, bare: Work, ours: Work, scale: Scale) -> dict[str,
     hops, batches = scale.hops, scale.batches
     plan = {"put": hops, "get": hops, "create": batches, "replace": batches}
     spent: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in plan}
-    with _one_core():
-        # One round more: the first warms up.
-        for number in range(scale.rounds + 1):
-            tell(f"{label}: round {number} of {scale.rounds}")
-            for name, count in plan.items():
-                for way in (0, 1) if number % 2 else (1, 0):
-                    work = getattr((bare, ours)[way], name)
-                    spent[name][way].append(await _cpu(work, count))
+    # One round more: the first warms up.
+    for number in range(scale.rounds + 1):
+        tell(f"{label}: round {number} of {scale.rounds}")
+        for name, count in plan.items():
+            for way in (0, 1) if number % 2 else (1, 0):
+                work = getattr((bare, ours)[way], name)
+                spent[name][way].append(await _cpu(work, count))
     rows = {"put": hops, "get": hops, "create": batches * BATCH, "replace": batches * BATCH}
     return {name: _summarise(*ways, rows[name]) for name, ways in spent.items()}
 
@@ -69,25 +60,6 @@ async def _cpu(work: Callable[[int], Awaitable[None]], count: int) -> float:
     begun = time.process_time()
     await work(count)
     return time.process_time() - begun
-
-
-@contextmanager
-def _one_core() -> Iterator[None]:
-    """Keep all threads of this process, also those yet to start, on one core."""
-    if not _THREADS.exists():
-        yield
-        return
-    allowed = os.sched_getaffinity(0)
-    _move({max(allowed)})
-    try:
-        yield
-    finally:
-        _move(allowed)
-
-
-def _move(cores: set[int]) -> None:
-    for thread in _THREADS.iterdir():
-        os.sched_setaffinity(int(thread.name), cores)
 
 
 def tell(text: str) -> None:

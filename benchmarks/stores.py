@@ -1,8 +1,8 @@
 """What a store costs over its bare driver, as ratios within one run.
 
-Ours is what a user gets from `open_store`. Bare is what a careful engineer would send
-without us: the same statements or requests with the same information, that is a value
-encoded by msgspec and a fresh nonce, and the outcome of each row looked at.
+Ours is what a user gets from `open_store`, on whatever cores the system gives it. Bare is
+the same statement or request: on SQLite with parameters that are ready-made, on PostgreSQL
+with lists that psycopg turns into arrays, on S3 with bodies made by msgspec.
 """
 
 import argparse
@@ -129,7 +129,7 @@ async def run(name: str) -> bool:
         figures = await measure(name, ways.bare, ways.ours, part.scale)
         counts = {} if part.requests is None else await tally(ways.url)
     tell("")
-    print(f"{name}: CPU time on one core, median of {part.scale.rounds} rounds\n")
+    print(f"{name}: CPU time, median of {part.scale.rounds} rounds\n")
     print(f"{'':24}{'bare':>10}{'ours':>10}{'':4}budget")
     kept = True
     for label, found, verdict in _judge(part, figures):
