@@ -27,6 +27,16 @@ asyncio.run(main())
 """
 
 
+def start_writer(url: str) -> "subprocess.Popen[str]":
+    """Start the other process."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _WRITER, url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
 async def wake_once(store: Store, writer: "subprocess.Popen[str]") -> float:
     """Wait until the other process's commit is heard of; give the milliseconds since it."""
     assert writer.stdin is not None
@@ -42,7 +52,7 @@ async def wake_once(store: Store, writer: "subprocess.Popen[str]") -> float:
     woken = time.time()
     record = await store.get("wake/x")
     assert record is not None
-    return (woken - record.value) * 1000
+    return float(woken - record.value) * 1000
 
 
 async def test_a_commit_of_another_process_ends_a_wait(
@@ -51,12 +61,7 @@ async def test_a_commit_of_another_process_ends_a_wait(
     """Each wait of a minute ends by a commit elsewhere; a full run keeps how soon."""
     url = f"{postgres.url}?schema=wake"
     store = await open_store(url)
-    with subprocess.Popen(
-        [sys.executable, "-c", _WRITER, url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as writer:
+    with start_writer(url) as writer:
         while await store.get("wake/x") is None:
             await store.wait("wake/", 1)
         delays = [await wake_once(store, writer) for _ in range(100 if full_scale else 5)]
