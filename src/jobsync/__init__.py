@@ -1,6 +1,10 @@
 """Leader election, durable queues, cron and task ownership on the storage you already have."""
 
 from jobsync.components import Components
+from jobsync.coordination.coordinator import Coordinator, Hooks
+from jobsync.coordination.fencing import Term
+from jobsync.coordination.membership import Membership, Peer
+from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.errors import (
     Conflict,
     Corrupt,
@@ -33,6 +37,8 @@ __all__ = [
     "Components",
     "Conflict",
     "Conflicted",
+    "Coordinator",
+    "CoordinatorSettings",
     "Corrupt",
     "Delete",
     "Entry",
@@ -40,16 +46,20 @@ __all__ = [
     "Events",
     "Fenced",
     "Head",
+    "Hooks",
     "Invalid",
     "JobsyncError",
+    "Membership",
     "Misconfigured",
     "MissingExtra",
     "NewerFormat",
     "NotFound",
     "OutcomeUnknown",
+    "Peer",
     "Put",
     "Record",
     "Store",
+    "Term",
     "Unavailable",
     "Unknown",
     "open_store",

@@ -6,7 +6,7 @@
     │   └── MissingExtra  a package is not installed: run the line it gives
     ├── NotFound          there is no such thing: create it first, or ask for another
     ├── Conflict          somebody else wrote first: read again, decide again
-    ├── Fenced            a newer term has written: stop, you were replaced
+    ├── Fenced            your term is over, or a newer one has written: stop
     ├── NewerFormat       newer code has written: leave it alone, upgrade this process
     ├── Unavailable       the store cannot answer now: try later, nothing was written
     ├── OutcomeUnknown    a write may or may not have happened: assume neither
@@ -126,15 +126,17 @@ class Corrupt(_AboutKey):
 
 
 class Fenced(JobsyncError):
-    """A newer term has written this record. Whoever gets this has been replaced."""
+    """A newer term has written this record, or the writer's own is over."""
 
-    def __init__(self, key: str, epoch: int, current: int) -> None:
+    def __init__(self, key: str, epoch: int, current: int | None = None) -> None:
         super().__init__(key, epoch, current)
         self.key = key
         self.epoch = epoch
         self.current = current
 
     def __str__(self) -> str:
+        if self.current is None:
+            return f"{self.key}: the term of epoch {self.epoch} is over; stop acting on it"
         return f"{self.key}: epoch {self.epoch} was replaced by {self.current}; stop acting on it"
 
 

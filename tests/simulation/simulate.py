@@ -6,6 +6,7 @@ python tests/simulation/simulate.py --seed 123                one world, again
 
 import argparse
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -17,22 +18,15 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from fleets import run_storm  # noqa: E402 - found by the line above
 
 from jobsync.testing.campaign import Report, run_campaign  # noqa: E402
-from jobsync.testing.invariants import check_commits, check_roles  # noqa: E402
 
 
 def tell(seed: int) -> Report:
     """Let one fleet live through a storm, and judge it."""
+    # What it logs is what is expected in a storm.
+    logging.disable(logging.CRITICAL)
     fleet = run_storm(seed)
-    history = fleet.world.history
-    violations = fleet.violations + check_commits(history) + check_roles(history)
-    if len(fleet.leaders) != 1:
-        violations.append(f"after the storm {len(fleet.leaders)} lead")
-    trusted = sum(session.trusted for session in fleet.sessions.values())
-    if trusted != len(fleet.nodes):
-        violations.append(f"after the storm {trusted} of {len(fleet.nodes)} sessions are trusted")
-    faults = sum(link.faults for link in fleet.links)
     hours = fleet.world.loop.time() / 3600
-    return Report(seed, hours, faults, violations, fleet.world.fingerprint)
+    return Report(seed, hours, fleet.faults, fleet.verdict, fleet.world.fingerprint)
 
 
 def main() -> int:

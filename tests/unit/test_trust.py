@@ -47,9 +47,9 @@ def test_a_version_expires_only_after_the_whole_timeout() -> None:
     watch = Watch("a", Mono(0), Mono(0))
     for at in (5, 10, 14.9):
         watch = watch.look("a", Mono(at), TIMING)
-        assert not watch.expired(TIMING)
-    assert watch.look("a", Mono(15), TIMING).expired(TIMING)
-    assert not watch.look("b", Mono(15), TIMING).expired(TIMING)
+        assert not watch.expired(TIMING.timeout)
+    assert watch.look("a", Mono(15), TIMING).expired(TIMING.timeout)
+    assert not watch.look("b", Mono(15), TIMING).expired(TIMING.timeout)
 
 
 def test_absence_is_a_version_like_any_other() -> None:
@@ -57,11 +57,11 @@ def test_absence_is_a_version_like_any_other() -> None:
     watch = Watch(None, Mono(0), Mono(0))
     for at in (8, 15):
         watch = watch.look(None, Mono(at), TIMING)
-    assert watch.expired(TIMING)
+    assert watch.expired(TIMING.timeout)
 
 
 def test_an_observer_that_was_blind_starts_again() -> None:
     """An outage of the store kills nobody."""
     watch = Watch("a", Mono(0), Mono(0)).look("a", Mono(600), TIMING)
-    assert not watch.expired(TIMING)
+    assert not watch.expired(TIMING.timeout)
     assert watch.since == Mono(600)

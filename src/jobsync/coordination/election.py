@@ -11,36 +11,77 @@ is written, or that has released it; nobody takes a live role.
     free ── take: epoch + 1 ──▶ held ── release sent, trust lapsed, or session lost ──▶ over
       ▲                                                                                  │
       └──────────── the owner is dead, or empty: whoever is eligible takes it ◀──────────┘
+
+A follower reads one record a beat: the session of the worker that leads, which tells which
+roles it holds. Only when that says something else is the role itself read.
 """
+
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from jobsync.components import Components
-from jobsync.coordination.session import SESSIONS, Session
-from jobsync.core.trust import Timing, Watch
+from jobsync.coordination.coldstart import ColdStart
+from jobsync.coordination.events import CoordinatorElected, EpochRenewed
+from jobsync.coordination.observer import Observer
+from jobsync.coordination.reading import read_each
+from jobsync.coordination.role import (
+    REQUESTS,
+    ROLES,
+    Request,
+    Role,
+    judge_mandate,
+    read_request,
+    read_role,
+    worker_of,
+)
+from jobsync.coordination.session import SESSIONS, Life, Session, read_life
+from jobsync.coordination.settings import WorkSettings
+from jobsync.core.clock import Mono
+from jobsync.core.trust import Timing
+from jobsync.errors import Corrupt
 from jobsync.stores.contract import Applied, Put, Record, Store
+from jobsync.stores.witness import Witness
 
-__all__ = ["ROLES", "Election", "Role", "Term"]
+__all__ = ["Election", "Held", "ask", "list_eligible"]
 
-ROLES = "role/"
-"""Where roles are."""
-
-
-class Role(msgspec.Struct, frozen=True):
-    """Who leads, as the store has it."""
-
-    epoch: int
-    owner: str | None
-    """The incarnation that holds it; None after a release."""
-    since: float
-    """When it was taken or released, by that worker's wall clock; for people."""
+_MOST = 10_000
+"""How many sessions are looked at in an election at the most."""
 
 
-class Term(msgspec.Struct, frozen=True):
+async def list_eligible(store: Store, role: str, report: Callable[[Corrupt], object]) -> list[str]:
+    """Give the incarnations that live and stand for a role, in order."""
+    found = []
+    for record in await store.scan(SESSIONS, limit=_MOST):
+        try:
+            life = read_life(record)
+        except Corrupt as corrupt:
+            report(corrupt)
+            continue
+        if life.state == "live" and role in life.works:
+            found.append(record.key.removeprefix(SESSIONS))
+    return found
+
+
+async def ask(store: Store, role: str, request: Request) -> bool:
+    """Ask the holder of a role to hand over; say whether a request like this one stands."""
+    key = f"{REQUESTS}{role}"
+    base = await store.get(key, tombstones=True)
+    there = read_request(base, request.epoch)
+    if there is not None and (there.forced or not request.forced):
+        return True
+    (outcome,) = await store.write([Put(key, msgspec.to_builtins(request), base)])
+    return isinstance(outcome, Applied)
+
+
+class Held(msgspec.Struct, frozen=True, eq=False):
     """A time in office. Whether it still lasts is asked of the election."""
 
     epoch: int
     incarnation: str
+    lapses: int
+    """Of the session, when it began: a term that lapsed never comes back."""
+    since: Mono
 
 
 class Election:
@@ -48,11 +89,13 @@ class Election:
 
     Args:
         store: where roles and sessions are; its writes are settled.
-        components: the clock that dates terms.
-        timing: the sessions' timeout.
-        session: what holds the role; a new one needs a new election.
-        namespace: which fleet.
-        work: which kind of work.
+        components: the clock that counts terms, and a place to tell facts.
+        timing: the session's.
+        observer: what is known of the others' sessions.
+        session: what holds the role; see `join`.
+        name: the role's.
+        settings: how long mandates last, and how the election begins.
+        governs: singletons that only the holder writes; their epochs count too.
     """
 
     def __init__(
@@ -60,83 +103,308 @@ class Election:
         store: Store,
         components: Components,
         timing: Timing,
+        observer: Observer,
         session: Session,
-        namespace: str,
-        work: str,
+        name: str,
+        settings: WorkSettings,
+        governs: Iterable[str] = (),
     ) -> None:
+        self.name = name
+        self.is_open = True
+        """Whether this worker stands; one that does not stand takes no role."""
+        self.session = session
+        self.why_over = (0, "")
+        """The epoch of the latest term that did not end by silence, and what ended it."""
+        self.halted_by = ""
+        """Why the role cannot be used, where that was told."""
+        self.cold_start = ColdStart(components, settings, name)
         self._store = store
         self._clock = components.clock
+        self._events = components.events
+        self._witness = Witness(store.name, components.events)
         self._timing = timing
-        self._session = session
-        self._key = f"{ROLES}{namespace}/{work}"
-        self._term: Term | None = None
-        self._absent: Watch | None = None
+        self._observer = observer
+        self._settings = settings
+        self._governs = tuple(governs)
+        self._held: Held | None = None
+        self._record: Record | None = None
+        self._role: Role | None = None
+        self._first_seen: Mono | None = None
+        self._is_sure = False
+        self._gives_way_until: Mono | None = None
+        self._renewed = components.clock.mono()
+        self._highest = 0
+        self._announced: str | None = None
+        self._asked = 0
+        self._former: set[str] = set()
 
     @property
-    def term(self) -> Term | None:
+    def held(self) -> Held | None:
         """The term that lasts now. Asks the session, and so the clock, each time."""
-        term = self._term
-        if term is None or not self._holds(term):
+        held, session = self._held, self.session
+        if held is None:
             return None
-        return term
+        same = (session.incarnation, session.lapses) == (held.incarnation, held.lapses)
+        return held if same and session.trusted else None
 
-    async def step(self) -> Term | None:
-        """Look at the role once, and take it if it is to be had.
+    @property
+    def role(self) -> Role | None:
+        """The role as it was last seen."""
+        return self._role
+
+    @property
+    def owner(self) -> str | None:
+        """The incarnation whose session tells whether the role is still held."""
+        role = self._role
+        return None if role is None or self.held is not None else role.owner
+
+    @property
+    def leading(self) -> Held | None:
+        """The term that lasts now, once the cold start is over."""
+        return self.held if self.cold_start.is_ready else None
+
+    @property
+    def next_change(self) -> Mono | None:
+        """When waiting for others, or a phase of the cold start, is over."""
+        role, seen = self._role, self._first_seen
+        has_successor = role is not None and role.successor is not None and seen is not None
+        moments = (
+            self.cold_start.next_change,
+            self._gives_way_until,
+            seen + self._timing.beat if has_successor and seen is not None else None,
+        )
+        now = self._clock.mono()
+        return min((each for each in moments if each is not None and each > now), default=None)
+
+    def join(self, session: Session) -> None:
+        """Stand with another session; what the earlier one held is void."""
+        self._former.add(self.session.incarnation)
+        self.session = session
+
+    def wanted(self) -> list[str]:
+        """Give the keys that the next step has to know."""
+        if self._held is not None:
+            return [f"{ROLES}{self.name}", f"{REQUESTS}{self.name}"]
+        return [] if self._is_sure else [f"{ROLES}{self.name}"]
+
+    def doubt(self) -> None:
+        """Read the role itself at the next step: something has changed there."""
+        self._is_sure = False
+
+    async def step(self, found: Mapping[str, Record | None], living: Mapping[str, Life]) -> None:
+        """Go on from what was read: the wanted keys, and the sessions that live.
 
         Raises:
             Unavailable: the store does not answer; a term lasts as long as trust does.
+            Corrupt: the role cannot be understood, or went back in time.
         """
-        # A term that lapsed never comes back, even if trust does.
-        self._term = self.term
-        if self._term is None:
-            record = await self._store.get(self._key, tombstones=True)
-            if await self._is_free(record):
-                await self._take(record)
-        return self.term
-
-    async def release(self) -> None:
-        """Give the role up, keeping its epoch. From the moment this is called the term is over."""
-        term, self._term = self._term, None
-        if term is None:
+        self._held = self.held
+        key = f"{ROLES}{self.name}"
+        if key in found:
+            self._see(found[key])
+        elif not self._is_sure:
+            # It cannot be read, so nothing is known of it.
             return
-        record = await self._store.get(self._key)
-        if record is not None and record.epoch == term.epoch:
-            await self._store.write([self._change(record, term.epoch, None)])
+        if self._held is not None:
+            await self._serve(self._held, found.get(f"{REQUESTS}{self.name}"))
+        elif not self._is_led(living):
+            if key not in found:
+                self._see((await read_each(self._store, [key], self._witness.report)).get(key))
+            await self._stand()
+        await self._advise_holder()
 
-    def _holds(self, term: Term) -> bool:
-        session = self._session
-        return session.trusted and session.incarnation == term.incarnation
+    async def release(self, why: str, successor: str | None = None) -> None:
+        """Give the role up, keeping its epoch. From the moment this is called the term is over."""
+        held, self._held = self._held, None
+        record, role = self._record, self._role
+        if held is None or record is None or role is None or role.epoch != held.epoch:
+            return
+        self.why_over = (held.epoch, why)
+        self._is_sure = False
+        empty = msgspec.structs.replace(
+            role, owner=None, successor=successor, since=self._clock.wall().seconds
+        )
+        await self._write(record, empty)
 
-    async def _is_free(self, record: Record | None) -> bool:
-        if not self._session.trusted:
+    def _see(self, record: Record | None) -> None:
+        """Take in the role as it was just read."""
+        role = read_role(record)
+        if role is not None and role.epoch < self._highest:
+            self._held = None
+            raise Corrupt(
+                f"{ROLES}{self.name}",
+                f"epoch {role.epoch} stands where {self._highest} was seen: "
+                "the store was restored from an older copy",
+            )
+        if record is None or self._record is None or record.version != self._record.version:
+            self._first_seen = self._clock.mono()
+            self._gives_way_until = None
+        self._record, self._role = record, role
+        self._is_sure = False
+        if role is not None:
+            self._highest = role.epoch
+            if role.owner is not None:
+                self._observer.expect(role.owner, role.timeout)
+        self._announce(role)
+        if self._held is not None and (
+            role is None or (role.epoch, role.owner) != (self._held.epoch, self._held.incarnation)
+        ):
+            self.why_over = (self._held.epoch, "replaced")
+            self._held = None
+
+    def _announce(self, role: Role | None) -> None:
+        """Tell of a new owner, once."""
+        owner = None if role is None else role.owner
+        before, self._announced = self._announced, owner
+        if role is None or owner in {None, before}:
+            return
+        self._events.emit(
+            CoordinatorElected(
+                role=self.name,
+                worker_id=worker_of(str(owner)),
+                epoch=role.epoch,
+                until=role.until,
+                active_workers=role.active,
+            )
+        )
+
+    def _is_led(self, living: Mapping[str, Life]) -> bool:
+        """Say whether somebody else's session tells that it holds the role, as we know it."""
+        role = self._role
+        if role is None or role.owner is None:
             return False
-        if record is None or record.deleted:
+        life = living.get(role.owner)
+        self._is_sure = life is not None and life.holds.get(self.name) == role.epoch
+        if self._is_sure:
+            self.cold_start.see_leader()
+        return self._is_sure
+
+    async def _stand(self) -> None:
+        """Take the role, if it is to be had and nobody better is there to have it."""
+        session, role = self.session, self._role
+        if not session.trusted or not self.is_open:
+            return
+        if not self._is_free(role, session):
+            self.cold_start.see_leader()
+            return
+        if not self.cold_start.may_elect() or self._must_wait(role, session):
+            return
+        eligible = await list_eligible(self._store, self.name, self._witness.report)
+        if not self._is_meant_for(role, session) and self._gives_way(eligible, session.incarnation):
+            return
+        await self._take(session, [worker_of(each) for each in (*eligible, session.incarnation)])
+
+    @staticmethod
+    def _is_meant_for(role: Role | None, session: Session) -> bool:
+        return role is not None and session.incarnation in {role.owner, role.successor}
+
+    def _is_free(self, role: Role | None, session: Session) -> bool:
+        if role is None or role.owner is None:
             return True
-        owner = msgspec.convert(record.value, Role).owner
         # One's own: a take whose reply was lost, or a term that lapsed. Both are taken anew.
-        return owner in {None, self._session.incarnation} or await self._is_dead(str(owner))
+        return role.owner in {session.incarnation, *self._former} or self._observer.is_dead(
+            role.owner
+        )
 
-    async def _is_dead(self, incarnation: str) -> bool:
-        """Ask the store; a session that is not there is dead after a timeout of absence."""
-        session = await self._store.get(f"{SESSIONS}{incarnation}")
-        if session is not None:
-            self._absent = None
-            return bool(session.value["state"] == "dead")
-        now = self._clock.mono()
-        self._absent = (self._absent or Watch(None, now, now)).look(None, now, self._timing)
-        return self._absent.expired(self._timing)
+    def _must_wait(self, role: Role | None, session: Session) -> bool:
+        """Say whether the role is another's alone to take, for now."""
+        if role is None or role.owner is not None or self._first_seen is None:
+            return False
+        named = role.successor not in {None, session.incarnation}
+        return named and self._clock.mono() - self._first_seen < self._timing.beat
 
-    async def _take(self, base: Record | None) -> None:
+    def _gives_way(self, eligible: Iterable[str], mine: str) -> bool:
+        """Wait for one beat, once, if somebody who sorts before us is there."""
+        if self._gives_way_until is None:
+            better = any(each < mine for each in eligible)
+            wait = self._timing.beat if better else 0.0
+            self._gives_way_until = self._clock.mono() + wait
+        return self._clock.mono() < self._gives_way_until
+
+    async def _take(self, session: Session, active: Iterable[str]) -> None:
         """Replace the role that was read by a term of our own, of an epoch never used."""
-        epoch = 1 if base is None else base.epoch + 1
-        incarnation = self._session.incarnation
-        (outcome,) = await self._store.write([self._change(base, epoch, incarnation)])
+        base, now = self._record, self._clock.wall().seconds
+        incarnation, lapses = session.incarnation, session.lapses
+        role = Role(
+            epoch=await self._next_epoch(base),
+            owner=incarnation,
+            since=now,
+            until=now + self._settings.max_epoch_duration,
+            timeout=self._timing.timeout,
+            active=tuple(sorted(set(active))),
+        )
+        record = await self._write(base, role)
         # Whether it lasts is asked of the clock: the write may have taken longer than trust.
-        if isinstance(outcome, Applied):
-            self._term = Term(epoch, incarnation)
+        if record is not None:
+            self._held = Held(role.epoch, incarnation, lapses, self._clock.mono())
+            self._renewed = self._held.since
+            self._see(record)
+            self.cold_start.see_leader(is_self=True)
 
-    def _change(self, base: Record | None, epoch: int, owner: str | None) -> Put:
-        role = Role(epoch, owner, self._clock.wall().seconds)
+    async def _next_epoch(self, base: Record | None) -> int:
+        """Give a number above every one that this role ever had, as far as anybody can know."""
+        # Even a tombstone keeps its epoch; singletons remember what a removed role forgot.
+        governed = await self._store.get_many(self._governs, tombstones=True)
+        known = [record.epoch for record in (base, *governed) if record is not None]
+        return max(self._highest, *known, 0) + 1
+
+    async def _serve(self, held: Held, asked: Record | None) -> None:
+        """Look after the mandate: renew it, or hand over when that was asked for."""
+        self.cold_start.see_leader(is_self=True)
+        now = self._clock.mono()
+        request = read_request(asked, held.epoch)
+        is_over = now - self._renewed >= self._settings.max_epoch_duration
+        may_end = now - held.since >= self._settings.min_epoch_duration
+        if not is_over and (request is None or not request.forced or not may_end):
+            return
+        eligible: list[str] = []
+        if request is not None and may_end:
+            eligible = await list_eligible(self._store, self.name, self._witness.report)
+        verdict = judge_mandate(
+            request, holder=held.incarnation, eligible=eligible, may_end=may_end, is_over=is_over
+        )
+        match verdict:
+            case "keep":
+                return
+            case "renew":
+                await self._renew(held)
+            case (_, successor):
+                await self.release("handed over", successor)
+
+    async def _renew(self, held: Held) -> None:
+        record, role = self._record, self._role
+        if role is None:
+            return
+        until = self._clock.wall().seconds + self._settings.max_epoch_duration
+        renewed = await self._write(record, msgspec.structs.replace(role, until=until))
+        if renewed is not None:
+            self._renewed = self._clock.mono()
+            self._see(renewed)
+            self._events.emit(
+                EpochRenewed(
+                    role=self.name,
+                    worker_id=worker_of(held.incarnation),
+                    epoch=held.epoch,
+                    until=until,
+                    new_epoch=until,
+                )
+            )
+
+    async def _advise_holder(self) -> None:
+        """Ask once, if we sort before the worker that leads; it decides at its mandate's end."""
+        session, role = self.session, self._role
+        if not self._is_sure or role is None or role.owner is None:
+            return
+        if self._asked == role.epoch or not session.incarnation < role.owner:
+            return
+        if await ask(self._store, self.name, Request(epoch=role.epoch, by=session.worker)):
+            self._asked = role.epoch
+
+    async def _write(self, base: Record | None, role: Role) -> Record | None:
+        """Put a role in place of the one that was read; None unless that surely happened."""
         # Facts of newer code in the record survive.
         known = base.value if base is not None and not base.deleted else {}
-        return Put(self._key, {**known, **msgspec.to_builtins(role)}, base, epoch=epoch)
+        value = {**known, **msgspec.to_builtins(role)}
+        key = f"{ROLES}{self.name}"
+        (outcome,) = await self._store.write([Put(key, value, base, epoch=role.epoch)])
+        return outcome.record if isinstance(outcome, Applied) else None

@@ -1,13 +1,22 @@
-"""Who watches the sessions, and writes down their death.
+"""Who watches sessions, and writes down their death.
 
 An observer counts on its own clock, from the return of the first read that showed a
-version. It never calls dead what it did not watch, without a gap, for the whole timeout.
+version. It never calls dead what it did not watch, without a gap, for the whole timeout
+that the session itself has announced; and where the store has a clock, that one must agree.
+Whoever needs a session dead watches it: followers the one that leads them, leaders all.
 """
 
+import math
+from collections.abc import Collection, Iterable, Mapping
+
 from jobsync.components import Components
-from jobsync.coordination.session import SESSIONS
+from jobsync.coordination.reading import read_each
+from jobsync.coordination.session import SESSIONS, Life, read_life
+from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing, Watch
-from jobsync.stores.contract import Applied, Store
+from jobsync.errors import Corrupt
+from jobsync.stores.contract import BURIAL_AGE, Applied, Record, Store
+from jobsync.stores.witness import Witness
 
 __all__ = ["Observer"]
 
@@ -16,12 +25,12 @@ _MOST = 10_000
 
 
 class Observer:
-    """Watches every session of a store. The owner calls `look` once a beat.
+    """What one worker knows of the others' sessions.
 
     Args:
         store: where the sessions are.
         components: the clock that counts.
-        timing: the sessions' timeout.
+        timing: this worker's own: how often it looks.
     """
 
     def __init__(self, store: Store, components: Components, timing: Timing) -> None:
@@ -29,38 +38,129 @@ class Observer:
         self._clock = components.clock
         self._timing = timing
         self._watches: dict[str, Watch] = {}
-        self._dead: set[str] = set()
+        self._timeouts: dict[str, float] = {}
+        self._dead: dict[str, Mono] = {}
+        self._witness = Witness(store.name, components.events)
 
-    async def look(self) -> list[str]:
-        """Look at all sessions once; write down the death of those that have expired.
+    def is_dead(self, incarnation: str) -> bool:
+        """Say whether a session's death is written, or it was missed for a whole timeout."""
+        watch = self._watches.get(incarnation)
+        missed = watch is not None and watch.version is None and self._is_expired(incarnation)
+        return incarnation in self._dead or missed
 
-        Returns:
-            The incarnations whose death this observer wrote.
+    def expect(self, incarnation: str, timeout: float) -> None:
+        """Take note of the timeout of a session that may never be seen."""
+        self._timeouts.setdefault(incarnation, timeout)
+
+    def take_in(self, found: Mapping[str, Record | None]) -> dict[str, Life]:
+        """Take in what a read that has just returned showed of some sessions; give who lives."""
+        now = self._clock.mono()
+        living = {}
+        for incarnation, record in found.items():
+            if record is None or record.deleted:
+                self._look(incarnation, None, now)
+                continue
+            try:
+                life = read_life(record)
+            except Corrupt as corrupt:
+                self._timeouts[incarnation] = math.inf
+                self._witness.report(corrupt)
+                continue
+            self._timeouts[incarnation] = life.timing.timeout
+            if life.state == "dead":
+                self._bury(incarnation, now)
+            else:
+                living[incarnation] = life
+                self._look(incarnation, record.version, now)
+        return living
+
+    async def look_at_all(self) -> None:
+        """Look at every session once.
 
         Raises:
             Unavailable: the store does not answer; nothing is concluded from that.
         """
         heads = await self._store.heads(SESSIONS, limit=_MOST)
-        returned = self._clock.mono()
-        seen = {head.key: head.version for head in heads}
-        self._dead &= seen.keys()
+        now = self._clock.mono()
+        seen = {head.key.removeprefix(SESSIONS): head.version for head in heads}
+        # What is not there any more needs no watching; whom it leads will miss it, by name.
+        self._dead = {each: since for each, since in self._dead.items() if each in seen}
         self._watches = {
-            key: self._watches.get(key, Watch(version, returned, returned)).look(
-                version, returned, self._timing
-            )
-            for key, version in seen.items()
-            if key not in self._dead
+            each: watch
+            for each, watch in self._watches.items()
+            if each in seen or watch.version is None
         }
-        expired = [key for key, watch in self._watches.items() if watch.expired(self._timing)]
-        return [key.removeprefix(SESSIONS) for key in expired if await self._declare_dead(key)]
+        unknown = [each for each in seen if each not in self._timeouts]
+        if unknown:
+            self.take_in(await self.read(unknown))
+        for incarnation, version in seen.items():
+            if incarnation not in self._dead:
+                self._look(incarnation, version, now)
 
-    async def _declare_dead(self, key: str) -> bool:
+    async def read(self, incarnations: Iterable[str]) -> dict[str, Record | None]:
+        """Read some sessions; leave out what is not a session's record."""
+        keys = [f"{SESSIONS}{each}" for each in incarnations]
+        found = await read_each(self._store, keys, self._witness.report)
+        return {key.removeprefix(SESSIONS): record for key, record in found.items()}
+
+    def next_expiry(self) -> Mono | None:
+        """Give the next moment at which one of those that are watched may be called dead."""
+        now = self._clock.mono()
+        moments = (watch.expires(self._timeout(each)) for each, watch in self._watches.items())
+        return min((moment for moment in moments if moment > now), default=None)
+
+    def watch_only(self, incarnations: Collection[str]) -> None:
+        """Stop watching all others."""
+        for incarnation in self._watches.keys() - set(incarnations):
+            del self._watches[incarnation]
+
+    async def declare_dead(self) -> list[str]:
+        """Write down the death of those that have expired; give the incarnations."""
+        expired = [
+            each
+            for each, watch in self._watches.items()
+            if watch.version is not None and self._is_expired(each)
+        ]
+        return [each for each in expired if await self._declare_dead(each)]
+
+    async def forget_long_dead(self, needed: Collection[str]) -> None:
+        """Remove the records of those that have been dead for long and that nobody names."""
+        now = self._clock.mono()
+        old = [
+            incarnation
+            for incarnation, since in self._dead.items()
+            if now - since > BURIAL_AGE and incarnation not in needed
+        ]
+        if old:
+            await self._store.drop([f"{SESSIONS}{each}" for each in old])
+            for incarnation in old:
+                del self._dead[incarnation]
+
+    def _look(self, incarnation: str, version: str | None, now: Mono) -> None:
+        before = self._watches.get(incarnation, Watch(version, now, now))
+        self._watches[incarnation] = before.look(version, now, self._timing)
+
+    def _bury(self, incarnation: str, now: Mono) -> None:
+        self._watches.pop(incarnation, None)
+        self._dead.setdefault(incarnation, now)
+
+    def _timeout(self, incarnation: str) -> float:
+        return self._timeouts.get(incarnation, self._timing.timeout)
+
+    def _is_expired(self, incarnation: str) -> bool:
+        return self._watches[incarnation].expired(self._timeout(incarnation))
+
+    async def _declare_dead(self, incarnation: str) -> bool:
         """Replace the very version that was watched, or nothing."""
-        record = await self._store.get(key)
-        if record is None or record.version != self._watches[key].version:
+        record = (await self.read([incarnation])).get(incarnation)
+        watch = self._watches.get(incarnation)
+        if record is None or record.deleted or watch is None or record.version != watch.version:
             return False
-        if record.value["state"] == "dead":
-            self._dead.add(key)
+        age = await self._store.age(record)
+        if age is not None and age < self._timeout(incarnation):
             return False
         (outcome,) = await self._store.write([record.replace({**record.value, "state": "dead"})])
-        return isinstance(outcome, Applied)
+        if isinstance(outcome, Applied):
+            self._bury(incarnation, self._clock.mono())
+            return True
+        return False

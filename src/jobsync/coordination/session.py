@@ -8,9 +8,10 @@ record reads `dead` and its versions are stale.
 A beat is a write in place of the session's own last one. Death is a write too, in place
 of the version that an observer watched for the whole timeout: one of the two wins. Only a
 record that reads `dead`, or is gone, means that the session is lost; then everything it
-held is void, and the process comes back as a new incarnation.
+held is void, and the process comes back as a new incarnation. A forked child holds nothing.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -20,11 +21,11 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
-from jobsync.errors import Misconfigured, Unavailable
-from jobsync.stores.contract import Applied, Put, Record, Store
+from jobsync.errors import Corrupt, Misconfigured, Unavailable
+from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store
 from jobsync.stores.settling import SettlingStore
 
-__all__ = ["SESSIONS", "Session", "State"]
+__all__ = ["SESSIONS", "Life", "Session", "State", "read_life"]
 
 SESSIONS = "session/"
 """Where sessions are."""
@@ -32,6 +33,38 @@ SESSIONS = "session/"
 _REMEMBERED = 32
 
 State: TypeAlias = Literal["new", "live", "lost", "ended"]
+
+
+class Life(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session tells of itself, to those who watch it."""
+
+    worker: str
+    state: Literal["live", "dead"]
+    beat: int
+    """Counts its beats."""
+    timing: Timing
+    works: tuple[str, ...] = ()
+    """The roles that it stands for."""
+    holds: dict[str, int] = {}
+    """The roles that it holds, each with its epoch."""
+    facts: dict[str, Json] = {}
+    """What else its owner wants known: host, process, version."""
+
+
+def read_life(record: Record) -> Life:
+    """Understand a session's record.
+
+    Raises:
+        Corrupt: it is not what any version of this library wrote.
+    """
+    try:
+        return msgspec.convert(record.value, Life)
+    except msgspec.ValidationError as error:
+        raise Corrupt(record.key, str(error)) from error
+
+
+def _let_die(record: Record) -> Put:
+    return record.replace({**record.value, "state": "dead", "holds": {}})
 
 
 class Session:
@@ -42,7 +75,13 @@ class Session:
         components: time, randomness and events.
         timing: the beat and the timeout.
         worker: the worker's id, the same for all its incarnations.
-        facts: what others may want to know: host, process, kinds of work.
+        facts: what others may want to know.
+
+    Attributes:
+        lapses: how often trust ran out and came back; what was held before is void.
+        works: the roles that it stands for; told at the next beat.
+        holds: the roles that it holds; likewise.
+        facts: likewise.
     """
 
     def __init__(
@@ -54,13 +93,17 @@ class Session:
         facts: Mapping[str, Json] | None = None,
     ) -> None:
         self.state: State = "new"
+        self.worker = worker
         self.incarnation = ""
+        self.lapses = 0
+        self.works: tuple[str, ...] = ()
+        self.holds: dict[str, int] = {}
+        self.facts = dict(facts or {})
         self._store = SettlingStore(store, components, deadline=timing.beat)
         self._clock = components.clock
         self._ids = components.ids
         self._timing = timing
-        self._worker = worker
-        self._facts = dict(facts or {})
+        self._process = os.getpid()
         self._base: Record | None = None
         self._sent: dict[str, Mono] = {}
         self._trusted_until: Mono | None = None
@@ -68,8 +111,15 @@ class Session:
     @property
     def trusted(self) -> bool:
         """Whether what it holds may be acted on now. Asks the clock each time."""
+        return self.trust_left > 0
+
+    @property
+    def trust_left(self) -> float:
+        """For how many seconds it trusts itself if no further beat succeeds."""
         until = self._trusted_until
-        return self.state == "live" and until is not None and self._clock.mono() < until
+        if self.state != "live" or until is None or os.getpid() != self._process:
+            return 0.0
+        return max(0.0, until - self._clock.mono())
 
     async def open(self) -> None:
         """Record the session, and know that it is there, before it holds anything.
@@ -78,7 +128,7 @@ class Session:
             Unavailable: the store does not answer; call again.
         """
         # A name of its own for each attempt: one that lands late is nobody's, and dies.
-        self.incarnation = f"{self._worker}-{self._ids.nonces(1)[0].strip('-_')}x"
+        self.incarnation = self._ids.incarnation(self.worker)
         change = Put(self._key, self._document(0), nonce=self._mark())
         (outcome,) = await self._store.write([change])
         if not isinstance(outcome, Applied):
@@ -103,21 +153,40 @@ class Session:
         except (Unavailable, Misconfigured):
             # Nothing was heard; trust runs out by itself.
             return self.state
+        except Corrupt:
+            # Nobody can write to it again, be it a beat or a death.
+            self.state = "lost"
         return self.state
 
     async def end(self) -> None:
         """Leave in good order: from the moment this is sent, the session holds nothing."""
         base, was = self._base, self.state
-        self.state = "ended"
-        if was == "live" and base is not None:
-            await self._store.write([base.replace({**base.value, "state": "dead"})])
+        self.abandon()
+        while was == "live" and base is not None:
+            (outcome,) = await self._store.write([_let_die(base)])
+            # A last beat of our own may have landed meanwhile.
+            base = await self._find_own(base) if isinstance(outcome, Conflicted) else None
+
+    def abandon(self) -> None:
+        """Hold nothing from now on; others will find out by its silence."""
+        if self.state != "lost":
+            self.state = "ended"
 
     @property
     def _key(self) -> str:
         return f"{SESSIONS}{self.incarnation}"
 
     def _document(self, beat: int) -> dict[str, Json]:
-        return {**self._facts, "worker": self._worker, "state": "live", "beat": beat}
+        life = Life(
+            worker=self.worker,
+            state="live",
+            beat=beat,
+            timing=self._timing,
+            works=self.works,
+            holds=self.holds,
+            facts=self.facts,
+        )
+        return msgspec.to_builtins(life)  # type: ignore[no-any-return]
 
     def _mark(self) -> str:
         """Draw a nonce, and remember when the write that bears it was first sent."""
@@ -130,14 +199,23 @@ class Session:
     def _take(self, record: Record) -> None:
         """Go on from a record of ours; trust counts from the first send of its write."""
         self._base = record
-        until = self._timing.trusted_until(self._sent[record.nonce])
-        if self._trusted_until is None or self._trusted_until < until:
+        before, until = self._trusted_until, self._timing.trusted_until(self._sent[record.nonce])
+        if before is not None and before <= self._clock.mono():
+            self.lapses += 1
+        if before is None or before < until:
             self._trusted_until = until
+
+    async def _find_own(self, base: Record) -> Record | None:
+        """Give the session's record, if a beat of ours has put it in place of another."""
+        current = await self._store.get(self._key)
+        if current is None or current.version == base.version or current.nonce not in self._sent:
+            return None
+        return current
 
     async def _look(self) -> None:
         """Find out what stands in the way of a beat."""
         current = await self._store.get(self._key, tombstones=True)
-        if current is None or current.deleted or current.value["state"] == "dead":
+        if current is None or current.deleted or read_life(current).state == "dead":
             self.state = "lost"
         elif current.nonce in self._sent:
             # An earlier beat, given up for lost, has landed after all.

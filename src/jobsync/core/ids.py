@@ -49,6 +49,10 @@ class Ids:
         """Name a worker: sorts by start time."""
         return f"worker-{self._millis()}-{self._hex(6)}"
 
+    def incarnation(self, worker: str) -> str:
+        """Name one life of a worker: sorts as the worker does."""
+        return f"{worker}.{self._hex(4)}"
+
     def batch(self) -> str:
         """Name a batch of history entries: sorts by the time of its writer."""
         return f"{self._millis()}-{self._hex(6)}"

@@ -15,9 +15,23 @@ import msgspec
 from jobsync.core.clock import Mono
 from jobsync.errors import Invalid
 
-__all__ = ["Timing", "Watch"]
+__all__ = ["Timing", "Watch", "check_duration"]
 
 _LONGEST = 3600.0
+
+
+def check_duration(field: str, value: float | None, *, least: float | None = None) -> None:
+    """Refuse a duration that was probably given in milliseconds, or is none.
+
+    Raises:
+        Invalid: says which number was probably meant.
+    """
+    if value is None or (least is not None and least <= value <= _LONGEST):
+        return
+    if not 0 < value <= _LONGEST:
+        wanted = "more than 0" if least is None else f"{least:g} or more"
+        fix = f"did you mean {value / 1000:g}?" if value > _LONGEST else f"give {wanted}"
+        raise Invalid(field, value, "durations are seconds", fix)
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,10 +45,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float
 
     def __post_init__(self) -> None:
-        for field, value in (("heartbeat_interval", self.beat), ("worker_timeout", self.timeout)):
-            if not 0 < value <= _LONGEST:
-                fix = f"did you mean {value / 1000:g}?" if value > _LONGEST else "give more than 0"
-                raise Invalid(field, value, "durations are seconds", fix)
+        check_duration("heartbeat_interval", self.beat)
+        check_duration("worker_timeout", self.timeout)
         if self.timeout < 3 * self.beat:
             raise Invalid(
                 "worker_timeout",
@@ -80,6 +92,10 @@ class Watch(msgspec.Struct, frozen=True):
             return Watch(version, returned, returned)
         return Watch(version, self.since, returned)
 
-    def expired(self, timing: Timing) -> bool:
+    def expires(self, timeout: float) -> Mono:
+        """Give the moment from which a look that still shows this version proves death."""
+        return self.since + timeout
+
+    def expired(self, timeout: float) -> bool:
         """Say whether this version was seen, without a gap, for the whole timeout."""
-        return self.looked - self.since >= timing.timeout
+        return self.looked >= self.expires(timeout)

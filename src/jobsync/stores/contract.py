@@ -171,10 +171,12 @@ class Store(ABC):
     Attributes:
         name: how errors and events call this store; holds no secret.
         traits: what was learned about the server behind it, kept with the probe's verdict.
+        is_dear: whether each request costs money and tens of milliseconds.
     """
 
     name: str
     traits: Mapping[str, Json] = MappingProxyType({})
+    is_dear: bool = False
 
     @abstractmethod
     async def get_many(
@@ -251,6 +253,15 @@ class Store(ABC):
 
     async def now(self) -> Wall | None:
         """Tell the store's own time of day, where it has a clock of its own."""
+        return None
+
+    async def age(self, record: Record) -> float | None:
+        """Tell for how many seconds a version has stood, by the store's own clock.
+
+        None where the store has no such clock, where its clock went back meanwhile, or
+        where the version no longer stands.
+        """
+        del record
         return None
 
     @abstractmethod

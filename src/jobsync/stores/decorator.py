@@ -27,13 +27,14 @@ class StoreDecorator(Store):
     def __init__(self, inner: Store) -> None:
         self.name = inner.name
         self.traits = inner.traits
+        self.is_dear = inner.is_dear
         self.inner = inner
 
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
         """Surround a call.
 
         Args:
-            call: get, write, heads, scan, append, read, discard, bury or drop.
+            call: get, write, heads, scan, append, read, discard, bury, drop or age.
             sent: how many keys, changes or lines it sends.
             work: makes the call.
         """
@@ -103,6 +104,10 @@ class StoreDecorator(Store):
     async def now(self) -> Wall | None:
         """Tell the store's own time of day."""
         return await self.inner.now()
+
+    async def age(self, record: Record) -> float | None:
+        """Tell for how long a version has stood."""
+        return await self.around("age", 1, lambda: self.inner.age(record))
 
     async def close(self) -> None:
         """Let go of the inner store."""

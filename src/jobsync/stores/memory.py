@@ -237,5 +237,13 @@ class MemoryStore(Store):
         """Tell the time: this process's own clock is the store's."""
         return self._clock.wall()
 
+    async def age(self, record: Record) -> float | None:
+        """Tell for how long a version has stood."""
+        with self._data.lock:
+            slot = self._data.slots.get(record.key)
+        if slot is None or (slot.seq, slot.trail) != (record.seq, record.trail):
+            return None
+        return self._clock.mono() - slot.written
+
     async def close(self) -> None:
         """Let go. The records stay while another store of this name is open."""

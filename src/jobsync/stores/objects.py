@@ -76,7 +76,7 @@ S3_TARIFF = Tariff(
 Deletes are free. The listing of a scan is priced as one more read.
 """
 
-_BEATS = ("session/", "role/")
+_BEATS = ("session/", "role/", "request/")
 # With a filter nobody knows how many will match: so many are read at once, and no more.
 _READ_AHEAD = 32
 _PAGE = 1000
@@ -84,6 +84,8 @@ _PAGE = 1000
 
 class ObjectsStore(Store):
     """Records in a bucket. Make it with `connect`."""
+
+    is_dear = True
 
     def __init__(
         self, url: ObjectsUrl, bucket: Bucket, components: Components, *, conditional_delete: bool

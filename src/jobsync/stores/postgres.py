@@ -240,6 +240,11 @@ class PostgresStore(Store):
         ((seconds,),) = await self._read("SELECT extract(epoch FROM clock_timestamp())::float8")
         return Wall(seconds)
 
+    async def age(self, record: Record) -> float | None:
+        """Tell for how long a version has stood, unless the server's clock went back."""
+        rows = await self._read(self._sql.age, [record.key, record.seq, record.trail])
+        return rows[0][0] if rows and rows[0][0] >= 0 else None
+
     async def close(self) -> None:
         """Stop listening and close all connections. A forked child leaves them to its parent."""
         if not self._pool.is_forked:

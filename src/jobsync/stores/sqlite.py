@@ -12,6 +12,7 @@ that nothing was written.
 """
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +53,7 @@ PATIENCE = 30.0
 """Seconds to wait for other writers: far longer than any transaction of this library."""
 
 _POLL = 0.05
-_IN_SESSION_FILE = ("session/", "role/")
+_IN_SESSION_FILE = ("session/", "role/", "request/")
 
 # As bytes: text that is not UTF-8 would fail the whole query, not its own row.
 _VALUE = "CAST(value AS BLOB)"
@@ -76,6 +77,7 @@ _REPLACE = (
     "UPDATE jobsync_record SET value = ?, seq = ?, epoch = ?, format = ?, trail = ?, boot = ?, "
     "written = ? WHERE key = ? AND seq = ? AND trail = ?"
 )
+_WRITTEN = "SELECT boot, written FROM jobsync_record WHERE key = ? AND seq = ? AND trail = ?"
 # A tombstone of an earlier boot is older than any request that is still under way.
 _BURY = (
     f"DELETE FROM jobsync_record WHERE key IN (SELECT key FROM jobsync_record WHERE {_LEVEL} "
@@ -268,6 +270,15 @@ class SqliteStore(Store):
     async def now(self) -> Wall | None:
         """Tell the time: all processes on a file share this machine's clock."""
         return self._clock.wall()
+
+    async def age(self, record: Record) -> float | None:
+        """Tell for how long a version has stood; what an earlier boot wrote is infinitely old."""
+        wanted = [record.key, record.seq, record.trail]
+        rows = await self._file(record.key).read(_WRITTEN, wanted)
+        if not rows:
+            return None
+        ((boot, written),) = rows
+        return self._clock.mono().seconds - written if boot == self._clock.boot() else math.inf
 
     async def close(self) -> None:
         """Close both files."""

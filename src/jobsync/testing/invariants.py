@@ -34,13 +34,18 @@ def check_commits(history: Iterable[Occurrence]) -> list[str]:
 def check_roles(history: Iterable[Occurrence]) -> list[str]:
     """Check that each take of a role has an epoch of its own, higher than all before it."""
     highest: dict[str, int] = {}
+    owners: dict[tuple[str, int], str] = {}
     violations = []
     for done in history:
         if done.what != "commit" or not done.details["key"].startswith("role/"):
             continue
         key, role = done.details["key"], done.details["value"]
-        if role["owner"] is not None and role["epoch"] <= highest.get(key, 0):
-            violations.append(f"{key}: an epoch was taken twice or went back: {done}")
+        if role["epoch"] < highest.get(key, 0):
+            violations.append(f"{key}: the epoch went back: {done}")
+        owner = role["owner"]
+        # A renewal keeps epoch and owner, a release the epoch.
+        if owner is not None and owners.setdefault((key, role["epoch"]), owner) != owner:
+            violations.append(f"{key}: an epoch has two owners: {done}")
         highest[key] = max(highest.get(key, 0), role["epoch"])
     return violations
 

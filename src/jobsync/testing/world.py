@@ -9,6 +9,7 @@ import hashlib
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
@@ -161,6 +162,7 @@ class World:
         self.dice = random.Random(seed)  # noqa: S311 - chance, not secrecy
         self.loop = SimulatedLoop(self.dice)
         self.history: list[Occurrence] = []
+        self._is_over = False
         self._graveyard: list[Node] = []
         self._journeys: set[asyncio.Task[Any]] = set()
 
@@ -170,7 +172,8 @@ class World:
 
     def note(self, node: str, what: str, **details: Any) -> None:
         """Write something into the history."""
-        self.history.append(Occurrence(self.loop.time(), node, what, details))
+        if not self._is_over:
+            self.history.append(Occurrence(self.loop.time(), node, what, details))
 
     def run(self, story: Callable[[], Awaitable[T]]) -> T:
         """Let a story happen, and everything that it starts, until the story ends."""
@@ -204,12 +207,15 @@ class World:
         return hashlib.sha256(msgspec.json.encode(self.history, order="sorted")).hexdigest()
 
     def _end(self) -> None:
-        """Nobody hears of tasks that are left over: the world has ended under them."""
+        """Close what is left over, unheard: were it collected later, somebody would hear."""
+        self._is_over = True
         for task in asyncio.all_tasks(self.loop):
-            work = task.get_coro()
-            if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == "CORO_CREATED":
-                work.close()
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+            work = task.get_coro()
+            # A finally clause that awaits has to be closed in its turn.
+            while inspect.iscoroutine(work) and inspect.getcoroutinestate(work) != "CORO_CLOSED":
+                with suppress(BaseException):
+                    work.close()
         self.loop.close()
 
 

@@ -17,6 +17,10 @@ _GET_MANY = """
 SELECT key, value, seq, epoch, format, trail FROM {schema}.jobsync_record
 WHERE key = ANY (%s::text[])
 """
+_AGE = """
+SELECT extract(epoch FROM clock_timestamp() - written)::float8 FROM {schema}.jobsync_record
+WHERE key = %s AND seq = %s AND trail = %s
+"""
 # One level only: nothing but the last segment may follow the prefix.
 _HEADS = """
 SELECT key, trail FROM {schema}.jobsync_record
@@ -124,6 +128,7 @@ class Statements(msgspec.Struct, frozen=True, kw_only=True):
 
     get: str
     get_many: str
+    age: str
     heads: str
     scan: str
     create: str
@@ -145,6 +150,7 @@ class Statements(msgspec.Struct, frozen=True, kw_only=True):
         texts = {
             "get": _GET,
             "get_many": _GET_MANY,
+            "age": _AGE,
             "heads": _HEADS,
             "scan": _SCAN,
             "create": _CREATE,

@@ -1,0 +1,231 @@
+"""What this worker does while it leads one kind of work.
+
+Promises: hooks come in pairs, in order: `on_become` once for each term, then `work` again
+and again, then `on_stop`, before any further `on_become`. Work is cancelled when the term
+is over, which is known by the clock even if nobody can be reached. A hook that raises
+becomes an event, and the next call comes.
+
+Runs on the loop that joined. While that is blocked the term goes on, unless the session is
+lost meanwhile; then what work does next is refused by the store, see `fencing`.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jobsync.coordination.election import Election, Held, ask, list_eligible
+from jobsync.coordination.events import CoordinatorDemoted, CoordinatorPromoted
+from jobsync.coordination.fencing import Term
+from jobsync.coordination.role import ROLES, Request, Role, read_role, worker_of
+from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.errors import Fenced, NotFound, OutcomeUnknown, Unavailable
+from jobsync.events import HandlerFailed
+from jobsync.stores.witness import Witness
+
+if TYPE_CHECKING:
+    from jobsync.coordination.membership import Membership
+
+__all__ = ["Coordinator", "Hooks"]
+
+
+_MOMENT = 0.001
+
+
+async def _do_nothing(*_: object) -> None:
+    """Stand in for a hook that was not given."""
+
+
+class Hooks(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do while leading. Each takes the term."""
+
+    on_become: Callable[[Term], Awaitable[object]] = _do_nothing
+    work: Callable[[Term], Awaitable[object]] = _do_nothing
+    """Called each `coordinator_work_interval`, the first time at once."""
+    on_stop: Callable[[Term], Awaitable[object]] = _do_nothing
+
+
+class Coordinator:
+    """One worker's candidacy for one kind of work. Made by `Membership.coordinate`."""
+
+    def __init__(
+        self,
+        membership: "Membership",
+        election: Election,
+        hooks: Hooks,
+        settings: CoordinatorSettings,
+        governs: Sequence[str],
+    ) -> None:
+        self._membership = membership
+        self._election = election
+        self._hooks = hooks
+        self._interval = settings.coordinator_work_interval or membership.timing.beat
+        self._governs = governs
+        self._clock = membership.components.clock
+        self._events = membership.components.events
+        self._witness = Witness(membership.store.name, self._events)
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopping = False
+        self._has_begun = False
+        self._term: Term | None = None
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this worker leads now. Asks the clock each time."""
+        return self._election.leading is not None
+
+    @property
+    def worker_id(self) -> str:
+        """This worker's name."""
+        return self._membership.worker_id
+
+    @property
+    def term(self) -> Term | None:
+        """The term that this worker leads in now."""
+        term = self._term
+        return term if term is not None and term.lasts else None
+
+    @property
+    def coordinator_id(self) -> str | None:
+        """The worker that leads, as far as this one has heard."""
+        role = self._election.role
+        return None if role is None or role.owner is None else worker_of(role.owner)
+
+    def start(self) -> None:
+        """Begin to stand and to lead. Safe to repeat."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._lead_for_ever())
+
+    async def stop(self) -> None:
+        """Give the role up and stand no longer; `on_stop` has returned. Safe to repeat."""
+        self._is_stopping = True
+        with suppress(Unavailable):
+            await self._membership.withdraw(self._election.name)
+        self._membership.ring()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def ensure_coordinator(
+        self, *, force: bool = False, desired_coordinator: str | None = None
+    ) -> str | None:
+        """See to it that somebody leads; give the worker that does.
+
+        Args:
+            force: ask the present coordinator to hand over. It does so at its next beat,
+                but not before `min_epoch_duration`; this does not wait for it.
+            desired_coordinator: the worker that shall lead next.
+
+        Raises:
+            NotFound: no such worker lives and stands for this work.
+        """
+        store, name = self._membership.store, self._election.name
+        self._membership.hurry()
+        if not force:
+            while (leader := self.coordinator_id) is None:
+                await self._membership.change()
+            return leader
+        role = read_role(await store.get(f"{ROLES}{name}", tombstones=True))
+        workers = [worker_of(e) for e in await list_eligible(store, name, self._witness.report)]
+        if desired_coordinator not in {None, *workers}:
+            raise NotFound("worker for this work", str(desired_coordinator), workers)
+        if role is None or role.owner is None:
+            return None
+        if worker_of(role.owner) != desired_coordinator:
+            request = Request(
+                epoch=role.epoch, by=self.worker_id, desired=desired_coordinator, forced=True
+            )
+            if not await ask(store, name, request):
+                raise OutcomeUnknown(name, "the request to hand over")
+        return worker_of(role.owner)
+
+    async def _lead_for_ever(self) -> None:
+        while not self._is_stopping:
+            held = self._election.leading
+            if held is None:
+                await self._membership.change()
+            else:
+                await self._lead(held)
+
+    async def _lead(self, held: Held) -> None:
+        """Serve one term, from its beginning to its end."""
+        # Nobody is elected anew whose last term is not wound up.
+        self._election.is_open = False
+        term = Term(self._membership.store, held.epoch, lambda: self._election.held is held)
+        role = self._election.role
+        until = 0.0 if role is None else role.until
+        self._term = term
+        self._events.emit(
+            CoordinatorPromoted(
+                role=self._election.name,
+                worker_id=self.worker_id,
+                epoch=held.epoch,
+                until=until,
+                timestamp=self._clock.wall().seconds,
+            )
+        )
+        self._has_begun = False
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(self._work(term))
+            await self._until_over(held)
+            work.cancel()
+        self._term = None
+        self._tell_of_the_end(held, role)
+        if self._has_begun:
+            await self._call("on_stop", self._hooks.on_stop, term)
+        self._election.is_open = True
+
+    async def _until_over(self, held: Held) -> None:
+        """Wait until a term is over, be it told or by the clock."""
+        while self._election.held is held:
+            await self._membership.change(max(self._membership.trust_left, _MOMENT))
+
+    async def _work(self, term: Term) -> None:
+        if not await self._seal(term):
+            return
+        self._has_begun = True
+        await self._call("on_become", self._hooks.on_become, term)
+        while True:
+            await self._call("coordinator_work", self._hooks.work, term)
+            await self._clock.sleep(self._interval)
+
+    async def _seal(self, term: Term) -> bool:
+        """Shut earlier terms out before anything is done; say whether this term may go on."""
+        while True:
+            try:
+                await term.seal(self._governs)
+            except (OutcomeUnknown, Unavailable):
+                await self._clock.sleep(self._membership.timing.beat / 10)
+            except Fenced as fenced:
+                self._report("seal", fenced)
+                return False
+            else:
+                return True
+
+    async def _call(self, name: str, hook: Callable[[Term], Awaitable[object]], term: Term) -> None:
+        try:
+            await hook(term)
+        except Exception as error:  # noqa: BLE001 - user code may raise anything
+            self._report(name, error)
+
+    def _report(self, name: str, error: Exception) -> None:
+        text = "".join(traceback.format_exception_only(error)).strip()
+        self._events.emit(HandlerFailed(event=self._election.name, callback=name, error=text))
+
+    def _tell_of_the_end(self, held: Held, role: Role | None) -> None:
+        session = self._election.session
+        is_lapsed = session.incarnation == held.incarnation and session.state == "live"
+        epoch, reason = self._election.why_over
+        if epoch != held.epoch:
+            reason = "trust lapsed" if is_lapsed else "session lost"
+        self._events.emit(
+            CoordinatorDemoted(
+                role=self._election.name,
+                worker_id=self.worker_id,
+                epoch=held.epoch,
+                until=0.0 if role is None else role.until,
+                reason=reason,
+            )
+        )

@@ -1,0 +1,328 @@
+"""One worker's life among the others: it beats, it watches, it stands for election.
+
+Runs wherever its host puts it. A lost session is followed by a new one; an outage of the
+store is waited out, told once. Anything else that goes wrong ends the member, and whoever
+waits for it hears why.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from jobsync.components import Components
+from jobsync.coordination.election import Election
+from jobsync.coordination.events import (
+    ElectionHalted,
+    HeartbeatLate,
+    MemberFailed,
+    SessionLost,
+    StoreSilent,
+    WorkerDied,
+    WorkerHeartbeat,
+)
+from jobsync.coordination.observer import Observer
+from jobsync.coordination.reading import read_each
+from jobsync.coordination.role import ROLES, worker_of
+from jobsync.coordination.session import SESSIONS, Life, Session
+from jobsync.coordination.settings import WorkSettings
+from jobsync.core.clock import Mono
+from jobsync.core.codec import Json
+from jobsync.core.trust import Timing
+from jobsync.errors import Corrupt, Misconfigured, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.stores.contract import Record, Store
+from jobsync.stores.settling import SettlingStore
+from jobsync.stores.witness import Witness
+
+__all__ = ["Member"]
+
+_TROUBLE = (Unavailable, Misconfigured, OutcomeUnknown)
+"""What the store may say during an outage; a burst of refusals counts as one."""
+
+_LONG = 3600.0
+_MOMENT = 0.001
+
+
+class Member:
+    """A session, and the elections that stand on it. All calls but `run` go through its host.
+
+    Args:
+        store: what it beats in, for it alone.
+        components: time, randomness and events.
+        timing: the beat and the timeout.
+        worker: its name, the same for all its sessions.
+        facts: what others may want to know of this process.
+        changed: called whenever something may be different for those who wait at home.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        components: Components,
+        timing: Timing,
+        worker: str,
+        facts: Mapping[str, Json],
+        changed: Callable[[], object],
+    ) -> None:
+        self.elections: dict[str, Election] = {}
+        self._store = store
+        self._settled = SettlingStore(store, components, deadline=timing.beat)
+        self._components = components
+        self._clock = components.clock
+        self._events = components.events
+        self._timing = timing
+        self._worker = worker
+        self._facts = dict(facts)
+        self._changed = changed
+        self._witness = Witness(store.name, components.events)
+        self._observer = Observer(self._settled, components, timing)
+        self._beat_now = asyncio.Event()
+        self._look_now = asyncio.Event()
+        self._listen_again = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._is_silent = False
+        self._beats_seen: dict[str, int] = {}
+        self.session = self._make_session()
+
+    async def open(self) -> None:
+        """Record the first session.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        await self.session.open()
+
+    async def run(self) -> None:
+        """Live until told to stop, then leave in good order."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._beat_for_ever()),
+                    group.create_task(self._watch_for_ever()),
+                ]
+                if not self._store.is_dear:
+                    tasks.append(group.create_task(self._listen_for_ever()))
+                await self._stopping.wait()
+                for task in tasks:
+                    task.cancel()
+            await self._leave()
+        except Exception as error:
+            self._events.emit(MemberFailed(worker_id=self._worker, error=repr(error)))
+            raise
+        finally:
+            self.session.abandon()
+            self._changed()
+
+    def stand(self, role: str, settings: WorkSettings, governs: Iterable[str]) -> Election:
+        """Take part in the election for a role."""
+        election = Election(
+            self._settled,
+            self._components,
+            self._timing,
+            self._observer,
+            self.session,
+            role,
+            settings,
+            governs,
+        )
+        self.elections[role] = election
+        self.hurry()
+        self._listen_again.set()
+        return election
+
+    async def withdraw(self, role: str) -> None:
+        """Take part no longer; give up what is held."""
+        election = self.elections.pop(role, None)
+        if election is not None:
+            with suppress(*_TROUBLE):
+                await election.release("stopped")
+            self._beat_now.set()
+            self._changed()
+
+    def hurry(self) -> None:
+        """Beat and look at once, to tell and to learn what has changed."""
+        self._beat_now.set()
+        self._look_now.set()
+
+    def stop(self) -> None:
+        """Leave."""
+        self._stopping.set()
+
+    def _make_session(self) -> Session:
+        return Session(self._store, self._components, self._timing, self._worker, self._facts)
+
+    async def _come_back(self) -> None:
+        """Open a session in place of a lost one."""
+        session = self._make_session()
+        session.works = tuple(sorted(self.elections))
+        await session.open()
+        self.session = session
+        for election in self.elections.values():
+            election.join(session)
+        self._look_now.set()
+
+    async def _beat_for_ever(self) -> None:
+        while True:
+            begun = self._clock.mono()
+            try:
+                await self._beat()
+            except _TROUBLE as trouble:
+                self._note_silence(trouble)
+            # A slow store is no fault of this thread's; getting up late is.
+            due = max(begun + self._timing.beat, self._clock.mono())
+            await self._rest(self._beat_now, due)
+            self._judge_lag(self._clock.mono() - due)
+
+    def _judge_lag(self, lag: float) -> None:
+        if lag > self._timing.timeout / 10:
+            self._events.emit(
+                HeartbeatLate(worker_id=self._worker, lag=lag, worker_timeout=self._timing.timeout)
+            )
+
+    async def _beat(self) -> None:
+        """Renew the session, or open another in place of a lost one."""
+        session = self.session
+        session.works = tuple(sorted(self.elections))
+        session.holds = self._holds()
+        was = session.state
+        if await session.beat() == "lost":
+            if was == "live":
+                lost = SessionLost(worker_id=self._worker, incarnation=session.incarnation)
+                self._events.emit(lost)
+                self._changed()
+            await self._come_back()
+        elif session.trusted:
+            self._is_silent = False
+            timestamp = self._clock.wall().seconds
+            self._events.emit(WorkerHeartbeat(worker_id=self._worker, timestamp=timestamp))
+
+    def _holds(self) -> dict[str, int]:
+        return {
+            role: held.epoch
+            for role, election in self.elections.items()
+            if (held := election.held) is not None
+        }
+
+    async def _watch_for_ever(self) -> None:
+        while True:
+            due = self._clock.mono() + self._timing.beat
+            try:
+                await self._look()
+            except _TROUBLE as trouble:
+                self._note_silence(trouble)
+            self._tell_of_changes()
+            await self._rest(self._look_now, self._next_look(due))
+
+    def _next_look(self, due: Mono) -> Mono:
+        """Look again in a beat, or when something is due to happen by itself."""
+        moments = [self._observer.next_expiry()]
+        moments += [election.next_change for election in self.elections.values()]
+        return min([due, *(each for each in moments if each is not None)])
+
+    async def _look(self) -> None:
+        """Read what the elections depend on, in one request, and go on from there."""
+        elections = list(self.elections.values())
+        owners = {owner for each in elections if (owner := each.owner) is not None}
+        owners.discard(self.session.incarnation)
+        sessions = [f"{SESSIONS}{owner}" for owner in sorted(owners)]
+        wanted = [key for election in elections for key in election.wanted()]
+        found = await read_each(self._settled, [*sessions, *wanted], self._witness.report)
+        living = self._observer.take_in(
+            {key.removeprefix(SESSIONS): found[key] for key in sessions if key in found}
+        )
+        self._tell_of_beats(living)
+        await self._declare_dead()
+        for election in elections:
+            await self._step(election, found, living)
+        if self._holds():
+            await self._watch_over_all(owners)
+        else:
+            self._observer.watch_only(owners)
+
+    async def _step(
+        self, election: Election, found: Mapping[str, Record | None], living: Mapping[str, Life]
+    ) -> None:
+        try:
+            await election.step(found, living)
+        except (Corrupt, NewerFormat) as error:
+            if election.halted_by != str(error):
+                election.halted_by = str(error)
+                self._events.emit(ElectionHalted(role=election.name, reason=str(error)))
+
+    async def _watch_over_all(self, owners: Iterable[str]) -> None:
+        """Do what a leader does for everybody: find who died, and tidy up after the dead."""
+        await self._observer.look_at_all()
+        await self._declare_dead()
+        await self._observer.forget_long_dead({*owners})
+
+    async def _declare_dead(self) -> None:
+        for incarnation in await self._observer.declare_dead():
+            self._events.emit(WorkerDied(worker_id=worker_of(incarnation), incarnation=incarnation))
+
+    def _tell_of_beats(self, living: Mapping[str, Life]) -> None:
+        """Tell of the leaders' beats, which were seen at no further cost."""
+        timestamp = self._clock.wall().seconds
+        for life in living.values():
+            if self._beats_seen.get(life.worker) != life.beat:
+                self._events.emit(WorkerHeartbeat(worker_id=life.worker, timestamp=timestamp))
+        self._beats_seen = {life.worker: life.beat for life in living.values()}
+
+    def _tell_of_changes(self) -> None:
+        """Let others know soon what this worker holds now, and those at home too."""
+        if self._holds() != self.session.holds:
+            self._beat_now.set()
+        self._changed()
+
+    async def _listen_for_ever(self) -> None:
+        """Look at once when a role changes, where the store can tell."""
+        while True:
+            # One namespace for all roles of a worker is what there usually is.
+            namespaces = {role.partition("/")[0] for role in self.elections}
+            self._listen_again.clear()
+            if not namespaces:
+                await self._listen_again.wait()
+                continue
+            try:
+                await self._hear(namespaces)
+            except _TROUBLE:
+                await self._clock.sleep(self._timing.beat)
+                continue
+            for election in self.elections.values():
+                election.doubt()
+            self._look_now.set()
+
+    async def _hear(self, namespaces: Iterable[str]) -> None:
+        """Return when a role of a namespace may have changed, or others are of interest."""
+        async with asyncio.TaskGroup() as group:
+            waits = [
+                group.create_task(self._settled.wait(f"{ROLES}{each}/", _LONG))
+                for each in sorted(namespaces)
+            ]
+            waits.append(group.create_task(_wait(self._listen_again)))
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+
+    def _note_silence(self, trouble: Exception) -> None:
+        if not self._is_silent:
+            self._is_silent = True
+            self._events.emit(StoreSilent(worker_id=self._worker, reason=str(trouble)))
+
+    async def _rest(self, wake: asyncio.Event, until: Mono) -> None:
+        """Wait until a moment by the clock, or until woken."""
+        while (left := until - self._clock.mono()) > 0 and not wake.is_set():
+            with suppress(TimeoutError):
+                # A moment at least: a clock that is slower than the loop's must not spin it.
+                async with asyncio.timeout(max(left, _MOMENT)):
+                    await wake.wait()
+        wake.clear()
+
+    async def _leave(self) -> None:
+        """Give up what is held, then the session itself; silence says the same, but later."""
+        for role in list(self.elections):
+            await self.withdraw(role)
+        with suppress(*_TROUBLE):
+            await self.session.end()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,302 @@
+"""This process's place in a fleet: one session, shared by everything that it does.
+
+Everything here runs on the loop that joined, which is home to the user's callbacks. The
+session itself beats elsewhere, see `runner`, so that nothing done here can starve it.
+"""
+
+import asyncio
+import os
+import platform
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.coordination.coordinator import Coordinator, Hooks
+from jobsync.coordination.election import Election
+from jobsync.coordination.member import Member
+from jobsync.coordination.role import name_role
+from jobsync.coordination.runner import Host, OwnThread
+from jobsync.coordination.session import SESSIONS, read_life
+from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.core.codec import Json
+from jobsync.errors import Corrupt, Invalid, Unavailable
+from jobsync.events import Event, Events
+from jobsync.settings import Sources, resolve
+from jobsync.stores.contract import Store
+from jobsync.stores.opening import open_bare, open_store, read_url
+from jobsync.stores.witness import Witness
+
+__all__ = ["Membership", "Peer"]
+
+_MOST = 10_000
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that lives, as it tells of itself."""
+
+    worker_id: str
+    incarnation: str
+    works: tuple[str, ...]
+    """The roles that it stands for."""
+    holds: Mapping[str, int]
+    """The roles that it holds, each with its epoch."""
+    facts: Mapping[str, Json]
+    """Host, process, when it joined, and the version of this library."""
+
+
+class Membership:
+    """A live session in a store. Make it with `join`, end it with `leave`.
+
+    Args:
+        store: what this loop reads and writes; the caller closes it.
+        components: time, randomness and events.
+        settings: beat and timeout, and what elections go by unless told otherwise.
+        open_own: opens the store that the session beats in, for it alone.
+        host: where the session lives.
+        facts: what others may want to know of this process.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        components: Components,
+        settings: CoordinatorSettings,
+        *,
+        open_own: Callable[[], Awaitable[Store]],
+        host: Host,
+        facts: Mapping[str, Json] | None = None,
+    ) -> None:
+        self.store = store
+        self.components = components
+        self.settings = settings
+        self.timing = settings.timing(store)
+        self.worker_id = components.ids.worker()
+        """This worker's name, the same for all its sessions. Sorts by start time."""
+        self._host = host
+        self._open_own = open_own
+        self._facts = dict(facts or {})
+        self._witness = Witness(store.name, components.events)
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._coordinators: dict[str, Coordinator] = {}
+        self._owned: Store | None = None
+        self._opened = asyncio.Event()
+        self._member: Member
+
+    @classmethod
+    async def join(
+        cls,
+        url: str | None = None,
+        components: Components | None = None,
+        **options: Any,
+    ) -> Self:
+        """Open a store and a session in it.
+
+        Args:
+            url: which store; as for `open_store`.
+            components: time, randomness and events; this machine's by default.
+            options: as in `CoordinatorSettings`.
+
+        Raises:
+            Invalid, Misconfigured: an option or the store cannot be used, with the fix.
+            Unavailable: the store does not answer.
+        """
+        components = components or Components.system()
+        sources = Sources.load(os.environ, Path.cwd())
+        settings = resolve(CoordinatorSettings, options, sources).value
+        parsed = read_url(url)
+        store = await open_store(url, components)
+        try:
+            membership = cls(
+                store,
+                components,
+                settings,
+                open_own=lambda: open_bare(parsed, components),
+                host=OwnThread(),
+                facts=_describe_process(components),
+            )
+            membership._owned = store
+            await membership.start()
+        except BaseException:
+            await store.close()
+            raise
+        return membership
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.leave()
+
+    @property
+    def incarnation(self) -> str:
+        """The present session's name."""
+        return self._member.session.incarnation
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether what this session holds may be acted on now. Asks the clock each time."""
+        return self.trust_left > 0
+
+    @property
+    def trust_left(self) -> float:
+        """Seconds for which the session trusts itself if no further beat succeeds."""
+        return self._member.session.trust_left
+
+    async def start(self) -> None:
+        """Begin to beat; return once the session is recorded.
+
+        Raises:
+            Unavailable, Misconfigured: the store cannot be used.
+        """
+        self._host.start(self._live)
+        try:
+            await self._host.call(self._opened.wait)
+        except Unavailable:
+            # What ended it says more than that it has ended.
+            await self._host.finish()
+            raise
+
+    async def _live(self) -> None:
+        """Be a member, on the host."""
+        store = await self._open_own()
+        try:
+            self._member = Member(
+                store,
+                msgspec.structs.replace(
+                    self.components, events=_Relay(self._host, self.components.events)
+                ),
+                self.timing,
+                self.worker_id,
+                self._facts,
+                lambda: self._host.tell(self.ring),
+            )
+            await self._member.open()
+            self._opened.set()
+            await self._member.run()
+        finally:
+            await store.close()
+
+    async def leave(self) -> None:
+        """Hand over what is held and end the session. Safe to repeat.
+
+        Raises:
+            Exception: what had ended the session before.
+        """
+        try:
+            for coordinator in list(self._coordinators.values()):
+                await coordinator.stop()
+            self._host.post(self._member.stop)
+            await self._host.finish()
+        finally:
+            if self._owned is not None:
+                await self._owned.close()
+
+    async def coordinate(
+        self,
+        work: str,
+        hooks: Hooks | None = None,
+        *,
+        namespace: str = "default",
+        governs: Iterable[str] = (),
+        settings: CoordinatorSettings | None = None,
+    ) -> Coordinator:
+        """Stand for the coordination of a kind of work, and do it while elected.
+
+        Args:
+            work: which kind; workers that do not stand for it are never elected to it.
+            hooks: what to do; nothing but lead, if left out.
+            namespace: which fleet.
+            governs: keys of the singletons that only this work's coordinator writes.
+            settings: what this election goes by; the membership's own by default.
+
+        Raises:
+            Invalid: this membership stands for that work already.
+        """
+        settings = settings or self.settings
+        role = name_role(namespace, work)
+        if role in self._coordinators:
+            raise Invalid("work", work, "is coordinated here already", "stop that one first")
+        options, keys = settings.for_store(self.store, self.timing), tuple(governs)
+
+        async def stand() -> Election:
+            return self._member.stand(role, options, keys)
+
+        election = await self._host.call(stand)
+        coordinator = Coordinator(self, election, hooks or Hooks(), settings, keys)
+        self._coordinators[role] = coordinator
+        coordinator.start()
+        return coordinator
+
+    async def withdraw(self, role: str) -> None:
+        """Stand no longer for a role, and give it up."""
+        if self._coordinators.pop(role, None) is not None:
+            await self._host.call(lambda: self._member.withdraw(role))
+
+    def hurry(self) -> None:
+        """Beat and look at once."""
+        self._host.post(self._member.hurry)
+
+    async def members(self) -> list[Peer]:
+        """Give the workers that live, the oldest first."""
+        peers = []
+        for record in await self.store.scan(SESSIONS, limit=_MOST):
+            try:
+                life = read_life(record)
+            except Corrupt as corrupt:
+                self._witness.report(corrupt)
+                continue
+            if life.state == "live":
+                peers.append(
+                    Peer(
+                        worker_id=life.worker,
+                        incarnation=record.key.removeprefix(SESSIONS),
+                        works=life.works,
+                        holds=life.holds,
+                        facts=life.facts,
+                    )
+                )
+        return peers
+
+    async def change(self, timeout: float | None = None) -> None:
+        """Wait until something may be different: a beat, an election, a loss."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.discard(waiter)
+
+    def ring(self) -> None:
+        """Wake whoever waits for a change."""
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class _Relay(Events):
+    """Tells facts at home, whichever thread they are found on."""
+
+    def __init__(self, host: Host, home: Events) -> None:
+        super().__init__()
+        self._host = host
+        self._home = home
+
+    def emit(self, event: Event) -> None:
+        """Tell it soon."""
+        self._host.tell(self._home.emit, event)
+
+
+def _describe_process(components: Components) -> dict[str, Json]:
+    return {
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "since": components.clock.wall().seconds,
+        "version": version("jobsync-fleet"),
+    }
