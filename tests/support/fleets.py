@@ -84,7 +84,7 @@ class Worker:
         return {
             work: held.epoch
             for work, each in self.coordinators.items()
-            if (held := each._election.held) is not None
+            if (held := each.election.held) is not None
         }
 
     def _hooks(self, work: str) -> Hooks:

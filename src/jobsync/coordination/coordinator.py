@@ -22,6 +22,7 @@ from jobsync.coordination.events import CoordinatorDemoted, CoordinatorPromoted
 from jobsync.coordination.fencing import Term
 from jobsync.coordination.role import ROLES, Request, Role, read_role, worker_of
 from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.coordination.unopposed import Unopposed
 from jobsync.errors import Fenced, NotFound, OutcomeUnknown, Unavailable
 from jobsync.events import HandlerFailed
 from jobsync.stores.witness import Witness
@@ -54,13 +55,13 @@ class Coordinator:
     def __init__(
         self,
         membership: "Membership",
-        election: Election,
+        election: Election | Unopposed,
         hooks: Hooks,
         settings: CoordinatorSettings,
         governs: Sequence[str],
     ) -> None:
         self._membership = membership
-        self._election = election
+        self.election = election
         self._hooks = hooks
         self._interval = settings.coordinator_work_interval or membership.timing.beat
         self._governs = governs
@@ -75,7 +76,7 @@ class Coordinator:
     @property
     def is_coordinator(self) -> bool:
         """Whether this worker leads now. Asks the clock each time."""
-        return self._election.leading is not None
+        return self.election.leading is not None
 
     @property
     def worker_id(self) -> str:
@@ -91,8 +92,10 @@ class Coordinator:
     @property
     def coordinator_id(self) -> str | None:
         """The worker that leads, as far as this one has heard."""
-        role = self._election.role
-        return None if role is None or role.owner is None else worker_of(role.owner)
+        role = self.election.role
+        if role is None or role.owner is None:
+            return self.worker_id if isinstance(self.election, Unopposed) else None
+        return worker_of(role.owner)
 
     def start(self) -> None:
         """Begin to stand and to lead. Safe to repeat."""
@@ -103,7 +106,7 @@ class Coordinator:
         """Give the role up and stand no longer; `on_stop` has returned. Safe to repeat."""
         self._is_stopping = True
         with suppress(Unavailable):
-            await self._membership.withdraw(self._election.name)
+            await self._membership.withdraw(self.election.name)
         self._membership.ring()
         if self._task is not None:
             await asyncio.shield(self._task)
@@ -121,7 +124,7 @@ class Coordinator:
         Raises:
             NotFound: no such worker lives and stands for this work.
         """
-        store, name = self._membership.store, self._election.name
+        store, name = self._membership.store, self.election.name
         self._membership.hurry()
         if not force:
             while (leader := self.coordinator_id) is None:
@@ -143,7 +146,7 @@ class Coordinator:
 
     async def _lead_for_ever(self) -> None:
         while not self._is_stopping:
-            held = self._election.leading
+            held = self.election.leading
             if held is None:
                 await self._membership.change()
             else:
@@ -152,14 +155,14 @@ class Coordinator:
     async def _lead(self, held: Held) -> None:
         """Serve one term, from its beginning to its end."""
         # Nobody is elected anew whose last term is not wound up.
-        self._election.is_open = False
-        term = Term(self._membership.store, held.epoch, lambda: self._election.held is held)
-        role = self._election.role
+        self.election.is_open = False
+        term = Term(self._membership.store, held.epoch, lambda: self.election.held is held)
+        role = self.election.role
         until = 0.0 if role is None else role.until
         self._term = term
         self._events.emit(
             CoordinatorPromoted(
-                role=self._election.name,
+                role=self.election.name,
                 worker_id=self.worker_id,
                 epoch=held.epoch,
                 until=until,
@@ -175,11 +178,11 @@ class Coordinator:
         self._tell_of_the_end(held, role)
         if self._has_begun:
             await self._call("on_stop", self._hooks.on_stop, term)
-        self._election.is_open = True
+        self.election.is_open = True
 
     async def _until_over(self, held: Held) -> None:
         """Wait until a term is over, be it told or by the clock."""
-        while self._election.held is held:
+        while self.election.held is held:
             await self._membership.change(max(self._membership.trust_left, _MOMENT))
 
     async def _work(self, term: Term) -> None:
@@ -212,17 +215,17 @@ class Coordinator:
 
     def _report(self, name: str, error: Exception) -> None:
         text = "".join(traceback.format_exception_only(error)).strip()
-        self._events.emit(HandlerFailed(event=self._election.name, callback=name, error=text))
+        self._events.emit(HandlerFailed(event=self.election.name, callback=name, error=text))
 
     def _tell_of_the_end(self, held: Held, role: Role | None) -> None:
-        session = self._election.session
+        session = self.election.session
         is_lapsed = session.incarnation == held.incarnation and session.state == "live"
-        epoch, reason = self._election.why_over
+        epoch, reason = self.election.why_over
         if epoch != held.epoch:
             reason = "trust lapsed" if is_lapsed else "session lost"
         self._events.emit(
             CoordinatorDemoted(
-                role=self._election.name,
+                role=self.election.name,
                 worker_id=self.worker_id,
                 epoch=held.epoch,
                 until=0.0 if role is None else role.until,

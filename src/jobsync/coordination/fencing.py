@@ -24,7 +24,8 @@ class Term:
 
     Args:
         store: where singletons are.
-        epoch: its number, higher than that of every earlier term.
+        epoch: its number, higher than that of every earlier term; 0 without an election,
+            where whatever epoch stands is kept.
         lasts: says whether it still does; asks the clock.
     """
 
@@ -59,7 +60,7 @@ class Term:
             OutcomeUnknown: nobody can say whether it was; assume neither.
         """
         base = self._sealed.get(key) or await self._seal(key)
-        while not await self._write(base.replace(value, epoch=self.epoch)):
+        while not await self._write(base.replace(value, epoch=self.epoch or None)):
             # Another task of this very term was first.
             base = await self._seal(key)
 
@@ -77,13 +78,13 @@ class Term:
         """Read a singleton; write this term's epoch into it where a lower one stands."""
         while True:
             found = await self._store.get(key, tombstones=True)
-            if found is not None and found.epoch > self.epoch:
+            if found is not None and found.epoch > self.epoch > 0:
                 raise Fenced(key, self.epoch, found.epoch)
-            if found is not None and found.epoch == self.epoch and not found.deleted:
+            if found is not None and not found.deleted and self.epoch in {0, found.epoch}:
                 self._sealed[key] = found
                 return found
             value = None if found is None or found.deleted else found.value
-            if await self._write(Put(key, value, found, epoch=self.epoch)):
+            if await self._write(Put(key, value, found, epoch=self.epoch or None)):
                 return self._sealed[key]
 
     async def _write(self, change: Put) -> bool:

@@ -7,7 +7,7 @@ session itself beats elsewhere, see `runner`, so that nothing done here can star
 import asyncio
 import os
 import platform
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -22,12 +22,13 @@ from jobsync.coordination.role import name_role
 from jobsync.coordination.runner import Host, OwnThread
 from jobsync.coordination.session import SESSIONS, read_life
 from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.coordination.unopposed import Unopposed
 from jobsync.core.codec import Json
 from jobsync.errors import Corrupt, Invalid, Unavailable
 from jobsync.events import Event, Events
 from jobsync.settings import Sources, resolve
 from jobsync.stores.contract import Store
-from jobsync.stores.opening import open_bare, open_store, read_url
+from jobsync.stores.opening import open_another, open_store, read_url
 from jobsync.stores.witness import Witness
 
 __all__ = ["Membership", "Peer"]
@@ -114,7 +115,7 @@ class Membership:
                 store,
                 components,
                 settings,
-                open_own=lambda: open_bare(parsed, components),
+                open_own=lambda: open_another(store, parsed, components),
                 host=OwnThread(),
                 facts=_describe_process(components),
             )
@@ -220,12 +221,8 @@ class Membership:
         role = name_role(namespace, work)
         if role in self._coordinators:
             raise Invalid("work", work, "is coordinated here already", "stop that one first")
-        options, keys = settings.for_store(self.store, self.timing), tuple(governs)
-
-        async def stand() -> Election:
-            return self._member.stand(role, options, keys)
-
-        election = await self._host.call(stand)
+        keys = tuple(governs)
+        election = await self._stand(role, settings, keys)
         coordinator = Coordinator(self, election, hooks or Hooks(), settings, keys)
         self._coordinators[role] = coordinator
         coordinator.start()
@@ -233,8 +230,25 @@ class Membership:
 
     async def withdraw(self, role: str) -> None:
         """Stand no longer for a role, and give it up."""
-        if self._coordinators.pop(role, None) is not None:
+        coordinator = self._coordinators.pop(role, None)
+        if coordinator is None:
+            return
+        if isinstance(coordinator.election, Unopposed):
+            coordinator.election.end()
+        else:
             await self._host.call(lambda: self._member.withdraw(role))
+
+    async def _stand(
+        self, role: str, settings: CoordinatorSettings, governs: Sequence[str]
+    ) -> Election | Unopposed:
+        if not settings.enable_coordinator:
+            return Unopposed(role, self._member.session)
+        options = settings.for_store(self.store, self.timing)
+
+        async def stand() -> Election:
+            return self._member.stand(role, options, governs)
+
+        return await self._host.call(stand)
 
     def hurry(self) -> None:
         """Beat and look at once."""

@@ -25,7 +25,7 @@ from jobsync.stores.probe import assure, read_verdict
 from jobsync.stores.settling import SettlingStore
 from jobsync.stores.sqlite import SqliteStore
 
-__all__ = ["open_bare", "open_store", "read_url", "require"]
+__all__ = ["open_another", "open_bare", "open_store", "read_url", "require"]
 
 
 async def open_store(url: str | None = None, components: Components | None = None) -> Store:
@@ -84,6 +84,12 @@ async def open_bare(url: StoreUrl, components: Components) -> Store:
             from jobsync.stores.manners import open_politely  # noqa: PLC0415 - an extra
 
             return await open_politely(url, components)
+
+
+async def open_another(store: Store, url: StoreUrl, components: Components) -> Store:
+    """Open a second way to where a store is, for another thread; bare, as `open_bare` does."""
+    # What is in memory has no second way, and needs none.
+    return store if isinstance(url, MemoryUrl) else await open_bare(url, components)
 
 
 def require(scheme: str, package: str, extra: str) -> None:

@@ -1,0 +1,93 @@
+"""A process that coordinates: on a thread of its own, in memory."""
+
+import asyncio
+
+import pytest
+
+from jobsync import Components, CoordinatorSettings, Hooks, Invalid, Membership, Term
+
+QUICK = {"heartbeat_interval": 0.1, "worker_timeout": 0.7}
+
+
+async def test_without_an_election_the_work_is_done() -> None:
+    """Told to work alone, a process leads at once, writes, and stops when told."""
+    calls: list[str] = []
+    done = asyncio.Event()
+
+    async def work(term: Term) -> None:
+        await term.put("single/count", (await term.get("single/count") or 0) + 1)
+        calls.append("work")
+        done.set()
+
+    async def stop(_: Term) -> None:
+        calls.append("stop")
+
+    membership = await Membership.join("memory://", enable_coordinator=False, **QUICK)
+    alone = await membership.coordinate("report", Hooks(work=work, on_stop=stop))
+    assert alone.is_coordinator
+    assert await alone.ensure_coordinator() == membership.worker_id
+    await done.wait()
+    await alone.stop()
+    await alone.stop()
+    assert not alone.is_coordinator
+    assert calls[-1] == "stop"
+    record = await membership.store.get("single/count")
+    assert record is not None
+    assert record.value == calls.count("work")
+    assert record.epoch == 0
+    await membership.leave()
+    await membership.leave()
+
+
+async def test_a_hook_that_raises_is_told_and_called_again() -> None:
+    """User code that fails is an event; the next call comes, and the term goes on."""
+    components = Components.system()
+    failures: list[str] = []
+    components.events.on("jobsync:handler-failed", lambda event: failures.append(event.error))
+    twice = asyncio.Event()
+
+    async def work(_: Term) -> None:
+        if len(failures) == 2:
+            twice.set()
+        raise ValueError("no")
+
+    membership = await Membership.join(
+        "memory://", components, coordinator_work_interval=0.01, **QUICK
+    )
+    report = await membership.coordinate("report", Hooks(work=work))
+    await twice.wait()
+    assert failures[:2] == ["ValueError: no"] * 2
+    assert report.is_coordinator
+    await membership.leave()
+
+
+async def test_one_membership_stands_once_for_a_work() -> None:
+    """A second candidacy for the same work is a mistake, and refused."""
+    async with await Membership.join("memory://", **QUICK) as membership:
+        await membership.coordinate("report")
+        with pytest.raises(Invalid, match="work='report': is coordinated here already"):
+            await membership.coordinate("report")
+        await membership.coordinate("report", namespace="other")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heartbeat_interval": 30_000}, r"heartbeat_interval=30000.*did you mean 30\?"),
+        ({"worker_timeout": 10, "heartbeat_interval": 5}, "less than three beats"),
+        ({"min_epoch_duration": 400}, "min_epoch_duration=400.*max_epoch_duration, 300"),
+        ({"cold_start_observation_window": 15_000}, r"did you mean 15\?"),
+        ({"cold_start_preparation_delay": -1}, "give 0 or more"),
+        ({"coordinator_work_interval": 0}, "give more than 0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, float], message: str) -> None:
+    """The error names the option, the value and the fix."""
+    with pytest.raises(Invalid, match=message):
+        CoordinatorSettings(**options)  # type: ignore[arg-type]
+
+
+async def test_an_unknown_option_is_refused() -> None:
+    """With a guess at what was meant."""
+    with pytest.raises(Invalid, match="did you mean heartbeat_interval"):
+        await Membership.join("memory://", hartbeat_interval=1)
