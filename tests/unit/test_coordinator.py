@@ -1,12 +1,13 @@
 """A process that coordinates: on a thread of its own, in memory."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from jobsync import Components, CoordinatorSettings, Hooks, Invalid, Membership, Term
 
-QUICK = {"heartbeat_interval": 0.1, "worker_timeout": 0.7}
+QUICK: dict[str, Any] = {"heartbeat_interval": 0.1, "worker_timeout": 0.7}
 
 
 async def test_without_an_election_the_work_is_done() -> None:
@@ -24,7 +25,7 @@ async def test_without_an_election_the_work_is_done() -> None:
 
     membership = await Membership.join("memory://", enable_coordinator=False, **QUICK)
     alone = await membership.coordinate("report", Hooks(work=work, on_stop=stop))
-    assert alone.is_coordinator
+    assert alone.coordinator_id == membership.worker_id
     assert await alone.ensure_coordinator() == membership.worker_id
     await done.wait()
     await alone.stop()

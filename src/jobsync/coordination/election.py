@@ -131,6 +131,7 @@ class Election:
         self._role: Role | None = None
         self._first_seen: Mono | None = None
         self._is_sure = False
+        self._next_check = components.clock.mono()
         self._gives_way_until: Mono | None = None
         self._renewed = components.clock.mono()
         self._highest = 0
@@ -183,9 +184,12 @@ class Election:
 
     def wanted(self) -> list[str]:
         """Give the keys that the next step has to know."""
-        if self._held is not None:
-            return [f"{ROLES}{self.name}", f"{REQUESTS}{self.name}"]
-        return [] if self._is_sure else [f"{ROLES}{self.name}"]
+        if self._held is None:
+            return [] if self._is_sure else [f"{ROLES}{self.name}"]
+        # Nobody takes what is held; only requests, and mishaps, are to be found there.
+        if self._is_sure and self._clock.mono() < self._next_check:
+            return []
+        return [f"{ROLES}{self.name}", f"{REQUESTS}{self.name}"]
 
     def doubt(self) -> None:
         """Read the role itself at the next step: something has changed there."""
@@ -202,6 +206,8 @@ class Election:
         key = f"{ROLES}{self.name}"
         if key in found:
             self._see(found[key])
+            self._is_sure = self._held is not None
+            self._next_check = self._clock.mono() + 2 * self._timing.timeout
         elif not self._is_sure:
             # It cannot be read, so nothing is known of it.
             return

@@ -22,7 +22,7 @@ from jobsync.coordination.events import (
 )
 from jobsync.coordination.observer import Observer
 from jobsync.coordination.reading import read_each
-from jobsync.coordination.role import ROLES, worker_of
+from jobsync.coordination.role import REQUESTS, ROLES, worker_of
 from jobsync.coordination.session import SESSIONS, Life, Session
 from jobsync.coordination.settings import WorkSettings
 from jobsync.core.clock import Mono
@@ -64,6 +64,10 @@ class Member:
         changed: Callable[[], object],
     ) -> None:
         self.elections: dict[str, Election] = {}
+        self.watched: frozenset[str] = frozenset()
+        """Sessions that somebody here wants to know the end of."""
+        self.seen: Mapping[str, Life] = {}
+        """What those who lead this worker, and those watched, told of themselves last."""
         self._store = store
         self._settled = SettlingStore(store, components, deadline=timing.beat)
         self._components = components
@@ -137,6 +141,21 @@ class Member:
                 await election.release("stopped")
             self._beat_now.set()
             self._changed()
+
+    def tell(self, facts: Mapping[str, Json]) -> None:
+        """Tell others something, with a beat at once."""
+        self._facts |= facts
+        self.session.facts |= facts
+        self._beat_now.set()
+
+    def is_dead(self, incarnation: str) -> bool:
+        """Say whether a session that is watched is dead, as far as is known here."""
+        return self._observer.is_dead(incarnation)
+
+    @property
+    def living(self) -> frozenset[str]:
+        """The sessions that live, as the last look of a leader showed them."""
+        return self._observer.living | {self.session.incarnation}
 
     def hurry(self) -> None:
         """Beat and look at once, to tell and to learn what has changed."""
@@ -222,6 +241,7 @@ class Member:
         """Read what the elections depend on, in one request, and go on from there."""
         elections = list(self.elections.values())
         owners = {owner for each in elections if (owner := each.owner) is not None}
+        owners |= self.watched
         owners.discard(self.session.incarnation)
         sessions = [f"{SESSIONS}{owner}" for owner in sorted(owners)]
         wanted = [key for election in elections for key in election.wanted()]
@@ -229,6 +249,7 @@ class Member:
         living = self._observer.take_in(
             {key.removeprefix(SESSIONS): found[key] for key in sessions if key in found}
         )
+        self.seen = living
         self._tell_of_beats(living)
         await self._declare_dead()
         for election in elections:
@@ -294,8 +315,9 @@ class Member:
         """Return when a role of a namespace may have changed, or others are of interest."""
         async with asyncio.TaskGroup() as group:
             waits = [
-                group.create_task(self._settled.wait(f"{ROLES}{each}/", _LONG))
+                group.create_task(self._settled.wait(f"{kind}{each}/", _LONG))
                 for each in sorted(namespaces)
+                for kind in (ROLES, REQUESTS)
             ]
             waits.append(group.create_task(_wait(self._listen_again)))
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

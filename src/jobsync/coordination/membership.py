@@ -20,7 +20,7 @@ from jobsync.coordination.election import Election
 from jobsync.coordination.member import Member
 from jobsync.coordination.role import name_role
 from jobsync.coordination.runner import Host, OwnThread
-from jobsync.coordination.session import SESSIONS, read_life
+from jobsync.coordination.session import SESSIONS, Life, read_life
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.coordination.unopposed import Unopposed
 from jobsync.core.codec import Json
@@ -249,6 +249,28 @@ class Membership:
             return self._member.stand(role, options, governs)
 
         return await self._host.call(stand)
+
+    def tell(self, **facts: Json) -> None:
+        """Tell the other workers something, with a beat at once."""
+        self._host.post(self._member.tell, facts)
+
+    def watch(self, incarnations: Iterable[str]) -> None:
+        """Look at these sessions at every beat from now on, and at no others."""
+        self._member.watched = frozenset(incarnations)
+
+    def is_dead(self, incarnation: str) -> bool:
+        """Say whether a session is dead, by a write, as far as this worker has looked."""
+        return self._member.is_dead(incarnation)
+
+    @property
+    def living(self) -> frozenset[str]:
+        """The sessions that live, as this worker saw at its last beat; complete while it leads."""
+        return self._member.living
+
+    @property
+    def seen(self) -> Mapping[str, Life]:
+        """What the sessions that lead this worker, or that it watches, told last."""
+        return self._member.seen
 
     def hurry(self) -> None:
         """Beat and look at once."""

@@ -40,6 +40,8 @@ class Observer:
         self._watches: dict[str, Watch] = {}
         self._timeouts: dict[str, float] = {}
         self._dead: dict[str, Mono] = {}
+        self.living: frozenset[str] = frozenset()
+        """Who was there and not dead, at the last look at all."""
         self._witness = Witness(store.name, components.events)
 
     def is_dead(self, incarnation: str) -> bool:
@@ -96,6 +98,7 @@ class Observer:
         for incarnation, version in seen.items():
             if incarnation not in self._dead:
                 self._look(incarnation, version, now)
+        self.living = frozenset(seen.keys() - self._dead.keys())
 
     async def read(self, incarnations: Iterable[str]) -> dict[str, Record | None]:
         """Read some sessions; leave out what is not a session's record."""
@@ -141,6 +144,7 @@ class Observer:
         self._watches[incarnation] = before.look(version, now, self._timing)
 
     def _bury(self, incarnation: str, now: Mono) -> None:
+        self.living -= {incarnation}
         self._watches.pop(incarnation, None)
         self._dead.setdefault(incarnation, now)
 
