@@ -241,7 +241,8 @@ class Member:
         """Read what the elections depend on, in one request, and go on from there."""
         elections = list(self.elections.values())
         owners = {owner for each in elections if (owner := each.owner) is not None}
-        owners |= self.watched
+        # A leader looks at all sessions anyway.
+        owners |= frozenset() if self._holds() else self.watched
         owners.discard(self.session.incarnation)
         sessions = [f"{SESSIONS}{owner}" for owner in sorted(owners)]
         wanted = [key for election in elections for key in election.wanted()]
@@ -271,9 +272,9 @@ class Member:
 
     async def _watch_over_all(self, owners: Iterable[str]) -> None:
         """Do what a leader does for everybody: find who died, and tidy up after the dead."""
-        await self._observer.look_at_all()
+        await self._observer.look_at_all(self.watched - {self.session.incarnation})
         await self._declare_dead()
-        await self._observer.forget_long_dead({*owners})
+        await self._observer.forget_long_dead({*owners, *self.watched})
 
     async def _declare_dead(self) -> None:
         for incarnation in await self._observer.declare_dead():

@@ -76,8 +76,8 @@ class Observer:
                 self._look(incarnation, record.version, now)
         return living
 
-    async def look_at_all(self) -> None:
-        """Look at every session once.
+    async def look_at_all(self, expected: Collection[str] = ()) -> None:
+        """Look at every session once, and miss those that are expected and not there.
 
         Raises:
             Unavailable: the store does not answer; nothing is concluded from that.
@@ -92,6 +92,9 @@ class Observer:
             for each, watch in self._watches.items()
             if each in seen or watch.version is None
         }
+        for incarnation in expected:
+            if incarnation not in seen:
+                self._look(incarnation, None, now)
         unknown = [each for each in seen if each not in self._timeouts]
         if unknown:
             self.take_in(await self.read(unknown))
