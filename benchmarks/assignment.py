@@ -1,0 +1,157 @@
+"""What the leader's decision costs: CPU time and bytes, at the size of a large fleet.
+
+Each line is one decision of 50 nodes about 50,000 tokens, from plan to plan.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import msgspec
+
+from jobsync.core.assignment import Node, Plan, count_moved, owned_by, read_plan, to_document
+from jobsync.core.codec import decode, encode
+from jobsync.core.handover import assign
+from jobsync.core.pins import Pin
+from jobsync.core.tokens import token_of
+
+TOKENS = 50_000
+NODES = 50
+PINS = 20_000
+ROUNDS = 11
+CALLS = 100_000
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One line of the table; a budget of 0 is none."""
+
+    label: str
+    spent: float
+    budget: float = 0
+    note: str = ""
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is within its budget."""
+        return not self.budget or self.spent <= self.budget
+
+
+def spend(call: Callable[[], object]) -> float:
+    """Give the CPU time of a call in milliseconds: the median of some rounds."""
+    rounds = []
+    for _ in range(ROUNDS):
+        started = time.process_time()
+        call()
+        rounds.append((time.process_time() - started) * 1000)
+    return median(rounds)
+
+
+def make_nodes(count: int) -> list[Node]:
+    """Make that many nodes; every tenth has a GPU."""
+    kinds = ("gpu" if i % 10 == 0 else "cpu" for i in range(count))
+    return [Node(f"worker-{i:03d}-x", f"node-{i:02d}-{kind}") for i, kind in enumerate(kinds)]
+
+
+def make_pins(patterns: Callable[[int], tuple[str, ...]]) -> list[Pin]:
+    """Pin that many tasks, each by the patterns of its number."""
+    return [
+        Pin(task=f"task-{i}", token=token_of(f"task-{i}", TOKENS), patterns=patterns(i))
+        for i in range(PINS)
+    ]
+
+
+def settle(plan: Plan, nodes: list[Node], pins: list[Pin]) -> Plan:
+    """Decide until nothing changes, everybody acknowledging at once."""
+    while True:
+        acks = {node.incarnation: plan.assignment.number for node in nodes}
+        after = assign(plan, nodes, acks=acks, pins=pins)
+        if after is plan:
+            return plan
+        plan = after
+
+
+def measure_tokens() -> Iterator[Figure]:
+    """Measure decisions without pins."""
+    nodes = make_nodes(NODES + 1)
+    first, last = nodes[:NODES], nodes[NODES]
+    settled = settle(Plan.empty(TOKENS), first, [])
+    joined = assign(settled, nodes)
+    acks = {node.incarnation: joined.assignment.number for node in nodes}
+    dead = {first[0].incarnation}
+
+    def decide(label: str, call: Callable[[], Plan], before: Plan) -> Figure:
+        moved = count_moved(before.assignment, call().assignment)
+        return Figure(label, spend(call), 100, f"{moved:,} tokens moved")
+
+    yield decide("first assignment", lambda: assign(Plan.empty(TOKENS), first), Plan.empty(TOKENS))
+    yield decide("a node joins: revoke", lambda: assign(settled, nodes), settled)
+    yield decide("all acknowledge: give", lambda: assign(joined, nodes, acks=acks), joined)
+    yield decide("a node dies", lambda: assign(settled, first, dead=dead), settled)
+    yield decide("nothing has happened", lambda: assign(settled, first), settled)
+    yield from measure_record("record after a join", joined, last)
+
+
+def measure_pins() -> Iterator[Figure]:
+    """Measure decisions with pins of several kinds."""
+    nodes = make_nodes(NODES)
+    kinds: dict[str, Callable[[int], tuple[str, ...]]] = {
+        "one node each": lambda i: (nodes[i % NODES].name,),
+        "two patterns": lambda i: (f"node-{i % 60:02d}-gpu", f"node-{i % 7}%"),
+        "nobody matches": lambda i: (f"gone-{i % NODES}", "old-%"),
+        "a group of nodes": lambda _: ("%-gpu",),
+    }
+    unpinned = settle(Plan.empty(TOKENS), nodes, [])
+    for kind, patterns in kinds.items():
+        pins = make_pins(patterns)
+        plan = settle(unpinned, nodes, pins)
+        exempt = len(plan.exceptions.tasks)
+        note = f"{exempt:,} of {PINS:,} tasks apart from their token"
+        yield Figure(f"pins appear: {kind}", spend(lambda: assign(unpinned, nodes, pins=pins)), 150)  # noqa: B023
+        yield Figure(f"pinned: {kind}", spend(lambda: assign(plan, nodes, pins=pins)), 150, note)  # noqa: B023
+        yield from measure_record(f"record: {kind}", plan, nodes[0])
+
+
+def measure_record(label: str, plan: Plan, node: Node) -> Iterator[Figure]:
+    """Measure how a plan is written and read, and what a node finds in it."""
+    documents = to_document(plan.assignment), to_document(plan.exceptions)
+    texts = [encode(document) for document in documents]
+    sizes = " + ".join(f"{len(text):,}" for text in texts)
+
+    def read() -> Plan:
+        assignment, exceptions = (decode(text, "plan") for text in texts)
+        return read_plan(assignment, exceptions, "plan")
+
+    assert read() == plan
+    written = spend(lambda: [encode(to_document(p)) for p in (plan.assignment, plan.exceptions)])
+    yield Figure(f"{label}: write", written, note=f"{sizes} bytes")
+    yield Figure(f"{label}: read", spend(read))
+    owned = len(owned_by(plan.assignment, node.incarnation))
+    note = f"{owned:,} tokens"
+    yield Figure(f"{label}: one node's", spend(lambda: plan.seen_by(node.incarnation)), note=note)
+
+
+def measure_hash() -> Iterator[Figure]:
+    """Measure how many tasks a second find their token."""
+    tasks = [f"task-{i}" for i in range(CALLS)]
+    for name in ("md5", "sha256", "double_sha256"):
+        spent = spend(lambda: [token_of(task, TOKENS, name) for task in tasks])  # noqa: B023
+        yield Figure(f"{CALLS:,} tokens by {name}", spent, note=f"{CALLS / spent:,.0f} a ms")
+
+
+def main() -> int:
+    """Measure and print, and judge by the budgets."""
+    print(f"CPU time, median of {ROUNDS} rounds: {NODES} nodes, {TOKENS:,} tokens\n")
+    kept = True
+    for measure in (measure_tokens, measure_pins, measure_hash):
+        for figure in measure():
+            kept &= figure.kept
+            budget = f"at most {figure.budget:.0f} ms" if figure.budget else ""
+            over = "" if figure.kept else "  OVER"
+            print(f"{figure.label:36}{figure.spent:8.1f} ms  {budget:16}{figure.note}{over}")
+    print("\nwithin budget" if kept else "\nOVER BUDGET")
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

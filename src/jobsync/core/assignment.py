@@ -1,0 +1,342 @@
+"""Who owns which tokens, as the store has it.
+
+Promises: at each number a token has one owner at most, and so has every task. A token on
+its way from one node to another is owned by neither until the first has acknowledged the
+number that took it away, or is dead; `handover` keeps that rule, and this is its record.
+
+One document, compact enough for one write and plain enough for SQL:
+
+    number      grows with each change; a node never applies a lower one than it has
+    total       how many tokens there are
+    nodes       {incarnation, name}: all members, and whoever still has something to give up
+    starts      the first token of each run of tokens that one node has …
+    holders     … and which node: a place in `nodes` counted from 1, or 0 for nobody
+    moves       {giver, taker, revoked, starts, counts}: runs on their way, still listed
+                under their giver above; `revoked` is the number that took them away
+    exceptions  the name of the document about tasks that do not follow their token, or ""
+
+50,000 tokens over 50 nodes take from a few hundred bytes to half a megabyte, by how
+scattered they are. `exceptions` is content of its own because pins may be many, and are
+mostly unchanged when tokens move.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from itertools import chain, pairwise, repeat
+from typing import Any
+
+import msgspec
+
+from jobsync.core.codec import Json
+from jobsync.errors import Corrupt, Invalid
+
+__all__ = [
+    "MAX_TOKENS",
+    "NOBODY",
+    "Assignment",
+    "Exceptions",
+    "Exempt",
+    "Move",
+    "Node",
+    "Ownership",
+    "Plan",
+    "check_total",
+    "count_moved",
+    "has_nothing",
+    "holders_of",
+    "name_exceptions",
+    "owned_by",
+    "pack_holders",
+    "pack_move",
+    "promised_to",
+    "read_plan",
+    "to_document",
+    "tokens_of",
+]
+
+MAX_TOKENS = 100_000
+"""How many tokens there may be: the most scattered assignment of them stays below 4 MB."""
+
+NOBODY = 0
+"""The holder of what nobody has."""
+
+
+class Node(msgspec.Struct, frozen=True, order=True):
+    """One life of one node. Sorted by incarnation, which is: the oldest first."""
+
+    incarnation: str
+    name: str
+    """What pins match, and people read."""
+
+
+class Move(msgspec.Struct, frozen=True, order=True):
+    """Tokens on their way from one node to another. Neither may use them."""
+
+    giver: int
+    taker: int
+    """Who is meant to have them; nobody, if there was no member left."""
+    revoked: int
+    """The giver is done with them once it has applied this number."""
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """The tokens at one number."""
+
+    number: int
+    total: int
+    nodes: tuple[Node, ...] = ()
+    starts: tuple[int, ...] = (0,)
+    holders: tuple[int, ...] = (NOBODY,)
+    moves: tuple[Move, ...] = ()
+    exceptions: str = ""
+
+    def find(self, incarnation: str) -> int:
+        """Give a node's place, counted from 1, or `NOBODY` if it has none."""
+        return _find(self.nodes, incarnation)
+
+    def runs(self) -> Iterator[tuple[range, int]]:
+        """Give the runs of tokens with their holders, in order."""
+        bounds = pairwise(chain(self.starts, (self.total,)))
+        return zip((range(*bound) for bound in bounds), self.holders, strict=True)
+
+
+class Exempt(msgspec.Struct, frozen=True, array_like=True):
+    """A task that does not follow its token, because a pin says so or said so until now."""
+
+    task: str
+    token: int
+    holder: int
+    """Who has it, or has yet to give it up. Nobody: it waits for a node that matches."""
+    taker: int = NOBODY
+    revoked: int = 0
+    """The number that took it from its holder; 0 while it is not on its way."""
+
+
+class Exceptions(msgspec.Struct, frozen=True):
+    """The tasks that do not follow their token, sorted, with nodes of their own."""
+
+    nodes: tuple[Node, ...] = ()
+    tasks: tuple[Exempt, ...] = ()
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """An assignment with the exceptions that it names. Applied together or not at all."""
+
+    assignment: Assignment
+    exceptions: Exceptions = Exceptions()
+
+    @classmethod
+    def empty(cls, total: int) -> "Plan":
+        """Give the plan before the first: nobody has anything.
+
+        Raises:
+            Invalid: there cannot be that many tokens.
+        """
+        check_total(total)
+        return cls(Assignment(0, total))
+
+    def seen_by(self, incarnation: str) -> "Ownership":
+        """Give one node's part: what it may use at this number."""
+        tokens = owned_by(self.assignment, incarnation)
+        mine = _find(self.exceptions.nodes, incarnation)
+        own, others = set(), set()
+        for exempt in self.exceptions.tasks:
+            if mine and exempt.holder == mine and not exempt.revoked:
+                own.add(exempt.task)
+            elif exempt.token in tokens:
+                others.add(exempt.task)
+        return Ownership(self.assignment.number, tokens, frozenset(own), frozenset(others))
+
+
+class Ownership(msgspec.Struct, frozen=True):
+    """What one node may use at one number."""
+
+    number: int
+    tokens: frozenset[int] = frozenset()
+    own: frozenset[str] = frozenset()
+    """Tasks that are its own whoever has their token."""
+    others: frozenset[str] = frozenset()
+    """Tasks of its tokens that are not its own."""
+
+    def covers(self, task: str, token: int) -> bool:
+        """Say whether a task is its own."""
+        if token in self.tokens:
+            return task not in self.others
+        return task in self.own
+
+
+def owned_by(assignment: Assignment, incarnation: str) -> frozenset[int]:
+    """Give the tokens that a node may use at this number; those on their way are not."""
+    place = assignment.find(incarnation)
+    if place == NOBODY:
+        return frozenset()
+    tokens: set[int] = set()
+    for run, holder in assignment.runs():
+        if holder == place:
+            tokens.update(run)
+    for move in assignment.moves:
+        if move.giver == place:
+            tokens.difference_update(tokens_of(move))
+    return frozenset(tokens)
+
+
+def promised_to(assignment: Assignment, incarnation: str) -> frozenset[int]:
+    """Give the tokens that are on their way to a node."""
+    place = assignment.find(incarnation)
+    mine = (move for move in assignment.moves if place != NOBODY and move.taker == place)
+    return frozenset(chain.from_iterable(map(tokens_of, mine)))
+
+
+def has_nothing(plan: Plan, incarnation: str) -> bool:
+    """Say whether a node has given up everything, so that it may leave."""
+    place = plan.assignment.find(incarnation)
+    if place != NOBODY and place in plan.assignment.holders:
+        return False
+    place = _find(plan.exceptions.nodes, incarnation)
+    return place == NOBODY or all(task.holder != place for task in plan.exceptions.tasks)
+
+
+def count_moved(before: Assignment, after: Assignment) -> int:
+    """Give how many tokens are meant for another node than before."""
+    pairs = zip(_destinations(before), _destinations(after), strict=True)
+    return sum(was != will for was, will in pairs)
+
+
+def _destinations(assignment: Assignment) -> list[str]:
+    names = ["", *(node.incarnation for node in assignment.nodes)]
+    found = [names[holder] for holder in holders_of(assignment)]
+    for move in assignment.moves:
+        for token in tokens_of(move):
+            found[token] = names[move.taker]
+    return found
+
+
+def holders_of(assignment: Assignment) -> list[int]:
+    """Give each token's holder; a token on its way is still with its giver."""
+    found: list[int] = []
+    for run, holder in assignment.runs():
+        found.extend(repeat(holder, len(run)))
+    return found
+
+
+def pack_holders(holders: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Give the starts and the holders of the runs; `holders_of` undoes it."""
+    starts = [0, *(token for token, pair in enumerate(pairwise(holders), 1) if pair[0] != pair[1])]
+    return tuple(starts), tuple(holders[start] for start in starts)
+
+
+def pack_move(giver: int, taker: int, revoked: int, tokens: Iterable[int]) -> Move:
+    """Give the move of tokens that are in order; `tokens_of` undoes it."""
+    starts: list[int] = []
+    counts: list[int] = []
+    for token in tokens:
+        if starts and token == starts[-1] + counts[-1]:
+            counts[-1] += 1
+        else:
+            starts.append(token)
+            counts.append(1)
+    return Move(giver, taker, revoked, tuple(starts), tuple(counts))
+
+
+def tokens_of(move: Move) -> Iterator[int]:
+    """Give the tokens of a move, in order."""
+    runs = zip(move.starts, move.counts, strict=True)
+    return chain.from_iterable(range(start, start + count) for start, count in runs)
+
+
+def _find(nodes: Iterable[Node], incarnation: str) -> int:
+    places = (place for place, node in enumerate(nodes, 1) if node.incarnation == incarnation)
+    return next(places, NOBODY)
+
+
+def check_total(total: int) -> None:
+    """Refuse a number of tokens that cannot be assigned.
+
+    Raises:
+        Invalid: says which numbers can.
+    """
+    if not 1 <= total <= MAX_TOKENS:
+        fix = f"give 1 to {MAX_TOKENS:,}; 10,000 suit most fleets"
+        raise Invalid("total_tokens", total, "is not a possible number of tokens", fix)
+
+
+# As documents
+
+
+def to_document(value: Assignment | Exceptions) -> Json:
+    """Give the JSON of either part."""
+    # Through text: what comes out is lists, which a store encodes without a second look.
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def name_exceptions(number: int, exceptions: Exceptions) -> str:
+    """Name a document of exceptions: unlike any other's name, and the same for all leaders.
+
+    By number and content: two leaders that decide the same make one document, and two that
+    decide differently at one number do not meet in it.
+    """
+    if not exceptions.tasks:
+        return ""
+    return f"{number}-{sha256(msgspec.json.encode(exceptions)).hexdigest()[:16]}"
+
+
+def read_plan(document: Json, exceptions: Json | None, key: str) -> Plan:
+    """Read an assignment and the exceptions that it names, if any.
+
+    Raises:
+        Corrupt: it is not what was written; names the key.
+    """
+    assignment = _convert(document, Assignment, key)
+    _check(_whole(assignment), key)
+    if not assignment.exceptions:
+        return Plan(assignment)
+    found = _convert(exceptions, Exceptions, f"{key} {assignment.exceptions}")
+    places = range(len(found.nodes) + 1)
+    sound = all(
+        e.holder in places and e.taker in places and 0 <= e.token < assignment.total
+        for e in found.tasks
+    )
+    _check(sound, f"{key} {assignment.exceptions}")
+    return Plan(assignment, found)
+
+
+def _convert(document: Json, kind: Any, key: str) -> Any:
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise Corrupt(key, str(error)) from error
+
+
+def _check(sound: bool, key: str) -> None:  # noqa: FBT001  # a verdict, not a flag
+    if not sound:
+        raise Corrupt(key, "it does not give each token one holder")
+
+
+def _whole(assignment: Assignment) -> bool:
+    """Say whether every token has one holder, and every move takes from it, once."""
+    starts, total = assignment.starts, assignment.total
+    places = range(len(assignment.nodes) + 1)
+    if not (
+        starts[:1] == (0,)
+        and 1 <= total <= MAX_TOKENS
+        and len(starts) == len(assignment.holders)
+        and all(a < b for a, b in pairwise((*starts, total)))
+        and all(holder in places for holder in assignment.holders)
+    ):
+        return False
+    holders = holders_of(assignment)
+    for move in assignment.moves:
+        if not (move.giver in places[1:] and move.taker in places and _fits(move, total)):
+            return False
+        for token in tokens_of(move):
+            if holders[token] != move.giver:
+                return False
+            holders[token] = NOBODY
+    return True
+
+
+def _fits(move: Move, total: int) -> bool:
+    runs = zip(move.starts, move.counts, strict=False)
+    return len(move.starts) == len(move.counts) and all(0 <= s < s + c <= total for s, c in runs)

@@ -1,0 +1,85 @@
+"""Who has what, and what is on its way: the one rule by which anything changes hands.
+
+Promises: nothing is given to a node while another may still use it.
+
+    held by A ── revoked ──▶ on its way from A ── A is done with it ──▶ held by B, or nobody
+        ▲                       │        ▲ │
+        └──── A has it back ────┘        └─┘ another target
+
+A is done with what a number revoked when it has applied that number or a higher one, or is
+dead. What nobody has is given at once. What is on its way may be given another target, or
+be had back by A: neither lets anybody use what A may still be using.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+from jobsync.core.assignment import NOBODY
+
+__all__ = ["Ledger", "Pending"]
+
+U = TypeVar("U", int, str)
+
+
+class Pending(NamedTuple):
+    """Where something on its way is going, and the number that revoked it."""
+
+    taker: int
+    revoked: int
+
+
+class Ledger(Generic[U]):
+    """The holders of units, by place; `NOBODY` holds what is free.
+
+    Args:
+        holders: who has each unit, or has yet to give it up.
+        moving: what is on its way.
+    """
+
+    def __init__(self, holders: dict[U, int], moving: dict[U, Pending]) -> None:
+        self.holders: dict[U, int] = holders
+        self.moving: dict[U, Pending] = moving
+
+    def settle(
+        self, is_done: Callable[[int, int], bool], dead: Collection[int], members: Collection[int]
+    ) -> None:
+        """Complete the moves that may be completed, and free what the dead had.
+
+        Args:
+            is_done: whether a node has applied a number, or is dead.
+            dead: the dead among the nodes.
+            members: who may be given anything.
+        """
+        for unit, (taker, revoked) in list(self.moving.items()):
+            if is_done(self.holders[unit], revoked):
+                self.holders[unit] = taker if taker in members else NOBODY
+                del self.moving[unit]
+        if dead:
+            free = [unit for unit, holder in self.holders.items() if holder in dead]
+            self.holders.update(dict.fromkeys(free, NOBODY))
+
+    def places(self, members: Collection[int]) -> dict[U, int]:
+        """Give where each unit is meant to be: with its taker, or where it still is."""
+        bound = {unit: to for unit, (to, _) in self.moving.items() if to in members}
+        return {**self.holders, **bound}
+
+    def stray(self, targets: Mapping[U, int]) -> list[U]:
+        """Give the units that are not at rest where they should be."""
+        moving = self.moving
+        return [
+            unit
+            for unit, holder in self.holders.items()
+            if targets[unit] != holder or unit in moving
+        ]
+
+    def send(self, unit: U, target: int, number: int) -> None:
+        """Take the next step of a unit towards its target; a revocation bears the number."""
+        holder, pending = self.holders[unit], self.moving.get(unit)
+        if pending is not None and target == holder:
+            del self.moving[unit]
+        elif pending is not None:
+            self.moving[unit] = Pending(target, pending.revoked)
+        elif holder == NOBODY:
+            self.holders[unit] = target
+        elif holder != target:
+            self.moving[unit] = Pending(target, number)

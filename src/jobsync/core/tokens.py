@@ -1,0 +1,67 @@
+"""Which token a task belongs to. Every node gives the same answer, in every release.
+
+A task is known by `str(id)`, so that `1` and `"1"` are one task. The three hashes are
+those of the original JobSync, number for number: a fleet can change over without a task
+changing its token.
+
+    md5             the whole digest as one number; what the guide documents, and the default
+    sha256          the digest's first 8 bytes, big-endian
+    double_sha256   the same of the digest's digest
+"""
+
+from collections.abc import Callable, Mapping
+from hashlib import md5, sha256
+from typing import Literal, TypeAlias, get_args
+
+from jobsync.core.names import closest
+from jobsync.errors import Invalid
+
+__all__ = ["HASH_FUNCTIONS", "HashFunction", "check_hash_function", "token_of"]
+
+HashFunction: TypeAlias = Literal["md5", "sha256", "double_sha256"]
+
+HASH_FUNCTIONS: tuple[str, ...] = get_args(HashFunction)
+"""The names that `hash_function` takes."""
+
+_number = int.from_bytes
+
+
+def _hash_md5(text: bytes) -> int:
+    # Not for security: where FIPS forbids md5 otherwise, tasks must keep their tokens.
+    return _number(md5(text, usedforsecurity=False).digest())
+
+
+def _hash_sha256(text: bytes) -> int:
+    return _number(sha256(text).digest()[:8])
+
+
+def _hash_double_sha256(text: bytes) -> int:
+    return _number(sha256(sha256(text).digest()).digest()[:8])
+
+
+_HASHES: Mapping[str, Callable[[bytes], int]] = {
+    "md5": _hash_md5,
+    "sha256": _hash_sha256,
+    "double_sha256": _hash_double_sha256,
+}
+
+
+def token_of(task_id: object, total_tokens: int, hash_function: str = "md5") -> int:
+    """Give the token of a task, from 0 to `total_tokens` - 1.
+
+    Nothing is checked here, because this runs for every task of every list: the settings
+    check `hash_function` and `total_tokens`, and `Task` checks the id.
+    """
+    return _HASHES[hash_function](str(task_id).encode()) % total_tokens
+
+
+def check_hash_function(name: str) -> None:
+    """Refuse a hash that nobody knows.
+
+    Raises:
+        Invalid: names the one that was probably meant.
+    """
+    if name not in _HASHES:
+        hint = closest(name, HASH_FUNCTIONS)
+        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(HASH_FUNCTIONS)}"
+        raise Invalid("hash_function", name, "is not a known hash", fix)

@@ -1,0 +1,267 @@
+"""Hand-over in every state that a small fleet can get into, leaders changing in the middle.
+
+Two nodes or three, a few tokens, a pin that comes and goes; a node may join, leave, fall
+silent and be called dead at any moment, read a plan and apply it late; a leader writes what
+it decided before another took over. Nothing is sampled.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+
+import handovers
+import pytest
+from handovers import Fleet, Peer, Rule, covering, heal, is_newer, start, steps
+from msgspec.structs import replace
+
+from jobsync.core.assignment import Plan
+from jobsync.core.handover import _Draft, assign
+from jobsync.core.ledger import Ledger
+from jobsync.core.pins import Pin
+
+TASKS = ("any", "pinned", "otherwise")
+PINS = (
+    Pin(task="pinned", token=0, patterns=("b",)),
+    Pin(task="otherwise", token=0, patterns=("a",)),
+)
+
+Rank = Callable[[int], int]
+Check = Callable[[Fleet], str | None]
+IsDone = Callable[[int, int], bool]
+Breakage = Callable[[pytest.MonkeyPatch], None]
+Came = dict[Fleet, tuple[Fleet | None, str]]
+
+
+def explore(
+    fleet: Fleet,
+    pins: tuple[tuple[Pin, ...], ...] = (),
+    *,
+    late: bool = False,
+    applies: Rule = is_newer,
+) -> Iterator[tuple[Fleet, Came]]:
+    """Give every state that can be reached, nearest first, with how each was come to."""
+    came: Came = {fleet: (None, "")}
+    frontier = [fleet]
+    while frontier:
+        found = []
+        for state in frontier:
+            yield state, came
+            for step in steps(state, pins, late=late, applies=applies):
+                after = canonical(step.after)
+                if after not in came:
+                    came[after] = (state, step.what)
+                    found.append(after)
+        frontier = found
+
+
+def trace(came: Came, state: Fleet | None) -> list[str]:
+    """Give a shortest way into a state."""
+    way: list[str] = []
+    while state is not None:
+        state, what = came[state]
+        way.append(what)
+    return way[-2::-1]
+
+
+def canonical(fleet: Fleet) -> Fleet:
+    """Give the same fleet with as few different numbers as tell it from others.
+
+    Numbers are only ever compared: with what was revoked, with the plan's own, and by a node
+    with what it read. States that differ in nothing else behave alike.
+    """
+    number = fleet.plan.assignment.number
+    told = {0, 1, number, number + 1, *_revoked(fleet.plan)}
+    for peer in fleet.peers:
+        if peer.read is not None:
+            told |= {peer.applied.number, peer.read.number}
+    ordered = sorted(told)
+
+    def rank(number: int) -> int:
+        return bisect_right(ordered, number) - 1
+
+    return replace(
+        fleet,
+        plan=_renumber(fleet.plan, rank),
+        draft=_renumber(fleet.draft, rank) if fleet.draft else None,
+        peers=tuple(_renumber_peer(peer, rank) for peer in fleet.peers),
+    )
+
+
+def _revoked(plan: Plan) -> Iterable[int]:
+    yield from (move.revoked for move in plan.assignment.moves)
+    yield from (task.revoked for task in plan.exceptions.tasks)
+
+
+def _renumber(plan: Plan, rank: Rank) -> Plan:
+    before, exceptions = plan.assignment, plan.exceptions
+    moves = tuple(replace(move, revoked=rank(move.revoked)) for move in before.moves)
+    tasks = tuple(replace(task, revoked=rank(task.revoked)) for task in exceptions.tasks)
+    assignment = replace(before, number=rank(before.number), moves=moves, exceptions="")
+    return Plan(assignment, replace(exceptions, tasks=tasks))
+
+
+def _renumber_peer(peer: Peer, rank: Rank) -> Peer:
+    read = peer.read
+    return replace(
+        peer,
+        applied=replace(peer.applied, number=rank(peer.applied.number)),
+        read=replace(read, number=rank(read.number)) if read else None,
+        acked=rank(peer.acked),
+    )
+
+
+def find_overlap(fleet: Fleet) -> str | None:
+    """Say what two nodes would do at the same time."""
+    for token in range(fleet.plan.assignment.total):
+        for task in TASKS:
+            if len(nodes := covering(fleet, task, token)) > 1:
+                return f"task {task!r} of token {token}: {nodes}"
+    return None
+
+
+def find_gap(fleet: Fleet) -> str | None:
+    """Say which task nobody would do, or the wrong node, once everything is quiet."""
+    quiet = heal(fleet)
+    members = [peer.node.name for peer in quiet.peers if peer.status == "member"]
+    pinned = {pin.task: pin.patterns for pin in quiet.pins}
+    for token in range(quiet.plan.assignment.total):
+        for task in TASKS:
+            allowed = [name for name in members if name in pinned.get(task, members)]
+            nodes = covering(quiet, task, token)
+            if bool(nodes) != bool(allowed) or not set(nodes) <= set(allowed):
+                return f"task {task!r} of token {token}: {nodes}, allowed {allowed}"
+    return None
+
+
+def find_worst(found: Iterable[tuple[Fleet, Came]], *checks: Check) -> str | None:
+    """Give the first thing that is wrong, with a shortest way to it."""
+    for state, came in found:
+        for check in checks:
+            if wrong := check(state):
+                return "\n  ".join((wrong, *trace(came, state)))
+    return None
+
+
+def test_tokens_of_two_nodes_never_overlap_and_all_come_to_rest() -> None:
+    """Whatever happens, a token has one user at most; when it is over, all are in use."""
+    found = explore(start(("a", "b"), 2, members=1))
+    assert find_worst(found, find_overlap, find_gap) is None
+
+
+def test_plans_applied_late_do_not_overlap() -> None:
+    """A node may have read a plan long before it applies it."""
+    found = explore(start(("a", "b"), 1, members=1), late=True)
+    assert find_worst(found, find_overlap) is None
+
+
+def test_pins_that_come_and_go_never_overlap_and_are_heeded() -> None:
+    """A pinned task, too, has one user at most; when it is over, its pin is heeded.
+
+    The pins disagree, so that one of the tasks has to part from their token.
+    """
+    found = explore(start(("a", "b"), 1, members=2), ((), PINS))
+    assert find_worst(found, find_overlap, find_gap) is None
+
+
+# What the model must notice
+
+
+def give_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    """Complete a move at once."""
+    settle = Ledger.settle
+
+    def wrong(self: Ledger[int], _: object, dead: set[int], members: list[int]) -> None:
+        settle(self, lambda _place, _number: True, dead, members)
+
+    patch.setattr(Ledger, "settle", wrong)
+
+
+def take_any_acknowledgement(patch: pytest.MonkeyPatch) -> None:
+    """Take an acknowledgement of any number for one of this number."""
+    settle = Ledger.settle
+
+    def wrong(self: Ledger[int], is_done: IsDone, dead: set[int], members: list[int]) -> None:
+        settle(self, lambda place, _: is_done(place, 1), dead, members)
+
+    patch.setattr(Ledger, "settle", wrong)
+
+
+def give_away_what_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
+    """Forget who is still to give a token up when its move gets another target."""
+    send = Ledger.send
+
+    def wrong(self: Ledger[int], unit: int, target: int, number: int) -> None:
+        pending = self.moving.get(unit)
+        if pending and pending.taker != target:
+            del self.moving[unit]
+            self.holders[unit] = target
+        else:
+            send(self, unit, target, number)
+
+    patch.setattr(Ledger, "send", wrong)
+
+
+def take_the_leaving_for_dead(patch: pytest.MonkeyPatch) -> None:
+    """Do not wait for a node that is about to leave."""
+
+    def wrong(fleet: Fleet) -> Plan:
+        gone = [peer for peer in fleet.peers if peer.status in ("leaving", "silent", "dead")]
+        members = [peer.node for peer in fleet.peers if peer.status == "member"]
+        dead = {peer.node.incarnation for peer in gone}
+        return assign(fleet.plan, members, dead=dead, pins=fleet.pins)
+
+    patch.setattr(handovers, "decide", wrong)
+
+
+def pin_without_revoking(patch: pytest.MonkeyPatch) -> None:
+    """Treat a task that parts from its token as nobody's."""
+
+    def wrong(self: _Draft, task: str, token: int) -> None:
+        self._token_of[task] = token
+        self._tasks.holders.setdefault(task, 0)
+
+    patch.setattr(_Draft, "_part", wrong)
+
+
+def unpin_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    """Let a task follow its token again while another node still has it."""
+
+    def wrong(self: _Draft, exempt: dict[str, int]) -> None:
+        for task in [each for each in self._tasks.holders if each not in exempt]:
+            del self._tasks.holders[task]
+            self._tasks.moving.pop(task, None)
+
+    patch.setattr(_Draft, "_reunite", wrong)
+
+
+@pytest.mark.parametrize(
+    "breakage",
+    [
+        give_without_waiting,
+        take_any_acknowledgement,
+        give_away_what_is_on_its_way,
+        take_the_leaving_for_dead,
+    ],
+)
+def test_a_broken_hand_over_of_tokens_is_noticed(
+    breakage: Breakage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is able to fail: each rule that is taken away shows as an overlap."""
+    breakage(monkeypatch)
+    found = explore(start(("a", "b", "c"), 1, members=1))
+    assert find_worst(found, find_overlap) is not None
+
+
+@pytest.mark.parametrize("breakage", [pin_without_revoking, unpin_without_waiting])
+def test_a_broken_hand_over_of_tasks_is_noticed(
+    breakage: Breakage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likewise for tasks that part from their token, and come back to it."""
+    breakage(monkeypatch)
+    found = explore(start(("a", "b"), 1, members=2), ((), PINS))
+    assert find_worst(found, find_overlap) is not None
+
+
+def test_an_old_plan_that_is_applied_late_is_noticed() -> None:
+    """Without the rule that a number never goes down, two nodes use one token."""
+    found = explore(start(("a", "b"), 1, members=1), late=True, applies=lambda *_: True)
+    assert find_worst(found, find_overlap) is not None
