@@ -2,11 +2,12 @@
 
 Two nodes or three, a few tokens, a pin that comes and goes; a node may join, leave, fall
 silent and be called dead at any moment, read a plan and apply it late; a leader writes what
-it decided before another took over. Nothing is sampled.
+it decided before another took over.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import handovers
 import pytest
@@ -153,13 +154,15 @@ def test_plans_applied_late_do_not_overlap() -> None:
     assert find_worst(found, find_overlap) is None
 
 
-def test_pins_that_come_and_go_never_overlap_and_are_heeded() -> None:
+def test_pins_that_come_and_go_never_overlap_and_are_heeded(full_scale: bool) -> None:
     """A pinned task, too, has one user at most; when it is over, its pin is heeded.
 
-    The pins disagree, so that one of the tasks has to part from their token.
+    The pins disagree, so that one of the tasks has to part from their token. Every state at
+    full scale; otherwise the nearest ones.
     """
     found = explore(start(("a", "b"), 1, members=2), ((), PINS))
-    assert find_worst(found, find_overlap, find_gap) is None
+    nearest = found if full_scale else islice(found, 10_000)
+    assert find_worst(nearest, find_overlap, find_gap) is None
 
 
 # What the model must notice

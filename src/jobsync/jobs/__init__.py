@@ -1,0 +1,1 @@
+"""Task ownership: every task belongs to one live node."""

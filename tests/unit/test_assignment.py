@@ -1,0 +1,193 @@
+"""The record of who owns what: short, exact, and refused when it is not."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobsync import Corrupt, Invalid
+from jobsync.core.assignment import (
+    MAX_TOKENS,
+    Assignment,
+    Exceptions,
+    Exempt,
+    Move,
+    Node,
+    Ownership,
+    Plan,
+    count_moved,
+    has_nothing,
+    holders_of,
+    name_exceptions,
+    owned_by,
+    pack_holders,
+    pack_move,
+    promised_to,
+    read_plan,
+    to_document,
+    tokens_of,
+)
+from jobsync.core.codec import decode, encode
+
+A, B, C = (Node(f"{name}-1", name) for name in "abc")
+
+MOVING = Assignment(
+    number=7,
+    total=10,
+    nodes=(A, B),
+    starts=(0, 6),
+    holders=(1, 2),
+    moves=(Move(1, 2, revoked=7, starts=(4,), counts=(2,)),),
+)
+"""a has 0 to 3, b has 6 to 9, and 4 and 5 are on their way."""
+
+PINNED = Exceptions(
+    (A, B), (Exempt("mine", 1, 2), Exempt("moving", 2, 1, 2, 7), Exempt("waits", 3, 0))
+)
+
+
+def test_what_is_on_its_way_is_nobodys() -> None:
+    """The giver has lost it, and the taker does not have it yet."""
+    assert owned_by(MOVING, A.incarnation) == {0, 1, 2, 3}
+    assert owned_by(MOVING, B.incarnation) == {6, 7, 8, 9}
+    assert promised_to(MOVING, B.incarnation) == {4, 5}
+    assert promised_to(MOVING, A.incarnation) == frozenset()
+
+
+def test_who_is_not_in_it_owns_nothing() -> None:
+    """A node that the assignment does not know, and tokens that nobody has."""
+    assert owned_by(MOVING, C.incarnation) == frozenset()
+    assert promised_to(MOVING, C.incarnation) == frozenset()
+    assert owned_by(Assignment(0, 10), C.incarnation) == frozenset()
+
+
+def test_exceptions_decide_before_tokens() -> None:
+    """A task with an owner of its own is that node's, on its way it is nobody's."""
+    plan = Plan(MOVING, PINNED)
+    a, b = plan.seen_by(A.incarnation), plan.seen_by(B.incarnation)
+    assert (a.covers("any", 1), b.covers("any", 1)) == (True, False)
+    assert (a.covers("mine", 1), b.covers("mine", 1)) == (False, True)
+    assert (a.covers("moving", 2), b.covers("moving", 2)) == (False, False)
+    assert (a.covers("waits", 3), b.covers("waits", 3)) == (False, False)
+    assert plan.seen_by(C.incarnation) == Ownership(7)
+
+
+def test_a_node_has_nothing_once_all_is_acknowledged() -> None:
+    """Not before: neither tokens on their way nor tasks of its own may remain."""
+    assert not has_nothing(Plan(MOVING), A.incarnation)
+    assert has_nothing(Plan(MOVING), C.incarnation)
+    free = Assignment(8, 10, (B,), (0,), (1,))
+    assert has_nothing(Plan(free), A.incarnation)
+    assert not has_nothing(Plan(free, PINNED), A.incarnation)
+
+
+def test_moved_tokens_are_counted_by_where_they_are_meant_to_be() -> None:
+    """Counted when they are revoked, and not again when they arrive."""
+    before = Assignment(6, 10, (A, B), (0, 6), (1, 2))
+    arrived = Assignment(8, 10, (A, B), (0, 4), (1, 2))
+    assert count_moved(before, MOVING) == 2
+    assert count_moved(MOVING, arrived) == 0
+    assert count_moved(before, before) == 0
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
+def test_runs_give_back_the_holders(holders: list[int]) -> None:
+    """Packing loses nothing, and neighbours differ."""
+    starts, held = pack_holders(holders)
+    assignment = Assignment(1, len(holders), (A, B, C), starts, held)
+    assert holders_of(assignment) == holders
+    assert all(left != right for left, right in pairwise(held))
+
+
+@given(st.sets(st.integers(0, 60), min_size=1))
+def test_moves_give_back_their_tokens(tokens: set[int]) -> None:
+    """Packing loses nothing."""
+    assert list(tokens_of(pack_move(1, 2, 3, sorted(tokens)))) == sorted(tokens)
+
+
+def test_a_plan_survives_the_store() -> None:
+    """Written as JSON and read again, it is the same."""
+    assignment = Assignment(**{**_fields(MOVING), "exceptions": "7-abc"})
+    texts = [encode(to_document(part)) for part in (assignment, PINNED)]
+    first, second = (decode(text, "plan") for text in texts)
+    assert read_plan(first, second, "plan") == Plan(assignment, PINNED)
+
+
+def test_fields_of_newer_code_are_passed_over() -> None:
+    """A reader takes what it knows."""
+    document = {**to_document(MOVING), "weights": [1, 2]}
+    assert read_plan(document, None, "plan") == Plan(MOVING)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"number": "seven"},
+        {"total": 0},
+        {"total": MAX_TOKENS + 1},
+        {"starts": [0]},
+        {"starts": []},
+        {"starts": [1, 6]},
+        {"starts": [0, 0]},
+        {"starts": [0, 10]},
+        {"holders": [1, 3]},
+        {"holders": [1, -1]},
+        {"moves": [{"giver": 2, "taker": 1, "revoked": 7, "starts": [4], "counts": [2]}]},
+        {"moves": [{"giver": 0, "taker": 1, "revoked": 7, "starts": [4], "counts": [2]}]},
+        {"moves": [{"giver": 1, "taker": 3, "revoked": 7, "starts": [4], "counts": [2]}]},
+        {"moves": [{"giver": 1, "taker": 2, "revoked": 7, "starts": [4], "counts": [7]}]},
+        {"moves": [{"giver": 1, "taker": 2, "revoked": 7, "starts": [4], "counts": []}]},
+        {"moves": [{"giver": 1, "taker": 2, "revoked": 7, "starts": [4, 4], "counts": [1, 1]}]},
+        {"exceptions": "7-abc"},
+    ],
+)
+def test_a_damaged_assignment_is_not_believed(damage: dict[str, Any]) -> None:
+    """A token with two owners, or none, or out of range, is corruption."""
+    with pytest.raises(Corrupt, match="assignment/x"):
+        read_plan({**to_document(MOVING), **damage}, None, "assignment/x")
+
+
+@pytest.mark.parametrize("row", [["t", 1, 3], ["t", 1, 1, 3, 7], ["t", 10, 1], ["t", -1, 1], ["t"]])
+def test_damaged_exceptions_are_not_believed(row: list[Any]) -> None:
+    """Likewise; the error names which document it was."""
+    document = {**to_document(MOVING), "exceptions": "7-abc"}
+    exceptions = {**to_document(PINNED), "tasks": [row]}
+    with pytest.raises(Corrupt, match="assignment/x 7-abc"):
+        read_plan(document, exceptions, "assignment/x")
+
+
+def test_exceptions_are_named_by_number_and_content() -> None:
+    """Two leaders that decide the same make one document; no exceptions need none."""
+    name = name_exceptions(7, PINNED)
+    assert name.startswith("7-")
+    assert name == name_exceptions(7, PINNED)
+    assert name != name_exceptions(7, Exceptions((A,), PINNED.tasks))
+    assert name_exceptions(7, Exceptions()) == ""
+
+
+@pytest.mark.parametrize("total", [0, -1, MAX_TOKENS + 1])
+def test_impossible_numbers_of_tokens_are_refused(total: int) -> None:
+    """With the numbers that are possible."""
+    with pytest.raises(Invalid, match=f"total_tokens={total}.*1 to 100,000"):
+        Plan.empty(total)
+
+
+def test_the_most_scattered_assignment_fits_one_record() -> None:
+    """As many tokens as there may be, no two neighbours with one node, all on their way."""
+    nodes = tuple(Node(f"worker-1700000000000-{i:012x}-{'x' * 12}", f"n{i}") for i in range(50))
+    holders = [i % 50 + 1 for i in range(MAX_TOKENS)]
+    starts, held = pack_holders(holders)
+    moves = tuple(
+        pack_move(giver, giver % 50 + 1, 1_000_000, range(giver - 1, MAX_TOKENS, 50))
+        for giver in range(1, 51)
+    )
+    assignment = Assignment(1_000_000, MAX_TOKENS, nodes, starts, held, moves)
+    text = encode(to_document(assignment))
+    assert len(text) < 2_000_000
+    assert read_plan(decode(text, "plan"), None, "plan") == Plan(assignment)
+
+
+def _fields(assignment: Assignment) -> dict[str, Any]:
+    return {name: getattr(assignment, name) for name in assignment.__struct_fields__}

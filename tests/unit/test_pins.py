@@ -1,0 +1,113 @@
+"""Patterns as SQL's LIKE reads them, and what pins ask of a fleet."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobsync import Invalid
+from jobsync.core.clock import Wall
+from jobsync.core.pins import Pin, check_pattern, in_force, like, pattern_in_force, resolve
+
+NAMES = {1: "prod-01", 2: "prod-02-gpu", 3: "test-01"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        ("prod-01", ["prod-01"], ["prod-012", "Prod-01", "xprod-01"]),
+        ("prod-%", ["prod-", "prod-1", "prod-a\nb"], ["prod", "a-prod-1"]),
+        ("%-gpu", ["-gpu", "a-gpu"], ["a-gpu-1", "a-GPU"]),
+        ("%special%", ["special", "a special one"], ["specia"]),
+        ("node-_", ["node-1", "node-ä", "node-\n"], ["node-", "node-10"]),
+        (r"node\_1", ["node_1"], ["node-1", r"node\_1"]),
+        (r"100\%", ["100%"], ["1000", "100"]),
+        (r"a\\b", [r"a\b"], ["ab", r"a\\b"]),
+        (r"\a", ["a"], [r"\a"]),
+        ("a.c", ["a.c"], ["abc"]),
+        ("[ab]%", ["[ab]1"], ["a1"]),
+        ("%", ["", "anything"], []),
+        ("_%_", ["ab", "abc"], ["a", ""]),
+    ],
+)
+def test_patterns_match_as_in_postgresql(
+    pattern: str, matching: list[str], other: list[str]
+) -> None:
+    """Wildcards, escapes, and nothing else is special."""
+    assert all(like(pattern)(name) for name in matching)
+    assert not any(like(pattern)(name) for name in other)
+
+
+@given(st.text(), st.text())
+def test_an_escaped_name_matches_itself_alone(name: str, other: str) -> None:
+    """Whatever a node is called, there is a pattern for it."""
+    escaped = name.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")
+    assert like(escaped)(name)
+    assert like(escaped)(other) == (name == other)
+
+
+@pytest.mark.parametrize(("pattern", "fix"), [("", "give a name"), ("a%\\", r"write \\\\")])
+def test_patterns_without_meaning_are_refused(pattern: str, fix: str) -> None:
+    """As PostgreSQL refuses a backslash at the end."""
+    with pytest.raises(Invalid, match=f"node_pattern.*{fix}"):
+        check_pattern(pattern)
+
+
+def test_an_expired_pin_is_not_in_force() -> None:
+    """From the very moment on that it names."""
+    for_ever, until = pin("a", "%"), pin("b", "%", expires_at=100.0)
+    assert in_force([for_ever, until], Wall(99.9)) == [for_ever, until]
+    assert in_force([for_ever, until], Wall(100.0)) == [for_ever]
+
+
+def pin(task: str, *patterns: str, token: int = 5, expires_at: float | None = None) -> Pin:
+    """Pin a task."""
+    return Pin(task=task, token=token, patterns=patterns, expires_at=expires_at)
+
+
+def nodes(pins: list[Pin], task: str) -> set[int]:
+    """Give who may do a task."""
+    return places(resolve(pins, NAMES).tasks[task].nodes)
+
+
+def places(bits: int) -> set[int]:
+    """Give the places that bits stand for."""
+    return {place for place in range(10) if bits >> place & 1}
+
+
+def test_the_first_pattern_that_anybody_matches_is_in_force() -> None:
+    """The others are fallbacks, and are not added to it."""
+    assert nodes([pin("t", "old-%", "prod-%", "%")], "t") == {1, 2}
+    assert nodes([pin("t", "test-01", "prod-%")], "t") == {3}
+    assert pattern_in_force(pin("t", "old-%", "prod-%", "%"), list(NAMES.values())) == "prod-%"
+
+
+def test_a_pin_that_nobody_matches_asks_for_nobody() -> None:
+    """And wishes nothing of its token."""
+    wishes = resolve([pin("t", "old-%")], NAMES)
+    assert places(wishes.tasks["t"].nodes) == set()
+    assert wishes.tokens == {}
+    assert pattern_in_force(pin("t", "old-%"), list(NAMES.values())) is None
+
+
+def test_several_pins_of_a_task_are_alternatives() -> None:
+    """As when a list of nodes is registered one by one."""
+    assert nodes([pin("t", "prod-01"), pin("t", "test-01"), pin("t", "gone")], "t") == {1, 3}
+
+
+def test_two_lives_of_one_name_both_match() -> None:
+    """A name is matched for each that bears it."""
+    wishes = resolve([pin("t", "twin")], {1: "twin", 2: "twin", 3: "other"})
+    assert places(wishes.tasks["t"].nodes) == {1, 2}
+
+
+def test_a_token_is_wished_for_by_who_satisfies_all_its_tasks() -> None:
+    """What their sets have in common."""
+    wishes = resolve([pin("t", "prod-%"), pin("u", "%-gpu"), pin("v", "gone")], NAMES)
+    assert {token: places(bits) for token, bits in wishes.tokens.items()} == {5: {2}}
+
+
+def test_where_pins_disagree_most_of_them_count() -> None:
+    """A token goes to a node that satisfies the most."""
+    pins = [pin("t", "prod-01"), pin("u", "test-01"), pin("v", "test-01"), pin("w", "prod-%")]
+    assert places(resolve(pins, NAMES).tokens[5]) == {1, 3}
+    assert places(resolve([*pins, pin("x", "prod-%")], NAMES).tokens[5]) == {1}

@@ -1,0 +1,69 @@
+"""A task is known by the text of its id, the same on every node."""
+
+from datetime import date
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobsync import Invalid
+from jobsync.jobs.task import Task
+
+ids = st.integers() | st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
+
+
+def test_a_number_and_its_text_are_one_task() -> None:
+    """Equal, and found under either."""
+    assert Task(1) == Task("1")
+    assert {Task(1): "found"}[Task("1")] == "found"
+    assert Task(1) != Task(2)
+    assert Task(1) != 1
+
+
+def test_a_task_keeps_its_id_and_name() -> None:
+    """The id as it was given; the name is for people and makes no difference."""
+    task = Task(("a", 1), "first")
+    assert (task.id, task.name, task.text) == (("a", 1), "first", "('a', 1)")
+    assert Task(1, "one") == Task(1)
+    with pytest.raises(AttributeError):
+        task.id = 2  # type: ignore[misc]
+
+
+def test_tasks_sort_by_id() -> None:
+    """Numbers by size, then names; what only looks like a number is a name."""
+    tasks = [Task(each) for each in ("b", 10, "9", -3, "007", "a", "-0", date(2025, 1, 1))]
+    assert [task.text for task in sorted(tasks)] == [
+        *("-3", "9", "10"),
+        *("-0", "007", "2025-01-01", "a", "b"),
+    ]
+    with pytest.raises(TypeError):
+        assert Task(1) < 2  # type: ignore[operator]
+
+
+@given(ids, ids)
+def test_order_and_equality_agree(left: Any, right: Any) -> None:
+    """One of less, equal and greater, whatever the kinds of ids."""
+    one, other = Task(left), Task(right)
+    assert (one < other) + (one == other) + (one > other) == 1
+    assert (one <= other) == (not one > other)
+    assert (one >= other) == (not one < other)
+
+
+@pytest.mark.parametrize(
+    ("id", "fix"),
+    [
+        (None, "give a name or a number"),
+        (..., "give a name or a number"),
+        ("", "give a name or a number"),
+        ([1], "use a name, a number or a tuple"),
+        (frozenset({"a"}), r"use tuple\(sorted\(id\)\)"),
+        (object(), "give object a __str__"),
+        ("a\0b", "remove it"),
+        ("a\ud800", "decode it properly"),
+    ],
+)
+def test_ids_that_differ_between_nodes_are_refused(id: Any, fix: str) -> None:
+    """An id must mean the same task in every process."""
+    with pytest.raises(Invalid, match=f"id=.*{fix}"):
+        Task(id)
