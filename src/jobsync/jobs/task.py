@@ -1,7 +1,6 @@
 """What a node works on: anything with an id that reads the same on every node."""
 
 from collections.abc import Hashable
-from functools import total_ordering
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ _LONGEST_NUMBER = 1000
 """In digits: Python refuses to read numbers of more than a few thousand."""
 
 
-@total_ordering
 class Task(msgspec.Struct, frozen=True, eq=False):
     """A task. Known by the text of its id: `Task(1)` and `Task("1")` are one.
 
@@ -51,6 +49,15 @@ class Task(msgspec.Struct, frozen=True, eq=False):
 
     def __lt__(self, other: object) -> bool:
         return self._rank < other._rank if isinstance(other, Task) else NotImplemented
+
+    def __le__(self, other: object) -> bool:
+        return self._rank <= other._rank if isinstance(other, Task) else NotImplemented
+
+    def __gt__(self, other: object) -> bool:
+        return self._rank > other._rank if isinstance(other, Task) else NotImplemented
+
+    def __ge__(self, other: object) -> bool:
+        return self._rank >= other._rank if isinstance(other, Task) else NotImplemented
 
     @property
     def _rank(self) -> tuple[int, int, str]:
