@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import UnionType
-from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec.structs import FieldInfo, fields
@@ -31,11 +31,14 @@ from jobsync.core.urls import parse_url
 from jobsync.errors import Invalid, Misconfigured
 
 __all__ = [
+    "Layer",
     "Origin",
     "Resolved",
     "Settings",
     "Sources",
     "StoreSettings",
+    "check_given",
+    "combine",
     "in_section",
     "resolve",
     "sections",
@@ -109,11 +112,15 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
 class Origin(msgspec.Struct, frozen=True):
     """Where a value came from."""
 
-    kind: Literal["code", "environment", "file", "default"]
+    kind: Literal["code", "config", "environment", "file", "default"]
     where: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.where}".rstrip()
+
+
+Layer: TypeAlias = Mapping[str, tuple[Origin, Any]]
+"""What one source gives: settings by name, each with its place."""
 
 
 class Sources(msgspec.Struct, frozen=True):
@@ -173,40 +180,69 @@ def resolve(
         Invalid: the code gives an unknown name or a wrong value.
         Misconfigured: the environment or a file does; names the variable or the line.
     """
-    known = {field.name: field for field in fields(kind)}
-    _check_given(kind, given, known)
+    _check_names(kind, given)
     _check_environ(kind, sources.environ, section)
     tables = [(where, _open(kind, where, table, section)) for where, table in sources.documents]
+    names = [field.name for field in fields(kind)]
+    layers = [
+        {name: (Origin("code"), value) for name, value in given.items() if value is not None},
+        _read_environ(names, sources.environ, section),
+        *(_read_table(names, where, table, section) for where, table in tables),
+    ]
+    for field in fields(kind):
+        if field.required and not any(field.name in layer for layer in layers):
+            fix = f"pass it, or set {_variable(section, field.name)}"
+            raise Invalid(field.name, None, "is required and was given nowhere", fix)
+    return combine(kind, layers)
+
+
+def combine(kind: type[T], layers: Iterable[Layer]) -> Resolved[T]:
+    """Give each setting the value of the first layer that has it, or its default.
+
+    Raises:
+        Invalid: the code gives a wrong value.
+        Misconfigured: another source does; names the place.
+    """
+    found: dict[str, tuple[Origin, Any]] = {}
+    for layer in layers:
+        found = {**layer, **found}
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
-    for name, field in known.items():
-        origin, value = _find(field, given, sources.environ, tables, section)
-        origins[name] = origin
+    for field in fields(kind):
+        origin, value = found.get(field.name, (Origin("default"), None))
+        origins[field.name] = origin
         if origin.kind != "default":
-            values[name] = _convert(field, value, origin)
-        elif field.required:
-            fix = f"pass it, or set {_variable(section, name)}"
-            raise Invalid(name, None, "is required and was given nowhere", fix)
+            values[field.name] = _convert(field, value, origin)
     return Resolved(_build(kind, values, origins), origins)
 
 
-def _find(
-    field: FieldInfo,
-    given: Mapping[str, Any],
-    environ: Mapping[str, str],
-    tables: Iterable[tuple[str, Mapping[str, Any]]],
-    section: str,
-) -> tuple[Origin, Any]:
-    """Give the first value there is, with its origin."""
-    if (value := given.get(field.name)) is not None:
-        return Origin("code"), value
-    variable = _variable(section, field.name)
-    if (text := environ.get(variable)) and not _is_service_value(text):
-        return Origin("environment", variable), text
-    for where, table in tables:
-        if field.name in table:
-            return Origin("file", _place(where, section, field.name)), table[field.name]
-    return Origin("default"), None
+def check_given(kind: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what the code gives, each value in its field's type; `None` gives nothing.
+
+    Raises:
+        Invalid: a name is unknown, or a value is wrong.
+    """
+    _check_names(kind, given)
+    known = {field.name: field for field in fields(kind)}
+    there = {name: value for name, value in given.items() if value is not None}
+    return {name: _convert(known[name], value, Origin("code")) for name, value in there.items()}
+
+
+def _read_environ(names: Iterable[str], environ: Mapping[str, str], section: str) -> Layer:
+    variables = {name: _variable(section, name) for name in names}
+    return {
+        name: (Origin("environment", variable), text)
+        for name, variable in variables.items()
+        if (text := environ.get(variable)) and not _is_service_value(text)
+    }
+
+
+def _read_table(names: Iterable[str], where: str, table: Mapping[str, Any], section: str) -> Layer:
+    return {
+        name: (Origin("file", _place(where, section, name)), table[name])
+        for name in names
+        if name in table
+    }
 
 
 def _build(kind: type[T], values: dict[str, Any], origins: Mapping[str, Origin]) -> T:
@@ -227,7 +263,7 @@ def _refusal(
 ) -> Invalid | Misconfigured:
     """Blame the origin: the code's mistakes are `Invalid`, all others `Misconfigured`."""
     shown = _mask(field.name, value, secret=_is_secret(field))
-    if origin.kind in ("environment", "file"):
+    if origin.kind in ("config", "environment", "file"):
         return Misconfigured(origin.where, shown, problem, fix)
     return Invalid(field.name, shown, problem, fix)
 
@@ -252,9 +288,8 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(names))}"
 
 
-def _check_given(
-    kind: type[msgspec.Struct], given: Mapping[str, Any], known: Mapping[str, FieldInfo]
-) -> None:
+def _check_names(kind: type[msgspec.Struct], given: Mapping[str, Any]) -> None:
+    known = [field.name for field in fields(kind)]
     for name, value in given.items():
         if name not in known:
             shown = _mask_stray(name, value, known)

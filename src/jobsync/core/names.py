@@ -6,7 +6,7 @@ from collections.abc import Iterable
 __all__ = ["closest"]
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """Give the known name that is most likely meant, if any is near."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+def closest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """Give the known name that is most likely meant, if any is near; 1 is the same name."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
     return found[0] if found else None
