@@ -355,9 +355,10 @@ def _check_table(place: str, value: Any) -> dict[str, Any]:
 
 
 def _convert(field: FieldInfo, value: Any, origin: Origin) -> Any:
-    """Give a value the field's type. Only text from the environment is read as a number."""
+    """Give a value the field's type. Text is read as a number where it may be a variable's."""
     kinds = _kinds(field)
-    from_text = origin.kind == "environment"
+    # A config module often hands on what it found in the environment.
+    from_text = isinstance(value, str) and origin.kind in ("config", "environment")
     if from_text and bool in kinds and str not in kinds:
         value = _WORDS.get(value.lower(), value)
     if isinstance(value, timedelta) and float in kinds:

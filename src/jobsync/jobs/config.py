@@ -1,0 +1,248 @@
+"""How nodes share their tasks: every setting of a `Job`, checked when it is written.
+
+It remembers which settings were given, so that those left to their defaults can come from
+elsewhere (see `sources`) or be chosen to suit the store. Passwords are shown nowhere.
+"""
+
+import re
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+from msgspec.structs import fields
+
+from jobsync.core.assignment import check_total
+from jobsync.core.secret import MASK, Secret
+from jobsync.core.tokens import HashFunction, check_hash_function
+from jobsync.core.trust import Timing
+from jobsync.core.urls import PostgresUrl, parse_url
+from jobsync.errors import Invalid
+from jobsync.settings import Settings, check_given
+
+__all__ = ["ADDRESS", "CoordinationConfig"]
+
+_FIRST_MINUTES = 300.0
+
+_BEATS = ("heartbeat_interval_sec", "heartbeat_timeout_sec")
+_LONGEST_BEAT = 3600.0
+_DURATIONS = (
+    *_BEATS,
+    "rebalance_check_interval_sec",
+    "dead_node_check_interval_sec",
+    "token_refresh_initial_interval_sec",
+    "token_refresh_steady_interval_sec",
+    "leader_lock_timeout_sec",
+    "health_check_interval_sec",
+    "token_distribution_timeout_sec",
+    "stale_leader_lock_age_sec",
+    "stale_rebalance_lock_age_sec",
+    "lock_orphan_warning_hours",
+    "reclaim_after",
+    "handover_memory",
+)
+
+ADDRESS = frozenset({"host", "port", "dbname", "user", "password"})
+"""The settings that together stand for a `url`."""
+
+_MAX_PORT = 65535
+
+_is_prefix = re.compile("[a-z_][a-z0-9_]{0,39}").fullmatch
+
+
+class _Explicit(msgspec.StructMeta):
+    """Makes structs that check what they are given, and remember which fields that was."""
+
+    def __call__(cls: Any, **given: Any) -> Any:  # noqa: N805  # of a metaclass
+        values = check_given(cls, given)
+        made = super().__call__(**values)
+        made.__dict__["_given"] = frozenset(values)
+        made.check_together()
+        return made
+
+
+class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metaclass=_Explicit):
+    """How nodes share their tasks. Durations are seconds, as numbers or `timedelta`.
+
+    Nodes of one fleet must agree on `total_tokens` and `hash_function`.
+
+    Attributes:
+        enabled: False makes this node the only one: it owns every task and touches no store.
+        total_tokens: how finely tasks are shared out. Many times the number of nodes, so that
+            shares are even; 10,000 suit fleets of up to a hundred nodes.
+        hash_function: how a task finds its token. `md5` is the guide's; the newer release of
+            the original has `double_sha256`.
+        minimum_nodes: a job is not entered before this many nodes are there.
+        heartbeat_interval_sec: how often a node says that it lives. Where it is not given, 5
+            on SQL and 30 on objects, where every beat is billed.
+        heartbeat_timeout_sec: after how long a silence a node is dead. At least three beats,
+            so that one lost beat kills nobody. Where it is not given, 15 on SQL, 90 on objects.
+        reclaim_after: how long after a node's death what it had in hand may be started
+            again. At least a minute and four timeouts by default: its last task may still be
+            running.
+        handover_memory: how long after a hand-over a node refuses what another has just
+            finished.
+        locks_enabled: False refuses new pins and ignores those there are.
+        rebalance_check_interval_sec: the leader compares plan and fleet at least this often,
+            whether or not it is told of a change.
+        dead_node_check_interval_sec: the leader looks for dead nodes at least this often, and
+            at every beat if that is sooner.
+        token_refresh_initial_interval_sec: a node looks for a new plan at least this often in
+            its first five minutes, whether or not it is told of one.
+        token_refresh_steady_interval_sec: the same, afterwards.
+        leader_lock_timeout_sec: accepted and unused. Leadership ends with the leader's session,
+            after `heartbeat_timeout_sec`.
+        health_check_interval_sec: accepted and unused. Health is looked at when it is asked for.
+        token_distribution_timeout_sec: accepted and unused. `wait_on_enter` is the bound.
+        stale_leader_lock_age_sec: accepted and unused. A dead leader is replaced at once.
+        stale_rebalance_lock_age_sec: accepted and unused. A rebalance is one write and holds
+            no lock.
+        lock_orphan_warning_hours: accepted and unused. Pins outlive whoever made them.
+        url: the store. Instead of the five below.
+        host: of a PostgreSQL server; what is left out of these five is left to libpq.
+        port: its port.
+        dbname: the database.
+        user: who connects.
+        password: their password.
+        appname: what the names of tables and views begin with.
+        timezone: the zone in which `job.connection` speaks; the process's own by default.
+        profile: accepted and unused.
+    """
+
+    enabled: bool = True
+    total_tokens: int = 10_000
+    hash_function: HashFunction = "md5"
+    minimum_nodes: int = 1
+    heartbeat_interval_sec: float = 5
+    heartbeat_timeout_sec: float = 15
+    reclaim_after: float | None = None
+    handover_memory: float = 60
+    locks_enabled: bool = True
+    rebalance_check_interval_sec: float = 30
+    dead_node_check_interval_sec: float = 10
+    token_refresh_initial_interval_sec: float = 5
+    token_refresh_steady_interval_sec: float = 30
+    leader_lock_timeout_sec: float = 30
+    health_check_interval_sec: float = 30
+    token_distribution_timeout_sec: float = 60
+    stale_leader_lock_age_sec: float = 300
+    stale_rebalance_lock_age_sec: float = 300
+    lock_orphan_warning_hours: float = 24
+    url: str | None = None
+    host: str | None = None
+    port: int | None = None
+    dbname: str | None = None
+    user: str | None = None
+    password: str | None = None
+    appname: str = "sync_"
+    timezone: str | None = None
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        check_total(self.total_tokens)
+        check_hash_function(self.hash_function)
+        if self.minimum_nodes < 1:
+            raise Invalid("minimum_nodes", self.minimum_nodes, "is less than 1", "give 1 or more")
+        for name in _DURATIONS:
+            seconds = getattr(self, name)
+            if seconds is not None and seconds <= 0:
+                raise Invalid(name, seconds, "is not above 0", "give a number of seconds")
+        for name in _BEATS:
+            if (seconds := getattr(self, name)) > _LONGEST_BEAT:
+                fix = f"did you mean {seconds / 1000:g}?"
+                raise Invalid(name, seconds, "durations are seconds", fix)
+        self._check_names()
+
+    def _check_names(self) -> None:
+        if self.url is not None:
+            parse_url(self.url)
+        if self.port is not None and not 1 <= self.port <= _MAX_PORT:
+            raise Invalid("port", self.port, "is no port", f"give 1 to {_MAX_PORT}")
+        if not _is_prefix(self.appname):
+            raise Invalid(
+                "appname",
+                self.appname,
+                "cannot begin the name of a table",
+                "use at most 40 lower-case letters, digits and _: sync_",
+            )
+        if self.timezone is not None:
+            _check_zone(self.timezone)
+
+    def check_together(self) -> None:
+        """Refuse settings that do not fit each other, as far as both were given.
+
+        Raises:
+            Invalid: says which of them to change.
+        """
+        if self.given >= {*_BEATS}:
+            _make_timing(self.heartbeat_interval_sec, self.heartbeat_timeout_sec)
+        parts = sorted(self.given & ADDRESS)
+        if "url" in self.given and parts:
+            raise Invalid(
+                parts[0],
+                MASK,
+                "is part of the url, which is given too",
+                "keep one of the two",
+            )
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The settings that somebody gave, as opposed to those left to their defaults."""
+        # A copy made by `replace` does not remember: then whatever differs was given.
+        differing = (f.name for f in fields(self) if getattr(self, f.name) != f.default)
+        found: frozenset[str] | None = self.__dict__.get("_given")
+        return frozenset(differing) if found is None else found
+
+    def timing(self, usual: Timing) -> Timing:
+        """Give the beat and the timeout: what was given, and otherwise what the store suits.
+
+        Raises:
+            Invalid: they do not fit together; says which number to change.
+        """
+        interval, timeout = (name in self.given for name in _BEATS)
+        return _make_timing(
+            self.heartbeat_interval_sec if interval else usual.beat,
+            self.heartbeat_timeout_sec if timeout else usual.timeout,
+        )
+
+    def reclaim_delay(self, timing: Timing) -> float:
+        """Give how long after a node's death its unfinished tasks may be started again."""
+        return self.reclaim_after or max(60.0, 4 * timing.timeout)
+
+    def refresh_interval(self, age: float) -> float:
+        """Give how long a node that was started so long ago may go without reading the plan."""
+        if age < _FIRST_MINUTES:
+            return self.token_refresh_initial_interval_sec
+        return self.token_refresh_steady_interval_sec
+
+    def reveal_url(self) -> str | None:
+        """Give the whole URL of the store, password included, if anything names a store.
+
+        Call it where the URL is used, and keep the result nowhere.
+        """
+        if self.url is not None or not self.given & ADDRESS:
+            return self.url
+        place = PostgresUrl(
+            user=self.user or "",
+            password=Secret(self.password) if self.password else None,
+            host=self.host or "",
+            port=self.port,
+            database=self.dbname or "",
+        )
+        return place.reveal()
+
+
+def _make_timing(beat: float, timeout: float) -> Timing:
+    """Make a timing; what is wrong with it is said in the names of the settings."""
+    try:
+        return Timing(beat=beat, timeout=timeout)
+    except Invalid as error:
+        name = _BEATS[error.field == "worker_timeout"]
+        raise Invalid(name, error.value, error.problem, error.fix) from None
+
+
+def _check_zone(name: str) -> None:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        fix = "use a name such as Europe/Berlin or UTC"
+        raise Invalid("timezone", name, "is no time zone", fix) from None

@@ -1,0 +1,397 @@
+"""Every setting of the guide and of the newer release, checked, and from four places."""
+
+from datetime import timedelta
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobsync import Invalid, Misconfigured
+from jobsync.core.secret import Secret
+from jobsync.core.trust import Timing
+from jobsync.core.urls import PostgresUrl, parse_url
+from jobsync.jobs.config import CoordinationConfig
+from jobsync.jobs.sources import resolve_coordination
+
+SQL = Timing(beat=5, timeout=15)
+OBJECTS = Timing(beat=30, timeout=90)
+
+
+def test_defaults_are_those_of_the_guide() -> None:
+    """And of the newer release, where the guide has none."""
+    config = CoordinationConfig()
+    guide = {
+        "enabled": True,
+        "total_tokens": 10_000,
+        "heartbeat_interval_sec": 5,
+        "heartbeat_timeout_sec": 15,
+        "rebalance_check_interval_sec": 30,
+        "dead_node_check_interval_sec": 10,
+        "token_refresh_initial_interval_sec": 5,
+        "token_refresh_steady_interval_sec": 30,
+        "locks_enabled": True,
+        "leader_lock_timeout_sec": 30,
+        "health_check_interval_sec": 30,
+    }
+    newer = {
+        "minimum_nodes": 1,
+        "token_distribution_timeout_sec": 60,
+        "stale_leader_lock_age_sec": 300,
+        "stale_rebalance_lock_age_sec": 300,
+        "appname": "sync_",
+        "hash_function": "md5",
+    }
+    assert {name: getattr(config, name) for name in guide | newer} == guide | newer
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"total_tokens": 50_000, "heartbeat_interval_sec": 3, "heartbeat_timeout_sec": 10},
+        {"heartbeat_interval_sec": 3, "heartbeat_timeout_sec": 9},
+        {"heartbeat_interval_sec": 10, "heartbeat_timeout_sec": 30},
+        {"enabled": False},
+        {"heartbeat_interval_sec": timedelta(seconds=10), "heartbeat_timeout_sec": 30},
+    ],
+)
+def test_what_the_guide_prints_is_taken(options: dict[str, Any]) -> None:
+    """Its profiles for fleets of all kinds, and durations as timedelta."""
+    config = CoordinationConfig(**options)
+    assert config.given == options.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"total_tokens": 0}, "total_tokens=0: .*; give 1 to 100,000"),
+        ({"total_tokens": 1.5}, "total_tokens=1.5: .*; give a whole number"),
+        ({"total_tokens": "5"}, "total_tokens='5': .*; give a whole number"),
+        ({"minimum_nodes": 0}, "minimum_nodes=0: is less than 1; give 1 or more"),
+        ({"hash_function": "sha1"}, "hash_function='sha1'"),
+        (
+            {"heartbeat_interval_sec": 5, "heartbeat_timeout_sec": 14},
+            "heartbeat_timeout_sec=14.0: is less than three beats of 5 s; give at least 15",
+        ),
+        ({"heartbeat_interval_sec": 0}, "heartbeat_interval_sec=0.0: is not above 0"),
+        (
+            {"heartbeat_interval_sec": 30_000},
+            r"heartbeat_interval_sec=30000.0: durations are seconds; did you mean 30\?",
+        ),
+        ({"rebalance_check_interval_sec": -1}, "rebalance_check_interval_sec=-1.0"),
+        ({"health_check_interval_sec": float("nan")}, "health_check_interval_sec=nan: is not fin"),
+        ({"heartbeat_intervall_sec": 5}, r"did you mean heartbeat_interval_sec\?"),
+        ({"tokens": 5}, "tokens=.*is not a setting of CoordinationConfig"),
+        ({"port": 0}, "port=0: is no port; give 1 to 65535"),
+        ({"appname": "Sync-"}, "appname='Sync-': .*lower-case letters"),
+        ({"appname": 'x"; drop table'}, "appname"),
+        ({"timezone": "Mars/Base"}, "timezone='Mars/Base': is no time zone; use a name such as"),
+        ({"url": "jobs.db"}, r"did you mean sqlite:///jobs.db\?"),
+        ({"url": "memory://", "host": "h"}, "host=.*: is part of the url.*keep one of the two"),
+    ],
+)
+def test_wrong_settings_are_refused_with_the_fix(options: dict[str, Any], message: str) -> None:
+    """The error names the setting, the value, and what to write instead."""
+    with pytest.raises(Invalid, match=message):
+        CoordinationConfig(**options)
+
+
+def test_settings_cannot_be_changed() -> None:
+    """What was checked stays as it was checked."""
+    with pytest.raises(AttributeError):
+        CoordinationConfig().total_tokens = 5  # type: ignore[misc]
+
+
+# What a job makes of it
+
+
+def test_beats_that_were_not_given_suit_the_store() -> None:
+    """Given ones win; a given default counts as given."""
+    assert CoordinationConfig().timing(OBJECTS) == OBJECTS
+    assert CoordinationConfig().timing(SQL) == SQL
+    given = CoordinationConfig(heartbeat_interval_sec=5, heartbeat_timeout_sec=15)
+    assert given.timing(OBJECTS) == SQL
+    one = CoordinationConfig(heartbeat_interval_sec=20)
+    assert one.timing(OBJECTS) == Timing(beat=20, timeout=90)
+    with pytest.raises(Invalid, match=r"heartbeat_timeout_sec=15: .*give at least 60"):
+        one.timing(SQL)
+
+
+def test_reclaiming_waits_for_four_timeouts_and_a_minute() -> None:
+    """Unless it is told otherwise."""
+    assert CoordinationConfig().reclaim_delay(SQL) == 60
+    assert CoordinationConfig().reclaim_delay(OBJECTS) == 360
+    assert CoordinationConfig(reclaim_after=8).reclaim_delay(OBJECTS) == 8
+
+
+def test_plans_are_read_more_often_in_the_first_minutes() -> None:
+    """As the guide says: five minutes."""
+    config = CoordinationConfig()
+    assert [config.refresh_interval(age) for age in (0, 299, 300)] == [5, 5, 30]
+
+
+@pytest.mark.parametrize(
+    ("options", "url"),
+    [
+        ({}, None),
+        ({"appname": "x_"}, None),
+        ({"url": "sqlite:///jobs.db"}, "sqlite:///jobs.db"),
+        ({"host": "db"}, "postgresql://db/"),
+        ({"dbname": "jobs"}, "postgresql:///jobs"),
+        (
+            {"host": "db", "port": 6432, "dbname": "j s", "user": "u@x", "password": "p@ss/?#"},
+            "postgresql://u%40x:p%40ss%2F%3F%23@db:6432/j%20s",
+        ),
+        ({"host": "::1", "port": 5432}, "postgresql://[::1]:5432/"),
+        ({"host": "/run/postgresql", "dbname": "d"}, "postgresql:///d?host=%2Frun%2Fpostgresql"),
+    ],
+)
+def test_the_address_becomes_a_url(options: dict[str, Any], url: str | None) -> None:
+    """Quoted properly; without an address there is none."""
+    assert CoordinationConfig(**options).reveal_url() == url
+
+
+texts = st.text(
+    st.characters(codec="utf-8", min_codepoint=0x20, exclude_characters="\x7f"),
+    min_size=1,
+    max_size=9,
+)
+
+
+@given(texts, texts, texts)
+def test_any_name_and_password_survives_the_url(user: str, password: str, dbname: str) -> None:
+    """What is read from the URL is what was given."""
+    config = CoordinationConfig(host="h", user=user, password=password, dbname=dbname)
+    found = parse_url(config.reveal_url() or "")
+    assert isinstance(found, PostgresUrl)
+    assert (found.user, found.password, found.database) == (user, Secret(password), dbname)
+
+
+def test_passwords_are_shown_nowhere() -> None:
+    """Not in a repr, not in an error, not in an explanation."""
+    config = CoordinationConfig(host="h", password="hunter2", port=1)
+    sources = resolve_coordination(config)
+    shown = f"{config!r} {config} {sources!r} {sources.explain()}"
+    with pytest.raises(Invalid) as caught:
+        CoordinationConfig(url="memory://", password="hunter2")
+    assert "hunter2" not in f"{shown} {caught.value} {caught.value!r}"
+    assert "password=***" in repr(config)
+
+
+# Where it comes from
+
+
+class Setting(dict[str, Any]):
+    """Like libb's: items are attributes, missing ones are made, unless it is locked."""
+
+    locked = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            if Setting.locked:
+                raise ValueError("This Setting object is locked from editing")
+            self[name] = Setting()
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def as_module(coordination: dict[str, Any], sql: dict[str, Any]) -> Any:
+    """Give a config module with a locked Setting, as the guide prints it."""
+    config = ModuleType("config")
+    sync = Setting()
+    for part, values in ((sync.coordination, coordination), (sync.sql, sql)):
+        part.update(values)
+    config.sync = sync  # type: ignore[attr-defined]
+    return config
+
+
+def as_namespace(coordination: dict[str, Any], sql: dict[str, Any]) -> Any:
+    """Give objects with attributes."""
+    parts = SimpleNamespace(
+        coordination=SimpleNamespace(**coordination), sql=SimpleNamespace(**sql)
+    )
+    return SimpleNamespace(sync=parts)
+
+
+def as_classes(coordination: dict[str, Any], sql: dict[str, Any]) -> Any:
+    """Give classes, with what classes hold besides."""
+
+    class Config:
+        class sync:  # noqa: N801
+            pass
+
+    Config.sync.coordination = type("coordination", (), {**coordination, "_own": 1})  # type: ignore[attr-defined]
+    Config.sync.sql = type("sql", (), {**sql, "helper": lambda _: None})  # type: ignore[attr-defined]
+    return Config
+
+
+def as_dict(coordination: dict[str, Any], sql: dict[str, Any]) -> Any:
+    """Give plain dicts."""
+    return {"sync": {"coordination": coordination, "sql": sql}}
+
+
+SHAPES = [as_module, as_namespace, as_classes, as_dict]
+
+
+@pytest.fixture(autouse=True)
+def locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start with an unlocked Setting."""
+    monkeypatch.setattr(Setting, "locked", False)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_config_may_be_of_any_kind(shape: Any) -> None:
+    """A module, objects, classes or dicts; locked or not."""
+    config = shape({"total_tokens": 5000, "enabled": True}, {"host": "db", "passwd": "x"})
+    Setting.locked = True
+    found = resolve_coordination(config=config)
+    assert found.value.total_tokens == 5000
+    assert found.value.reveal_url() == "postgresql://:x@db/"
+    assert str(found.origin("total_tokens")) == "config config.sync.coordination.total_tokens"
+    assert str(found.origin("password")) == "config config.sync.sql.passwd"
+    assert str(found.origin("minimum_nodes")) == "default"
+
+
+@pytest.mark.parametrize("config", [None, ModuleType("config"), {}, SimpleNamespace(sync=None)])
+def test_a_config_may_say_nothing(config: Any) -> None:
+    """Then the defaults are all there is."""
+    assert resolve_coordination(config=config).value == CoordinationConfig()
+
+
+def test_looking_leaves_a_setting_as_it_was() -> None:
+    """Even one that makes what it is asked for."""
+    config = ModuleType("config")
+    config.sync = Setting()  # type: ignore[attr-defined]
+    assert resolve_coordination(config=config).value == CoordinationConfig()
+    assert config.sync == {}
+
+
+def test_the_first_place_wins_setting_by_setting() -> None:
+    """Code, config, environment, default; a default that is written out counts."""
+    environ = {
+        "SYNC_TOTAL_TOKENS": "300",
+        "SYNC_MINIMUM_NODES": "3",
+        "SYNC_REBALANCE_INTERVAL": "33",
+        "SYNC_LOCKS_ENABLED": "no",
+        "SYNC_TOKEN_REFRESH_STEADY": "",
+    }
+    config = as_dict({"total_tokens": 200, "minimum_nodes": 2, "health_check_interval_sec": 7}, {})
+    found = resolve_coordination(CoordinationConfig(total_tokens=10_000), config, environ)
+    value = found.value
+    assert (value.total_tokens, value.minimum_nodes) == (10_000, 2)
+    assert (value.rebalance_check_interval_sec, value.health_check_interval_sec) == (33, 7)
+    assert (value.locks_enabled, value.token_refresh_steady_interval_sec) == (False, 30)
+    assert str(found.origin("total_tokens")) == "code"
+    assert str(found.origin("locks_enabled")) == "environment SYNC_LOCKS_ENABLED"
+    assert value.given == {
+        "total_tokens",
+        "minimum_nodes",
+        "health_check_interval_sec",
+        "rebalance_check_interval_sec",
+        "locks_enabled",
+    }
+
+
+def test_every_documented_variable_is_read() -> None:
+    """The names of the original, and ours in the same manner."""
+    environ = {
+        "SYNC_COORDINATION_ENABLED": "false",
+        "SYNC_HEARTBEAT_INTERVAL": "1",
+        "SYNC_HEARTBEAT_TIMEOUT": "4",
+        "SYNC_DEAD_NODE_INTERVAL": "2",
+        "SYNC_TOKEN_REFRESH_INITIAL": "3",
+        "SYNC_LOCK_ORPHAN_WARNING": "12",
+        "SYNC_LEADER_LOCK_TIMEOUT": "6",
+        "SYNC_HEALTH_CHECK_INTERVAL": "7",
+        "SYNC_HASH_FUNCTION": "sha256",
+        "SYNC_SQL_HOST": "db",
+        "SYNC_SQL_PORT": "6432",
+        "SYNC_SQL_DBNAME": "jobs",
+        "SYNC_SQL_USER": "me",
+        "SYNC_SQL_PASSWD": "s3cret",
+        "SYNC_SQL_APPNAME": "app_",
+        "SYNC_SQL_TIMEZONE": "UTC",
+        "SYNC_SQL_PROFILE": "x",
+    }
+    found = resolve_coordination(environ=environ)
+    assert found.value.timing(SQL) == Timing(beat=1, timeout=4)
+    assert found.value.reveal_url() == "postgresql://me:s3cret@db:6432/jobs"
+    assert {origin.where for origin in found.origins.values() if origin.where} == environ.keys()
+
+
+def test_text_of_a_config_is_read_as_text_of_the_environment() -> None:
+    """Config modules hand on what they found there."""
+    config = as_dict({"total_tokens": "500", "enabled": "no"}, {"port": "6432"})
+    value = resolve_coordination(config=config).value
+    assert (value.total_tokens, value.enabled, value.port) == (500, False, 6432)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_unknown_name_in_a_config_is_refused(shape: Any) -> None:
+    """With its place, with what was meant, and without its value."""
+    with pytest.raises(Misconfigured) as caught:
+        resolve_coordination(config=shape({"total_token": 5}, {}))
+    assert caught.value.field == "config.sync.coordination.total_token"
+    assert caught.value.fix == "did you mean total_tokens?"
+    with pytest.raises(Misconfigured, match=r"config.sync.sql.passwrd=.*did you mean passw"):
+        resolve_coordination(config=shape({}, {"passwrd": "hunter2"}))
+
+
+@pytest.mark.parametrize(
+    ("environ", "place", "fix"),
+    [
+        ({"SYNC_TOTAL_TOKEN": "5"}, "SYNC_TOTAL_TOKEN", "did you mean SYNC_TOTAL_TOKENS?"),
+        ({"SYNC_SQL_PASSWORD": "x"}, "SYNC_SQL_PASSWORD", "did you mean SYNC_SQL_PASSWD?"),
+        ({"SYNC_TOTAL_TOKENS": "many"}, "SYNC_TOTAL_TOKENS", "give a whole number"),
+        ({"SYNC_TOTAL_TOKENS": "0"}, "SYNC_TOTAL_TOKENS", "give 1 to 100,000; 10,000 suit"),
+        (
+            {"SYNC_HEARTBEAT_INTERVAL": "5", "SYNC_HEARTBEAT_TIMEOUT": "6"},
+            "SYNC_HEARTBEAT_TIMEOUT",
+            "give at least 15, or beat more often",
+        ),
+    ],
+)
+def test_a_wrong_variable_is_refused(environ: dict[str, str], place: str, fix: str) -> None:
+    """The error names the variable."""
+    with pytest.raises(Misconfigured) as caught:
+        resolve_coordination(environ=environ)
+    assert caught.value.field == place
+    assert caught.value.fix.startswith(fix)
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    """The prefix is not ours alone."""
+    environ = {"SYNC_INTERVAL": "x", "SYNC_GATEWAY_HOST": "x", "RSYNC_TOTAL_TOKENS": "x"}
+    assert resolve_coordination(environ=environ).value == CoordinationConfig()
+
+
+def test_a_url_hides_the_parts_of_lower_places_and_the_reverse() -> None:
+    """Never half of each; a password alone may come from elsewhere."""
+    parts = {"SYNC_SQL_HOST": "db", "SYNC_SQL_PASSWD": "x"}
+    url = CoordinationConfig(url="memory://")
+    assert resolve_coordination(url, None, parts).value.reveal_url() == "memory://"
+    host = CoordinationConfig(host="mine")
+    assert resolve_coordination(host, None, parts).value.reveal_url() == "postgresql://:x@mine/"
+    config = as_dict({}, {"url": "memory://"})
+    assert resolve_coordination(host, config).value.reveal_url() == "postgresql://mine/"
+    both = as_dict({}, {"url": "memory://", "host": "db"})
+    with pytest.raises(Misconfigured, match=r"config.sync.sql.host=.*: is part of the url"):
+        resolve_coordination(config=both)
+
+
+def test_what_is_no_config_is_refused() -> None:
+    """A dict in place of a CoordinationConfig, or three dots that were left in."""
+    with pytest.raises(Invalid, match="coordination_config='dict'"):
+        resolve_coordination({"total_tokens": 5})  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match="config=Ellipsis"):
+        resolve_coordination(config=...)
+
+
+def test_a_changed_copy_keeps_what_was_given() -> None:
+    """A copy does not remember what was given: what differs from the default counts."""
+    copy = msgspec.structs.replace(CoordinationConfig(total_tokens=5), minimum_nodes=2)
+    assert copy.given == {"total_tokens", "minimum_nodes"}
