@@ -102,7 +102,7 @@ class Assignment(msgspec.Struct, frozen=True):
         return zip((range(*bound) for bound in bounds), self.holders, strict=True)
 
 
-class Exempt(msgspec.Struct, frozen=True, array_like=True):
+class Exempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A task that does not follow its token, because a pin says so or said so until now."""
 
     task: str

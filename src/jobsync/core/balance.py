@@ -38,8 +38,9 @@ def share(
         nodes: who may have them, in order.
         loads: what each node has already; grows by what it gets.
     """
-    counts = Counter(map(places.__getitem__, units))
-    quotas = _quotas(len(units), nodes, loads, counts)
+    if not nodes:
+        return [(unit, NOBODY) for unit in units]
+    quotas = _quotas(units, places, nodes, loads)
     for node in nodes:
         loads[node] += quotas[node]
     pool, left = _exceeding(_settled_first(units, moving), places, quotas)
@@ -47,33 +48,29 @@ def share(
 
 
 def _quotas(
-    count: int, nodes: Sequence[int], loads: Sequence[int], counts: Mapping[int, int]
+    units: Sequence[U], places: Mapping[U, int], nodes: Sequence[int], loads: Sequence[int]
 ) -> list[int]:
-    """Give how many units each node should have of so many."""
+    """Give how many of the units each node should have."""
     quotas = [0] * len(loads)
-    level, low = _find_level(count, nodes, loads)
+    level, low = _find_level(len(units), nodes, loads)
     for node in low:
         quotas[node] = level - loads[node]
-    # One more for some, and first for those that would have to part with one otherwise.
-    left = count - sum(quotas)
-    for node in sorted(low, key=lambda node: (counts[node] <= quotas[node], node))[:left]:
-        quotas[node] += 1
+    if left := len(units) - sum(quotas):
+        # One more for some, and first for those that would have to part with one otherwise.
+        counts = Counter(map(places.__getitem__, units))
+        low.sort(key=lambda node: (counts[node] <= quotas[node], node))
+        for node in low[:left]:
+            quotas[node] += 1
     return quotas
 
 
-def _find_level(
-    count: int, nodes: Sequence[int], loads: Sequence[int]
-) -> tuple[int, Sequence[int]]:
+def _find_level(count: int, nodes: Sequence[int], loads: Sequence[int]) -> tuple[int, list[int]]:
     """Give the load that so many units lift the least loaded nodes to, and those nodes."""
-    low = sorted(nodes, key=lambda node: (loads[node], node))
-    total = count + sum(loads[node] for node in low)
-    while low:
-        level, highest = total // len(low), loads[low[-1]]
-        if highest <= level:
-            return level, low
-        total -= highest
-        low.pop()
-    return 0, low
+    low = sorted(nodes, key=loads.__getitem__)
+    total = count + sum(map(loads.__getitem__, low))
+    while loads[low[-1]] > (level := total // len(low)):
+        total -= loads[low.pop()]
+    return level, low
 
 
 def _settled_first(units: Sequence[U], moving: Collection[U]) -> Iterable[U]:
@@ -101,8 +98,9 @@ def _exceeding(
 def _fill(
     pool: Sequence[U], holders: Mapping[U, int], nodes: Sequence[int], left: list[int]
 ) -> list[tuple[U, int]]:
-    """Give each unit of the pool a node; what nobody may have goes to nobody."""
-    back, homeless = [], []
+    """Give each unit of the pool a node: the one that still has it, if it may keep it."""
+    back: list[tuple[U, int]] = []
+    homeless: list[U] = []
     for unit in pool:
         holder = holders[unit]
         if left[holder]:
@@ -110,6 +108,6 @@ def _fill(
             back.append((unit, holder))
         else:
             homeless.append(unit)
-    takers = (node for node in nodes for _ in range(left[node]))
+    takers = [node for node in nodes for _ in range(left[node])]
     # In order, so that neighbours stay together and the record stays short.
-    return back + [(unit, next(takers, NOBODY)) for unit in sorted(homeless)]
+    return back + list(zip(sorted(homeless), takers, strict=True))

@@ -204,10 +204,11 @@ def _open_tasks(exceptions: Exceptions, places: Sequence[int]) -> Ledger[str]:
 
 def _find_exempt(wishes: Wishes, homes: Mapping[int, int]) -> dict[str, int]:
     """Give the pinned tasks that their token's home may not do, each with who may."""
+    # Bit 0 stands for nobody: without members nothing needs an owner of its own.
     return {
         task: pinned.nodes
         for task, pinned in wishes.tasks.items()
-        if (home := homes[pinned.token]) != NOBODY and not pinned.nodes >> home & 1
+        if not (pinned.nodes | 1) >> homes[pinned.token] & 1
     }
 
 

@@ -10,9 +10,9 @@ character, a backslash makes the next character plain; upper and lower case diff
 """
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 
 import msgspec
 
@@ -35,7 +35,7 @@ _ALL = -1  # every bit
 _parts = re.compile(r"\\.|%|_|[^\\%_]+|\\", re.DOTALL).findall
 
 
-class Pin(msgspec.Struct, frozen=True, kw_only=True):
+class Pin(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One registration. Several of one task are alternatives."""
 
     task: str
@@ -50,7 +50,7 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     """When it ends, in seconds since 1970; None is never."""
 
 
-class Pinned(msgspec.Struct, frozen=True):
+class Pinned(msgspec.Struct, frozen=True, gc=False):
     """A task and the nodes that may do it, as a set of bits: bit n is the node at place n."""
 
     token: int
@@ -61,7 +61,8 @@ class Wishes(msgspec.Struct, frozen=True):
     """What the pins ask of the tokens and of the tasks, nodes as bits."""
 
     tokens: Mapping[int, int]
-    """For each token with pinned tasks that somebody matches: who satisfies most of them."""
+    """For each token with pinned tasks that somebody matches: who satisfies all of them, or
+    one who satisfies the most."""
     tasks: Mapping[str, Pinned]
 
 
@@ -119,57 +120,58 @@ def pattern_in_force(pin: Pin, names: Sequence[str]) -> str | None:
 
 def resolve(pins: Iterable[Pin], names: Mapping[int, str]) -> Wishes:
     """Find out what the pins ask of the members, given by place and name."""
-    members = _Members(names)
+    match = _Matcher(names).match
     tasks: dict[str, Pinned] = {}
     for pin in pins:
-        nodes = members.matching(pin.patterns)
-        if known := tasks.get(pin.task):
+        nodes = match(pin.patterns)
+        if (known := tasks.get(pin.task)) is not None:
             nodes |= known.nodes
         tasks[pin.task] = Pinned(pin.token, nodes)
     return Wishes(_find_agreed(tasks.values()), tasks)
 
 
 def _find_agreed(tasks: Collection[Pinned]) -> dict[int, int]:
-    """Give, for each token, the nodes that satisfy the most of its pinned tasks."""
+    """Give, for each token, the nodes that satisfy all of its pinned tasks, or the most."""
     agreed: dict[int, int] = {}
     for task in tasks:
         if task.nodes:
             agreed[task.token] = agreed.get(task.token, _ALL) & task.nodes
-    disputed = {token for token, nodes in agreed.items() if not nodes}
-    votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    votes: dict[int, list[int]] = {token: [] for token, nodes in agreed.items() if not nodes}
     for task in tasks:
-        if task.token in disputed:
-            votes[task.token].update(_bits(task.nodes))
-    for token, counts in votes.items():
-        most = max(counts.values())
-        agreed[token] = sum(bit for bit, count in counts.items() if count == most)
+        if task.token in votes:
+            votes[task.token].append(task.nodes)
+    for token, sets in votes.items():
+        agreed[token] = _elect(token, sets)
     return agreed
 
 
-def _bits(nodes: int) -> Iterator[int]:
-    while nodes:
-        lowest = nodes & -nodes
-        yield lowest
-        nodes ^= lowest
+def _elect(token: int, sets: Iterable[int]) -> int:
+    """Give one of the nodes that are in the most of these sets, another for every token."""
+    counts: dict[int, int] = {}
+    for nodes in sets:
+        rest = nodes
+        while rest:
+            bit = rest & -rest
+            counts[bit] = counts.get(bit, 0) + 1
+            rest ^= bit
+    most = max(counts.values())
+    tied = sorted(bit for bit, count in counts.items() if count == most)
+    return tied[token % len(tied)]
 
 
-class _Members:
-    """The members as patterns see them. Each pattern is matched once."""
+class _Matcher:
+    """Finds the members that patterns mean. Each list of patterns is looked at once."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self._names = names
         self._by_name: defaultdict[str, int] = defaultdict(int)
         for place, name in names.items():
             self._by_name[name] |= 1 << place
-        self._found: dict[tuple[str, ...], int] = {}
+        self.match = cache(self._match_first)
 
-    def matching(self, patterns: tuple[str, ...]) -> int:
+    def _match_first(self, patterns: tuple[str, ...]) -> int:
         """Give who matches the first pattern that anybody matches."""
-        found = self._found.get(patterns)
-        if found is None:
-            found = next(filter(None, map(self._match, patterns)), 0)
-            self._found[patterns] = found
-        return found
+        return next(filter(None, map(self._match, patterns)), 0)
 
     def _match(self, pattern: str) -> int:
         if not _has_wildcard(pattern):
