@@ -25,6 +25,7 @@ from jobsync.coordination.reading import read_each
 from jobsync.coordination.role import REQUESTS, ROLES, worker_of
 from jobsync.coordination.session import SESSIONS, Life, Session
 from jobsync.coordination.settings import WorkSettings
+from jobsync.coordination.waiting import first_of
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
@@ -314,16 +315,9 @@ class Member:
 
     async def _hear(self, namespaces: Iterable[str]) -> None:
         """Return when a role of a namespace may have changed, or others are of interest."""
-        async with asyncio.TaskGroup() as group:
-            waits = [
-                group.create_task(self._settled.wait(f"{kind}{each}/", _LONG))
-                for each in sorted(namespaces)
-                for kind in (ROLES, REQUESTS)
-            ]
-            waits.append(group.create_task(_wait(self._listen_again)))
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
+        topics = [f"{kind}{each}/" for each in sorted(namespaces) for kind in (ROLES, REQUESTS)]
+        waits = (self._settled.wait(topic, _LONG) for topic in topics)
+        await first_of(*waits, self._listen_again.wait())
 
     def _note_silence(self, trouble: Exception) -> None:
         if not self._is_silent:
@@ -345,7 +339,3 @@ class Member:
             await self.withdraw(role)
         with suppress(*_TROUBLE):
             await self.session.end()
-
-
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()

@@ -31,7 +31,7 @@ from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_another, open_store, read_url
 from jobsync.stores.witness import Witness
 
-__all__ = ["Membership", "Peer"]
+__all__ = ["Membership", "Peer", "describe_process"]
 
 _MOST = 10_000
 
@@ -83,6 +83,7 @@ class Membership:
         self._witness = Witness(store.name, components.events)
         self._waiting: set[asyncio.Future[None]] = set()
         self._coordinators: dict[str, Coordinator] = {}
+        self._watched: dict[str, frozenset[str]] = {}
         self._owned: Store | None = None
         self._opened = asyncio.Event()
         self._member: Member
@@ -117,7 +118,7 @@ class Membership:
                 settings,
                 open_own=lambda: open_another(store, parsed, components),
                 host=OwnThread(),
-                facts=_describe_process(components),
+                facts=describe_process(components),
             )
             membership._owned = store
             await membership.start()
@@ -254,9 +255,14 @@ class Membership:
         """Tell the other workers something, with a beat at once."""
         self._host.post(self._member.tell, facts)
 
-    def watch(self, incarnations: Iterable[str]) -> None:
-        """Look at these sessions at every beat from now on, and at no others."""
-        self._member.watched = frozenset(incarnations)
+    def watch(self, purpose: str, incarnations: Iterable[str]) -> None:
+        """Look at these sessions at every beat from now on, for this purpose at no others."""
+        self._watched[purpose] = frozenset(incarnations)
+        self._member.watched = frozenset().union(*self._watched.values())
+
+    def watched(self, purpose: str) -> frozenset[str]:
+        """The sessions that are watched for a purpose."""
+        return self._watched.get(purpose, frozenset())
 
     def is_dead(self, incarnation: str) -> bool:
         """Say whether a session is dead, by a write, as far as this worker has looked."""
@@ -329,7 +335,8 @@ class _Relay(Events):
         self._host.tell(self._home.emit, event)
 
 
-def _describe_process(components: Components) -> dict[str, Json]:
+def describe_process(components: Components) -> dict[str, Json]:
+    """Give what others may want to know of this process."""
     return {
         "host": platform.node(),
         "pid": os.getpid(),

@@ -46,9 +46,12 @@ class Observer:
 
     def is_dead(self, incarnation: str) -> bool:
         """Say whether a session's death is written, or it was missed for a whole timeout."""
+        # Asked by other threads too, so each thing is looked up once.
         watch = self._watches.get(incarnation)
-        missed = watch is not None and watch.version is None and self._is_expired(incarnation)
-        return incarnation in self._dead or missed
+        is_missed = watch is not None and watch.version is None
+        return incarnation in self._dead or (
+            is_missed and watch is not None and watch.expired(self._timeout(incarnation))
+        )
 
     def expect(self, incarnation: str, timeout: float) -> None:
         """Take note of the timeout of a session that may never be seen."""

@@ -45,6 +45,7 @@ __all__ = [
     "has_nothing",
     "holders_of",
     "name_exceptions",
+    "owes",
     "owned_by",
     "pack_holders",
     "pack_move",
@@ -196,6 +197,20 @@ def has_nothing(plan: Plan, incarnation: str) -> bool:
         return False
     place = _find(plan.exceptions.nodes, incarnation)
     return place == NOBODY or all(task.holder != place for task in plan.exceptions.tasks)
+
+
+def owes(plan: Plan, incarnation: str) -> bool:
+    """Say whether something was revoked from a node, which it has to acknowledge.
+
+    Even if it never used it: what it was given at one number may be revoked at the next.
+    """
+    place = plan.assignment.find(incarnation)
+    if place != NOBODY and any(move.giver == place for move in plan.assignment.moves):
+        return True
+    place = _find(plan.exceptions.nodes, incarnation)
+    return place != NOBODY and any(
+        task.holder == place and task.revoked for task in plan.exceptions.tasks
+    )
 
 
 def count_moved(before: Assignment, after: Assignment) -> int:

@@ -1,0 +1,394 @@
+"""One node among those that share a job's tasks: the whole of it, on an event loop.
+
+It joins under a name, owns what the leader deals to it, claims and finishes tasks, and
+leaves by handing over first. A session that was lost is followed by another, which begins
+with nothing. `Job` is the blocking face of this.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import date
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.coordination.coordinator import Coordinator, Hooks
+from jobsync.coordination.membership import Membership
+from jobsync.coordination.waiting import first_of
+from jobsync.core.assignment import Plan, has_nothing
+from jobsync.core.codec import Json
+from jobsync.core.pins import Pin
+from jobsync.core.tokens import token_of
+from jobsync.errors import (
+    Conflict,
+    Misconfigured,
+    OutcomeUnknown,
+    Unavailable,
+)
+from jobsync.jobs.claims import Claim, Claims, ClaimState
+from jobsync.jobs.dealing import Dealer, fetch_plan
+from jobsync.jobs.events import AuditRefused, NodeFailed, NodeJoined, TokensChanged
+from jobsync.jobs.holding import Change, Holding
+from jobsync.jobs.node import Named, NodeName, read_named
+from jobsync.jobs.places import Places
+from jobsync.stores.contract import Store
+
+__all__ = ["Crew", "CrewSettings"]
+
+_TROUBLE = (Unavailable, OutcomeUnknown)
+_MOMENT = 0.05
+_WORK = "jobs"
+
+
+class CrewSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node goes by."""
+
+    fleet: str
+    """The prefix of the SQL face; nodes of other fleets in one store never meet."""
+    node: str
+    site: str
+    day: date
+    total_tokens: int
+    hash_function: str
+    reclaim_after: float
+    handover_memory: float
+    once_per_date: bool
+    is_observer: bool
+    rebalance_interval: float
+    """Seconds between looks of the leader when nothing is heard."""
+    refresh_interval: float
+    """Seconds between looks at the assignment when nothing is heard."""
+
+
+class Crew:
+    """A node. `start` it, use it, `stop` it.
+
+    Args:
+        membership: a session that is open; the caller ends it.
+        settings: name, fleet and tokens.
+        told: called with every change of what the node owns, after it was applied.
+        facts: host and process, for people.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        settings: CrewSettings,
+        *,
+        told: Callable[[Change], object] = lambda _: None,
+        facts: Mapping[str, Json] | None = None,
+    ) -> None:
+        store, components = membership.store, membership.components
+        self.membership = membership
+        self.settings = settings
+        self._store: Store = store
+        self._components: Components = components
+        self._clock = components.clock
+        self._events = components.events
+        self._places = Places(settings.fleet)
+        self._told = told
+        self._facts = dict(facts or {})
+        key = self._places.node(settings.node)
+        self._name = NodeName(store, components, membership, key, self._facts)
+        self.claims = Claims(
+            store,
+            components,
+            membership,
+            self._places,
+            settings.day,
+            settings.node,
+            reclaim_after=settings.reclaim_after,
+            handover_memory=settings.handover_memory,
+            once_per_date=settings.once_per_date,
+        )
+        self.holding = Holding(membership, self._name, self.claims, self._tell)
+        self._dealer = Dealer(
+            store,
+            components,
+            membership,
+            self._places,
+            total=settings.total_tokens,
+            node=settings.node,
+            patience=settings.rebalance_interval,
+            read_pins=self._read_pins,
+        )
+        self._coordinator: Coordinator | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._plan: Plan | None = None
+        self._incarnation = ""
+        self._changed = asyncio.Event()
+        self.failure: BaseException | None = None
+        """What has ended this node, if anything did."""
+
+    async def start(self, wait: float) -> None:
+        """Agree with the fleet, take the name, and begin to own.
+
+        Args:
+            wait: seconds to wait for an earlier process of this name to end.
+
+        Raises:
+            Misconfigured: another node's settings differ, or its name is taken, with the fix.
+        """
+        await self._agree()
+        await self.claims.set_clock()
+        await self._join(wait)
+        self._following = asyncio.get_running_loop().create_task(self._follow_for_ever())
+        self._following.add_done_callback(self._notice_end)
+        self._coordinator = await self.membership.coordinate(
+            _WORK,
+            Hooks(work=self._dealer.deal_for_ever),
+            namespace=self.settings.fleet,
+            governs=[self._places.assignment],
+        )
+
+    async def ready(self, minimum_nodes: int, wait: float) -> bool:
+        """Wait until enough nodes are there and this one has its share; say whether they are."""
+        until = self._clock.mono() + wait
+        while not await self._is_ready(minimum_nodes):
+            left = until - self._clock.mono()
+            if left <= 0:
+                return False
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, self.membership.timing.beat)):
+                    await self._changed.wait()
+        return True
+
+    async def stop(self, wait: float) -> None:
+        """Hand over, then leave; `wait` is how long others may take to let go of us."""
+        if self._following is None:
+            return
+        with suppress(*_TROUBLE, Conflict):
+            await self._name.tell(stage="leaving")
+            await self._hand_over(wait)
+        self._following.cancel()
+        await asyncio.wait([self._following])
+        self.holding.join("")
+        with suppress(*_TROUBLE, Conflict):
+            await self.claims.settle(lambda _, __: False)
+            await self._name.tell(stage="left")
+        if self._coordinator is not None:
+            await self._coordinator.stop()
+        self._following = None
+
+    def token(self, task: str) -> int:
+        """Give a task's token."""
+        return token_of(task, self.settings.total_tokens, self.settings.hash_function)
+
+    def can_claim(self, task: str) -> bool:
+        """Say whether a task is this node's to do now. Touches no store."""
+        return self.holding.owns(task, self.token(task)) and not self.claims.refuses(task)
+
+    async def claim(self, tasks: Sequence[str], since: float | None = None) -> dict[str, str]:
+        """Claim tasks; give those that were not, with the reason.
+
+        Args:
+            tasks: their ids.
+            since: what was done since then, by the store's clock, is not done again.
+        """
+        tokens = {task: self.token(task) for task in tasks}
+        foreign = {
+            task: "it does not belong to this node now"
+            for task, token in tokens.items()
+            if not self.holding.owns(task, token)
+        }
+        ours = {task: token for task, token in tokens.items() if task not in foreign}
+        lost = await self.claims.add(
+            ours,
+            self.holding.mine.number,
+            self._may_run,
+            since=math.inf if since is None else since,
+        )
+        return foreign | lost
+
+    async def finish(self, tasks: Iterable[str], state: ClaimState = "done") -> dict[str, str]:
+        """End tasks; give those whose end was refused, with the reason."""
+        refused = await self.claims.finish(tasks, state)
+        for task, reason in refused.items():
+            self._events.emit(AuditRefused(node=self.settings.node, task_id=task, reason=reason))
+        return refused
+
+    async def claims_of_date(self) -> list[Claim]:
+        """Give all claims of the date."""
+        return await self.claims.scan()
+
+    async def done_since(self, tasks: Collection[str], since: float) -> set[str]:
+        """Give those tasks that somebody has done since then, by the store's clock."""
+        tokens = {task: self.token(task) for task in tasks}
+        return await self.claims.done_since(tokens, since)
+
+    async def store_time(self) -> float:
+        """Give the time of day, by the store's clock where it has one."""
+        await self.claims.set_clock()
+        return self.claims.now
+
+    @property
+    def count(self) -> int:
+        """How many nodes the assignment names."""
+        return 0 if self._plan is None else len(self._plan.assignment.nodes)
+
+    @property
+    def running(self) -> list[str]:
+        """The tasks that this node has claimed and not finished."""
+        return self.claims.running
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """The tokens that this node owns, whether or not it may use them now."""
+        return self.holding.mine.tokens
+
+    @property
+    def number(self) -> int:
+        """The assignment that it goes by."""
+        return self.holding.mine.number
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it may act now. Asks the clock."""
+        return self.failure is None and self.membership.is_trusted
+
+    async def nodes(self) -> list[Named]:
+        """Give the nodes of the fleet, those that have left too."""
+        return [read_named(each) for each in await self._store.scan(self._places.nodes)]
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node deals the tokens now."""
+        return self._coordinator is not None and self._coordinator.is_coordinator
+
+    @property
+    def leader(self) -> str | None:
+        """The worker that deals the tokens, as far as is known."""
+        return None if self._coordinator is None else self._coordinator.coordinator_id
+
+    async def _agree(self) -> None:
+        """Record what all nodes must agree on, or compare with what is recorded."""
+        ours = {
+            "site": self.settings.site,
+            "total_tokens": self.settings.total_tokens,
+            "hash_function": self.settings.hash_function,
+        }
+        record = await self._store.get(self._places.settings)
+        if record is None:
+            with suppress(Conflict):
+                record = await self._store.create(self._places.settings, ours)
+        record = record or await self._store.get(self._places.settings)
+        theirs = {} if record is None else record.value
+        for field, value in ours.items():
+            if theirs.get(field) != value:
+                raise Misconfigured(
+                    field,
+                    value,
+                    f"the other nodes of {self.settings.fleet!r} have {theirs.get(field)!r}",
+                    "give the same, or use another appname",
+                )
+
+    async def _join(self, wait: float) -> None:
+        """Hold the name, with the session that there is now, and be ready."""
+        incarnation = self.membership.incarnation
+        self.claims.abandon()
+        self.holding.join(incarnation)
+        named = Named(
+            name=self.settings.node,
+            incarnation=incarnation,
+            stage="ready",
+            applied=0,
+            is_observer=self.settings.is_observer,
+            created=self.claims.now,
+            host=str(self._facts.get("host", "")),
+            pid=int(self._facts.get("pid", 0)),
+        )
+        await self._name.take(named, until=self._clock.mono() + wait)
+        self._incarnation = incarnation
+        self._events.emit(NodeJoined(node=self.settings.node, incarnation=incarnation))
+
+    async def _follow_for_ever(self) -> None:
+        """Apply each assignment; come back under a new session when the old one was lost."""
+        while True:
+            try:
+                if self.membership.incarnation != self._incarnation:
+                    await self._join(self.membership.timing.timeout)
+                await self._catch_up()
+            except (*_TROUBLE, Conflict):
+                await self._clock.sleep(self.membership.timing.beat / 2)
+            else:
+                await self._wait()
+
+    def _notice_end(self, task: "asyncio.Task[None]") -> None:
+        """Own nothing from the moment that nobody follows the assignment any more."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = error
+            self.holding.join("")
+            self._events.emit(NodeFailed(node=self.settings.node, error=repr(error)))
+
+    async def _catch_up(self) -> None:
+        record = await self._store.get(self._places.assignment)
+        if record is None or record.value is None:
+            return
+        if record.value["number"] > self.holding.mine.number:
+            plan = await fetch_plan(self._store, self._places, record)
+            if plan is not None:
+                await self.holding.apply(plan)
+                self._plan = plan
+                self._changed.set()
+
+    async def _wait(self) -> None:
+        """Wait until the assignment changed, or the session did, or it is time to look anyway."""
+        topic = self._places.assignment[: self._places.assignment.rfind("/") + 1]
+        patience = self.settings.refresh_interval
+        await first_of(self._store.wait(topic, patience), self._hear())
+
+    async def _hear(self) -> None:
+        while (
+            self.membership.incarnation == self._incarnation
+            and self._told_number() <= self.holding.mine.number
+        ):
+            await self.membership.change()
+
+    def _told_number(self) -> int:
+        """Give the highest assignment that a leader has told of with its beats."""
+        numbers = (
+            life.facts.get(self._places.assignment, 0) for life in self.membership.seen.values()
+        )
+        return max(numbers, default=0)
+
+    async def _is_ready(self, minimum_nodes: int) -> bool:
+        plan = self._plan
+        if plan is None or plan.assignment.moves:
+            return False
+        is_member = plan.assignment.find(self._incarnation) or self.settings.is_observer
+        return bool(is_member) and len(plan.assignment.nodes) >= minimum_nodes
+
+    async def _hand_over(self, wait: float) -> None:
+        """Wait until the leader has taken everything from this node, as long as there is one."""
+        until = self._clock.mono() + wait
+        while self._clock.mono() < until:
+            plan = self._plan
+            if plan is None or has_nothing(plan, self._incarnation):
+                return
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_MOMENT):
+                    await self._changed.wait()
+
+    def _may_run(self, task: str, token: int) -> bool:
+        """Say whether a claim that was just made may be acted on: the session still trusts."""
+        del task, token
+        return self.membership.is_trusted and self.membership.incarnation == self._incarnation
+
+    async def _read_pins(self) -> Sequence[Pin]:
+        return ()
+
+    def _tell(self, change: Change) -> None:
+        self._events.emit(
+            TokensChanged(
+                node=self.settings.node,
+                number=change.number,
+                tokens=len(self.holding.mine.tokens),
+                added=len(change.added),
+                removed=len(change.removed),
+            )
+        )
+        self._told(change)

@@ -1,0 +1,182 @@
+"""What the leader does: deal tokens to the nodes that live and are ready.
+
+The assignment is a singleton that only the leader writes, fenced by its term. Each round
+looks at the nodes and decides anew, from the assignment that stands; so a leader that takes
+over goes on where the other stopped, and a round that changes nothing writes nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from jobsync.components import Components
+from jobsync.coordination.fencing import Term
+from jobsync.coordination.membership import Membership
+from jobsync.coordination.waiting import first_of
+from jobsync.core.assignment import Node, Plan, count_moved, read_plan, to_document
+from jobsync.core.codec import Json
+from jobsync.core.handover import assign
+from jobsync.core.pins import Pin
+from jobsync.errors import Conflict, Corrupt, Fenced, Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.jobs.events import Rebalanced
+from jobsync.jobs.node import Named, read_named
+from jobsync.jobs.places import Places
+from jobsync.stores.contract import Record, Store
+from jobsync.stores.witness import Witness
+
+__all__ = ["Dealer", "fetch_plan"]
+
+_MOST = 10_000
+
+
+async def fetch_plan(store: Store, places: Places, document: Record) -> Plan | None:
+    """Read the plan that an assignment is the main part of; None if it was replaced meanwhile."""
+    name = document.value.get("exceptions")
+    if not name:
+        return read_plan(document.value, None, document.key)
+    exceptions = await store.get(places.exceptions(name))
+    if exceptions is None:
+        return None
+    return read_plan(document.value, exceptions.value, document.key)
+
+
+class Dealer:
+    """Deals tokens while its node leads.
+
+    Args:
+        store: where nodes and the assignment are.
+        components: the clock and a place to tell facts.
+        membership: who knows which sessions are dead.
+        places: the fleet's keys.
+        total: how many tokens there are.
+        node: this node's name, for the history.
+        patience: seconds between rounds when nothing is heard.
+        read_pins: gives the pins that are in force.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        components: Components,
+        membership: Membership,
+        places: Places,
+        *,
+        total: int,
+        node: str,
+        patience: float,
+        read_pins: Callable[[], Awaitable[Sequence[Pin]]],
+    ) -> None:
+        self._store = store
+        self._clock = components.clock
+        self._events = components.events
+        self._witness = Witness(store.name, components.events)
+        self._membership = membership
+        self._places = places
+        self._total = total
+        self._node = node
+        self._patience = patience
+        self._read_pins = read_pins
+        self._dead: frozenset[str] = frozenset()
+
+    async def deal_for_ever(self, term: Term) -> None:
+        """Deal, and again whenever something has changed, until cancelled with the term."""
+        plan: Plan | None = None
+        while True:
+            try:
+                plan = await self._deal(term, plan)
+            except (Unavailable, Misconfigured, OutcomeUnknown):
+                # What stands is read again: a write may have happened.
+                plan = None
+                await self._clock.sleep(self._membership.timing.beat / 2)
+            except Fenced:
+                return
+            else:
+                await self._wait(plan)
+
+    async def _deal(self, term: Term, plan: Plan | None) -> Plan:
+        """Decide once; give the plan that stands now."""
+        nodes = await self._list_nodes()
+        if plan is None:
+            plan = await self._read(term)
+        known = {node.incarnation for node in plan.assignment.nodes}
+        known |= {node.incarnation for node in nodes if node.stage != "left"}
+        self._membership.watch("dealing", known)
+        self._dead = self._find_dead()
+        dead = self._dead | {node.incarnation for node in nodes if node.stage == "left"}
+        members = [
+            Node(node.incarnation, node.name)
+            for node in nodes
+            if node.stage == "ready" and not node.is_observer and node.incarnation not in dead
+        ]
+        acks = {node.incarnation: node.applied for node in nodes}
+        pins = await self._read_pins()
+        new = assign(plan, members, acks=acks, dead=dead, pins=pins)
+        if new is not plan:
+            await self._publish(term, plan, new)
+        return new
+
+    async def _read(self, term: Term) -> Plan:
+        value = await term.get(self._places.assignment)
+        if value is None:
+            return Plan.empty(self._total)
+        name = value.get("exceptions")
+        exceptions = await self._store.get(self._places.exceptions(name)) if name else None
+        document = None if exceptions is None else exceptions.value
+        return read_plan(value, document, self._places.assignment)
+
+    async def _publish(self, term: Term, old: Plan, new: Plan) -> None:
+        """Write a plan: what it refers to first."""
+        begun = self._clock.mono()
+        before, after = old.assignment.exceptions, new.assignment.exceptions
+        if after and after != before:
+            # Its name tells its content: if it is there, it is this.
+            with suppress(Conflict):
+                await self._store.create(
+                    self._places.exceptions(after), to_document(new.exceptions)
+                )
+        await term.put(self._places.assignment, to_document(new.assignment))
+        self._membership.tell(**{self._places.assignment: new.assignment.number})
+        if moved := count_moved(old.assignment, new.assignment):
+            await self._record(old, new, moved, self._clock.mono() - begun)
+        if before and after != before:
+            await self._store.drop([self._places.exceptions(before)])
+
+    async def _record(self, old: Plan, new: Plan, moved: int, seconds: float) -> None:
+        """Keep in the history that tokens moved, and why."""
+        was = {node.incarnation for node in old.assignment.nodes}
+        will = {node.incarnation for node in new.assignment.nodes}
+        if not was:
+            reason = "initial_distribution"
+        elif was & self._dead:
+            reason = "dead_nodes"
+        else:
+            reason = "membership_change" if was != will else "distribution"
+        facts: dict[str, Json] = {"nodes_before": len(was), "nodes_after": len(will)}
+        facts |= {"tokens_moved": moved}
+        line = {"trigger_reason": reason, "leader_node": self._node, **facts}
+        line |= {"duration_ms": round(seconds * 1000, 3)}
+        await self._store.append(self._places.rebalances, [line])
+        number = new.assignment.number
+        self._events.emit(Rebalanced(node=self._node, number=number, reason=reason, **facts))
+
+    async def _list_nodes(self) -> list[Named]:
+        found = []
+        for record in await self._store.scan(self._places.nodes, limit=_MOST):
+            try:
+                found.append(read_named(record))
+            except Corrupt as corrupt:
+                self._witness.report(corrupt)
+        return found
+
+    async def _wait(self, plan: Plan) -> None:
+        """Wait until a node says something, one dies, or it is time to look anyway."""
+        is_moving = bool(plan.assignment.moves) or bool(plan.exceptions.tasks)
+        patience = self._membership.timing.beat if is_moving else self._patience
+        await first_of(self._store.wait(self._places.nodes, patience), self._hear_of_death())
+
+    async def _hear_of_death(self) -> None:
+        while self._find_dead() == self._dead:
+            await self._membership.change()
+
+    def _find_dead(self) -> frozenset[str]:
+        watched = self._membership.watched("dealing")
+        return frozenset(each for each in watched if self._membership.is_dead(each))

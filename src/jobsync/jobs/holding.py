@@ -1,0 +1,110 @@
+"""What this node owns, and how it changes without two nodes owning one thing.
+
+A node owns what its latest assignment gives it, and only while its session trusts itself;
+so a node that was paused says no by itself. It gives up first: from the moment that it
+knows of a revocation it claims nothing of it; when no such claim is under way any more it
+acknowledges. What it gains it uses only after it has learned what others were doing there.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from jobsync.coordination.membership import Membership
+from jobsync.core.assignment import Ownership, Plan, owes
+from jobsync.jobs.claims import Claims
+from jobsync.jobs.node import NodeName
+
+__all__ = ["Change", "Holding"]
+
+_NOTHING = Ownership(0)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What another assignment has changed for this node."""
+
+    number: int
+    added: frozenset[int]
+    removed: frozenset[int]
+    is_initial: bool
+
+
+class Holding:
+    """This node's part of the assignment.
+
+    Args:
+        membership: whose trust everything hangs on.
+        name: where revocations are acknowledged.
+        claims: what is under way, and what others do.
+        tell: called with each change, after it was applied.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        name: NodeName,
+        claims: Claims,
+        tell: Callable[[Change], object],
+    ) -> None:
+        self._membership = membership
+        self._name = name
+        self._claims = claims
+        self._tell = tell
+        self._incarnation = ""
+        self._joined = 0.0
+        self.mine = _NOTHING
+
+    def join(self, incarnation: str) -> None:
+        """Begin with nothing, in a new session."""
+        self.mine = _NOTHING
+        self._incarnation = incarnation
+        self._joined = self._claims.now
+
+    def owns(self, task: str, token: int) -> bool:
+        """Say whether a task is this node's now. Asks the clock; touches no store."""
+        return (
+            self.mine.covers(task, token)
+            and self._membership.is_trusted
+            and self._membership.incarnation == self._incarnation
+        )
+
+    async def apply(self, plan: Plan) -> None:
+        """Carry out an assignment, if it is later than the one that holds.
+
+        Raises:
+            Unavailable, OutcomeUnknown: the store does not answer; call again.
+            Conflict: this node's name is another's.
+        """
+        before = self.mine
+        number = plan.assignment.number
+        if number <= before.number:
+            return
+        after = plan.seen_by(self._incarnation)
+        if owes(plan, self._incarnation):
+            await self._give_up(before, after, number)
+        gained = after.tokens - before.tokens
+        if gained or after.own - before.own:
+            await self._claims.set_clock()
+            since = max(self._joined, self._claims.now - self._claims.memory)
+            await self._claims.load(self._tokens_of(gained, after, plan), since)
+        self.mine = after
+        change = Change(number, gained, before.tokens - after.tokens, is_initial=before.number == 0)
+        self._tell(change)
+
+    async def _give_up(self, before: Ownership, after: Ownership, number: int) -> None:
+        """Claim nothing more of what is revoked; acknowledge when nothing is under way."""
+        kept = Ownership(
+            before.number,
+            before.tokens & after.tokens,
+            before.own & after.own,
+            before.others | after.others,
+        )
+        self.mine = kept
+        await self._claims.settle(kept.covers)
+        await self._name.tell(applied=number)
+
+    @staticmethod
+    def _tokens_of(gained: frozenset[int], after: Ownership, plan: Plan) -> frozenset[int]:
+        """Give the tokens whose claims matter: those gained, and those of tasks gained alone."""
+        tasks = plan.exceptions.tasks
+        return gained | {exempt.token for exempt in tasks if exempt.task in after.own}

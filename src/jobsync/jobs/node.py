@@ -1,0 +1,143 @@
+"""A node's name, which one live process at a time holds.
+
+The record says who holds it, what it is ready for, and the highest assignment that it has
+applied. Taking it is a write in place of what was read, and only from a process that has
+left or whose session is dead; so of two processes of one name one waits, or is refused.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.coordination.membership import Membership
+from jobsync.coordination.session import SESSIONS, read_life
+from jobsync.core.clock import Mono
+from jobsync.core.codec import Json
+from jobsync.errors import Conflict, Corrupt, Misconfigured
+from jobsync.stores.contract import Record, Store
+
+__all__ = ["Named", "NodeName", "Stage", "read_named"]
+
+Stage: TypeAlias = Literal["joining", "ready", "leaving", "left"]
+
+_LOOK_AGAIN = 1.0
+
+
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds a node's name."""
+
+    name: str
+    incarnation: str
+    stage: Stage
+    applied: int
+    """The highest assignment whose revocations this node has carried out."""
+    is_observer: bool
+    """Whether it takes no tokens."""
+    created: float
+    """When it joined, by the store's clock where it has one."""
+    host: str
+    pid: int
+
+
+def read_named(record: Record) -> Named:
+    """Understand a node's record.
+
+    Raises:
+        Corrupt: it is not what any version of this library wrote.
+    """
+    try:
+        return msgspec.convert(record.value, Named)
+    except msgspec.ValidationError as error:
+        raise Corrupt(record.key, str(error)) from error
+
+
+class NodeName:
+    """This process's hold on a name.
+
+    Args:
+        store: where it is recorded.
+        components: the clock that bounds waiting.
+        membership: whose session the hold hangs on.
+        key: where the record is.
+        facts: host and process, for people.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        components: Components,
+        membership: Membership,
+        key: str,
+        facts: Mapping[str, Json],
+    ) -> None:
+        self._store = store
+        self._clock = components.clock
+        self._membership = membership
+        self._key = key
+        self._facts = facts
+        self._record: Record | None = None
+
+    async def take(self, named: Named, *, until: Mono) -> None:
+        """Hold the name from now on; wait for the one who holds it to leave or to die.
+
+        Raises:
+            Misconfigured: it lives on; names its host and process.
+        """
+        while True:
+            base = await self._store.get(self._key, tombstones=True)
+            holder = None if base is None or base.deleted else read_named(base)
+            if holder is None or await self._is_gone(holder):
+                try:
+                    self._record = await self._write(base, named)
+                except Conflict:
+                    continue
+                self._membership.watch("name", ())
+                return
+            if self._clock.mono() >= until:
+                raise Misconfigured(
+                    "node_name",
+                    named.name,
+                    f"is held by process {holder.pid} on {holder.host}, which lives",
+                    "stop that process, or give this one another name",
+                )
+            await self._store.wait(f"{SESSIONS}", min(_LOOK_AGAIN, until - self._clock.mono()))
+
+    async def tell(self, **changes: Json) -> Named:
+        """Change what the record says.
+
+        Raises:
+            Conflict: the name is another's.
+        """
+        while True:
+            record = self._record
+            if record is None:
+                raise Conflict(self._key)
+            named = msgspec.structs.replace(read_named(record), **changes)
+            if named == read_named(record):
+                return named
+            try:
+                self._record = await self._write(record, named)
+            except Conflict:
+                current = await self._store.get(self._key)
+                mine = current is not None and read_named(current).incarnation == named.incarnation
+                self._record = current if mine else None
+            else:
+                return named
+
+    async def _write(self, base: Record | None, named: Named) -> Record:
+        if base is None:
+            return await self._store.create(self._key, msgspec.to_builtins(named))
+        # Facts of newer code in the record survive.
+        known = {} if base.deleted else base.value
+        return await self._store.put(base, {**known, **msgspec.to_builtins(named)})
+
+    async def _is_gone(self, holder: Named) -> bool:
+        if holder.stage == "left" or holder.incarnation == self._membership.incarnation:
+            return True
+        self._membership.watch("name", {holder.incarnation})
+        record = await self._store.get(f"{SESSIONS}{holder.incarnation}")
+        if record is not None:
+            return read_life(record).state == "dead"
+        return self._membership.is_dead(holder.incarnation)

@@ -1,0 +1,55 @@
+"""Where the records of one job's nodes are. Users' names stand in last segments only."""
+
+from datetime import date
+
+import msgspec
+
+from jobsync.core.keys import escape
+
+__all__ = ["Places"]
+
+
+class Places(msgspec.Struct, frozen=True):
+    """The keys of one fleet that shares tasks; its name is the prefix of its SQL face."""
+
+    name: str
+
+    @property
+    def settings(self) -> str:
+        """What every node must agree on."""
+        return f"fleet/{self._fleet}"
+
+    @property
+    def assignment(self) -> str:
+        """Who owns which tokens: the singleton that only the leader writes."""
+        return f"assignment/{self._fleet}"
+
+    def exceptions(self, name: str) -> str:
+        """What the assignment says of tasks that do not follow their token."""
+        return f"exceptions/{self._fleet}/{name}"
+
+    @property
+    def nodes(self) -> str:
+        """The prefix of all nodes."""
+        return f"node/{self._fleet}/"
+
+    def node(self, name: str) -> str:
+        """One node's record; its name can be held by one live process at a time."""
+        return f"{self.nodes}{escape(name, 'node_name')}"
+
+    def claims(self, day: date) -> str:
+        """The prefix of the claims of a date."""
+        return f"claim/{self._fleet}/{day.isoformat()}/"
+
+    def claim(self, day: date, token: int, task: str) -> str:
+        """One task's claim; those of a token stand together, in order of tokens."""
+        return f"{self.claims(day)}{token:06d}.{escape(task, 'task_id')}"
+
+    @property
+    def rebalances(self) -> str:
+        """The history of assignments."""
+        return f"history/{self._fleet}/rebalance"
+
+    @property
+    def _fleet(self) -> str:
+        return escape(self.name, "appname")
