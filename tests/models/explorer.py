@@ -42,7 +42,10 @@ class Model(ABC, Generic[State]):
         """Say what must never be, if this state shows it."""
 
     def reached(self, state: State) -> bool:
-        """Say whether this is a state that every other must be able to get to."""
+        """Say whether this is one of the states that must remain within reach of all others.
+
+        A model in which nothing must be reached leaves this out.
+        """
         raise NotImplementedError
 
 

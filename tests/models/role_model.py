@@ -9,9 +9,12 @@ to what the role governs, may land late or never, and be applied without an answ
 - At most one candidate believes that it leads.
 - A role that was handed over is taken within a beat by nobody but the named successor.
 - What the role governs accepts no write of an epoch lower than one that it has accepted,
-  or that has begun to act on it.
+  or that has begun to act on it, and under one epoch only its owner's.
 - From wherever they get to, candidates that suffer no further misfortune get to a leader,
   without the help of those whose sessions are dead.
+
+If the role's record itself is lost, by an operator's hand or in a restore, there may be two
+believers, and an epoch may be taken twice; what the role governs is protected all the same.
 """
 
 from collections.abc import Iterator
@@ -42,6 +45,10 @@ class Scene(msgspec.Struct, frozen=True):
     """How often a worker whose session is dead comes back."""
     acts: bool = False
     """Whether leaders act on a record that the role governs."""
+    losses: int = 0
+    """How often the role's record is lost."""
+    releases: bool = True
+    """Whether leaders give up the role of their own accord."""
 
 
 class Role(msgspec.Struct, frozen=True, gc=False):
@@ -70,6 +77,7 @@ class Act(msgspec.Struct, frozen=True, gc=False):
     """What a leader is about with the governed record; it may stop for long at any point."""
 
     epoch: int
+    who: str
     sends: Literal["", "seal", "write"] = ""
     """What is on its way, in place of the record that was read."""
 
@@ -105,13 +113,19 @@ class State(msgspec.Struct, frozen=True, gc=False):
     """The sessions whose record is gone, as far as anything names them."""
     sealed: int = 0
     """The epoch in the governed record."""
+    sealer: str = NOBODY
+    """Whose epoch that is."""
     acted: int = 0
     """The highest epoch whose leader decided by what it read in the governed record."""
+    losses: int = 0
     broken: str = ""
 
 
 class RoleModel(Model[State]):
     """Two candidates for one role."""
+
+    reservations_end = True
+    """Whether anybody may take what was handed over, once a beat has passed."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -130,20 +144,23 @@ class RoleModel(Model[State]):
             yield Step(f"late: {_tell(stray.role)}", self._commit(state, stray.role))
         if state.role.reserved and self.reservations_end:
             yield Step("a beat passes", replace(state, role=Role(state.role.epoch)))
+        if state.losses < self._scene.losses:
+            after = self._commit(replace(state, losses=state.losses + 1), Role())
+            yield Step("the role's record is lost", after, misfortune=True)
         owner = state.role.owner
         for name in sorted({owner, *(stray.role.owner for stray in state.strays)} - state.buried):
             if self._dead(state, name) and self.may_bury(state, name):
                 yield Step(f"{name} is buried", replace(state, buried=state.buried | {name}))
 
     def wrong(self, state: State) -> str | None:
-        if all(self.believes(node) for node in state.nodes):
+        if not state.losses and all(self.believes(node) for node in state.nodes):
             return "both believe that they lead"
         return state.broken or None
 
     def reached(self, state: State) -> bool:
         nobody = all(node.life == "dead" for node in state.nodes)
         far = state.highest == self._scene.epochs
-        return nobody or far or any(self.believes(node) for node in state.nodes)
+        return nobody or far or any(self._leads(state, node) for node in state.nodes)
 
     # What the mutations change.
 
@@ -164,8 +181,6 @@ class RoleModel(Model[State]):
     def adopts(self, state: State, node: Node) -> bool:
         """Say whether the role's epoch is the candidate's own, by a take that it never heard of."""
         return state.role.owner == node.id and not node.over
-
-    reservations_end = True
 
     def may_bury(self, state: State, name: str) -> bool:
         return state.role.owner != name
@@ -205,11 +220,22 @@ class RoleModel(Model[State]):
 
     def prepare(self, state: State, act: Act) -> Act | None:
         """Decide by the governed record how to go on: seal it, write to it, or stop."""
-        if state.sealed > act.epoch:
-            return None
-        return replace(act, sends="write" if state.sealed == act.epoch else "seal")
+        if state.sealed < act.epoch:
+            return replace(act, sends="seal")
+        mine = (state.sealed, state.sealer) == (act.epoch, act.who)
+        return replace(act, sends="write") if mine else None
+
+    def fenced(self, node: Node, act: Act) -> Node:
+        """Step down when what the role governs refuses one's epoch."""
+        mine = (node.term, node.id) == (act.epoch, act.who)
+        return replace(node, term=0, over=True) if mine else node
 
     # Who does what.
+
+    def _leads(self, state: State, node: Node) -> bool:
+        """Say whether a candidate leads, and may act on what it governs."""
+        accepted = node.term > state.sealed or (node.term, node.id) == (state.sealed, state.sealer)
+        return self.believes(node) and accepted
 
     def _live(self, state: State, number: int, node: Node) -> Iterator[Step[State]]:
         """Let a session live and die."""
@@ -238,15 +264,18 @@ class RoleModel(Model[State]):
             after = _with(self._give_up(state, node), number, self.heard(node, unheard))
             yield Step(f"{node.id} gives up to hear of its request", after)
         elif node.term:
-            for successor in (NOBODY, state.nodes[1 - number].id):
-                yield self._release(state, number, node, successor)
+            if self._scene.releases:
+                yield self._release(state, number, node, NOBODY)
+                yield self._release(state, number, node, state.nodes[1 - number].id)
         elif node.life == "trusted":
             if self.adopts(state, node):
                 adopted = replace(node, term=state.role.epoch)
                 what = f"{node.id} finds itself the owner of epoch {state.role.epoch}"
                 yield Step(what, _with(state, number, adopted))
-            if state.role.epoch < self._scene.epochs and self.free(state, node):
-                taken = Role(state.role.epoch + 1, node.id)
+            # Counted on from what the role governs, too: the role may have been lost.
+            epoch = max(state.role.epoch, state.sealed) + 1
+            if epoch <= self._scene.epochs and self.free(state, node):
+                taken = Role(epoch, node.id)
                 after = _with(state, number, self.begin_take(node, taken))
                 yield Step(f"{node.id} sends: {_tell(taken)}", after)
 
@@ -278,7 +307,7 @@ class RoleModel(Model[State]):
     def _commit(self, state: State, role: Role) -> State:
         """Put another role in the place of the one that is there."""
         broken = state.broken
-        if role.owner != NOBODY and role.epoch <= state.highest:
+        if role.owner != NOBODY and role.epoch <= state.highest and not state.losses:
             broken = f"epoch {role.epoch} was taken after epoch {state.highest}"
         if role.owner not in {NOBODY, state.role.successor} and state.role.reserved:
             broken = f"{role.owner} took what is reserved for {state.role.successor}"
@@ -311,36 +340,42 @@ class RoleModel(Model[State]):
         act = node.act
         if act is None:
             if self.believes(node):
-                begun = replace(node, act=Act(node.term))
+                begun = replace(node, act=Act(node.term, node.id))
                 yield Step(
                     f"{node.id} begins to act in epoch {node.term}", _with(state, number, begun)
                 )
             return
-        who = f"{node.name} of epoch {act.epoch}"
+        who = f"{act.who}, of epoch {act.epoch},"
         if not act.sends:
             next_act = self.prepare(state, act)
             acted = state.acted
-            if next_act is not None and next_act.sends == "write":
+            if next_act is None:
+                node = self.fenced(node, act)
+            elif next_act.sends == "write":
                 acted = max(acted, act.epoch)
             after = replace(_with(state, number, replace(node, act=next_act)), acted=acted)
             yield Step(f"{who} reads the governed record", after)
         else:
-            accepted = self._accept(state, act.epoch)
-            left = Act(act.epoch) if act.sends == "seal" else None
+            accepted = self._accept(state, act)
+            left = Act(act.epoch, act.who) if act.sends == "seal" else None
             after = _with(accepted, number, replace(node, act=left))
             yield Step(f"the {act.sends} of {who} lands", after)
 
-    def _accept(self, state: State, epoch: int) -> State:
-        """Put a write of an epoch in the place of the governed record that is there."""
+    def _accept(self, state: State, act: Act) -> State:
+        """Put a leader's write in the place of the governed record that is there."""
         broken, latest = state.broken, max(state.sealed, state.acted)
-        if epoch < latest:
-            broken = f"a write of epoch {epoch} was accepted after epoch {latest}"
+        if act.epoch < latest:
+            broken = f"a write of epoch {act.epoch} was accepted after epoch {latest}"
+        if act.epoch == state.sealed and act.who != state.sealer:
+            broken = f"both {state.sealer} and {act.who} write under epoch {act.epoch}"
         first, second = (
             replace(node, act=None) if node.act is not None and node.act.sends else node
             for node in state.nodes
         )
         # What was based on the record before finds it changed, and comes to nothing.
-        return replace(state, nodes=(first, second), sealed=epoch, broken=broken)
+        return replace(
+            state, nodes=(first, second), sealed=act.epoch, sealer=act.who, broken=broken
+        )
 
 
 def _tell(role: Role) -> str:
@@ -481,12 +516,29 @@ class NoSeal(RoleModel):
         return None if state.sealed > act.epoch else replace(act, sends="write")
 
 
+class SealWithoutAName(RoleModel):
+    """A seal tells the epoch and not whose; a role that was lost made two leaders of one epoch."""
+
+    def prepare(self, state: State, act: Act) -> Act | None:
+        return super().prepare(replace(state, sealer=act.who), act)
+
+
+class FencedAndStillInOffice(RoleModel):
+    """A leader that what it governs refuses does not step down; nobody can act any more."""
+
+    def fenced(self, node: Node, act: Act) -> Node:
+        return node
+
+
 WORLDS = {
     "a long election": Scene(epochs=4),
     "two strays": Scene(epochs=3, strays=2),
     "a short election": Scene(epochs=2),
-    "leaders that act": Scene(epochs=3, strays=0, returns=0, acts=True),
-    "actors that return": Scene(epochs=2, strays=0, acts=True),
+    "leaders that act": Scene(epochs=2, strays=0, returns=0, acts=True),
+    "actors that return": Scene(epochs=3, strays=0, acts=True, releases=False),
+    "a role that is lost": Scene(
+        epochs=2, strays=0, returns=0, acts=True, losses=1, releases=False
+    ),
 }
 
 MUTATIONS: dict[type[RoleModel], str] = {
@@ -505,4 +557,6 @@ MUTATIONS: dict[type[RoleModel], str] = {
     AbsenceIsNotDeath: "a short election",
     NoFencing: "leaders that act",
     NoSeal: "leaders that act",
+    SealWithoutAName: "a role that is lost",
+    FencedAndStillInOffice: "a role that is lost",
 }

@@ -101,15 +101,34 @@ class State(msgspec.Struct, frozen=True, gc=False):
     """Whether by the store's clock the session has been silent for too long."""
 
 
+@cache
+def trusts(timing: Timing, age: int) -> bool:
+    """Say whether trust lasts that was counted from so long ago."""
+    return Mono(0) < timing.trusted_until(Mono(-age))
+
+
+@cache
+def look(timing: Timing, watched: Watched | None, read: Read) -> tuple[Watched, bool]:
+    """Take in a read that returns now; say whether what it shows has expired."""
+    version, now = str(read.version), Mono(-read.age)
+    before = Watch(version, now, now)
+    if watched is not None:
+        before = Watch(str(watched.version), Mono(-watched.since), Mono(-watched.looked))
+    after = before.look(version, now, timing)
+    ages = (int(-after.since.seconds), int(-after.looked.seconds))
+    return Watched(int(str(after.version)), *ages), after.expired(timing)
+
+
 class SessionModel(Model[State]):
     """One holder, one observer, one record."""
+
+    counts_from_start = False
+    """Whether the observer counts from when its read began, and not from when it returned."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._timing = scene.timing
         self._timeout = int(scene.timing.timeout)
-        self.trusts = cache(self.trusts)  # type: ignore[method-assign]
-        self.look = cache(self.look)  # type: ignore[method-assign]
 
     def starts(self) -> Iterator[State]:
         yield State()
@@ -148,20 +167,7 @@ class SessionModel(Model[State]):
     # What the mutations change.
 
     def trusts(self, age: int) -> bool:
-        """Say whether trust lasts that was counted from so long ago."""
-        return Mono(0) < self._timing.trusted_until(Mono(-age))
-
-    def look(self, watched: Watched | None, read: Read) -> tuple[Watched, bool]:
-        """Take in a read that returns now; say whether what it shows has expired."""
-        version, now = str(read.version), Mono(-read.age)
-        before = Watch(version, now, now)
-        if watched is not None:
-            before = Watch(str(watched.version), Mono(-watched.since), Mono(-watched.looked))
-        after = before.look(version, now, self._timing)
-        ages = (int(-after.since.seconds), int(-after.looked.seconds))
-        return Watched(int(str(after.version)), *ages), after.expired(self._timing)
-
-    counts_from_start = False
+        return trusts(self._timing, age)
 
     def condemns(self, state: State, *, expired: bool) -> bool:
         """Say whether a session is to be called dead. A clock of the store can only forbid it."""
@@ -247,7 +253,7 @@ class SessionModel(Model[State]):
             return Step("a read of the observer reaches the store", replace(state, read=Read(1)))
         if read.version is None:
             return Step("the read reaches the store", replace(state, read=replace(read, version=1)))
-        watched, expired = self.look(state.watched, read)
+        watched, expired = look(self._timing, state.watched, read)
         after = replace(state, watched=watched, read=None)
         if not self.condemns(state, expired=expired):
             return Step("the read returns", after)

@@ -28,10 +28,9 @@ from jobsync.stores.settling import Verdict, judge
 __all__ = ["MUTATIONS", "WORLDS", "Scene", "SettlingModel"]
 
 Deed: TypeAlias = Literal["create", "replace", "delete"]
-Told: TypeAlias = Literal["applied", "conflicted", "forgotten", "unknown", "needless"]
+Told: TypeAlias = Literal["applied", "conflicted", "forgotten", "misjudged", "unknown", "needless"]
 
 KEY = "n"
-BURIED = "buried"
 
 replace = msgspec.structs.replace
 
@@ -113,8 +112,7 @@ class SettlingModel(Model[State]):
             what = f"{state.strangers} strangers write"
             yield Step(what, replace(state, record=trampled, strangers=0))
         if state.record is not None and state.record.deleted and self.may_bury(state):
-            applied = (*state.applied, BURIED)
-            buried = replace(state, record=None, applied=applied, strays=frozenset())
+            buried = replace(state, record=None, strays=frozenset())
             yield Step("the tombstone is buried", buried)
 
     def wrong(self, state: State) -> str | None:
@@ -124,11 +122,10 @@ class SettlingModel(Model[State]):
                 times = sum(nonce.startswith(deed) for nonce in state.applied)
                 if (told == "applied" and times != 1) or (told == "conflicted" and times):
                     return f"{deed} was told {told}, and was applied {times} times"
-                if told == "forgotten" and self._all_fits(state):
-                    return f"{deed} was forgotten, though all writes fit into the trail"
-        applied = [nonce for nonce in state.applied if nonce != BURIED]
-        if len(set(applied)) < len(applied):
-            return f"a write was applied twice: {' '.join(applied)}"
+                if told == "misjudged":
+                    return f"{deed} was called forgotten, though the trail reaches back to its base"
+        if len(set(state.applied)) < len(state.applied):
+            return f"a write was applied twice: {' '.join(state.applied)}"
         return None
 
     # What the mutations change.
@@ -233,7 +230,8 @@ class SettlingModel(Model[State]):
             case "conflicted":
                 yield Step(f"{name} looks: not {deed}", _tell(state, number, "conflicted"))
             case "unknowable":
-                yield Step(f"{name} looks: nobody knows", _tell(state, number, "forgotten"))
+                told: Told = "misjudged" if _remembered(writer.change, state) else "forgotten"
+                yield Step(f"{name} looks: nobody knows", _tell(state, number, told))
 
     def _land(self, state: State, change: Change) -> State:
         """Let the store judge one copy of a request."""
@@ -242,9 +240,11 @@ class SettlingModel(Model[State]):
         applied = (*state.applied, change.nonce)
         return replace(state, record=self.leave(change), applied=applied)
 
-    def _all_fits(self, state: State) -> bool:
-        deeds = sum(len(program) for program in self._scene.programs)
-        return self._scene.strangers + deeds <= TRAIL_LENGTH and BURIED not in state.applied
+
+def _remembered(change: Change, state: State) -> bool:
+    """Say whether a record still remembers all writes since a change's base."""
+    first = 0 if change.base is None else change.base.seq
+    return state.record is not None and 0 < state.record.seq - first <= TRAIL_LENGTH
 
 
 def _name(change: Change) -> str:
