@@ -116,7 +116,7 @@ def look(timing: Timing, watched: Watched | None, read: Read) -> tuple[Watched, 
         before = Watch(str(watched.version), Mono(-watched.since), Mono(-watched.looked))
     after = before.look(version, now, timing)
     ages = (int(-after.since.seconds), int(-after.looked.seconds))
-    return Watched(int(str(after.version)), *ages), after.expired(timing)
+    return Watched(int(str(after.version)), *ages), after.expired(timing.timeout)
 
 
 class SessionModel(Model[State]):

@@ -5,7 +5,7 @@ import contextlib
 from collections import Counter
 from datetime import date
 
-from fleets import SETTINGS, TIMING, WatchedLink
+from fleets import SETTINGS
 
 from jobsync import Membership, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.coordination.runner import SameLoop
@@ -34,9 +34,7 @@ class Hand:
         """Join, work until nothing is left undone or told to stop, leave."""
         components = self.node.components
         settled = SettlingStore(self.link, components)
-        membership = Membership(
-            settled, components, SETTINGS, open_own=self._open, host=SameLoop()
-        )
+        membership = Membership(settled, components, SETTINGS, open_own=self._open, host=SameLoop())
         try:
             await membership.start()
             self.crew = crew = Crew(membership, self.world.settings(self.node.name))
