@@ -1,1 +1,53 @@
 """A simulated world: real code under virtual time, with faults, the same way every time."""
+
+from jobsync.testing import strikes
+from jobsync.testing.campaign import run_campaign
+from jobsync.testing.clocks import NodeClock
+from jobsync.testing.invariants import check_commits, check_roles, check_told
+from jobsync.testing.loop import Stuck
+from jobsync.testing.network import CALM, Link, Weather, connect
+from jobsync.testing.nodes import Node, NodeHost
+from jobsync.testing.stories import (
+    Report,
+    SavedSeed,
+    check_repeats,
+    check_story,
+    find_story,
+    load_seeds,
+    replay_line,
+    tell,
+)
+from jobsync.testing.storms import Forecast, draw_forecast, mend, storm
+from jobsync.testing.told import ToldStore
+from jobsync.testing.world import Occurrence, World
+
+__all__ = [
+    "CALM",
+    "Forecast",
+    "Link",
+    "Node",
+    "NodeClock",
+    "NodeHost",
+    "Occurrence",
+    "Report",
+    "SavedSeed",
+    "Stuck",
+    "ToldStore",
+    "Weather",
+    "World",
+    "check_commits",
+    "check_repeats",
+    "check_roles",
+    "check_story",
+    "check_told",
+    "connect",
+    "draw_forecast",
+    "find_story",
+    "load_seeds",
+    "mend",
+    "replay_line",
+    "run_campaign",
+    "storm",
+    "strikes",
+    "tell",
+]

@@ -2,36 +2,86 @@
 
 Checked in the order in which the store committed, not in the order in which anybody heard
 of it. Each function gives the violations that it found; none is what a run must show.
+
+Each key must be linearizable. That is hard to decide in general, and easy here, where the
+commits stand in the history in the order in which they took effect: every answer only has
+to fit some moment between its question and its arrival.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from operator import attrgetter
 
+import msgspec
+
+from jobsync.core.keys import parent
 from jobsync.testing.world import Occurrence
 
 __all__ = ["check_commits", "check_roles", "check_told"]
 
 
-def check_commits(history: Iterable[Occurrence]) -> list[str]:
-    """Check the store's contract: each key is one chain, and no version comes twice."""
-    latest: dict[str, Occurrence] = {}
-    nonces: set[str] = set()
+class _State(msgspec.Struct, frozen=True):
+    """What stood under a key from some place of the history on."""
+
+    since: int
+    nonce: str | None = None
+    """Marks the write that left it; None where nothing was there."""
+    base: str | None = None
+    seq: int = 0
+    epoch: int = 0
+    deleted: bool = False
+    unless: "_State | None" = None
+    """The tombstone that still stands there, if the burial left it alone."""
+
+
+def check_commits(history: Sequence[Occurrence]) -> list[str]:
+    """Check what the store promises to writers.
+
+    Each key is one chain, in which every write stands on the one before it; so a name is
+    created once in its life, however many try. No version comes twice. No epoch goes back.
+    """
     violations = []
-    for done in (each for each in history if each.what == "commit"):
-        facts = done.details
-        before = latest.get(facts["key"])
-        expected = (before.details["nonce"], before.details["seq"]) if before else (None, 0)
-        if (facts["base"], facts["seq"] - 1) != expected:
-            violations.append(f"{facts['key']}: a write is not based on the one before it: {done}")
-        if facts["nonce"] in nonces:
-            violations.append(f"{facts['key']}: a write was applied twice: {done}")
-        if before and facts["epoch"] < before.details["epoch"]:
-            violations.append(f"{facts['key']}: the epoch went back: {done}")
-        nonces.add(facts["nonce"])
-        latest[facts["key"]] = done
+    nonces: set[str] = set()
+    for key, line in _lines_of(history).items():
+        for there, state in pairwise(line):
+            if state.nonce is None:
+                continue
+            before = there.unless if there.unless and state.base else there
+            if (state.base, state.seq) != (before.nonce, before.seq + 1):
+                violations.append(f"{key}: a write is not based on the one before it: {state}")
+            if state.epoch < before.epoch:
+                violations.append(f"{key}: the epoch went back: {state}")
+            if state.nonce in nonces:
+                violations.append(f"{key}: a write was applied twice: {state}")
+            nonces.add(state.nonce)
     return violations
 
 
-def check_roles(history: Iterable[Occurrence]) -> list[str]:
+def check_told(history: Sequence[Occurrence]) -> list[str]:
+    """Check what the store promises to whoever asks: the truth, of some moment in between.
+
+    What was read was there at a moment between the question and the answer. What is called
+    applied was applied in that time. What is called conflicted or refused never was, and a
+    conflict had a reason. What is called unknown may be either. Judges the notes that
+    `ToldStore` makes.
+    """
+    lines = _lines_of(history)
+    applied = {
+        done.details["nonce"]: at for at, done in enumerate(history) if done.what == "commit"
+    }
+    violations: list[str] = []
+    for at, heard in enumerate(history):
+        if heard.what == "read":
+            violations += _judge_read(lines, heard, at)
+        elif heard.what == "told":
+            problem = _judge_write(lines, heard, at, applied.get(heard.details["nonce"]))
+            violations += [f"{problem}: {heard}"] if problem else []
+    return violations
+
+
+def check_roles(history: Sequence[Occurrence]) -> list[str]:
     """Check that each take of a role has an epoch of its own, higher than all before it."""
     highest: dict[str, int] = {}
     owners: dict[tuple[str, int], str] = {}
@@ -50,14 +100,56 @@ def check_roles(history: Iterable[Occurrence]) -> list[str]:
     return violations
 
 
-def check_told(history: list[Occurrence]) -> list[str]:
-    """Check that writers were told the truth: `told` notes hold a nonce and an outcome."""
-    applied = {each.details["nonce"] for each in history if each.what == "commit"}
-    violations = []
-    for told in (each for each in history if each.what == "told"):
-        happened = told.details["nonce"] in applied
-        if told.details["outcome"] == "Applied" and not happened:
-            violations.append(f"told applied, was not: {told}")
-        if told.details["outcome"] == "Conflicted" and happened:
-            violations.append(f"told conflicted, was applied: {told}")
-    return violations
+def _lines_of(history: Sequence[Occurrence]) -> dict[str, list[_State]]:
+    """Give for each key what stood there, one after the other."""
+    lines: dict[str, list[_State]] = defaultdict(lambda: [_State(-1)])
+    for at, done in enumerate(history):
+        facts = done.details
+        if done.what == "commit":
+            names = ("nonce", "base", "seq", "epoch", "deleted")
+            lines[facts["key"]].append(_State(at, *(facts[name] for name in names)))
+        elif done.what == "drop":
+            for key in facts["keys"]:
+                lines[key].append(_State(at))
+        elif done.what == "bury":
+            for key, line in lines.items():
+                if line[-1].deleted and parent(key) == facts["prefix"]:
+                    line.append(_State(at, unless=line[-1]))
+    return lines
+
+
+def _seen(line: Sequence[_State], asked: int, answered: int) -> Iterator[_State]:
+    """Give what stood under a key at some moment between two places of the history."""
+    since = attrgetter("since")
+    first = bisect_left(line, asked, key=since) - 1
+    for state in line[first : bisect_left(line, answered, key=since)]:
+        yield state
+        if state.unless:
+            yield state.unless
+
+
+def _judge_read(lines: dict[str, list[_State]], heard: Occurrence, at: int) -> Iterator[str]:
+    facts = heard.details
+    for key, nonce in zip(facts["keys"], facts["nonces"], strict=True):
+        shown = {
+            None if state.deleted and not facts["tombstones"] else state.nonce
+            for state in _seen(lines[key], facts["since"], at)
+        }
+        if nonce not in shown:
+            yield f"{key}: read as {nonce}, was {shown}: {heard}"
+
+
+def _judge_write(
+    lines: dict[str, list[_State]], heard: Occurrence, at: int, applied: int | None
+) -> str:
+    facts = heard.details
+    match facts["outcome"]:
+        case "Applied" if applied is None or not facts["since"] <= applied < at:
+            return "told applied, was not"
+        case "Conflicted" | "Refused" if applied is not None:
+            return f"told {facts['outcome'].lower()}, was applied"
+        case "Conflicted":
+            seen = _seen(lines[facts["key"]], facts["since"], at)
+            if all(state.nonce == facts["base"] for state in seen):
+                return "told conflicted, nothing stood in the way"
+    return ""

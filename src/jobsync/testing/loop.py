@@ -2,33 +2,52 @@
 
 Of all callbacks that are ready a seeded draw picks one, so that every interleaving which
 real scheduling allows has its turn in some seed; the same seed gives the same run. When
-nothing is ready, time jumps to the next timer. A callback belongs to the node that made
-it, and runs only while that node runs: a pause or a kill therefore strikes at any await of
+nothing is ready, time jumps to the next timer. A callback belongs to the host that made
+it, and runs only while that host runs: a pause or a kill therefore strikes at any await of
 unmodified code.
+
+There are no threads and no sockets. What code sends to a thread runs here, in its turn.
 """
 
 import asyncio
 import heapq
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context, ContextVar
-from typing import Protocol
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 __all__ = ["HOST", "Host", "SimulatedLoop", "Stuck"]
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_MOST_STEPS = 1_000_000
+"""How many callbacks may run without any time passing, before it is called spinning."""
+
+_MOST_WAITS_AT_THE_END = 100
+"""How often code may wait again although it was told to end."""
+
 
 class Stuck(Exception):
-    """Nothing is ready and nothing ever will be: somebody waits for what cannot come."""
+    """The world cannot go on: nothing will ever happen again, or time does not pass."""
 
 
 class Dice(Protocol):
     """Where chance comes from; `random.Random` will do."""
 
-    def randrange(self, stop: int, /) -> int:
-        """Draw a number below another."""
+    def random(self) -> float:
+        """Draw a number from 0 up to, and without, 1."""
         ...
 
 
 class Host(Protocol):
     """Decides whether a callback may run now."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether callbacks are run as they come."""
+        ...
 
     def admit(self, handle: asyncio.Handle) -> bool:
         """Say whether to run it; one that is not admitted is the host's to keep or to drop."""
@@ -44,52 +63,146 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     Args:
         dice: picks among those that are ready.
+
+    Attributes:
+        steps: how many were run.
     """
 
     def __init__(self, dice: Dice) -> None:
         super().__init__()
+        self.steps = 0
         self._dice = dice
         self._now = 0.0
         self._ready: list[asyncio.Handle] = []
-        self._scheduled: list[asyncio.TimerHandle] = []
-        self.steps = 0
+        # Beside its time each timer has a number: comparing handles would cost more.
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
+        self._steps_at_jump = 0
+        self._tasks: list[tuple[asyncio.Task[Any], Host | None]] = []
+        self._tidy_at = 1000
+
+    def __del__(self) -> None:
+        """Unlike others this loop holds nothing that must be closed."""
 
     def time(self) -> float:
         """Tell the virtual time, in seconds since the loop began."""
         return self._now
 
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Make a callback ready."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Make a callback ready after so many seconds."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Make a callback ready at some time."""
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, handle))
+        return handle
+
     def put_back(self, handle: asyncio.Handle) -> None:
         """Make a callback ready again that was not admitted before."""
         self._ready.append(handle)
 
+    def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":
+        """Start a task, and hold on to it.
+
+        Were the tasks of a killed host collected, their finally clauses would run.
+        """
+        task = asyncio.Task(coro, loop=self, **options)
+        context: Context | None = options.get("context")
+        self._tasks.append((task, HOST.get() if context is None else context.get(HOST)))
+        if len(self._tasks) > self._tidy_at:
+            self._tasks = [each for each in self._tasks if not _is_over(each[0])]
+            self._tidy_at = 2 * len(self._tasks) + 1000
+        return task
+
+    def run_in_executor(
+        self, executor: Any, func: Callable[[*Ts], T], *args: *Ts
+    ) -> "asyncio.Future[T]":
+        """Run it here, in its turn: threads bring an order that no seed repeats."""
+        del executor
+        future: asyncio.Future[T] = self.create_future()
+
+        def run() -> None:
+            try:
+                future.set_result(func(*args))
+            except Exception as error:  # noqa: BLE001 - whoever waits gets it
+                future.set_exception(error)
+
+        self.call_soon(run)
+        return future
+
+    def failed_unheard(self) -> list[BaseException]:
+        """Give what tasks died of without anybody asking, though their hosts run on."""
+        return [
+            error
+            for task, host in self._tasks
+            if _is_unheard(task)
+            and (host is None or host.is_running)
+            and (error := task.exception()) is not None
+        ]
+
+    def abandon(self) -> None:
+        """Close everything that has not ended, here and quietly, and then the loop.
+
+        What a finally clause does now, it does to a world that is no more.
+        """
+        while self._tasks:
+            # Closing may start others, in a finally clause.
+            left, self._tasks = self._tasks, []
+            for task, _ in left:
+                _silence(task)
+                _close(task.get_coro())
+        self.close()
+
     def _run_once(self) -> None:
-        if not self._ready:
+        ready = self._ready
+        if not ready:
             self._jump()
-        chosen = self._dice.randrange(len(self._ready))
-        handle = self._ready[chosen]
-        self._ready[chosen] = self._ready[-1]
-        self._ready.pop()
+        if len(ready) > 1:
+            chosen = int(self._dice.random() * len(ready))
+            ready[chosen], ready[-1] = ready[-1], ready[chosen]
+        handle = ready.pop()
         self.steps += 1
-        if handle.cancelled():
+        if handle._cancelled:  # noqa: SLF001 - a step is all there is
             return
-        host = _context_of(handle).get(HOST)
+        host = handle._context.get(HOST)  # type: ignore[attr-defined]  # noqa: SLF001 - likewise
         if host is None or host.admit(handle):
             handle._run()  # noqa: SLF001 - what a loop does with a handle
+        if self.steps - self._steps_at_jump > _MOST_STEPS:
+            raise Stuck(f"something spins: {_MOST_STEPS:,} steps at {self._now:g} s")
 
     def _jump(self) -> None:
         """Let time pass until a timer is due."""
-        while self._scheduled and self._scheduled[0].cancelled():
-            self._unschedule()
-        if not self._scheduled:
-            raise Stuck(f"after {self._now:g} s")
-        self._now = max(self._now, self._scheduled[0].when())
-        while self._scheduled and self._scheduled[0].when() <= self._now:
-            self._ready.append(self._unschedule())
-
-    def _unschedule(self) -> asyncio.TimerHandle:
-        handle = heapq.heappop(self._scheduled)
-        handle._scheduled = False  # type: ignore[attr-defined]  # noqa: SLF001 - a loop's own mark
-        return handle
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not timers:
+            raise Stuck(f"nothing can happen any more, after {self._now:g} s")
+        self._steps_at_jump = self.steps
+        self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            self._ready.append(heapq.heappop(timers)[2])
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Nothing to count: cancelled timers are dropped when their time comes."""
@@ -101,5 +214,26 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """There is nobody to wake."""
 
 
-def _context_of(handle: asyncio.Handle) -> Context:
-    return handle._context  # type: ignore[attr-defined,no-any-return]  # noqa: SLF001
+def _is_unheard(task: "asyncio.Task[Any]") -> bool:
+    """Say whether a task failed and nobody has asked it how it went."""
+    return task.done() and bool(task._log_traceback)  # noqa: SLF001
+
+
+def _is_over(task: "asyncio.Task[Any]") -> bool:
+    return task.done() and not _is_unheard(task)
+
+
+def _silence(task: "asyncio.Task[Any]") -> None:
+    """Let a task go without a word in the log: neither that it failed nor that it never ended."""
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+    if task.done():
+        task._log_traceback = False  # noqa: SLF001
+
+
+def _close(work: Any) -> None:
+    """Close a coroutine, even one that waits for something more before it ends."""
+    for _ in range(_MOST_WAITS_AT_THE_END):
+        if not inspect.iscoroutine(work) or inspect.getcoroutinestate(work) == inspect.CORO_CLOSED:
+            return
+        with suppress(Exception, asyncio.CancelledError):
+            work.close()

@@ -3,22 +3,42 @@
 A request travels on its own: a node that is killed, paused or out of patience does not
 call it back. So a write may land long after its sender gave up, arrive twice, or be
 carried out with its reply lost. Each is drawn from the world's dice.
+
+Commits are noted in the order in which the store made them, on one condition: the store
+at the end answers without waiting for anything, as a `MemoryStore` does.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, TypeVar
 
 import msgspec
 
-from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.stores.contract import Applied, Change, Delete, Outcome, Store, Unknown
+from jobsync.core.clock import Wall
+from jobsync.core.codec import Json
+from jobsync.errors import Corrupt, JobsyncError, Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.stores.contract import (
+    BURIAL_AGE,
+    Applied,
+    Change,
+    Delete,
+    Entry,
+    Outcome,
+    Record,
+    Store,
+    Unknown,
+    Where,
+)
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.drafts import stamp
+from jobsync.stores.settling import SettlingStore
+from jobsync.stores.witness import Witness
+from jobsync.testing.told import ToldStore
 from jobsync.testing.world import Node, World
 
-__all__ = ["CALM", "Link", "Weather"]
+__all__ = ["CALM", "Link", "Weather", "connect"]
 
 T = TypeVar("T")
 
@@ -38,12 +58,16 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
     undecided: float = 0.0
     """Nothing is decided (409): a write is unknown and was not carried out."""
     lost: float = 0.0
-    """It is carried out, and the reply is an error or never comes."""
+    """It is carried out, and the answer is an error that does not say so."""
+    unanswered: float = 0.0
+    """It is carried out, and no answer ever comes."""
     late: float = 0.0
     late_by: float = 600.0
     """It lands up to so many seconds after it was sent."""
     doubled: float = 0.0
     """It arrives twice."""
+    corrupt: float = 0.0
+    """Something that is read arrives damaged, this once; what is stored is whole."""
     patience: float = 5.0
     """After so many seconds without an answer the sender gives up."""
 
@@ -64,6 +88,8 @@ class Link(StoreDecorator):
     Attributes:
         requests_pass: False while nothing that the node sends arrives.
         replies_pass: False while nothing that the store answers arrives.
+        throttled: True while every request is refused as one too many.
+        forbidden: True while every request is refused for want of rights.
         faults: how many were injected.
     """
 
@@ -72,34 +98,101 @@ class Link(StoreDecorator):
         self.weather = weather
         self.requests_pass = True
         self.replies_pass = True
+        self.throttled = False
+        self.forbidden = False
         self.faults = 0
         self._world = world
         self._node = node
+        self._ids = node.components.ids
+        self._witness = Witness(self.name, node.components.events)
+        node.links.append(self)
+
+    def mend(self) -> None:
+        """End everything that is wrong with it, and the bad weather."""
+        self.weather = CALM
+        self.requests_pass = self.replies_pass = True
+        self.throttled = self.forbidden = False
 
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
         """Send a request, and wait for the reply as long as there is patience."""
         del sent
         try:
             return await self._ask(work)
-        except TimeoutError:
-            trouble = "no answer came in time"
-        except _ReplyLostError:
-            trouble = "the reply was lost"
-        if call in _CHANGES_SOMETHING:
-            raise OutcomeUnknown(self.name, trouble)
-        raise Unavailable(self.name, trouble)
+        except _NoAnswer as trouble:
+            if call in _CHANGES_SOMETHING:
+                raise OutcomeUnknown(self.name, str(trouble)) from None
+            raise Unavailable(self.name, str(trouble)) from None
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        """Read records by name; one may be damaged on the way."""
+        records = await super().get_many(keys, tombstones=tombstones)
+        if keys and self._strikes(self.weather.corrupt):
+            raise Corrupt(self._world.dice.choice(keys), "it arrived damaged")
+        return records
+
+    async def scan(
+        self, prefix: str, *, after: str = "", limit: int = 1000, where: Where = None
+    ) -> list[Record]:
+        """List records; one may be damaged on the way, and is left out."""
+        records = await super().scan(prefix, after=after, limit=limit, where=where)
+        return self._damage(records, [record.key for record in records], limit)
+
+    async def read(
+        self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
+    ) -> list[Entry]:
+        """Read history; a line may be damaged on the way, and is left out."""
+        entries = await super().read(stream, after=after, limit=limit, where=where)
+        return self._damage(entries, [f"{stream} {entry.id}" for entry in entries], limit)
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Send changes, marked so that every copy of the request is the same."""
-        marked = stamp(changes, self._node.components.ids)
-        unknown: list[Outcome] = [Unknown("no answer") for _ in marked]
+        marked = stamp(changes, self._ids)
         if self._strikes(self.weather.undecided):
             await asyncio.sleep(self._draw(self.weather.latency))
-            return unknown
+            return [Unknown("nothing was decided") for _ in marked]
         try:
             return await self._ask(lambda: self._commit(marked))
-        except (TimeoutError, _ReplyLostError):
-            return unknown
+        except _NoAnswer as trouble:
+            return [Unknown(str(trouble)) for _ in marked]
+
+    async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
+        """Send lines, named so that every copy of the request is the same."""
+        await super().append(stream, entries, batch=batch or self._ids.batch())
+
+    async def bury(self, prefix: str, *, older_than: float = BURIAL_AGE, limit: int = 1000) -> int:
+        """Remove old tombstones."""
+
+        async def bury() -> int:
+            count = await self.inner.bury(prefix, older_than=older_than, limit=limit)
+            self._world.note(self._node.name, "bury", prefix=prefix, count=count)
+            return count
+
+        return await self.around("bury", 0, bury)
+
+    async def drop(self, keys: Sequence[str]) -> None:
+        """Remove records for good."""
+
+        async def drop() -> None:
+            await self.inner.drop(keys)
+            self._world.note(self._node.name, "drop", keys=list(keys))
+
+        await self.around("drop", len(keys), drop)
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Return early if something changed; a hint may be lost, and does not pass a cut."""
+        if self._strikes(self.weather.lost) or not (self.requests_pass and self.replies_pass):
+            await asyncio.sleep(timeout)
+        else:
+            await self.inner.wait(topic, timeout)
+
+    async def now(self) -> Wall | None:
+        """Tell the store's own time of day."""
+        return await self.around("now", 0, self.inner.now)
+
+    async def close(self) -> None:
+        """Let go of the way. The store at its end belongs to all nodes."""
 
     async def _commit(self, changes: Sequence[Change]) -> list[Outcome]:
         """Let the store carry out changes, and note those that were, in commit order."""
@@ -110,18 +203,38 @@ class Link(StoreDecorator):
         return outcomes
 
     async def _ask(self, work: Callable[[], Awaitable[T]]) -> T:
-        if self._strikes(self.weather.refused):
-            await asyncio.sleep(self._draw(self.weather.latency))
-            raise Unavailable(self.name, "the request was refused")
-        reply: asyncio.Future[T] = self._world.loop.create_future()
-        self._travel(self._deliver(work, reply))
-        async with asyncio.timeout(self.weather.patience):
+        await self._refuse()
+        loop = self._world.loop
+        reply: asyncio.Future[T] = loop.create_future()
+        self._send(work, reply)
+        # Not asyncio.timeout, which costs more than the whole journey.
+        alarm = loop.call_later(self.weather.patience, _fail, reply, _NoAnswer("no answer came"))
+        try:
             return await reply
+        finally:
+            alarm.cancel()
 
-    async def _deliver(self, work: Callable[[], Awaitable[T]], reply: "asyncio.Future[T]") -> None:
-        """Carry a request there and its reply back, whatever becomes of the sender."""
+    async def _refuse(self) -> None:
+        """Raise what the sender gets at once, where it does."""
+        trouble: JobsyncError
+        if self.throttled:
+            self._count()
+            trouble = Unavailable(self.name, "the server answered 503 SlowDown")
+        elif self.forbidden:
+            self._count()
+            problem = "does not allow this to these credentials (the server answered 403)"
+            trouble = Misconfigured("url", self.name, problem, "allow it")
+        elif self._strikes(self.weather.refused):
+            trouble = Unavailable(self.name, "the request was refused")
+        else:
+            return
+        await asyncio.sleep(self._draw(self.weather.latency))
+        raise trouble
+
+    def _send(self, work: Callable[[], Awaitable[T]], reply: "asyncio.Future[T]") -> None:
+        """Put a request on its way, whatever becomes of the sender."""
         if not self.requests_pass:
-            self.faults += 1
+            self._count()
             return
         weather = self.weather
         delay = self._draw(weather.latency)
@@ -129,42 +242,65 @@ class Link(StoreDecorator):
             delay += self._draw(weather.slow_by)
         if self._strikes(weather.late):
             delay += self._draw(weather.late_by)
-        await asyncio.sleep(delay)
+        start = self._world.start
+        self._travel(delay, lambda: start(self._deliver(work, reply)))
         if self._strikes(weather.doubled):
-            self._travel(self._repeat(work))
+            again = delay + self._draw(weather.late_by)
+            self._travel(again, lambda: start(self._repeat(work)))
+
+    async def _deliver(self, work: Callable[[], Awaitable[T]], reply: "asyncio.Future[T]") -> None:
+        """Carry a request out, and put the answer on its way."""
         try:
             result = await work()
-        except Exception as error:  # noqa: BLE001 - the sender gets it
-            _fail(reply, error)
+        except JobsyncError as error:
+            self._travel(0.0, _fail, reply, error)
             return
         if not self.replies_pass:
-            self.faults += 1
-            return
-        await asyncio.sleep(self._draw(weather.latency))
-        if self._strikes(weather.lost):
-            _fail(reply, _ReplyLostError())
-        elif not reply.done():
-            reply.set_result(result)
+            self._count()
+        elif self._strikes(self.weather.lost):
+            self._travel(0.0, _fail, reply, _NoAnswer("the reply was lost"))
+        elif not self._strikes(self.weather.unanswered):
+            self._travel(self._draw(self.weather.latency), _answer, reply, result)
 
     async def _repeat(self, work: Callable[[], Awaitable[Any]]) -> None:
-        await asyncio.sleep(self._draw(self.weather.late_by))
-        await work()
+        """Carry a request out again. The answer goes to nobody."""
+        with suppress(JobsyncError):
+            await work()
 
-    def _travel(self, journey: Any) -> None:
-        """Let something happen outside every node."""
-        self._world.start(journey, Context())
+    def _travel(self, seconds: float, arrive: Callable[..., object], *args: Any) -> None:
+        """Let something happen later, outside every node."""
+        self._world.loop.call_later(seconds, arrive, *args, context=Context())
+
+    def _damage(self, items: list[T], names: list[str], limit: int) -> list[T]:
+        """Leave one out and report it, if it so happens."""
+        # A full page stays full: one that is not would be taken for the last.
+        if not 0 < len(items) < limit or not self._strikes(self.weather.corrupt):
+            return items
+        at = self._world.dice.randrange(len(items))
+        self._witness.report(Corrupt(names[at], "it arrived damaged"))
+        return items[:at] + items[at + 1 :]
 
     def _strikes(self, chance: float) -> bool:
         struck = chance > 0 and self._world.dice.random() < chance
-        self.faults += struck
+        if struck:
+            self._count()
         return struck
 
+    def _count(self) -> None:
+        self.faults += 1
+        self._world.faults += 1
+
     def _draw(self, most: float) -> float:
-        return self._world.dice.uniform(0, most)
+        return self._world.dice.random() * most
 
 
-class _ReplyLostError(Exception):
-    """The answer was an error that says nothing about what happened."""
+class _NoAnswer(Exception):
+    """Nobody can say what became of the request."""
+
+
+def _answer(reply: "asyncio.Future[T]", result: T) -> None:
+    if not reply.done():
+        reply.set_result(result)
 
 
 def _fail(reply: "asyncio.Future[Any]", error: Exception) -> None:
@@ -185,3 +321,12 @@ def _describe(change: Change, outcome: Applied) -> dict[str, Any]:
         "deleted": isinstance(change, Delete),
         "value": record.value,
     }
+
+
+def connect(node: Node, store: Store, weather: Weather = CALM) -> Store:
+    """Give a node a store as its code sees one: over a link of its own, and settled.
+
+    What its callers are told stands in the history, for `check_told` to judge.
+    """
+    settled = SettlingStore(Link(node.world, node, store, weather), node.components)
+    return ToldStore(node, settled)

@@ -1,182 +1,114 @@
-"""Nodes in one simulated world, each with a clock of its own, and what may happen to them.
+"""Everything that happens in one simulated world, from one seed.
 
-A node runs unmodified coroutines. It can be paused (its clock goes on), suspended (its
-clock stops too, as under a hypervisor), killed at any await, and started again.
+A world holds the loop, the dice, the nodes and the history. The same seed gives the same
+history, so that whatever went wrong once can be looked at again.
 """
 
 import asyncio
 import hashlib
-import inspect
 import random
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
-from contextvars import Context, copy_context
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextvars import Context
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from jobsync.components import Components
-from jobsync.core.clock import Mono, Wall
 from jobsync.events import Events
-from jobsync.testing.loop import HOST, SimulatedLoop
+from jobsync.testing.clocks import NodeClock
+from jobsync.testing.loop import SimulatedLoop
+from jobsync.testing.nodes import Node
 
-__all__ = ["Node", "NodeClock", "Occurrence", "World"]
+__all__ = ["Check", "Node", "Occurrence", "World"]
 
 T = TypeVar("T")
 
-_BEGIN = 1_700_000_000.0
-"""When every world begins, in Unix seconds."""
 
-
-class Occurrence(msgspec.Struct, frozen=True):
+class Occurrence(msgspec.Struct, frozen=True, gc=False):
     """Something that happened, in the order in which it did."""
 
     at: float
+    """The world's time, in seconds since it began."""
     node: str
     what: str
     details: dict[str, Any] = {}
 
 
-class NodeClock:
-    """One node's idea of time.
-
-    Args:
-        loop: whose time passes.
-        rate: how fast it goes; 1.05 gains three seconds a minute.
-        skew: by how much its wall clock is off, in seconds.
-    """
-
-    def __init__(self, loop: SimulatedLoop, rate: float = 1.0, skew: float = 0.0) -> None:
-        self.rate = rate
-        self.skew = skew
-        self._loop = loop
-        self._stood_still = 0.0
-        self._stopped_at: float | None = None
-
-    def wall(self) -> Wall:
-        """Tell the time of day, as this node believes."""
-        return Wall(_BEGIN + self._elapsed() + self.skew)
-
-    def mono(self) -> Mono:
-        """Tell the time since boot."""
-        return Mono(1000.0 + self._elapsed())
-
-    def boot(self) -> int:
-        """Identify the boot: one machine carries all nodes."""
-        return 1
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait by this clock: longer in the world's time where it is slow or stands still."""
-        until = self.mono() + max(0.0, seconds)
-        while True:
-            left = until - self.mono()
-            await asyncio.sleep(max(0.0, left) / self.rate)
-            if until - self.mono() <= 1e-9:  # noqa: PLR2004 - what a float loses on the way
-                return
-
-    def stop(self) -> None:
-        """Stand still."""
-        self._stopped_at = self._loop.time()
-
-    def go_on(self) -> None:
-        """Go on from where it stood."""
-        if self._stopped_at is not None:
-            self._stood_still += self._loop.time() - self._stopped_at
-            self._stopped_at = None
-
-    def _elapsed(self) -> float:
-        now = self._loop.time() if self._stopped_at is None else self._stopped_at
-        return (now - self._stood_still) * self.rate
-
-
-class Node:
-    """One process in the world."""
-
-    def __init__(self, world: "World", name: str, clock: NodeClock) -> None:
-        self.name = name
-        self.clock = clock
-        self.components = Components(clock=clock, randomness=_Draws(world.dice), events=Events())
-        self._world = world
-        self._held: list[asyncio.Handle] | None = None
-        self._dead = False
-        self._tasks: list[asyncio.Task[Any]] = []
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it was not killed."""
-        return not self._dead
-
-    def admit(self, handle: asyncio.Handle) -> bool:
-        """Run a callback now, keep it for later, or never run it."""
-        if self._dead:
-            return False
-        if self._held is not None:
-            self._held.append(handle)
-            return False
-        return True
-
-    def run(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Start something on this node."""
-        context = copy_context()
-        context.run(HOST.set, self)
-        task = self._world.loop.create_task(work, context=context)
-        self._tasks.append(task)
-        return task
-
-    def pause(self) -> None:
-        """Stop running, as by SIGSTOP. The clock goes on."""
-        self._world.note(self.name, "pause")
-        if self._held is None:
-            self._held = []
-
-    def suspend(self) -> None:
-        """Stop running, and the clock with it."""
-        self.pause()
-        self.clock.stop()
-
-    def resume(self) -> None:
-        """Go on where it stopped."""
-        self._world.note(self.name, "resume")
-        self.clock.go_on()
-        held, self._held = self._held or [], None
-        for handle in held:
-            self._world.loop.put_back(handle)
-
-    def kill(self) -> None:
-        """End at once, at whatever await it stands. No finally clause runs."""
-        self._world.note(self.name, "kill")
-        self._dead = True
-        self._held = None
-        self._world.bury(self)
+Check: TypeAlias = Callable[[list[Occurrence]], Iterable[str]]
+"""Gives the violations that it finds in a history."""
 
 
 class World:
-    """Everything there is, from one seed.
+    """One world.
 
     Args:
         seed: decides every draw.
+
+    Attributes:
+        seed: what it was made from.
+        dice: where all chance comes from.
+        loop: whose time passes.
+        components: the world's own time and chance, for a store that all nodes share.
+        nodes: the nodes by name; of several that had one name, the latest.
+        history: what happened, in the order in which it did.
+        faults: how many were injected.
+        violations: what was found that must not be, as it happened.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.dice = random.Random(seed)  # noqa: S311 - chance, not secrecy
         self.loop = SimulatedLoop(self.dice)
+        self.loop.set_exception_handler(self._hear)
+        self.components = self._equip(NodeClock(self.loop))
+        self.nodes: dict[str, Node] = {}
         self.history: list[Occurrence] = []
+        self.faults = 0
+        self.violations: list[str] = []
+        self._checks: list[Check] = []
+        self._watchers: list[Callable[[Occurrence], Iterable[str]]] = []
         self._is_over = False
-        self._graveyard: list[Node] = []
-        self._journeys: set[asyncio.Task[Any]] = set()
 
-    def node(self, name: str, *, rate: float = 1.0, skew: float = 0.0) -> Node:
-        """Make a node."""
-        return Node(self, name, NodeClock(self.loop, rate, skew))
+    def node(
+        self, name: str, *, rate: float = 1.0, skew: float = 0.0, clock: NodeClock | None = None
+    ) -> Node:
+        """Make a node.
+
+        Args:
+            name: one that was used before goes over to the new node.
+            rate: how fast its clock goes.
+            skew: by how much its wall clock is off.
+            clock: the clock of a machine that is there already, instead of a new one.
+        """
+        clock = clock or NodeClock(self.loop, rate, skew)
+        self.nodes[name] = Node(self, name, clock, self._equip(clock))
+        return self.nodes[name]
 
     def note(self, node: str, what: str, **details: Any) -> None:
         """Write something into the history."""
-        if not self._is_over:
-            self.history.append(Occurrence(self.loop.time(), node, what, details))
+        if self._is_over:
+            return
+        occurrence = Occurrence(self.loop.time(), node, what, details)
+        self.history.append(occurrence)
+        for watch in self._watchers:
+            self.violations += watch(occurrence)
+
+    def watch(self, watcher: Callable[[Occurrence], Iterable[str]]) -> None:
+        """Show every occurrence at its moment to somebody, who gives the violations that he sees.
+
+        For what cannot be told from the history: what everybody believes at a commit.
+        """
+        self._watchers.append(watcher)
+
+    def expect(self, *checks: Check) -> None:
+        """Name checks that the whole history must pass when the story has ended."""
+        self._checks += checks
 
     def run(self, story: Callable[[], Awaitable[T]]) -> T:
-        """Let a story happen, and everything that it starts, until the story ends."""
+        """Let a story happen, and everything that it starts, until the story ends.
+
+        What still runs then is thrown away: a finally clause in it finds no world any more.
+        """
 
         async def tell() -> T:
             return await story()
@@ -184,39 +116,35 @@ class World:
         try:
             return self.loop.run_until_complete(tell())
         finally:
-            self._end()
+            self._is_over = True
+            self.violations += [
+                f"a task died and nobody heard of it: {error!r}"
+                for error in self.loop.failed_unheard()
+            ]
+            self.loop.abandon()
 
-    def start(self, work: Coroutine[Any, Any, Any], context: Context) -> None:
-        """Let something happen that belongs to no node. What it raises ends the world."""
-        journey = self.loop.create_task(work, context=context)
-        self._journeys.add(journey)
-        journey.add_done_callback(self._arrive)
+    def judge(self) -> list[str]:
+        """Give all violations: those that were seen, and those that checks find in the history."""
+        return self.violations + [each for check in self._checks for each in check(self.history)]
 
-    def _arrive(self, journey: "asyncio.Task[Any]") -> None:
-        self._journeys.discard(journey)
-        if not journey.cancelled() and (error := journey.exception()) is not None:
-            raise error
-
-    def bury(self, node: Node) -> None:
-        """Keep a killed node's tasks: were they collected, their finally clauses would run."""
-        self._graveyard.append(node)
+    def start(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Let something happen that belongs to no node."""
+        if self._is_over:
+            work.close()
+        else:
+            self.loop.create_task(work, context=Context())
 
     @property
     def fingerprint(self) -> str:
         """Give a digest of the whole history: equal for equal seeds, under any hash seed."""
         return hashlib.sha256(msgspec.json.encode(self.history, order="sorted")).hexdigest()
 
-    def _end(self) -> None:
-        """Close what is left over, unheard: were it collected later, somebody would hear."""
-        self._is_over = True
-        for task in asyncio.all_tasks(self.loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
-            work = task.get_coro()
-            # A finally clause that awaits has to be closed in its turn.
-            while inspect.iscoroutine(work) and inspect.getcoroutinestate(work) != "CORO_CLOSED":
-                with suppress(BaseException):
-                    work.close()
-        self.loop.close()
+    def _equip(self, clock: NodeClock) -> Components:
+        return Components(clock=clock, randomness=_Draws(self.dice), events=Events())
+
+    def _hear(self, _: asyncio.AbstractEventLoop, trouble: dict[str, Any]) -> None:
+        """Take down what no code caught."""
+        self.violations.append(f"{trouble['message']}: {trouble.get('exception')!r}")
 
 
 class _Draws:

@@ -1,0 +1,201 @@
+"""Strikes and storms: each does what it says, undoes it, and leaves a whole world behind."""
+
+import asyncio
+
+import pytest
+
+from jobsync import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.stores.memory import MemoryStore
+from jobsync.testing import (
+    CALM,
+    Forecast,
+    Link,
+    Node,
+    Report,
+    Weather,
+    World,
+    check_repeats,
+    connect,
+    draw_forecast,
+    storm,
+    strikes,
+    tell,
+)
+from jobsync.testing.strikes import STRIKES, Strike
+
+TROUBLE = (Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable)
+
+
+def fleet(world: World, size: int = 3) -> list[Node]:
+    """Give nodes with links that count up, whatever happens."""
+    shared = MemoryStore(components=world.components)
+
+    async def count(node: Node) -> None:
+        store = connect(node, shared)
+        while True:
+            try:
+                key = f"n/{world.dice.randrange(2)}"
+                record = await store.get(key, tombstones=True)
+                value = 1 if record is None or record.deleted else record.value + 1
+                await (store.put(record, value) if record else store.create(key, value))
+            except TROUBLE:
+                world.note(node.name, "trouble")
+            await node.clock.sleep(2)
+
+    for name in "abc"[:size]:
+        world.node(name).start(count)
+    return list(world.nodes.values())
+
+
+async def rough_day(world: World) -> None:
+    """Count through a storm of any kind, then go on counting in the calm."""
+    fleet(world)
+    await asyncio.sleep(10)
+    await storm(world, 600, draw_forecast(world, (*STRIKES, strikes.suspend)))
+    await asyncio.sleep(60)
+    begun = len(world.history)
+    await asyncio.sleep(60)
+    for name in world.nodes:
+        counted = [each for each in world.history[begun:] if each.node == name]
+        assert sum(each.what == "commit" for each in counted) > 10
+
+
+@pytest.fixture(scope="module")
+def days() -> list[Report]:
+    """What some days came to."""
+    return [tell(rough_day, seed) for seed in range(12)]
+
+
+def test_a_storm_leaves_a_whole_world_behind(days: list[Report]) -> None:
+    """The contract holds through it, and afterwards every node counts on."""
+    assert [each for report in days for each in report.violations] == []
+
+
+def test_quiet_and_wild_runs_both_occur(days: list[Report]) -> None:
+    """From seed to seed there are none, some and very many faults."""
+    faults = sorted(report.faults for report in days)
+    assert faults[0] == 0
+    assert faults[-1] > 200
+    assert len(set(faults)) > 6
+
+
+def test_a_storm_repeats() -> None:
+    """The same seed gives the same storm, in processes that hash differently too."""
+    check_repeats(rough_day, seed=3)
+
+
+def test_every_trouble_is_in_some_forecast_and_in_no_other() -> None:
+    """Each is left out as a matter of course, so that others are seen without it."""
+    forecasts = [draw_forecast(World(seed)) for seed in range(40)]
+    for strike in STRIKES:
+        assert 5 < sum(strike in forecast.strikes for forecast in forecasts) < 35
+    for fault in ("slow", "refused", "undecided", "lost", "late", "doubled", "corrupt"):
+        assert 5 < sum(getattr(each.weather, fault) > 0 for each in forecasts) < 38
+
+
+def test_what_is_given_is_what_comes() -> None:
+    """A forecast without troubles troubles nobody."""
+    world = World(1)
+
+    async def story() -> None:
+        fleet(world)
+        calm = Forecast(weather=CALM, strikes=(), every=10, lasting=10)
+        await storm(world, 600, calm)
+
+    world.run(story)
+    assert world.faults == 0
+    assert not [each for each in world.history if each.what in ("pause", "kill", "stop")]
+
+
+@pytest.mark.parametrize("strike", [*STRIKES, strikes.suspend], ids=lambda each: each.__name__)
+def test_a_strike_is_undone(strike: Strike) -> None:
+    """After it, every node is alive, runs and reaches the store."""
+    world = World(1)
+
+    async def story() -> None:
+        nodes = fleet(world)
+        await asyncio.sleep(10)
+        await strike(nodes, 30)
+        await asyncio.sleep(40)
+        begun = len(world.history)
+        await asyncio.sleep(20)
+        for node in world.nodes.values():
+            assert node.is_alive
+            assert not node.is_paused
+            assert abs(node.clock.skew) < 10
+            assert any(
+                each.node == node.name and each.what == "commit" for each in world.history[begun:]
+            )
+
+    world.run(story)
+    assert world.judge() == []
+
+
+def cuts(strike: Strike, seconds: float) -> list[int]:
+    """Count, in the middle of each second, how many of three links are cut."""
+    world = World(1)
+
+    async def story() -> list[int]:
+        nodes = fleet(world)
+        await asyncio.sleep(1)
+        links = [link for node in nodes for link in node.links]
+        striking = asyncio.create_task(strike(nodes, seconds))
+        await asyncio.sleep(0.5)
+        counts = []
+        for _ in range(24):
+            counts.append(sum(not link.requests_pass for link in links))
+            await asyncio.sleep(1)
+        await striking
+        return counts
+
+    return world.run(story)
+
+
+def test_an_outage_is_a_cut_of_all() -> None:
+    """All go at once and come back at once."""
+    assert cuts(strikes.cut, 10) == [3] * 10 + [0] * 14
+
+
+def test_a_swizzle_cuts_one_by_one() -> None:
+    """They go one after the other, and come back one after the other."""
+    counts = cuts(strikes.swizzle, 12)
+    assert counts == [1, 1, 2, 2, 3, 3, 2, 2, 1, 1, *[0] * 14]
+
+
+def test_a_flapping_network_has_a_period() -> None:
+    """There and gone, at a fixed pace."""
+    assert cuts(strikes.flap, 12) == [*[3] * 5, *[0] * 5, *[3] * 5, *[0] * 9]
+
+
+def test_nodes_without_a_program_are_not_killed() -> None:
+    """Nobody could bring them back."""
+    world = World(1)
+
+    async def story() -> None:
+        node = world.node("a")
+        Link(world, node, MemoryStore(components=world.components), Weather())
+        for strike in (strikes.kill, strikes.power_off, strikes.leave):
+            await strike([node], 5)
+        assert node.is_alive
+
+    world.run(story)
+
+
+def test_overlapping_strikes_leave_one_node_of_a_name() -> None:
+    """A node that is killed while it leaves comes back once."""
+    world = World(1)
+
+    async def story() -> None:
+        nodes = fleet(world, 1)
+        await asyncio.sleep(1)
+        nodes[0].pause()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(strikes.leave(nodes, 5))
+            group.create_task(strikes.kill(nodes, 5))
+        await asyncio.sleep(100)
+        begun = len(world.history)
+        await asyncio.sleep(10)
+        commits = [each for each in world.history[begun:] if each.what == "commit"]
+        assert 4 <= len(commits) <= 6
+
+    world.run(story)
