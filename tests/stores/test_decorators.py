@@ -1,23 +1,14 @@
-"""Stores around stores: what is counted, and what goes wrong on purpose."""
+"""Stores around stores: what is counted."""
 
 from typing import Any
 
 import pytest
 from chance import SeededRandomness
 
-from jobsync import (
-    Applied,
-    Components,
-    Conflict,
-    Events,
-    OutcomeUnknown,
-    Put,
-    Unavailable,
-    Unknown,
-)
-from jobsync.stores.faulty import Faults, FaultyStore
+from jobsync import Components, Conflict, Events, Put, Unavailable
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.metered import Meter, MeteredStore, Tariff
+from jobsync.testing import Link, Weather, World
 
 PRICED = Tariff(
     requests={"write": (0, 1), "get": (0, 1), "scan": (1, 1)},
@@ -73,70 +64,19 @@ async def test_a_tariff_prices_requests(components: Components) -> None:
     assert meter.dollars == pytest.approx(10 * 5e-6 + (5e-6 + 10 * 4e-7) + 4e-7)
 
 
-async def test_failures_and_time_are_counted(components: Components) -> None:
+def test_failures_and_time_are_counted() -> None:
     """A call that raises is a call, and a slow one takes its time."""
-    meter = Meter()
-    slow = FaultyStore(MemoryStore(), components, Faults(slow=1, delay=10))
-    store = MeteredStore(slow, meter, components.clock)
-    await store.get("n")
-    slow.faults = Faults(refused=1)
-    with pytest.raises(Unavailable):
+    world, meter = World(1), Meter()
+
+    async def story() -> None:
+        node = world.node("a")
+        link = Link(world, node, MemoryStore(), Weather(slow=1, slow_by=4))
+        store = MeteredStore(link, meter, node.clock)
         await store.get("n")
+        link.throttled = True
+        with pytest.raises(Unavailable):
+            await store.get("n")
+
+    world.run(story)
     assert (meter["get"].calls, meter["get"].errors) == (2, 1)
-    assert 0 < meter["get"].seconds <= 10
-
-
-async def test_a_refused_write_does_not_happen(components: Components) -> None:
-    """The request never arrives, and the caller knows."""
-    store = FaultyStore(MemoryStore(), components, Faults(refused=1))
-    with pytest.raises(Unavailable):
-        await store.create("n", 1)
-    assert await store.inner.get("n") is None
-    assert store.injected == 1
-
-
-async def test_a_lost_reply_hides_what_happened(components: Components) -> None:
-    """The write is applied and reported as unknown; a reader gets nothing."""
-    store = FaultyStore(MemoryStore(), components, Faults(lost=1))
-    assert isinstance((await store.write([Put("n", 1)]))[0], Unknown)
-    assert await store.inner.get("n") is not None
-    with pytest.raises(Unavailable):
-        await store.get("n")
-    with pytest.raises(OutcomeUnknown):
-        await store.append("h", [1])
-    assert len(await store.inner.read("h")) == 1
-
-
-async def test_a_late_write_lands_later(components: Components) -> None:
-    """The caller has given up; the very same request arrives afterwards, once."""
-    store = FaultyStore(MemoryStore(), components, Faults(late=1))
-    late = Put("n", 1, nonce="AAAAAAAAAAAA")
-    assert isinstance((await store.write([late]))[0], Unknown)
-    assert await store.inner.get("n") is None
-    await store.land()
-    await store.land()
-    record = await store.inner.get("n")
-    assert record is not None
-    assert (record.nonce, record.seq) == ("AAAAAAAAAAAA", 1)
-
-
-async def test_late_writes_land_by_themselves(components: Components) -> None:
-    """Some later call finds that the request has arrived."""
-    store = FaultyStore(MemoryStore(), components, Faults(late=1))
-    await store.write([Put("n", 1)])
-    store.faults = Faults()
-    found = [await store.get("n") for _ in range(20)]
-    assert found[-1] is not None
-
-
-async def test_a_seed_repeats_its_faults(clock: Any) -> None:
-    """Equal seeds draw equal faults; other seeds draw others."""
-
-    async def run(seed: int) -> list[bool]:
-        components = Components(clock=clock, randomness=SeededRandomness(seed), events=Events())
-        store = FaultyStore(MemoryStore(), components, Faults(lost=0.5))
-        outcomes = [(await store.write([Put(f"n/{i}", i)]))[0] for i in range(40)]
-        return [isinstance(outcome, Applied) for outcome in outcomes]
-
-    assert await run(1) == await run(1)
-    assert await run(1) != await run(2)
+    assert 0.1 < meter["get"].seconds < 5

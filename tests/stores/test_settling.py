@@ -2,17 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
-from chance import SeededRandomness
 
 from jobsync import (
     Applied,
-    Components,
     Conflicted,
-    Events,
     Misconfigured,
     OutcomeUnknown,
     Put,
@@ -23,9 +19,9 @@ from jobsync import (
 )
 from jobsync.stores.contract import TRAIL_LENGTH, Change, Outcome
 from jobsync.stores.decorator import StoreDecorator
-from jobsync.stores.faulty import Faults, FaultyStore
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore, judge
+from jobsync.testing import CALM, Link, Weather, World
 
 
 class Recording(StoreDecorator):
@@ -51,22 +47,41 @@ class Recording(StoreDecorator):
         return outcomes
 
 
-class World:
+class Scene:
     """A store behind a bad network, followed up."""
 
-    def __init__(self, clock: Any, seed: int, faults: Faults, deadline: float = 30) -> None:
-        components = Components(clock=clock, randomness=SeededRandomness(seed), events=Events())
-        self.truth = Recording(MemoryStore(components=components))
-        self.network = FaultyStore(self.truth, components, faults)
-        self.store = SettlingStore(self.network, components, deadline)
+    def __init__(self, weather: Weather = CALM, *, seed: int = 1, deadline: float = 30) -> None:
+        self.world = World(seed)
+        node = self.world.node("a")
+        self.clock = node.clock
+        self.truth = Recording(MemoryStore(components=self.world.components))
+        self.network = Link(self.world, node, self.truth, weather)
+        self.store = SettlingStore(self.network, node.components, deadline)
 
-    def strike(self, faults: Faults) -> None:
-        """Let faults happen until somebody reads."""
-        self.network.faults = faults
-        self.truth.when_read = self._heal
+    def strike(self, weather: Weather) -> None:
+        """Let it be bad until somebody reads."""
+        self.network.weather = weather
+        self.truth.when_read = self.network.mend
 
-    def _heal(self) -> None:
-        self.network.faults = Faults()
+
+Story = Callable[[Scene], Awaitable[None]]
+
+
+def in_world(
+    weather: Weather = CALM, *, seed: int = 1, deadline: float = 30
+) -> Callable[[Story], Callable[[], None]]:
+    """Make a test of a story, which happens in a world of its own."""
+
+    def make(story: Story) -> Callable[[], None]:
+        def test() -> None:
+            scene = Scene(weather, seed=seed, deadline=deadline)
+            scene.world.run(lambda: story(scene))
+            assert scene.world.judge() == []
+
+        test.__doc__ = story.__doc__
+        return test
+
+    return make
 
 
 def record(seq: int, trail: str, *, deleted: bool = False) -> Record:
@@ -102,134 +117,139 @@ def test_the_record_tells(base: Record | None, current: Record | None, verdict: 
     assert judge(base, A, current) == verdict
 
 
-async def test_a_lost_reply_is_settled_as_applied(clock: Any) -> None:
+@in_world()
+async def test_a_lost_reply_is_settled_as_applied(scene: Scene) -> None:
     """The record is there with my nonce: applied, and sent only once."""
-    world = World(clock, 1, Faults())
-    world.strike(Faults(lost=1))
-    (outcome,) = await world.store.write([Put("n", 1)])
+    scene.strike(Weather(lost=1))
+    (outcome,) = await scene.store.write([Put("n", 1)])
     assert isinstance(outcome, Applied)
-    assert world.truth.nonces == [outcome.record.nonce]
-    assert world.truth.sent == 1
+    assert scene.truth.nonces == [outcome.record.nonce]
+    assert scene.truth.sent == 1
 
 
-async def test_a_lost_reply_to_an_overwritten_write_is_settled_as_applied(clock: Any) -> None:
+@in_world()
+async def test_a_lost_reply_to_an_overwritten_write_is_settled_as_applied(scene: Scene) -> None:
     """Somebody else wrote on top before I looked: still applied, and not again."""
-    world = World(clock, 1, Faults())
-    base = await world.store.create("n", 1)
+    base = await scene.store.create("n", 1)
     mine = Put("n", 2, base, nonce=A)
-    await world.truth.write([mine])
-    mine_as_written = await world.truth.get("n")
+    await scene.truth.write([mine])
+    mine_as_written = await scene.truth.get("n")
     assert mine_as_written is not None
-    await world.truth.put(mine_as_written, 3)
-    settled = await world.store._settle({"n": mine}, clock.mono() + 30)
+    await scene.truth.put(mine_as_written, 3)
+    settled = await scene.store._settle({"n": mine}, scene.clock.mono() + 30)
     outcome = settled["n"]
     assert isinstance(outcome, Applied)
     assert (outcome.record.value, outcome.record.seq, outcome.record.nonce) == (2, 2, A)
-    assert await world.store.write([outcome.record.replace(9)]) == [Conflicted()]
+    assert await scene.store.write([outcome.record.replace(9)]) == [Conflicted()]
 
 
-async def test_a_late_write_is_applied_once(clock: Any) -> None:
+@in_world(Weather(late=1), seed=2)
+async def test_a_late_write_is_applied_once(scene: Scene) -> None:
     """The first copy is still under way when the second is sent; one of them counts."""
-    world = World(clock, 1, Faults())
-    world.strike(Faults(late=1))
-    (outcome,) = await world.store.write([Put("n", 1)])
-    await world.network.land()
+    writing = asyncio.create_task(scene.store.write([Put("n", 1)]))
+    await asyncio.sleep(1)
+    scene.network.weather = CALM
+    (outcome,) = await writing
     assert isinstance(outcome, Applied)
-    assert world.truth.nonces == [outcome.record.nonce]
+    assert scene.truth.sent == 1
+    await asyncio.sleep(1000)
+    assert scene.truth.sent == 2
+    assert scene.truth.nonces == [outcome.record.nonce]
 
 
-async def test_what_never_clears_up_stays_unknown(clock: Any) -> None:
+@in_world(Weather(lost=1), deadline=10)
+async def test_what_never_clears_up_stays_unknown(scene: Scene) -> None:
     """With every reply lost for good, the answer is unknown, after the deadline."""
-    world = World(clock, 1, Faults(lost=1), deadline=10)
-    begun = clock.mono()
-    (outcome,) = await world.store.write([Put("n", 1)])
+    begun = scene.clock.mono()
+    (outcome,) = await scene.store.write([Put("n", 1)])
     assert outcome == Unknown("not settled within 10 s")
-    assert 10 <= clock.mono() - begun <= 14
+    assert 10 <= scene.clock.mono() - begun <= 15
 
 
-async def test_a_write_that_was_never_sent_is_unavailable(clock: Any) -> None:
+@in_world(Weather(refused=1))
+async def test_a_write_that_was_never_sent_is_unavailable(scene: Scene) -> None:
     """The caller knows that nothing was written."""
-    world = World(clock, 1, Faults(refused=1))
     with pytest.raises(Unavailable):
-        await world.store.create("n", 1)
+        await scene.store.create("n", 1)
     with pytest.raises(Unavailable):
-        await world.store.append("h", [1])
-    world.network.faults = Faults()
-    assert await world.store.get("n") is None
+        await scene.store.append("h", [1])
+    assert await scene.truth.get("n") is None
 
 
-async def test_a_batch_settles_change_by_change(clock: Any) -> None:
+@in_world()
+async def test_a_batch_settles_change_by_change(scene: Scene) -> None:
     """Applied, conflicted and lost ones of one batch each get their true outcome."""
-    world = World(clock, 1, Faults())
-    a = await world.store.create("n/a", 1)
-    b = await world.store.create("n/b", 1)
-    await world.store.put(b, 2)
-    world.strike(Faults(lost=1))
-    outcomes = await world.store.write([a.replace(3), b.replace(3), Put("n/c", 3), Put("n/d", 3)])
+    a = await scene.store.create("n/a", 1)
+    b = await scene.store.create("n/b", 1)
+    await scene.store.put(b, 2)
+    scene.strike(Weather(lost=1))
+    outcomes = await scene.store.write([a.replace(3), b.replace(3), Put("n/c", 3), Put("n/d", 3)])
     kinds = [type(outcome) for outcome in outcomes]
     assert kinds == [Applied, Conflicted, Applied, Applied]
 
 
-async def test_history_is_added_once(clock: Any) -> None:
+@in_world(Weather(lost=0.7), seed=3)
+async def test_history_is_added_once(scene: Scene) -> None:
     """Lines whose reply is lost are sent again under the same name."""
-    world = World(clock, 3, Faults(lost=0.7))
     for n in range(20):
-        await world.store.append("h", [n])
-    world.network.faults = Faults()
-    assert sorted(entry.value for entry in await world.store.read("h")) == list(range(20))
-    world.network.faults = Faults(lost=1)
+        await scene.store.append("h", [n])
+    assert sorted(entry.value for entry in await scene.truth.read("h")) == list(range(20))
+    scene.network.weather = Weather(lost=1)
     with pytest.raises(OutcomeUnknown):
-        await world.store.append("h", ["last"])
+        await scene.store.append("h", ["last"])
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_no_outcome_is_reported_as_another(clock: Any, seed: int) -> None:
+def test_no_outcome_is_reported_as_another(seed: int) -> None:
     """Writers race through a bad network: what they are told is what happened."""
     dice = random.Random(seed)
-    faults = Faults(
+    weather = Weather(
         lost=dice.choice([0, 0.2, 0.5]),
+        unanswered=dice.choice([0, 0.2]),
         late=dice.choice([0, 0.2, 0.5]),
         refused=dice.choice([0, 0.2]),
+        undecided=dice.choice([0, 0.2]),
+        doubled=dice.choice([0, 0.2]),
         slow=dice.choice([0, 0.5]),
     )
-    world = World(clock, seed, faults, deadline=dice.choice([1, 30]))
+    scene = Scene(weather, seed=seed, deadline=dice.choice([1, 30]))
     told: dict[str, Outcome] = {}
 
     async def write(writer: int) -> None:
         for n in range(15):
             nonce = f"{writer:04d}{n:08d}"
             try:
-                base = await world.store.get("n", tombstones=True)
-                for _ in range(dice.randrange(3)):
-                    await asyncio.sleep(0)
+                base = await scene.store.get("n", tombstones=True)
                 change = Put("n", [writer, n], base, nonce=nonce)
-                (told[nonce],) = await world.store.write([change])
+                (told[nonce],) = await scene.store.write([change])
             except Unavailable:
                 continue
 
-    await asyncio.gather(*(write(writer) for writer in range(4)))
-    await world.network.land()
-    applied = world.truth.nonces
+    async def story() -> None:
+        await asyncio.gather(*(write(writer) for writer in range(4)))
+        await asyncio.sleep(2 * weather.late_by)
+        found = await scene.truth.get("n")
+        assert found is not None
+        assert found.seq == len(scene.truth.nonces)
+
+    scene.world.run(story)
+    applied = scene.truth.nonces
     assert len(set(applied)) == len(applied)
     for nonce, outcome in told.items():
         if isinstance(outcome, Applied):
             assert nonce in applied
         elif isinstance(outcome, Conflicted):
             assert nonce not in applied
-    found = await world.truth.get("n")
-    assert found is not None
-    assert found.seq == len(applied)
 
 
-async def test_rights_that_end_while_settling_leave_it_unknown(clock: Any) -> None:
+@in_world(Weather(lost=1))
+async def test_rights_that_end_while_settling_leave_it_unknown(scene: Scene) -> None:
     """A write that was sent is not reported as never written because a token expired."""
-    world = World(clock, 1, Faults())
 
     def expire() -> None:
         raise Misconfigured("url", "s3://…", "was given a token that has expired", "renew it")
 
-    world.truth.when_read = expire
-    world.network.faults = Faults(lost=1)
-    (outcome,) = await world.store.write([Put("n", 1)])
+    scene.truth.when_read = expire
+    (outcome,) = await scene.store.write([Put("n", 1)])
     assert isinstance(outcome, Unknown)
-    assert world.truth.nonces
+    assert scene.truth.nonces
