@@ -55,6 +55,21 @@ def test_every_order_has_its_turn() -> None:
     assert happen(story, 7) == happen(story, 7)
 
 
+def test_sets_of_tasks_have_one_order() -> None:
+    """Wherever in memory they are: else whoever cancels a group would upset the dice."""
+
+    async def story(world: World) -> list[int]:
+        tasks = [asyncio.create_task(asyncio.sleep(n)) for n in range(50)]
+        futures = [world.loop.create_future() for _ in range(50)]
+        done, _ = await asyncio.wait(tasks)
+        return [tasks.index(task) for task in done] + [futures.index(f) for f in set(futures)]
+
+    first = happen(story)
+    elsewhere = [object() for _ in range(1000)]
+    assert happen(story) == first
+    del elsewhere
+
+
 def test_a_thread_is_a_turn_of_the_loop() -> None:
     """What code sends to a thread runs in the world, in an order that the seed repeats."""
 

@@ -17,7 +17,8 @@ class Topics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, set[Callable[[], object]]] = {}
+        # Each topic's calls in the order in which they came, the same in every run.
+        self._waiting: dict[str, dict[Callable[[], object], None]] = {}
 
     @classmethod
     def at(cls, place: str) -> "Topics":
@@ -42,7 +43,7 @@ class Topics:
                 loop.call_soon_threadsafe(changed.set)
 
         with self._lock:
-            self._waiting.setdefault(topic, set()).add(call)
+            self._waiting.setdefault(topic, {})[call] = None
         try:
             async with asyncio.timeout(timeout):
                 await changed.wait()
@@ -54,7 +55,7 @@ class Topics:
 
     def _forget(self, topic: str, call: Callable[[], object]) -> None:
         calls = self._waiting[topic]
-        calls.discard(call)
+        calls.pop(call, None)
         if not calls:
             del self._waiting[topic]
 

@@ -4,6 +4,7 @@ from jobsync.testing import strikes
 from jobsync.testing.campaign import run_campaign
 from jobsync.testing.clocks import NodeClock
 from jobsync.testing.invariants import check_commits, check_roles, check_told
+from jobsync.testing.joining import SimulatedThread, join
 from jobsync.testing.loop import Stuck
 from jobsync.testing.network import CALM, Link, Weather, connect
 from jobsync.testing.nodes import Node, NodeHost
@@ -31,6 +32,7 @@ __all__ = [
     "Occurrence",
     "Report",
     "SavedSeed",
+    "SimulatedThread",
     "Stuck",
     "ToldStore",
     "Weather",
@@ -43,6 +45,7 @@ __all__ = [
     "connect",
     "draw_forecast",
     "find_story",
+    "join",
     "load_seeds",
     "mend",
     "replay_line",

@@ -80,6 +80,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._steps_at_jump = 0
         self._tasks: list[tuple[asyncio.Task[Any], Host | None]] = []
         self._tidy_at = 1000
+        self._numbers = 0
 
     def __del__(self) -> None:
         """Unlike others this loop holds nothing that must be closed."""
@@ -123,12 +124,18 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Make a callback ready again that was not admitted before."""
         self._ready.append(handle)
 
+    def create_future(self) -> "asyncio.Future[Any]":
+        """Make a future."""
+        self._numbers += 1
+        return _NumberedFuture(self._numbers, loop=self)
+
     def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":
         """Start a task, and hold on to it.
 
         Were the tasks of a killed host collected, their finally clauses would run.
         """
-        task = asyncio.Task(coro, loop=self, **options)
+        self._numbers += 1
+        task = _NumberedTask(self._numbers, coro, loop=self, **options)
         context: Context | None = options.get("context")
         self._tasks.append((task, HOST.get() if context is None else context.get(HOST)))
         if len(self._tasks) > self._tidy_at:
@@ -212,6 +219,29 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """There is nobody to wake."""
+
+
+# Sets of futures and tasks, of which asyncio itself makes use, are gone through in the order
+# of hashes. By default these are addresses, which no seed repeats.
+
+
+class _Numbered:
+    """Hashes by a number of its own."""
+
+    def __init__(self, number: int, *arguments: Any, **options: Any) -> None:
+        self._number = number
+        super().__init__(*arguments, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _NumberedFuture(_Numbered, asyncio.Future[Any]):
+    pass
+
+
+class _NumberedTask(_Numbered, asyncio.Task[Any]):
+    pass
 
 
 def _is_unheard(task: "asyncio.Task[Any]") -> bool:

@@ -8,7 +8,7 @@ hosts: one can be blocked while the others go on.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from jobsync.components import Components
@@ -167,9 +167,11 @@ class NodeHost:
 
     def run(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Start something on this thread."""
-        context = copy_context()
-        context.run(HOST.set, self)
-        return self._node.world.loop.create_task(work, context=context)
+        return self._node.world.loop.create_task(work, context=self._context())
+
+    def call_soon(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call something on this thread, in its turn."""
+        self._node.world.loop.call_soon(call, *arguments, context=self._context())
 
     def block(self) -> None:
         """Hold it. Its node's other threads go on."""
@@ -195,6 +197,11 @@ class NodeHost:
             held, self._held = self._held, []
             for handle in held:
                 node.world.loop.put_back(handle)
+
+    def _context(self) -> Context:
+        context = copy_context()
+        context.run(HOST.set, self)
+        return context
 
     def _turn(self, *, is_blocked: bool) -> None:
         self._node.world.note(self._node.name, "block" if is_blocked else "unblock", host=self.name)
