@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from jobsync import testing
 from jobsync.testing import Node, NodeClock, Occurrence, Stuck, World, loop
 
 T = TypeVar("T")
@@ -439,6 +440,12 @@ def test_watchers_see_each_occurrence_at_its_moment() -> None:
     assert world.judge() == ["a jump", "2 things happened"]
     world.note("a", "jump")
     assert len(world.history) == 2
+
+
+def test_every_public_name_is_there_sorted_and_once() -> None:
+    """`__all__` is the list of what users may import."""
+    assert testing.__all__ == sorted(set(testing.__all__))
+    assert all(hasattr(testing, name) for name in testing.__all__)
 
 
 def test_real_time_plays_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
