@@ -2,29 +2,73 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from jobsync import Unavailable
 from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.fencing import Term
 from jobsync.coordination.membership import Membership
-from jobsync.coordination.runner import SameLoop
+from jobsync.coordination.runner import Host, Main, SameLoop
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.trust import Timing
-from jobsync.errors import Fenced, Misconfigured, OutcomeUnknown
-from jobsync.stores.contract import Applied, Change, Outcome
+from jobsync.errors import Fenced, JobsyncError, Misconfigured, OutcomeUnknown
+from jobsync.events import Event
+from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing.invariants import check_commits, check_roles
 from jobsync.testing.network import CALM, Link, Weather
 from jobsync.testing.world import Node, World
 
-__all__ = ["HOUR", "SETTINGS", "TIMING", "Fleet", "Worker", "run_storm"]
+__all__ = [
+    "HOUR",
+    "SETTINGS",
+    "SINGLETON",
+    "TIMING",
+    "Apart",
+    "DearStore",
+    "Fleet",
+    "HookMaker",
+    "Worker",
+    "run_storm",
+    "run_suspends",
+]
+
+T = TypeVar("T")
 
 TIMING = Timing(beat=5, timeout=15)
 SETTINGS = CoordinatorSettings(heartbeat_interval=5, worker_timeout=15)
 HOUR = 3600.0
 SINGLETON = "single/ledger"
+
+HookMaker: TypeAlias = Callable[["Worker", str], Hooks]
+"""Makes what a worker does while it leads a kind of work."""
+
+
+class DearStore(MemoryStore):
+    """A store that answers as a bucket does: it has no clock, and tells of no change."""
+
+    is_dear = True
+
+    async def age(self, record: Record) -> float | None:
+        """Tell nothing."""
+        return await Store.age(self, record)
+
+    async def now(self) -> None:
+        """Tell nothing."""
+
+
+class Apart(SameLoop):
+    """Runs a member on a node of its own, as on a thread: it beats on while its home is blocked."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def start(self, main: Main) -> None:
+        """Begin to run it."""
+        self._loop = asyncio.get_running_loop()
+        self._task = self._node.run(main())
 
 
 class Worker:
@@ -40,6 +84,8 @@ class Worker:
         self.membership: Membership | None = None
         self.coordinators: dict[str, Coordinator] = {}
         self.hooks: list[tuple[str, str, int]] = []
+        self.heard: list[Event] = []
+        self.life: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
 
     async def live(self) -> None:
@@ -48,20 +94,43 @@ class Worker:
         while not self._stop.is_set():
             settled = SettlingStore(self.link, components)
             membership = Membership(
-                settled, components, self.fleet.settings, open_own=self._open, host=SameLoop()
+                settled,
+                components,
+                self.fleet.settings,
+                open_own=self._open,
+                host=self.fleet.host(self),
             )
             try:
                 await membership.start()
                 self.membership = membership
                 for work in self.works:
-                    self.coordinators[work] = await membership.coordinate(
-                        work, self._hooks(work), governs=[f"{SINGLETON}-{work}"]
-                    )
+                    await self.stand(work)
             except (Unavailable, Misconfigured):
                 await self.node.clock.sleep(TIMING.beat)
                 continue
             await self._stop.wait()
             await membership.leave()
+
+    async def stand(self, work: str) -> Coordinator:
+        """Stand for a kind of work."""
+        assert self.membership is not None
+        coordinator = await self.membership.coordinate(
+            work, self.fleet.hooks(self, work), governs=[f"{SINGLETON}-{work}"]
+        )
+        self.coordinators[work] = coordinator
+        return coordinator
+
+    def run(self, work: Awaitable[T]) -> "asyncio.Task[T]":
+        """Do something on this node."""
+
+        async def do() -> T:
+            return await work
+
+        return self.node.run(do())
+
+    def told(self, name: str) -> list[Any]:
+        """Give the events of a name that this worker heard, in order."""
+        return [event for event in self.heard if event.name == name]
 
     async def _open(self) -> "WatchedLink":
         return self.link
@@ -69,6 +138,11 @@ class Worker:
     def stop(self) -> None:
         """Leave in good order."""
         self._stop.set()
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it was told to stop, or ended by itself."""
+        return self._stop.is_set() or (self.life is not None and self.life.done())
 
     @property
     def is_trusted(self) -> bool:
@@ -87,30 +161,53 @@ class Worker:
             if (held := each.election.held) is not None
         }
 
-    def _hooks(self, work: str) -> Hooks:
-        async def become(term: Term) -> None:
-            self._note(work, "gained", term)
-
-        async def work_once(term: Term) -> None:
-            # Reads, waits a while, writes: as coordinators do, and as late as the weather likes.
-            with contextlib.suppress(Fenced, Unavailable, OutcomeUnknown, Misconfigured):
-                before = await term.get(f"{SINGLETON}-{work}") or {"epoch": 0, "count": 0}
-                await self.node.clock.sleep(self.fleet.world.dice.uniform(0, 3))
-                count = before["count"] + 1
-                await term.put(f"{SINGLETON}-{work}", {"epoch": term.epoch, "count": count})
-
-        async def stop(term: Term) -> None:
-            self._note(work, "lost", term)
-
-        return Hooks(on_become=become, work=work_once, on_stop=stop)
-
-    def _note(self, work: str, what: str, term: Term) -> None:
+    def note(self, work: str, what: str, term: Term) -> None:
+        """Write down that a hook was called."""
         self.hooks.append((work, what, term.epoch))
         self.fleet.world.note(self.node.name, what, work=work, epoch=term.epoch)
 
 
+_REFUSED = (Fenced, Unavailable, OutcomeUnknown, Misconfigured)
+
+
+def keep_books(worker: Worker, work: str) -> Hooks:
+    """Count in a singleton, as coordinators do: read, wait a while, write; and at the end too."""
+    key, fleet = f"{SINGLETON}-{work}", worker.fleet
+
+    async def become(term: Term) -> None:
+        worker.note(work, "gained", term)
+
+    async def work_once(term: Term) -> None:
+        with contextlib.suppress(*_REFUSED):
+            before = await term.get(key) or {"epoch": 0, "count": 0}
+            fleet.judge_touch(key, term.epoch)
+            await worker.node.clock.sleep(fleet.world.dice.uniform(0, 3))
+            await term.put(key, {"epoch": term.epoch, "count": before["count"] + 1})
+
+    async def stop(term: Term) -> None:
+        worker.note(work, "lost", term)
+        # Whoever leads no more may still try; the store must know better.
+        with contextlib.suppress(*_REFUSED):
+            await term.put(key, {"epoch": term.epoch, "count": 0})
+
+    return Hooks(on_become=become, work=work_once, on_stop=stop)
+
+
 class Fleet:
-    """Workers in one world, each with its own way to the store."""
+    """Workers in one world, each with its own way to the store.
+
+    Args:
+        seed: decides everything.
+        size: how many workers there are at first.
+        works: what each of them stands for, unless told otherwise.
+        settings: what their elections go by.
+        hooks: what they do while they lead.
+        rate: how far clocks are off, at most.
+        store: what they share; a cheap one with a clock by default.
+        listens: whether what they tell is kept, in `Worker.heard`.
+        trusts_clocks: whether clocks keep the promise; without, two may believe to lead, and
+            only what the store refuses counts.
+    """
 
     def __init__(
         self,
@@ -119,31 +216,52 @@ class Fleet:
         size: int = 4,
         works: Sequence[str] = ("work",),
         settings: CoordinatorSettings = SETTINGS,
+        hooks: HookMaker = keep_books,
+        rate: float = 0.049,
+        store: type[MemoryStore] = MemoryStore,
+        listens: bool = False,
+        trusts_clocks: bool = True,
     ) -> None:
         self.world = World(seed)
         self.settings = settings
+        self.hooks = hooks
         self.violations: list[str] = []
         self.deaths = 0
         self.works = works
-        self.store = MemoryStore(components=self.world.node("store").components)
+        self.store = store(components=self.world.node("store").components)
         self.workers: list[Worker] = []
+        self.host: Callable[[Worker], Host] = lambda _: SameLoop()
+        self._rate = rate
+        self._listens = listens
+        self._trusts_clocks = trusts_clocks
         self._graves: list[Worker] = []
         self._highest: dict[str, int] = {}
         for number in range(size):
             self.add(f"node-{number}")
 
-    def add(self, name: str, works: Sequence[str] | None = None) -> Worker:
+    def add(self, name: str, works: Sequence[str] | None = None, *, skew: float = 0.0) -> Worker:
         """Add a process, with a clock of its own."""
-        node = self.world.node(name, rate=self.world.dice.uniform(0.951, 1.049))
+        rate = self.world.dice.uniform(1 - self._rate, 1 + self._rate)
+        node = self.world.node(name, rate=rate, skew=skew)
         link = WatchedLink(self.world, node, self.store)
         worker = Worker(self, node, link, self.works if works is None else works)
         link.fleet = self
+        events = node.components.events
+        if self._listens:
+            events.on("*", worker.heard.append)
+        events.on("coord:member-failed", lambda event: self.violations.append(repr(event)))
         self.workers.append(worker)
         return worker
 
+    def tell(self, story: Callable[[], Awaitable[T]]) -> T:
+        """Let a story happen to this fleet, and find nothing wrong."""
+        result = self.world.run(story)
+        assert self.verdict == []
+        return result
+
     def start(self, worker: Worker) -> None:
         """Let a process run."""
-        worker.node.run(worker.live())
+        worker.life = worker.node.run(worker.live())
 
     def start_all(self) -> None:
         """Let every process run."""
@@ -153,6 +271,10 @@ class Fleet:
     def replace(self, worker: Worker) -> Worker:
         """Kill a process, and start another in its place."""
         worker.node.kill()
+        return self.follow(worker)
+
+    def follow(self, worker: Worker) -> Worker:
+        """Start a process in the place of one that has ended."""
         self.workers.remove(worker)
         self._graves.append(worker)
         successor = self.add(worker.node.name, worker.works)
@@ -176,37 +298,57 @@ class Fleet:
 
     def judge(self, change: Change) -> None:
         """Look, at the moment of a commit, at what everybody believes."""
-        for work in self.works:
-            if len(leaders := self.leaders(work)) > 1:
-                names = [worker.node.name for worker in leaders]
-                self.violations.append(f"several lead {work}: {names}")
-        value = getattr(change, "value", None)
-        if change.key.startswith(SINGLETON) and value is not None:
-            self._judge_singleton(change.key, value["epoch"])
-        if not change.key.startswith("session/") or not value or value.get("state") != "dead":
+        if self._trusts_clocks:
+            self._judge_leaders()
+        if not isinstance(change, Put) or not isinstance(change.value, dict):
             return
+        if change.key.startswith(SINGLETON):
+            self._judge_singleton(change)
+        elif change.key.startswith("session/") and change.value.get("state") == "dead":
+            self._judge_death(change.key)
+
+    def judge_touch(self, key: str, epoch: int) -> None:
+        """Take note that a term has read a singleton: from now on no earlier one may write it."""
+        self._highest[key] = max(epoch, self._highest.get(key, 0))
+
+    def _judge_leaders(self) -> None:
+        """Check that at most one worker leads each kind of work."""
+        leaders: dict[str, str] = {}
+        for worker in self.workers:
+            for work in worker.held:
+                name = worker.node.name
+                if (other := leaders.setdefault(work, name)) != name:
+                    self.violations.append(f"several lead {work}: {other}, {name}")
+
+    def _judge_death(self, key: str) -> None:
+        """Check that nobody trusts himself who was called dead."""
         self.deaths += 1
         for worker in self.workers:
             membership = worker.membership
-            named = membership is not None and change.key == f"session/{membership.incarnation}"
-            if named and worker.is_trusted:
-                self.violations.append(f"{change.key} trusts itself and was called dead")
+            named = membership is not None and key == f"session/{membership.incarnation}"
+            if named and worker.is_trusted and self._trusts_clocks:
+                self.violations.append(f"{key} trusts itself and was called dead")
 
-    def _judge_singleton(self, key: str, epoch: int) -> None:
-        """Check that no earlier term writes after a later one."""
-        if epoch < self._highest.get(key, 0):
+    def _judge_singleton(self, change: Put) -> None:
+        """Check that no earlier term writes after a later one; a seal writes what was there."""
+        key, epoch = change.key, change.value["epoch"]
+        is_seal = change.base is not None and change.base.value == change.value
+        if not is_seal and epoch < self._highest.get(key, 0):
             self.violations.append(f"{key}: epoch {epoch} was accepted late")
-        self._highest[key] = epoch
+        self.judge_touch(key, epoch)
 
     def judge_rest(self) -> None:
         """Check what must hold when all is quiet again: one leads, and everybody has a session."""
-        for work in self.works:
+        for work in {work for worker in self._standing() for work in worker.works}:
             leaders = [worker.node.name for worker in self.leaders(work)]
             if len(leaders) != 1:
                 self.violations.append(f"when all is quiet {leaders} lead {work}")
-        for worker in self.workers:
-            if worker.node.is_alive and not worker.is_trusted:
+        for worker in self._standing():
+            if not worker.is_trusted:
                 self.violations.append(f"when all is quiet {worker.node.name} has no session")
+
+    def _standing(self) -> list[Worker]:
+        return [each for each in self.workers if each.node.is_alive and not each.has_stopped]
 
     @property
     def verdict(self) -> list[str]:
@@ -217,6 +359,19 @@ class Fleet:
             *check_commits(history),
             *check_roles(history),
             *self._judge_hooks(),
+            *self._judge_tasks(),
+        ]
+
+    def _judge_tasks(self) -> list[str]:
+        """Check that nothing in the background died in silence."""
+        tasks = [
+            (worker.node.name, task)
+            for worker in (*self.workers, *self._graves)
+            for task in (worker.life, *(each._task for each in worker.coordinators.values()))
+            if task is not None and task.done() and not task.cancelled()
+        ]
+        return [
+            f"{name}: a task died: {task.exception()!r}" for name, task in tasks if task.exception()
         ]
 
     def _judge_hooks(self) -> list[str]:
@@ -233,9 +388,20 @@ class Fleet:
 
 
 class WatchedLink(Link):
-    """A link whose commits are judged as they happen."""
+    """A link whose commits are judged as they happen, and whose requests are counted."""
 
     fleet: Fleet
+    requests = 0
+
+    async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
+        """Count a request, and send it."""
+        self.requests += 1
+        return await super().around(call, sent, work)
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Count a request, and send it."""
+        self.requests += 1
+        return await super().write(changes)
 
     async def _commit(self, changes: Sequence[Change]) -> list[Outcome]:
         outcomes = await super()._commit(changes)
@@ -245,8 +411,14 @@ class WatchedLink(Link):
         return outcomes
 
 
-async def storm(fleet: Fleet) -> None:
-    """Change the weather and strike processes, for an hour."""
+STORMY = CoordinatorSettings(
+    heartbeat_interval=5, worker_timeout=15, min_epoch_duration=20, max_epoch_duration=120
+)
+_TWO_WORKS: Sequence[Sequence[str]] = [("sweep",), ("dispatch",), ("dispatch", "sweep")]
+
+
+async def storm(fleet: Fleet, *, suspends: bool = False) -> None:
+    """Change the weather, strike processes and ask for changes, for an hour."""
     world = fleet.world
     end = world.loop.time() + HOUR
     while world.loop.time() < end:
@@ -256,7 +428,9 @@ async def storm(fleet: Fleet) -> None:
         link.weather = Weather(
             slow=chance, refused=chance, undecided=chance, lost=chance, late=chance, doubled=chance
         )
-        match world.dice.randrange(7):
+        match world.dice.randrange(10):
+            case 0 | 1 if suspends:
+                node.suspend()
             case 0:
                 node.pause()
             case 1:
@@ -265,6 +439,12 @@ async def storm(fleet: Fleet) -> None:
                 link.replies_pass = False
             case 3 if world.dice.random() < 0.3:
                 fleet.replace(worker)
+            case 4 if world.dice.random() < 0.3:
+                worker.run(_leave_and_return(fleet, worker))
+            case 5:
+                worker.run(_withdraw_and_return(fleet, worker))
+            case 6 | 7:
+                worker.run(_ask_for_another(fleet, worker))
             case _:
                 pass
         await asyncio.sleep(world.dice.uniform(0, 60))
@@ -272,17 +452,78 @@ async def storm(fleet: Fleet) -> None:
         link.requests_pass = link.replies_pass = True
 
 
+async def _leave_and_return(fleet: Fleet, worker: Worker) -> None:
+    """Stop a process in good order, and start another."""
+    if worker.has_stopped:
+        return
+    worker.stop()
+    assert worker.life is not None
+    await asyncio.wait([worker.life])
+    if worker in fleet.workers:
+        fleet.follow(worker)
+
+
+async def _withdraw_and_return(fleet: Fleet, worker: Worker) -> None:
+    """Stand no longer for one kind of work, for a while."""
+    work = fleet.world.dice.choice(worker.works)
+    coordinator = worker.coordinators.get(work)
+    if coordinator is None or worker.has_stopped:
+        return
+    await coordinator.stop()
+    await worker.node.clock.sleep(fleet.world.dice.uniform(0, 30))
+    # Somebody else here may have been as quick.
+    if worker.coordinators[work] is coordinator and not worker.has_stopped:
+        with contextlib.suppress(JobsyncError):
+            await worker.stand(work)
+
+
+async def _ask_for_another(fleet: Fleet, worker: Worker) -> None:
+    """Ask whoever leads to hand over, perhaps to somebody in particular."""
+    if not worker.coordinators:
+        return
+    coordinator = worker.coordinators[fleet.world.dice.choice(sorted(worker.coordinators))]
+    other = fleet.world.dice.choice([None, *fleet.workers])
+    wanted = None if other is None or other.membership is None else other.membership.worker_id
+    with contextlib.suppress(JobsyncError):
+        await coordinator.ensure_coordinator(force=True, desired_coordinator=wanted)
+
+
 def run_storm(seed: int) -> Fleet:
     """Run a fleet through a stormy hour, then let it rest."""
-    fleet = Fleet(seed)
+    return _run(_stormy_fleet(seed), suspends=False)
 
+
+def run_suspends(seed: int) -> Fleet:
+    """Run a fleet through an hour in which clocks stand still: only the store can tell then."""
+    return _run(_stormy_fleet(seed, trusts_clocks=False), suspends=True)
+
+
+def _stormy_fleet(seed: int, *, trusts_clocks: bool = True) -> Fleet:
+    """Make a fleet: of like workers or of unlike ones, on a store of either price."""
+    store = DearStore if seed % 2 else MemoryStore
+    unlike = seed % 3 == 0
+    fleet = Fleet(
+        seed, size=0 if unlike else 4, settings=STORMY, store=store, trusts_clocks=trusts_clocks
+    )
+    if unlike:
+        fleet.works = ("dispatch", "sweep")
+        for number in range(5):
+            fleet.add(f"node-{number}", _TWO_WORKS[number % 3])
+    return fleet
+
+
+def _run(fleet: Fleet, *, suspends: bool) -> Fleet:
     async def story() -> None:
         fleet.start_all()
-        await storm(fleet)
-        for link in fleet.links:
-            link.weather = CALM
+        await storm(fleet, suspends=suspends)
+        _calm(fleet.links)
         await asyncio.sleep(20 * TIMING.timeout)
         fleet.judge_rest()
 
     fleet.world.run(story)
     return fleet
+
+
+def _calm(links: Iterable[WatchedLink]) -> None:
+    for link in links:
+        link.weather = CALM
