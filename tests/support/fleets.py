@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+import msgspec
+
 from jobsync import Unavailable
 from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.fencing import Term
@@ -236,6 +238,10 @@ class Fleet:
         self._trusts_clocks = trusts_clocks
         self._graves: list[Worker] = []
         self._highest: dict[str, int] = {}
+        node = self.world.node("operator")
+        self.operator = WatchedLink(self.world, node, self.store)
+        """How a person gets at the records, who may do to them what no worker does."""
+        self.operator.fleet = self
         for number in range(size):
             self.add(f"node-{number}")
 
@@ -252,6 +258,19 @@ class Fleet:
         events.on("coord:member-failed", lambda event: self.violations.append(repr(event)))
         self.workers.append(worker)
         return worker
+
+    async def overwrite(
+        self, key: str, value: Any, *, epoch: int | None = None, **how: Any
+    ) -> None:
+        """Put something else in a record's place, as a person might."""
+        base = await self.store.get(key, tombstones=True)
+        (outcome,) = await self.operator.write([Put(key, value, base, epoch=epoch, **how)])
+        assert isinstance(outcome, Applied)
+
+    def garble(self, key: str, data: bytes = b"{") -> None:
+        """Break a record so that the store itself cannot read it."""
+        slots = self.store._data.slots
+        slots[key] = msgspec.structs.replace(slots[key], data=data)
 
     def tell(self, story: Callable[[], Awaitable[T]]) -> T:
         """Let a story happen to this fleet, and find nothing wrong."""

@@ -3,10 +3,10 @@
 An observer counts on its own clock, from the return of the first read that showed a
 version. It never calls dead what it did not watch, without a gap, for the whole timeout
 that the session itself has announced; and where the store has a clock, that one must agree.
+A record that it does not understand is reported and left alone, until it changes.
 Whoever needs a session dead watches it: followers the one that leads them, leaders all.
 """
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 
 from jobsync.components import Components
@@ -39,6 +39,8 @@ class Observer:
         self._timing = timing
         self._watches: dict[str, Watch] = {}
         self._timeouts: dict[str, float] = {}
+        self._puzzling: dict[str, str] = {}
+        """The versions that are no sessions', by incarnation."""
         self._dead: dict[str, Mono] = {}
         self.living: frozenset[str] = frozenset()
         """Who was there and not dead, at the last look at all."""
@@ -65,19 +67,30 @@ class Observer:
             if record is None or record.deleted:
                 self._look(incarnation, None, now)
                 continue
-            try:
-                life = read_life(record)
-            except Corrupt as corrupt:
-                self._timeouts[incarnation] = math.inf
-                self._witness.report(corrupt)
-                continue
-            self._timeouts[incarnation] = life.timing.timeout
-            if life.state == "dead":
-                self._bury(incarnation, now)
-            else:
+            life = self._understand(incarnation, record)
+            if life is not None and life.state == "live":
                 living[incarnation] = life
                 self._look(incarnation, record.version, now)
         return living
+
+    def _understand(self, incarnation: str, record: Record) -> Life | None:
+        """Take in what a session tells; None if that is nothing that it can have told."""
+        try:
+            life = read_life(record)
+        except Corrupt as corrupt:
+            self._witness.report(corrupt)
+            self._set_aside(incarnation, record.version)
+            return None
+        self._timeouts[incarnation] = life.timing.timeout
+        if life.state == "dead":
+            self._bury(incarnation, self._clock.mono())
+        return life
+
+    def _set_aside(self, incarnation: str, version: str) -> None:
+        """Watch no more what cannot be understood, and do not read it again as it is."""
+        self._puzzling[incarnation] = version
+        self._timeouts.pop(incarnation, None)
+        self._watches.pop(incarnation, None)
 
     async def look_at_all(self, expected: Collection[str] = ()) -> None:
         """Look at every session once, and miss those that are expected and not there.
@@ -98,13 +111,25 @@ class Observer:
         for incarnation in expected:
             if incarnation not in seen:
                 self._look(incarnation, None, now)
-        unknown = [each for each in seen if each not in self._timeouts]
-        if unknown:
-            self.take_in(await self.read(unknown))
+        await self._get_to_know(seen)
         for incarnation, version in seen.items():
-            if incarnation not in self._dead:
+            if incarnation in self._timeouts and incarnation not in self._dead:
                 self._look(incarnation, version, now)
-        self.living = frozenset(seen.keys() - self._dead.keys())
+        self.living = frozenset((seen.keys() & self._timeouts.keys()) - self._dead.keys())
+
+    async def _get_to_know(self, seen: Mapping[str, str]) -> None:
+        """Read the sessions that were not understood yet, and forget those that are gone."""
+        there = seen.keys() | self._watches.keys()
+        self._timeouts = {each: t for each, t in self._timeouts.items() if each in there}
+        self._puzzling = {each: v for each, v in self._puzzling.items() if seen.get(each) == v}
+        unknown = [e for e in seen if e not in self._timeouts and e not in self._puzzling]
+        if not unknown:
+            return
+        found = await self.read(unknown)
+        self.take_in(found)
+        for incarnation in unknown:
+            if incarnation not in found:
+                self._set_aside(incarnation, seen[incarnation])
 
     async def read(self, incarnations: Iterable[str]) -> dict[str, Record | None]:
         """Read some sessions; leave out what is not a session's record."""
@@ -120,8 +145,10 @@ class Observer:
 
     def watch_only(self, incarnations: Collection[str]) -> None:
         """Stop watching all others."""
-        for incarnation in self._watches.keys() - set(incarnations):
-            del self._watches[incarnation]
+        kept = frozenset(incarnations)
+        self._watches = {each: w for each, w in self._watches.items() if each in kept}
+        self._timeouts = {each: t for each, t in self._timeouts.items() if each in kept}
+        self._dead = {each: since for each, since in self._dead.items() if each in kept}
 
     async def declare_dead(self) -> list[str]:
         """Write down the death of those that have expired; give the incarnations."""
@@ -165,6 +192,10 @@ class Observer:
         record = (await self.read([incarnation])).get(incarnation)
         watch = self._watches.get(incarnation)
         if record is None or record.deleted or watch is None or record.version != watch.version:
+            return False
+        # It may have ended in good order, or become something else, since it was read.
+        life = self._understand(incarnation, record)
+        if life is None or life.state == "dead":
             return False
         age = await self._store.age(record)
         if age is not None and age < self._timeout(incarnation):

@@ -21,7 +21,7 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
-from jobsync.errors import Corrupt, Misconfigured, Unavailable
+from jobsync.errors import Corrupt, Invalid, Misconfigured, Unavailable
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store
 from jobsync.stores.settling import SettlingStore
 
@@ -55,11 +55,13 @@ def read_life(record: Record) -> Life:
     """Understand a session's record.
 
     Raises:
-        Corrupt: it is not what any version of this library wrote.
+        Corrupt: it is not what this or an earlier version of this library wrote.
     """
+    if record.format > 1:
+        raise Corrupt(record.key, f"its format, {record.format}, is newer than this library")
     try:
         return msgspec.convert(record.value, Life)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, Invalid) as error:
         raise Corrupt(record.key, str(error)) from error
 
 
