@@ -16,7 +16,8 @@ from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.trust import Timing
 from jobsync.errors import Fenced, JobsyncError, Misconfigured, OutcomeUnknown
 from jobsync.events import Event
-from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store
+from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store, Unknown
+from jobsync.stores.drafts import stamp
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing.invariants import check_commits, check_roles
@@ -33,6 +34,7 @@ __all__ = [
     "Fleet",
     "HookMaker",
     "Worker",
+    "keep_books",
     "run_storm",
     "run_suspends",
 ]
@@ -373,10 +375,12 @@ class Fleet:
     def verdict(self) -> list[str]:
         """Everything that was wrong; nothing must be."""
         history = self.world.history
+        # A person may write anything.
+        by_workers = [each for each in history if each.node != "operator"]
         return [
             *self.violations,
             *check_commits(history),
-            *check_roles(history),
+            *check_roles(by_workers),
             *self._judge_hooks(),
             *self._judge_tasks(),
         ]
@@ -407,20 +411,52 @@ class Fleet:
 
 
 class WatchedLink(Link):
-    """A link whose commits are judged as they happen, and whose requests are counted."""
+    """A link whose commits are judged as they happen, and whose requests are counted.
+
+    Attributes:
+        requests: how many were sent.
+        refusal: what every request gets, where not None.
+        refused: whose writes get it too; of all keys by default.
+        delays: writes to keys that begin so get no answer, and land so many seconds later.
+        is_deaf: whether waiting for changes fails.
+    """
 
     fleet: Fleet
     requests = 0
+    refusal: Exception | None = None
+    refused = ""
+    delays: tuple[str, float] | None = None
+    is_deaf = False
 
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
         """Count a request, and send it."""
         self.requests += 1
+        if self.refusal is not None and not self.refused:
+            await asyncio.sleep(self._draw(self.weather.latency))
+            raise self.refusal
         return await super().around(call, sent, work)
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Count a request, and send it."""
         self.requests += 1
+        if self.refusal is not None and changes[0].key.startswith(self.refused):
+            await asyncio.sleep(self._draw(self.weather.latency))
+            raise self.refusal
+        if self.delays is not None and changes[0].key.startswith(self.delays[0]):
+            self._travel(self._land(stamp(changes, self._node.components.ids), self.delays[1]))
+            await asyncio.sleep(self.weather.latency)
+            return [Unknown("no answer") for _ in changes]
         return await super().write(changes)
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Wait for a change, if it can."""
+        if self.is_deaf:
+            raise Unavailable(self.name, "the connection was lost")
+        await super().wait(topic, timeout)
+
+    async def _land(self, changes: Sequence[Change], delay: float) -> None:
+        await asyncio.sleep(delay)
+        await self._commit(changes)
 
     async def _commit(self, changes: Sequence[Change]) -> list[Outcome]:
         outcomes = await super()._commit(changes)

@@ -106,9 +106,11 @@ class Member:
                 ]
                 if not self._store.is_dear:
                     tasks.append(group.create_task(self._listen_for_ever()))
-                await self._stopping.wait()
-                for task in tasks:
-                    task.cancel()
+                try:
+                    await self._stopping.wait()
+                finally:
+                    for task in tasks:
+                        task.cancel()
             await self._leave()
         except Exception as error:
             self._events.emit(MemberFailed(worker_id=self._worker, error=repr(error)))
@@ -316,8 +318,14 @@ class Member:
     async def _hear(self, namespaces: Iterable[str]) -> None:
         """Return when a role of a namespace may have changed, or others are of interest."""
         topics = [f"{kind}{each}/" for each in sorted(namespaces) for kind in (ROLES, REQUESTS)]
-        waits = (self._settled.wait(topic, _LONG) for topic in topics)
-        await first_of(*waits, self._listen_again.wait())
+        await first_of(*map(self._wait_for_change, topics), self._listen_again.wait())
+
+    async def _wait_for_change(self, topic: str) -> None:
+        """Wait for a hint; a store that gives none is asked anew after a beat."""
+        try:
+            await self._settled.wait(topic, _LONG)
+        except _TROUBLE:
+            await self._clock.sleep(self._timing.beat)
 
     def _note_silence(self, trouble: Exception) -> None:
         if not self._is_silent:

@@ -81,7 +81,7 @@ class Membership:
         self._open_own = open_own
         self._facts = dict(facts or {})
         self._witness = Witness(store.name, components.events)
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}
         self._coordinators: dict[str, Coordinator] = {}
         self._watched: dict[str, frozenset[str]] = {}
         self._owned: Store | None = None
@@ -306,14 +306,14 @@ class Membership:
     async def change(self, timeout: float | None = None) -> None:
         """Wait until something may be different: a beat, an election, a loss."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiter)
+        self._waiting[waiter] = None
         try:
             async with asyncio.timeout(timeout):
                 await waiter
         except TimeoutError:
             pass
         finally:
-            self._waiting.discard(waiter)
+            self._waiting.pop(waiter, None)
 
     def ring(self) -> None:
         """Wake whoever waits for a change."""

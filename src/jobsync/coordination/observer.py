@@ -108,7 +108,7 @@ class Observer:
             for each, watch in self._watches.items()
             if each in seen or watch.version is None
         }
-        for incarnation in expected:
+        for incarnation in sorted(expected):
             if incarnation not in seen:
                 self._look(incarnation, None, now)
         await self._get_to_know(seen)

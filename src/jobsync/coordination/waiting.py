@@ -11,6 +11,9 @@ async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
     """Wait for the first of several; the others are cancelled. What one raises is raised."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(wait) for wait in waits]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # In this order: a group's own would differ from run to run.
+            for task in tasks:
+                task.cancel()

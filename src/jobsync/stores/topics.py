@@ -28,7 +28,7 @@ class Topics:
     def wake(self, topics: Iterable[str]) -> None:
         """Call whoever waits for one of these."""
         with self._lock:
-            for topic in topics:
+            for topic in sorted(topics):
                 for call in tuple(self._waiting.get(topic, ())):
                     call()
 
