@@ -38,9 +38,10 @@ from jobsync.coordination.role import (
 from jobsync.coordination.session import SESSIONS, Life, Session, read_life
 from jobsync.coordination.settings import WorkSettings
 from jobsync.core.clock import Mono
+from jobsync.core.codec import MAX_INTEGER
 from jobsync.core.trust import Timing
-from jobsync.errors import Corrupt
-from jobsync.stores.contract import Applied, Put, Record, Store
+from jobsync.errors import Corrupt, NewerFormat
+from jobsync.stores.contract import Applied, Put, Record, Store, Unknown
 from jobsync.stores.witness import Witness
 
 __all__ = ["Election", "Held", "ask", "list_eligible"]
@@ -67,11 +68,19 @@ async def ask(store: Store, role: str, request: Request) -> bool:
     """Ask the holder of a role to hand over; say whether a request like this one stands."""
     key = f"{REQUESTS}{role}"
     base = await store.get(key, tombstones=True)
-    there = read_request(base, request.epoch)
-    if there is not None and (there.forced or not request.forced):
+    try:
+        there = read_request(base, request.epoch)
+    except Corrupt:
+        # A wish that nobody understands must not stand in the way of one that can be met.
+        there = None
+    if there is not None and (not request.forced or _is_same_wish(there, request)):
         return True
     (outcome,) = await store.write([Put(key, msgspec.to_builtins(request), base)])
     return isinstance(outcome, Applied)
+
+
+def _is_same_wish(one: Request, other: Request) -> bool:
+    return (one.forced, one.desired) == (other.forced, other.desired)
 
 
 class Held(msgspec.Struct, frozen=True, eq=False):
@@ -138,6 +147,12 @@ class Election:
         self._announced: str | None = None
         self._asked = 0
         self._former: set[str] = set()
+        self._is_closed = False
+        self._wish: Record | None = None
+        self._weighed: tuple[str | None, Mono] | None = None
+        """Which request was weighed last, and when."""
+        self._doubtful: tuple[str | None] | None = None
+        """On which version of the role a write of ours rests that may yet land."""
 
     @property
     def held(self) -> Held | None:
@@ -182,6 +197,16 @@ class Election:
         self._former.add(self.session.incarnation)
         self.session = session
 
+    def close(self) -> None:
+        """Stand no longer, for good. Step on until `is_clear`."""
+        self._is_closed = True
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing in the store, or on its way there, gives this session the role."""
+        owner = None if self._role is None else self._role.owner
+        return self._doubtful is None and owner != self.session.incarnation
+
     def wanted(self) -> list[str]:
         """Give the keys that the next step has to know."""
         if self._held is None:
@@ -204,6 +229,7 @@ class Election:
         """
         self._held = self.held
         key = f"{ROLES}{self.name}"
+        self._wish = found.get(f"{REQUESTS}{self.name}", self._wish)
         if key in found:
             self._see(found[key])
             self._is_sure = self._held is not None
@@ -212,7 +238,7 @@ class Election:
             # It cannot be read, so nothing is known of it.
             return
         if self._held is not None:
-            await self._serve(self._held, found.get(f"{REQUESTS}{self.name}"))
+            await self._serve(self._held)
         elif not self._is_led(living):
             if key not in found:
                 self._see((await read_each(self._store, [key], self._witness.report)).get(key))
@@ -242,9 +268,11 @@ class Election:
                 f"epoch {role.epoch} stands where {self._highest} was seen: "
                 "the store was restored from an older copy",
             )
-        if record is None or self._record is None or record.version != self._record.version:
+        if self._first_seen is None or _version(record) != _version(self._record):
             self._first_seen = self._clock.mono()
             self._gives_way_until = None
+        if self._doubtful != (_version(record),):
+            self._doubtful = None
         self._record, self._role = record, role
         self._is_sure = False
         if role is not None:
@@ -259,15 +287,14 @@ class Election:
             self._held = None
 
     def _announce(self, role: Role | None) -> None:
-        """Tell of a new owner, once."""
-        owner = None if role is None else role.owner
-        before, self._announced = self._announced, owner
-        if role is None or owner in {None, before}:
+        """Tell of another worker that leads, once."""
+        if role is None or role.owner is None or worker_of(role.owner) == self._announced:
             return
+        self._announced = worker_of(role.owner)
         self._events.emit(
             CoordinatorElected(
                 role=self.name,
-                worker_id=worker_of(str(owner)),
+                worker_id=self._announced,
                 epoch=role.epoch,
                 until=role.until,
                 active_workers=role.active,
@@ -288,7 +315,10 @@ class Election:
     async def _stand(self) -> None:
         """Take the role, if it is to be had and nobody better is there to have it."""
         session, role = self.session, self._role
-        if not session.trusted or not self.is_open:
+        if not session.trusted:
+            return
+        if self._is_closed or not self.is_open:
+            await self._disown(session)
             return
         if not self._is_free(role, session):
             self.cold_start.see_leader()
@@ -299,6 +329,25 @@ class Election:
         if not self._is_meant_for(role, session) and self._gives_way(eligible, session.incarnation):
             return
         await self._take(session, [worker_of(each) for each in (*eligible, session.incarnation)])
+
+    async def _disown(self, session: Session) -> None:
+        """Give up what names us, or may yet come to, while we do not stand.
+
+        Otherwise nobody could have it: we live, so it is not taken from us.
+        """
+        role, base = self._role, self._record
+        if self.is_clear:
+            return
+        if role is None:
+            now = self._clock.wall().seconds
+            epoch, timeout = await self._next_epoch(base), self._timing.timeout
+            role = Role(epoch=epoch, owner=None, since=now, until=now, timeout=timeout)
+        elif role.owner == session.incarnation:
+            role = msgspec.structs.replace(role, owner=None, since=self._clock.wall().seconds)
+        # Even the same again: whatever rests on what is there now then comes too late.
+        written = await self._write(base, role)
+        if written is not None:
+            self._see(written)
 
     @staticmethod
     def _is_meant_for(role: Role | None, session: Session) -> bool:
@@ -346,23 +395,30 @@ class Election:
             self._renewed = self._held.since
             self._see(record)
             self.cold_start.see_leader(is_self=True)
+            if self._is_closed:
+                await self.release("stopped")
 
     async def _next_epoch(self, base: Record | None) -> int:
         """Give a number above every one that this role ever had, as far as anybody can know."""
         # Even a tombstone keeps its epoch; singletons remember what a removed role forgot.
         governed = await self._store.get_many(self._governs, tombstones=True)
         known = [record.epoch for record in (base, *governed) if record is not None]
-        return max(self._highest, *known, 0) + 1
+        epoch = max(self._highest, *known, 0) + 1
+        if epoch >= MAX_INTEGER:
+            raise Corrupt(f"{ROLES}{self.name}", f"no epoch is left above {epoch - 1}")
+        return epoch
 
-    async def _serve(self, held: Held, asked: Record | None) -> None:
+    async def _serve(self, held: Held) -> None:
         """Look after the mandate: renew it, or hand over when that was asked for."""
         self.cold_start.see_leader(is_self=True)
         now = self._clock.mono()
-        request = read_request(asked, held.epoch)
+        request = self._read_wish(held)
         is_over = now - self._renewed >= self._settings.max_epoch_duration
         may_end = now - held.since >= self._settings.min_epoch_duration
-        if not is_over and (request is None or not request.forced or not may_end):
+        is_forced = request is not None and request.forced and may_end and self._may_weigh(now)
+        if not is_over and not is_forced:
             return
+        self._weighed = (_version(self._wish), now)
         eligible: list[str] = []
         if request is not None and may_end:
             eligible = await list_eligible(self._store, self.name, self._witness.report)
@@ -376,6 +432,19 @@ class Election:
                 await self._renew(held)
             case (_, successor):
                 await self.release("handed over", successor)
+
+    def _may_weigh(self, now: Mono) -> bool:
+        """Say whether to look who could follow, which costs a listing, for a request."""
+        # One that could not be met may be met later; but not every beat is spent on it.
+        weighed, when = self._weighed or (None, now)
+        return weighed != _version(self._wish) or now - when >= self._timing.timeout
+
+    def _read_wish(self, held: Held) -> Request | None:
+        try:
+            return read_request(self._wish, held.epoch)
+        except Corrupt as corrupt:
+            self._witness.report(corrupt)
+            return None
 
     async def _renew(self, held: Held) -> None:
         record, role = self._record, self._role
@@ -399,11 +468,19 @@ class Election:
     async def _advise_holder(self) -> None:
         """Ask once, if we sort before the worker that leads; it decides at its mandate's end."""
         session, role = self.session, self._role
-        if not self._is_sure or role is None or role.owner is None:
+        if not self._is_sure or self._is_closed or role is None or role.owner is None:
             return
         if self._asked == role.epoch or not session.incarnation < role.owner:
             return
-        if await ask(self._store, self.name, Request(epoch=role.epoch, by=session.worker)):
+        request = Request(epoch=role.epoch, by=session.worker)
+        try:
+            if await ask(self._store, self.name, request):
+                self._asked = role.epoch
+        except Corrupt as corrupt:
+            # It was only a wish: the mandate is renewed, and the next term may hear it.
+            self._witness.report(corrupt)
+            self._asked = role.epoch
+        except NewerFormat:
             self._asked = role.epoch
 
     async def _write(self, base: Record | None, role: Role) -> Record | None:
@@ -411,6 +488,13 @@ class Election:
         # Facts of newer code in the record survive.
         known = base.value if base is not None and not base.deleted else {}
         value = {**known, **msgspec.to_builtins(role)}
-        key = f"{ROLES}{self.name}"
-        (outcome,) = await self._store.write([Put(key, value, base, epoch=role.epoch)])
+        change = Put(f"{ROLES}{self.name}", value, base, epoch=role.epoch)
+        self._doubtful = (_version(base),)
+        (outcome,) = await self._store.write([change])
+        if not isinstance(outcome, Unknown):
+            self._doubtful = None
         return outcome.record if isinstance(outcome, Applied) else None
+
+
+def _version(record: Record | None) -> str | None:
+    return None if record is None else record.version

@@ -79,6 +79,8 @@ class Member:
         self._facts = dict(facts)
         self._changed = changed
         self._witness = Witness(store.name, components.events)
+        self._leaving: list[Election] = []
+        """Elections that this worker stands in no longer, but may yet be given the role of."""
         self._observer = Observer(self._settled, components, timing)
         self._beat_now = asyncio.Event()
         self._look_now = asyncio.Event()
@@ -132,6 +134,8 @@ class Member:
             governs,
         )
         self.elections[role] = election
+        # Whatever an earlier candidacy here left behind is the new one's to find.
+        self._leaving = [each for each in self._leaving if each.name != role]
         self.hurry()
         self._listen_again.set()
         return election
@@ -140,10 +144,19 @@ class Member:
         """Take part no longer; give up what is held."""
         election = self.elections.pop(role, None)
         if election is not None:
+            self.drop_out(election)
             with suppress(*_TROUBLE):
                 await election.release("stopped")
             self._beat_now.set()
             self._changed()
+
+    def drop_out(self, election: Election) -> None:
+        """Take part no longer; what was given to us is given up at the next look."""
+        if self.elections.get(election.name) is election:
+            del self.elections[election.name]
+            election.close()
+            self._leaving.append(election)
+            self.hurry()
 
     def tell(self, facts: Mapping[str, Json]) -> None:
         """Tell others something, with a beat at once."""
@@ -178,7 +191,7 @@ class Member:
         session.works = tuple(sorted(self.elections))
         await session.open()
         self.session = session
-        for election in self.elections.values():
+        for election in (*self.elections.values(), *self._leaving):
             election.join(session)
         self._look_now.set()
 
@@ -242,7 +255,7 @@ class Member:
 
     async def _look(self) -> None:
         """Read what the elections depend on, in one request, and go on from there."""
-        elections = list(self.elections.values())
+        elections = [*self.elections.values(), *self._leaving]
         owners = {owner for each in elections if (owner := each.owner) is not None}
         # A leader looks at all sessions anyway.
         owners |= frozenset() if self._holds() else self.watched
@@ -258,6 +271,7 @@ class Member:
         await self._declare_dead()
         for election in elections:
             await self._step(election, found, living)
+        self._leaving = [each for each in self._leaving if not each.is_clear]
         if self._holds():
             await self._watch_over_all(owners)
         else:
@@ -268,6 +282,7 @@ class Member:
     ) -> None:
         try:
             await election.step(found, living)
+            election.halted_by = ""
         except (Corrupt, NewerFormat) as error:
             if election.halted_by != str(error):
                 election.halted_by = str(error)

@@ -5,12 +5,13 @@ it must never have been taken, or have been released, or its owner's death must 
 """
 
 from collections.abc import Collection
-from typing import Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from jobsync.core.keys import escape
-from jobsync.errors import Corrupt
+from jobsync.core.codec import MAX_INTEGER
+from jobsync.core.keys import check_key, escape
+from jobsync.errors import Corrupt, Invalid, NewerFormat
 from jobsync.stores.contract import Record
 
 __all__ = [
@@ -45,17 +46,21 @@ def worker_of(incarnation: str) -> str:
     return incarnation.rpartition(".")[0]
 
 
+Epoch: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MAX_INTEGER)]
+"""The number of a term; there is always a next one."""
+
+
 class Role(msgspec.Struct, frozen=True, kw_only=True):
     """Who leads."""
 
-    epoch: int
+    epoch: Epoch
     owner: str | None
     """The incarnation that holds it; None after a release."""
     since: float
     """When this was written, by the writer's wall clock; for people."""
     until: float
     """When the mandate ends, by the same clock; for people too."""
-    timeout: float
+    timeout: Annotated[float, msgspec.Meta(gt=0)]
     """The owner's, in seconds: how long its record must be missed before it counts as dead."""
     successor: str | None = None
     """The incarnation that alone may take it for one beat."""
@@ -66,7 +71,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody wishes that the holder of an epoch hand over."""
 
-    epoch: int
+    epoch: Epoch
     """Whose term it is about; void once that is over."""
     by: str
     """The worker that asks."""
@@ -81,10 +86,18 @@ def read_role(record: Record | None) -> Role | None:
 
     Raises:
         Corrupt: it is not what any version of this library wrote.
+        NewerFormat: it is a later version's.
     """
     if record is None or record.deleted:
         return None
-    return _convert(record, Role)
+    if record.format > 1:
+        raise NewerFormat(record.key, record.format, 1)
+    role = _convert(record, Role)
+    if role.epoch < record.epoch:
+        raise Corrupt(record.key, f"epoch {role.epoch} in a record of epoch {record.epoch}")
+    for named in (role.owner, role.successor):
+        _check_incarnation(record, named)
+    return role
 
 
 def read_request(record: Record | None, epoch: int) -> Request | None:
@@ -95,8 +108,19 @@ def read_request(record: Record | None, epoch: int) -> Request | None:
     """
     if record is None or record.deleted:
         return None
+    if record.format > 1:
+        raise Corrupt(record.key, f"its format, {record.format}, is newer than this library")
     request = _convert(record, Request)
     return request if request.epoch == epoch else None
+
+
+def _check_incarnation(record: Record, named: str | None) -> None:
+    if named is None:
+        return
+    try:
+        check_key(f"session/{named}")
+    except Invalid as error:
+        raise Corrupt(record.key, f"names {named!r}, which is no session") from error
 
 
 def _convert(record: Record, kind: type[T]) -> T:
