@@ -321,11 +321,7 @@ class Member:
             if not namespaces:
                 await self._listen_again.wait()
                 continue
-            try:
-                await self._hear(namespaces)
-            except _TROUBLE:
-                await self._clock.sleep(self._timing.beat)
-                continue
+            await self._hear(namespaces)
             for election in self.elections.values():
                 election.doubt()
             self._look_now.set()
