@@ -142,12 +142,12 @@ class Member:
 
     async def withdraw(self, role: str) -> None:
         """Take part no longer; give up what is held."""
-        election = self.elections.pop(role, None)
+        election = self.elections.get(role)
         if election is not None:
             self.drop_out(election)
             with suppress(*_TROUBLE):
                 await election.release("stopped")
-            self._beat_now.set()
+            self.hurry()
             self._changed()
 
     def drop_out(self, election: Election) -> None:
@@ -218,14 +218,14 @@ class Member:
         session = self.session
         session.works = tuple(sorted(self.elections))
         session.holds = self._holds()
-        was = session.state
+        was, beats = session.state, session.beats
         if await session.beat() == "lost":
             if was == "live":
                 lost = SessionLost(worker_id=self._worker, incarnation=session.incarnation)
                 self._events.emit(lost)
                 self._changed()
             await self._come_back()
-        elif session.trusted:
+        elif session.beats > beats:
             self._is_silent = False
             timestamp = self._clock.wall().seconds
             self._events.emit(WorkerHeartbeat(worker_id=self._worker, timestamp=timestamp))
@@ -356,5 +356,5 @@ class Member:
         """Give up what is held, then the session itself; silence says the same, but later."""
         for role in list(self.elections):
             await self.withdraw(role)
-        with suppress(*_TROUBLE):
+        with suppress(*_TROUBLE, Corrupt):
             await self.session.end()

@@ -80,6 +80,7 @@ class Session:
         facts: what others may want to know.
 
     Attributes:
+        beats: how many beats were applied.
         lapses: how often trust ran out and came back; what was held before is void.
         works: the roles that it stands for; told at the next beat.
         holds: the roles that it holds; likewise.
@@ -97,6 +98,7 @@ class Session:
         self.state: State = "new"
         self.worker = worker
         self.incarnation = ""
+        self.beats = 0
         self.lapses = 0
         self.works: tuple[str, ...] = ()
         self.holds: dict[str, int] = {}
@@ -201,7 +203,12 @@ class Session:
     def _take(self, record: Record) -> None:
         """Go on from a record of ours; trust counts from the first send of its write."""
         self._base = record
-        before, until = self._trusted_until, self._timing.trusted_until(self._sent[record.nonce])
+        sent, before = self._sent.get(record.nonce), self._trusted_until
+        if sent is None:
+            # So late that it is forgotten when it was sent: a base for the next, and no more.
+            return
+        self.beats += 1
+        until = self._timing.trusted_until(sent)
         if before is not None and before <= self._clock.mono():
             self.lapses += 1
         if before is None or before < until:
@@ -210,7 +217,7 @@ class Session:
     async def _find_own(self, base: Record) -> Record | None:
         """Give the session's record, if a beat of ours has put it in place of another."""
         current = await self._store.get(self._key)
-        if current is None or current.version == base.version or current.nonce not in self._sent:
+        if current is None or current.version == base.version or read_life(current).state == "dead":
             return None
         return current
 
@@ -219,6 +226,6 @@ class Session:
         current = await self._store.get(self._key, tombstones=True)
         if current is None or current.deleted or read_life(current).state == "dead":
             self.state = "lost"
-        elif current.nonce in self._sent:
-            # An earlier beat, given up for lost, has landed after all.
+        elif self._base is None or current.version != self._base.version:
+            # An earlier beat, given up for lost, has landed after all: nobody else lets us live.
             self._take(current)
