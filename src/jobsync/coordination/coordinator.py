@@ -23,7 +23,15 @@ from jobsync.coordination.fencing import Term
 from jobsync.coordination.role import ROLES, Request, Role, read_role, worker_of
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.coordination.unopposed import Unopposed
-from jobsync.errors import Fenced, NotFound, OutcomeUnknown, Unavailable
+from jobsync.errors import (
+    Corrupt,
+    Fenced,
+    Misconfigured,
+    NewerFormat,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+)
 from jobsync.events import HandlerFailed
 from jobsync.stores.witness import Witness
 
@@ -108,8 +116,18 @@ class Coordinator:
         with suppress(Unavailable):
             await self._membership.withdraw(self.election.name)
         self._membership.ring()
+        task = self._task
+        if task is None or task is asyncio.current_task():
+            return
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
+    def abandon(self) -> None:
+        """Lead no longer, and wait for nothing."""
+        self._is_stopping = True
         if self._task is not None:
-            await asyncio.shield(self._task)
+            self._task.cancel()
 
     async def ensure_coordinator(
         self, *, force: bool = False, desired_coordinator: str | None = None
@@ -196,24 +214,39 @@ class Coordinator:
 
     async def _seal(self, term: Term) -> bool:
         """Shut earlier terms out before anything is done; say whether this term may go on."""
+        beat = self._membership.timing.beat
+        pause, told = beat / 10, ""
         while True:
             try:
                 await term.seal(self._governs)
-            except (OutcomeUnknown, Unavailable):
-                await self._clock.sleep(self._membership.timing.beat / 10)
             except Fenced as fenced:
                 self._report("seal", fenced)
                 return False
+            except (Corrupt, NewerFormat) as error:
+                # Until somebody has mended it nothing can be done.
+                if str(error) != told:
+                    told = str(error)
+                    self._report("seal", error)
+                pause = beat
+            except (OutcomeUnknown, Unavailable, Misconfigured):
+                pause = min(2 * pause, beat)
             else:
                 return True
+            await self._clock.sleep(pause)
 
     async def _call(self, name: str, hook: Callable[[Term], Awaitable[object]], term: Term) -> None:
         try:
             await hook(term)
+        except asyncio.CancelledError as error:
+            # Unless it was meant for us, it is the hook's own, from something that it waited for.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self._report(name, error)
         except Exception as error:  # noqa: BLE001 - user code may raise anything
             self._report(name, error)
 
-    def _report(self, name: str, error: Exception) -> None:
+    def _report(self, name: str, error: BaseException) -> None:
         text = "".join(traceback.format_exception_only(error)).strip()
         self._events.emit(HandlerFailed(event=self.election.name, callback=name, error=text))
 
@@ -221,6 +254,9 @@ class Coordinator:
         session = self.election.session
         is_lapsed = session.incarnation == held.incarnation and session.state == "live"
         epoch, reason = self.election.why_over
+        latest = self.election.role
+        if latest is not None and latest.epoch == held.epoch:
+            role = latest
         if epoch != held.epoch:
             reason = "trust lapsed" if is_lapsed else "session lost"
         self._events.emit(
