@@ -4,10 +4,19 @@ All of them run in the simulated world, and none may lose its workers, its epoch
 """
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from fleets import TIMING, DearStore, Fleet, Worker
+from fleets import SINGLETON, TIMING, Apart, DearStore, Fleet, Worker, keep_books
+
+from jobsync.coordination.coordinator import Hooks
+from jobsync.coordination.fencing import Term
+from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.errors import Corrupt, Misconfigured, NewerFormat, Unavailable
+from jobsync.testing.network import CALM, Weather
+from jobsync.testing.world import Node
 
 BEATS = 1.06 * TIMING.beat
 """A beat by the slowest clock, and the way to the store and back."""
@@ -196,3 +205,512 @@ def test_who_ended_in_good_order_is_not_called_dead_again() -> None:
 
     fleet.tell(story)
     assert fleet.deaths == 1
+
+
+ROLE = "role/default/work"
+REQUEST = "request/default/work"
+
+# What is no role: of the wrong type, without fields, of numbers that nobody counts to, with
+# owners that can be no sessions, or of an epoch that its record is beyond.
+NO_ROLES: list[Any] = [
+    "junk",
+    {},
+    {"epoch": 2**53},
+    {"epoch": -1},
+    {"epoch": "seven"},
+    {"epoch": 0},
+    {"owner": "../../etc/passwd"},
+    {"owner": ""},
+    {"owner": 3},
+    {"timeout": -5},
+    {"successor": "a b"},
+]
+
+
+@pytest.mark.parametrize("junk", NO_ROLES, ids=str)
+def test_a_corrupt_role_is_told_of_and_left_alone(junk: Any) -> None:
+    """It is told once by everybody, costs no requests to speak of, and all is well when mended.
+
+    Found: an owner that is no name for a session, or an epoch that has no next, ended every
+    worker that read it, with all the other work that it did.
+    """
+    fleet = Fleet(21, listens=True, works=("work", "other"))
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        leader = one(fleet.leaders())
+        whole = await fleet.store.get(ROLE)
+        assert whole is not None
+        spoilt = {**whole.value, **junk} if junk and isinstance(junk, dict) else junk
+        await fleet.overwrite(ROLE, spoilt)
+        await asyncio.sleep(20)
+        before = [each.link.requests for each in fleet.workers]
+        await asyncio.sleep(20 * TIMING.beat)
+        for worker, sent in zip(fleet.workers, before, strict=True):
+            assert len(worker.told("coord:election-halted")) == 1
+            # Beat and look, and twice what a leader does besides.
+            assert worker.link.requests - sent <= 20 * 1.05 * 8
+        record = await fleet.store.get(ROLE)
+        assert record is not None
+        assert record.value == spoilt
+        assert len(fleet.leaders("other")) == 1
+        # Nobody took it, and who has it keeps it.
+        assert fleet.leaders() == [leader]
+        await fleet.overwrite(ROLE, whole.value)
+        await asyncio.sleep(TIMEOUTS)
+        fleet.judge_rest()
+        assert fleet.leaders() == [leader]
+        leader.node.kill()
+        await asyncio.sleep(2 * TIMEOUTS)
+        assert one(fleet.leaders()) is not leader
+
+    fleet.world.run(story)
+    # The person's own writes took the epoch where no worker would.
+    assert [each for each in fleet.verdict if "epoch went back" not in each] == []
+
+
+def test_a_role_of_a_newer_format_is_neither_taken_nor_rewritten() -> None:
+    """Its owner is dead, and still: a newer version may mean something else by all this."""
+    fleet = Fleet(22, listens=True)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        leader = one(fleet.leaders())
+        whole = await fleet.store.get(ROLE)
+        assert whole is not None
+        leader.node.kill()
+        await fleet.overwrite(ROLE, whole.value, format=2)
+        await asyncio.sleep(4 * TIMEOUTS)
+        assert fleet.leaders() == []
+        after = await fleet.store.get(ROLE)
+        assert after is not None
+        assert (after.format, after.value) == (2, whole.value)
+        for worker in followers(fleet):
+            assert len(worker.told("coord:election-halted")) == 1
+
+    fleet.tell(story)
+
+
+def test_facts_of_other_versions_survive() -> None:
+    """Unknown fields of a session and of a role are kept; optional ones may be missing."""
+    fleet = Fleet(23, settings=SHORT)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(30)
+        leader = one(fleet.leaders())
+        role = await fleet.store.get(ROLE)
+        assert role is not None
+        older = {name: role.value[name] for name in ("epoch", "owner", "since", "until", "timeout")}
+        await fleet.overwrite(ROLE, {**older, "colour": "green"})
+        key = f"session/{incarnation_of(leader)}"
+        session = await fleet.store.get(key)
+        assert session is not None
+        oldest = {name: session.value[name] for name in ("worker", "state", "beat", "timing")}
+        await fleet.overwrite(key, {**oldest, "mood": "good"})
+        await asyncio.sleep(300)
+        renewed, beaten = await fleet.store.get(ROLE), await fleet.store.get(key)
+        assert renewed is not None
+        assert beaten is not None
+        assert renewed.value["colour"] == "green"
+        assert renewed.value["until"] > role.value["until"]
+        assert beaten.value["mood"] == "good"
+        assert beaten.value["beat"] > session.value["beat"]
+        fleet.judge_rest()
+
+    fleet.tell(story)
+
+
+SHORT = CoordinatorSettings(
+    heartbeat_interval=5, worker_timeout=15, min_epoch_duration=20, max_epoch_duration=60
+)
+
+
+@pytest.mark.parametrize("junk", ["junk", {}, {"epoch": 2**53, "by": "me"}, {"epoch": 1, "by": 3}])
+def test_a_corrupt_request_is_ignored_and_replaced(junk: Any) -> None:
+    """The mandate is renewed as ever, and the next request is met.
+
+    Found: it halted the election, so that the mandate was never renewed, and was in the way
+    of every later request.
+    """
+    fleet = Fleet(24, listens=True, settings=SHORT)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(15)
+        leader = one(fleet.leaders())
+        await fleet.overwrite(REQUEST, junk)
+        await asyncio.sleep(90)
+        assert fleet.leaders() == [leader]
+        assert leader.told("coord:coordinator-epoch-renewed")
+        other = followers(fleet)[0]
+        assert other.membership is not None
+        await other.run(
+            other.coordinators["work"].ensure_coordinator(
+                force=True, desired_coordinator=other.membership.worker_id
+            )
+        )
+        await asyncio.sleep(2 * BEATS)
+        assert fleet.leaders() == [other]
+        assert all(worker.told("coord:election-halted") == [] for worker in fleet.workers)
+
+    fleet.tell(story)
+
+
+def test_who_died_before_the_first_election_is_waited_for_once() -> None:
+    """An older session of which nothing but its record is left costs one beat, not the election.
+
+    Found: where no role was there yet, the wait for an older worker began anew at every look.
+    """
+    fleet = Fleet(25, store=DearStore)
+
+    async def story() -> None:
+        first, *others = fleet.workers
+        fleet.start(first)
+        await asyncio.sleep(1)
+        first.node.kill()
+        for worker in others:
+            fleet.start(worker)
+        await asyncio.sleep(TIMING.beat / 2 + 3 * BEATS)
+        fleet.judge_rest()
+
+    fleet.tell(story)
+
+
+def test_a_role_that_was_removed_is_taken_again_above_its_epoch() -> None:
+    """An operator deletes it while it is held: nobody else comes to lead, and no epoch twice."""
+    fleet = Fleet(26)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        leader = one(fleet.leaders())
+        for removal in ("delete", "drop"):
+            epoch = leader.held["work"]
+            record = await fleet.store.get(ROLE)
+            assert record is not None
+            if removal == "delete":
+                await fleet.operator.write([record.delete()])
+            else:
+                await fleet.store.drop([ROLE])
+            await asyncio.sleep(4 * TIMEOUTS)
+            leader = one(fleet.leaders())
+            assert leader.held["work"] > epoch
+        fleet.judge_rest()
+
+    fleet.world.run(story)
+    # What was dropped begins a new chain; all else holds.
+    assert [each for each in fleet.verdict if not each.startswith(f"{ROLE}: a write is")] == []
+
+
+def test_epochs_do_not_restart_after_everything_did() -> None:
+    """The role is removed while nobody runs: what it governs still knows the highest epoch."""
+    fleet = Fleet(27)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(120)
+        epoch = one(fleet.leaders()).held["work"]
+        for worker in list(fleet.workers):
+            worker.node.kill()
+        await fleet.store.drop([ROLE])
+        for worker in list(fleet.workers):
+            fleet.follow(worker)
+        await asyncio.sleep(3 * TIMEOUTS)
+        assert one(fleet.leaders()).held["work"] > epoch
+
+    fleet.world.run(story)
+    assert [each for each in fleet.verdict if not each.startswith(f"{ROLE}: a write is")] == []
+
+
+def test_a_store_that_went_back_in_time_halts_the_election() -> None:
+    """Restored from an older copy: nobody who remembers leads, and everybody says so."""
+    fleet = Fleet(28, listens=True)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        slots = dict(fleet.store._data.slots)
+        former = one(fleet.leaders())
+        former.node.kill()
+        await asyncio.sleep(3 * TIMEOUTS)
+        assert one(fleet.leaders()) is not former
+        fleet.store._data.slots |= {ROLE: slots[ROLE]}
+        await asyncio.sleep(3 * TIMEOUTS)
+        assert fleet.leaders() == []
+        halted = [worker for worker in followers(fleet) if worker.told("coord:election-halted")]
+        assert halted
+        for worker in halted:
+            (event,) = worker.told("coord:election-halted")
+            assert "restored from an older copy" in event.reason
+        await asyncio.sleep(10 * TIMEOUTS)
+        assert fleet.leaders() == []
+
+    fleet.world.run(story)
+
+
+def test_a_take_that_lands_after_the_work_was_stopped_blocks_nobody() -> None:
+    """A worker that stands no longer, and whose session lives on, gives up what it gets late.
+
+    Found: the role then named a session that lived and did not hold it, for ever.
+    """
+    fleet = Fleet(31, size=0, works=("work", "other"))
+    late, other = fleet.add("late"), fleet.add("other", ("work",))
+
+    async def story() -> None:
+        late.link.delays = (ROLE, 40.0)
+        fleet.start(late)
+        await asyncio.sleep(12)
+        await late.run(late.coordinators.pop("work").stop())
+        late.works = ("other",)
+        late.link.delays = None
+        fleet.start(other)
+        await asyncio.sleep(60 + 2 * TIMEOUTS)
+        assert fleet.leaders() == [other]
+        fleet.judge_rest()
+
+    fleet.tell(story)
+
+
+@pytest.mark.parametrize("cut", ["store", "none"])
+def test_a_work_can_be_stopped_at_any_moment(cut: str) -> None:
+    """Whenever one of two works is stopped, somebody else comes to lead it."""
+    for moment in range(40):
+        fleet = Fleet(3200 + moment, size=0, works=("work", "other"), store=DearStore)
+        first, second = fleet.add("first"), fleet.add("second", ("work",))
+
+        async def story(
+            fleet: Fleet = fleet, first: Worker = first, second: Worker = second, at: int = moment
+        ) -> None:
+            if cut == "store":
+                first.link.weather = Weather(latency=2.0, lost=0.3)
+            fleet.start_all()
+            await asyncio.sleep(2.4 + at * 0.2)
+            first.works = ("other",)
+            if "work" in first.coordinators:
+                await first.run(first.coordinators.pop("work").stop())
+            first.link.weather = CALM
+            await asyncio.sleep(4 * TIMEOUTS)
+            assert fleet.leaders() == [second]
+
+        fleet.tell(story)
+
+
+def hang(*_: object) -> Awaitable[None]:
+    """Wait for what never comes."""
+    return asyncio.get_running_loop().create_future()
+
+
+async def hang_on(*_: object) -> None:
+    """Wait for what never comes, and do not even let go when told to."""
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await hang()
+
+
+async def fail(*_: object) -> None:
+    """Raise."""
+    raise ValueError("user code")
+
+
+async def give_up(*_: object) -> None:
+    """Raise what a task raises that waits for another, cancelled one."""
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("hooks", [{"on_stop": hang}, {"work": hang_on}, {"on_become": hang_on}])
+def test_hooks_that_never_return_keep_nobody_else_from_leading(hooks: Any) -> None:
+    """The term is over by the clock, whatever hooks do; whoever is free to lead then leads.
+
+    Found: after a lapse the role still named the session whose hook hung, and that one lived.
+    """
+    hung: list[Worker] = []
+
+    def make(worker: Worker, work: str) -> Hooks:
+        if not hung or worker is hung[0]:
+            hung.append(worker)
+            return Hooks(**hooks)
+        return keep_books(worker, work)
+
+    fleet = Fleet(33, hooks=make)
+
+    async def story() -> None:
+        first, *others = fleet.workers
+        fleet.start(first)
+        await asyncio.sleep(30)
+        for worker in others:
+            fleet.start(worker)
+        await asyncio.sleep(30)
+        assert fleet.leaders() == [first]
+        for link in fleet.links:
+            link.requests_pass = False
+        await asyncio.sleep(60)
+        assert fleet.leaders() == []
+        for link in fleet.links:
+            link.requests_pass = True
+        await asyncio.sleep(2 * TIMEOUTS + BEATS)
+        assert one(fleet.leaders()) is not first
+        assert first.is_trusted
+
+    fleet.tell(story)
+
+
+@pytest.mark.parametrize("broken", [fail, give_up])
+def test_hooks_that_raise_are_told_of_and_called_again(broken: Any) -> None:
+    """Whatever they raise, cancellation too, the term goes on and every call comes.
+
+    Found: a hook that raised the cancellation of something that it had waited for ended the
+    work of that term, or all leading, in silence.
+    """
+    calls: list[str] = []
+
+    def make(_: Worker, __: str) -> Hooks:
+        async def become(term: Term) -> None:
+            calls.append("become")
+            await broken(term)
+
+        async def work(term: Term) -> None:
+            calls.append("work")
+            await broken(term)
+
+        async def stop(term: Term) -> None:
+            calls.append("stop")
+            await broken(term)
+
+        return Hooks(on_become=become, work=work, on_stop=stop)
+
+    fleet = Fleet(34, size=1, hooks=make, listens=True)
+
+    async def story() -> None:
+        (worker,) = fleet.workers
+        fleet.start(worker)
+        await asyncio.sleep(30)
+        for link in fleet.links:
+            link.requests_pass = False
+        await asyncio.sleep(30)
+        for link in fleet.links:
+            link.requests_pass = True
+        await asyncio.sleep(30)
+        assert len(worker.told("jobsync:handler-failed")) == len(calls)
+
+    fleet.tell(story)
+    assert calls.count("become") == 2
+    assert calls.count("stop") == 1
+    assert calls.count("work") > 8
+
+
+def test_a_blocked_home_does_not_cost_the_lead() -> None:
+    """User code blocks its loop for three timeouts: the session beats on elsewhere."""
+    fleet = Fleet(35, rate=0.0)
+    threads: dict[Worker, Node] = {}
+
+    def host(worker: Worker) -> Apart:
+        thread = threads[worker] = fleet.world.node(f"{worker.node.name}-thread")
+        return Apart(thread)
+
+    fleet.host = host
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        leader = one(fleet.leaders())
+        epoch = leader.held["work"]
+        leader.node.pause()
+        await asyncio.sleep(3 * TIMING.timeout)
+        assert leader.held == {"work": epoch}
+        leader.node.resume()
+        await asyncio.sleep(60)
+        assert leader.held == {"work": epoch}
+        fleet.judge_rest()
+
+    fleet.tell(story)
+    assert fleet.deaths == 0
+
+
+def test_rights_that_are_gone_for_a_while_cost_the_lead_and_nothing_else() -> None:
+    """Ten minutes of 403 for all: they step down on time, ask seldom, and come back."""
+    fleet = Fleet(36, listens=True)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        for link in fleet.links:
+            link.refusal = Misconfigured("url", "…", "access was denied", "check the rights")
+        await asyncio.sleep(TIMEOUTS)
+        assert fleet.leaders() == []
+        before = [link.requests for link in fleet.links]
+        await asyncio.sleep(600)
+        for link, sent in zip(fleet.links, before, strict=True):
+            # A beat and a look, and nobody leads.
+            assert link.requests - sent <= 2 * 1.05 * 600 / TIMING.beat + 4
+            link.refusal = None
+        await asyncio.sleep(2 * TIMEOUTS)
+        fleet.judge_rest()
+        for worker in fleet.workers:
+            assert len(worker.told("coord:store-silent")) == 1
+
+    fleet.tell(story)
+    assert fleet.deaths == 0
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Misconfigured("url", "…", "access was denied", "check the rights"),
+        Unavailable("store", "busy"),
+        Corrupt("single/ledger-work", "torn"),
+        NewerFormat("single/ledger-work", 2, 1),
+    ],
+    ids=lambda refusal: type(refusal).__name__,
+)
+def test_a_singleton_that_cannot_be_sealed_yet_is_sealed_later(refusal: Exception) -> None:
+    """The leader tries again until it can, seldom, and then works.
+
+    Found: anything but silence of the store ended the leader's task, and it held the role on
+    without ever working.
+    """
+    fleet = Fleet(37)
+
+    async def story() -> None:
+        for link in fleet.links:
+            link.refusal, link.refused = refusal, SINGLETON
+        fleet.start_all()
+        await asyncio.sleep(30)
+        leader = one(fleet.leaders())
+        sent = leader.link.requests
+        await asyncio.sleep(20 * TIMING.beat)
+        assert leader.link.requests - sent <= 20 * 1.05 * 6
+        for link in fleet.links:
+            link.refusal = None
+        await asyncio.sleep(3 * BEATS)
+        written = await fleet.store.get(f"{SINGLETON}-work")
+        assert written is not None
+        assert written.value["epoch"] == leader.held["work"]
+
+    fleet.tell(story)
+
+
+def test_a_store_that_stops_telling_of_changes_ends_nobody() -> None:
+    """Waiting for a change fails, again and again: it was a hint, and looking goes on.
+
+    Found: the error came in a group, which nothing caught, and the member ended.
+    """
+    fleet = Fleet(38)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(30)
+        for link in fleet.links:
+            link.is_deaf = True
+        # What is written now ends the waits that are under way.
+        leader = one(fleet.leaders())
+        leader.stop()
+        await asyncio.sleep(120)
+        fleet.judge_rest()
+        before = fleet.workers[-1].link.requests
+        await asyncio.sleep(20 * TIMING.beat)
+        assert fleet.workers[-1].link.requests - before <= 20 * 1.05 * 7
+
+    fleet.tell(story)

@@ -161,6 +161,10 @@ class Membership:
             # What ended it says more than that it has ended.
             await self._host.finish()
             raise
+        except asyncio.CancelledError:
+            # Nobody would be left who could end it.
+            self._host.cancel()
+            raise
 
     async def _live(self) -> None:
         """Be a member, on the host."""
@@ -185,14 +189,23 @@ class Membership:
     async def leave(self) -> None:
         """Hand over what is held and end the session. Safe to repeat.
 
+        Waits for `on_stop`. If that is cancelled, by somebody who lost patience, everything
+        ends without waiting.
+
         Raises:
             Exception: what had ended the session before.
         """
+        coordinators = list(self._coordinators.values())
         try:
-            for coordinator in list(self._coordinators.values()):
+            for coordinator in coordinators:
                 await coordinator.stop()
             self._host.post(self._member.stop)
             await self._host.finish()
+        except asyncio.CancelledError:
+            for coordinator in coordinators:
+                coordinator.abandon()
+            self._host.post(self._member.stop)
+            raise
         finally:
             if self._owned is not None:
                 await self._owned.close()
@@ -246,10 +259,25 @@ class Membership:
             return Unopposed(role, self._member.session)
         options = settings.for_store(self.store, self.timing)
 
-        async def stand() -> Election:
-            return self._member.stand(role, options, governs)
+        is_wanted, standing = True, list[Election]()
 
-        return await self._host.call(stand)
+        async def stand() -> Election:
+            if not is_wanted:
+                raise asyncio.CancelledError
+            standing.append(self._member.stand(role, options, governs))
+            return standing[0]
+
+        def undo() -> None:
+            for election in standing:
+                self._member.drop_out(election)
+
+        try:
+            return await self._host.call(stand)
+        except asyncio.CancelledError:
+            # It may have happened: nobody is to stand whom nobody here knows of.
+            is_wanted = False
+            self._host.post(undo)
+            raise
 
     def tell(self, **facts: Json) -> None:
         """Tell the other workers something, with a beat at once."""

@@ -47,6 +47,10 @@ class Host(Protocol):
         """Wait, at home, until the member has ended; raise what ended it."""
         ...
 
+    def cancel(self) -> None:
+        """Let the member end at once, at whatever await it stands."""
+        ...
+
 
 class SameLoop:
     """Runs a member as a task of the caller's loop."""
@@ -71,6 +75,10 @@ class SameLoop:
     async def finish(self) -> None:
         """Wait until it has ended."""
         await asyncio.shield(self._task)
+
+    def cancel(self) -> None:
+        """Let it end at once."""
+        self._task.cancel()
 
 
 class OwnThread:
@@ -122,6 +130,10 @@ class OwnThread:
         """Wait until the thread has ended."""
         self._check_process()
         await asyncio.shield(self._done)
+
+    def cancel(self) -> None:
+        """Let it end at once."""
+        self.post(self._main.cancel)
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
