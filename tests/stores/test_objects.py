@@ -492,8 +492,24 @@ async def test_a_store_is_not_used_after_a_fork(
 ) -> None:
     """In a child the threads are missing, so every call is refused with the fix."""
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    with pytest.raises(Misconfigured, match="connect again in the child"):
+    with pytest.raises(Misconfigured, match="fork first and connect then"):
         await store.get("n/1")
+
+
+async def test_a_forked_child_is_refused_a_store_of_its_own(
+    server: SeaweedServer, prefix: str
+) -> None:
+    """The client's threads stay behind in the parent: a child is told so, and does not hang."""
+    url = objects_url(server.url(_BUCKET, prefix))
+    await (await ObjectsStore.connect(url)).close()
+    if not (child := os.fork()):
+        try:
+            with pytest.raises(Misconfigured, match="fork first and connect then"):
+                asyncio.run(ObjectsStore.connect(url))
+        except BaseException:  # noqa: BLE001 - its status tells
+            os._exit(1)
+        os._exit(0)
+    assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
 
 
 async def test_a_closed_store_says_so(server: SeaweedServer, prefix: str) -> None:

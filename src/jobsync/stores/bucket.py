@@ -9,7 +9,8 @@ a few times.
 Sessions and elections have threads of their own: a thousand slow reads do not delay a
 heartbeat. Credentials are handed over behind a function, so that no setting of the
 environment mixes with those of the URL and no repr shows them. Not for use in a forked
-child: the client's threads stay behind in the parent.
+child, not even anew: the client's threads stay behind in the parent, and whoever asked it
+there would wait for ever.
 """
 
 import asyncio
@@ -56,6 +57,9 @@ _DELETED = (200, 204)
 _RAISED = (BaseError, FileNotFoundError)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
+_homes: set[int] = set()
+"""The processes, of this one and its parents, in which the client has been used."""
+
 _ONCE: "RetryConfig" = {"max_retries": 0}
 _FEW_TIMES: "RetryConfig" = {
     "max_retries": 2,
@@ -94,10 +98,16 @@ class Bucket:
     Args:
         url: which one, and the credentials.
         bare_etags: whether the server compares ETags without their quotes.
+
+    Raises:
+        Misconfigured: this is a forked child of a process that has used a bucket.
     """
 
     def __init__(self, url: ObjectsUrl, *, bare_etags: bool) -> None:
         self.name = str(url)
+        if _homes - {os.getpid()}:
+            raise _after_fork(self.name)
+        _homes.add(os.getpid())
         self.newest = _LONG_AGO
         """The latest moment of the server's clock that was seen: never ahead of it."""
         self._writes = _client(url, _ONCE)
@@ -153,9 +163,7 @@ class Bucket:
 
     def _hop(self, lane: Lane, call: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
         if os.getpid() != self._pid:
-            raise Misconfigured(
-                "store", self.name, "was opened before a fork", "connect again in the child"
-            )
+            raise _after_fork(self.name)
         if self._closed:
             raise Unavailable(self.name, "the store is closed", "connect again")
         return self._threads[lane].run(call, *arguments)
@@ -269,6 +277,15 @@ def _ask(connection: HTTPConnection | HTTPSConnection, url: str, etag: str) -> R
         connection.close()
         return Refusal()
     return None if reply.status in _DELETED else Refusal.answer(reply.status, body)
+
+
+def _after_fork(name: str) -> Misconfigured:
+    return Misconfigured(
+        "store",
+        name,
+        "a bucket was opened before a fork, and its client does not survive one",
+        "fork first and connect then, or start the process by spawn",
+    )
 
 
 def _client(url: ObjectsUrl, retries: "RetryConfig") -> S3Store | AzureStore:
