@@ -9,7 +9,6 @@ Run by `electorate`, which says on standard input what to do; SIGTERM lets it le
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -247,5 +246,6 @@ async def _listen() -> asyncio.StreamReader:
 if __name__ == "__main__":
     # Events are told as facts; what else is logged is a complaint, and belongs on stderr.
     logging.getLogger("jobsync").addHandler(logging.NullHandler())
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(Candidate(msgspec.json.decode(sys.argv[1], type=Orders)).live())
+    # Work that is cancelled with its term closes its connection, of which the pool would warn.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+    asyncio.run(Candidate(msgspec.json.decode(sys.argv[1], type=Orders)).live())
