@@ -4,8 +4,9 @@
 # make help    the rest
 
 PY := .venv/bin/python
+ELECTION := tests/chaos/test_election.py tests/chaos/test_idle_cost.py
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo prove-stores certify-s3 simulate bench-stores clean
+.PHONY: help setup test lint format demo prove-stores prove-election certify-s3 simulate bench-stores clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,7 +31,10 @@ demo: setup ## two processes, one SQLite file, no lost update
 	@$(PY) examples/increment.py
 
 prove-stores: setup ## races, lost replies and exits at full scale; appends to proof/runs.jsonl
-	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py --scale=full -s $(ARGS)
+	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py $(ELECTION:%=--ignore=%) --scale=full -s $(ARGS)
+
+prove-election: setup ## real processes elect, are killed and held up; appends to proof/runs.jsonl
+	$(PY) -m pytest $(ELECTION) --scale=full -s $(ARGS)
 
 certify-s3: setup ## the conformance suite and the probe on four S3 servers
 	@bash scripts/install-ceph

@@ -11,7 +11,6 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -235,9 +234,7 @@ async def test_a_clean_stop_has_a_successor_within_a_beat(
     )
 
 
-async def test_each_work_is_led_by_a_process_that_can_do_it(
-    locate: Locate, tmp_path: Path
-) -> None:
+async def test_each_work_is_led_by_a_process_that_can_do_it(locate: Locate, tmp_path: Path) -> None:
     """Of unlike processes one that can do a work leads it, also when the one that can both dies."""
     async with Electorate(locate("sqlite"), tmp_path / "words", TIMING) as electorate:
         (versatile,) = await electorate.start(1)

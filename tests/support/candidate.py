@@ -42,7 +42,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     words: str
     """The file that it writes its facts to."""
     works: tuple[str, ...]
-    options: dict[str, float]
+    options: dict[str, Any]
     """Of its membership."""
 
 

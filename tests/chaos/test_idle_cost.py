@@ -1,0 +1,148 @@
+"""What standing and leading cost while nothing happens, counted in requests.
+
+Counted twice: by a metered store in each worker, and by a proxy through which all that it
+sends goes. Costs are given by the beat, because a beat is what they grow with: with the
+defaults there are 2 beats a minute on objects, and 12 on SQL.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+from proxy import Proxy
+
+from jobsync import Components, Store, open_store
+from jobsync.coordination.events import WorkerHeartbeat
+from jobsync.coordination.membership import Membership
+from jobsync.coordination.runner import OwnThread
+from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.stores.metered import FREE, Meter, MeteredStore
+from jobsync.stores.objects import S3_TARIFF
+from jobsync.stores.opening import open_bare, read_url
+
+QUICK = CoordinatorSettings(heartbeat_interval=0.5, worker_timeout=10, skip_cold_start=True)
+"""A beat that passes quickly, a timeout that a busy machine does not reach."""
+DEFAULTS = CoordinatorSettings(skip_cold_start=True)
+MINUTE = 60.0
+BUDGET = {"s3": (6, 8), "postgresql": (30, 30)}
+"""Requests a minute of a follower of one leader, and of two."""
+LEADERS_BUDGET = {"s3": 10, "postgresql": 42}
+
+
+class Counted(NamedTuple):
+    """A worker whose requests are counted."""
+
+    membership: Membership
+    proxy: Proxy
+    meter: Meter
+
+    async def lead(self, work: str) -> None:
+        """Stand for a work that nobody leads, until elected."""
+        coordinator = await self.membership.coordinate(work)
+        while not coordinator.is_coordinator:
+            await self.membership.change(timeout=1)
+
+    async def follow(self, work: str, leader: "Counted") -> None:
+        """Stand for a work that another worker leads, until that is known here."""
+        coordinator = await self.membership.coordinate(work)
+        assert await coordinator.ensure_coordinator() == leader.membership.worker_id
+
+    async def beat(self, count: int) -> None:
+        """Wait until it has beaten so often."""
+        beaten = asyncio.Semaphore(0)
+        events = self.membership.components.events
+
+        def hear(event: WorkerHeartbeat) -> None:
+            if event.worker_id == self.membership.worker_id:
+                beaten.release()
+
+        events.on(WorkerHeartbeat.name, hear)
+        for _ in range(count):
+            await beaten.acquire()
+        events.off(WorkerHeartbeat.name, hear)
+
+    async def count_requests(self, beats: int) -> tuple[int, int]:
+        """Give the requests that so many beats take: by the meter, and by the proxy."""
+        await self.beat(1)
+        metered, sent = self.meter.requests, self.proxy.requests
+        await self.beat(beats)
+        return self.meter.requests - metered, self.proxy.requests - sent
+
+
+@asynccontextmanager
+async def join(url: str, settings: CoordinatorSettings) -> AsyncIterator[Counted]:
+    """Join as `Membership.join` does, with counters in between."""
+    components = Components.system()
+    meter = Meter(S3_TARIFF if url.startswith("s3") else FREE)
+    port = int(url.partition("127.0.0.1:")[2].partition("/")[0])
+
+    with Proxy("127.0.0.1", port) as proxy:
+        seen = url.replace(f":{port}/", f":{proxy.port}/")
+
+        async def open_own() -> Store:
+            return MeteredStore(await open_bare(read_url(seen), components), meter, clock)
+
+        clock = components.clock
+        home = MeteredStore(await open_store(seen, components), meter, clock)
+        membership = Membership(home, components, settings, open_own=open_own, host=OwnThread())
+        await membership.start()
+        yield Counted(membership, proxy, meter)
+        await membership.leave()
+        await home.close()
+
+
+@pytest.fixture(params=["postgresql", "s3"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Where each request costs something."""
+    if request.param == "postgresql":
+        return f"{request.getfixturevalue('postgres').url}?schema={request.node.originalname}"
+    return str(request.getfixturevalue("bucket_url"))
+
+
+async def count_idle(url: str, settings: CoordinatorSettings, beats: int) -> dict[str, Any]:
+    """Give the requests a minute of two leaders and their followers, while nothing happens."""
+    async with AsyncExitStack() as stack:
+        first, second, of_one, of_two = [
+            await stack.enter_async_context(join(url, settings)) for _ in range(4)
+        ]
+        await first.lead("schedule")
+        await second.lead("sweep")
+        await of_one.follow("schedule", first)
+        await of_two.follow("schedule", first)
+        await of_two.follow("sweep", second)
+        counted = await asyncio.gather(
+            *(each.count_requests(beats) for each in (first, of_one, of_two))
+        )
+        timing = DEFAULTS.timing(first.membership.store)
+    a_minute = MINUTE / timing.beat / beats
+    names = ("leader", "follower", "follower_of_two")
+    return {
+        name: {"metered": round(metered * a_minute, 1), "sent": round(sent * a_minute, 1)}
+        for name, (metered, sent) in zip(names, counted, strict=True)
+    }
+
+
+def assert_within_budget(kind: str, a_minute: dict[str, Any]) -> None:
+    """Check what was counted, either way, against the budgets."""
+    budgets = (LEADERS_BUDGET[kind], *BUDGET[kind])
+    for (name, counted), budget in zip(a_minute.items(), budgets, strict=True):
+        assert max(counted.values()) <= budget, (name, counted)
+        # Whoever beats writes.
+        assert min(counted.values()) > 0, (name, counted)
+
+
+async def test_standing_and_leading_cost_few_requests(
+    url: str, full_scale: bool, proof: Any
+) -> None:
+    """A follower's beat is one write, and one read for each worker that leads it."""
+    kind = url.partition(":")[0]
+    a_minute = await count_idle(url, QUICK, beats=20)
+    assert_within_budget(kind, a_minute)
+    proof.record("idle requests a minute, by the beat", url=kind, **a_minute)
+    if full_scale:
+        proof.tell(f"{kind}: counting a minute with the defaults")
+        a_minute = await count_idle(url, DEFAULTS, beats=2 if kind == "s3" else 12)
+        assert_within_budget(kind, a_minute)
+        proof.record("idle requests in a minute", url=kind, **a_minute)
