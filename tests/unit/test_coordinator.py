@@ -92,3 +92,13 @@ async def test_an_unknown_option_is_refused() -> None:
     """With a guess at what was meant."""
     with pytest.raises(Invalid, match="did you mean heartbeat_interval"):
         await Membership.join("memory://", hartbeat_interval=1)
+
+
+async def test_an_ill_formed_singleton_is_refused_at_once() -> None:
+    """A slip in a key is the caller's to hear of, and no reason for the session to end."""
+    membership = await Membership.join("memory://", **QUICK)
+    with pytest.raises(Invalid, match="empty segment"):
+        await membership.coordinate("report", governs=["single//count"])
+    report = await membership.coordinate("report")
+    assert await report.ensure_coordinator() == membership.worker_id
+    await membership.leave()

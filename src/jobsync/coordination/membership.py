@@ -24,6 +24,7 @@ from jobsync.coordination.session import SESSIONS, Life, read_life
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.coordination.unopposed import Unopposed
 from jobsync.core.codec import Json
+from jobsync.core.keys import check_key
 from jobsync.errors import Corrupt, Invalid, Unavailable
 from jobsync.events import Event, Events
 from jobsync.settings import Sources, resolve
@@ -229,13 +230,15 @@ class Membership:
             settings: what this election goes by; the membership's own by default.
 
         Raises:
-            Invalid: this membership stands for that work already.
+            Invalid: this membership stands for that work already, or a key is ill-formed.
         """
         settings = settings or self.settings
         role = name_role(namespace, work)
         if role in self._coordinators:
             raise Invalid("work", work, "is coordinated here already", "stop that one first")
         keys = tuple(governs)
+        for key in keys:
+            check_key(key, "governs")
         election = await self._stand(role, settings, keys)
         coordinator = Coordinator(self, election, hooks or Hooks(), settings, keys)
         self._coordinators[role] = coordinator
