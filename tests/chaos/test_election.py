@@ -94,7 +94,8 @@ class Storm:
 
     def _choose_victim(self) -> Citizen | None:
         """Give a process that gets on, rather one that leads."""
-        standing = [each for each in self._electorate.running if each.said("stands")]
+        running = [each for each in self._electorate.running if not each.is_doomed]
+        standing = [each for each in running if each.said("stands")]
         leading = [e for e in standing if any(self._leads(e, w) for w in self._electorate.works)]
         # Always both draws, so that what follows does not depend on who happens to lead.
         spare, number = self._dice.random() < 0.3, self._dice.random()

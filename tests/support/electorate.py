@@ -67,7 +67,7 @@ class Citizen:
         self.works = orders.works
         self.path = Path(orders.words)
         self.is_paused = False
-        self._is_doomed = False
+        self.is_doomed = False
         self._read = 0
         self._words: list[Word] = []
         self._stderr = self.path.with_suffix(".err")
@@ -111,7 +111,7 @@ class Citizen:
             case signal.SIGCONT:
                 self.is_paused = False
             case _:
-                self._is_doomed = True
+                self.is_doomed = True
 
     async def ended(self) -> int:
         """Wait until it is gone; give its exit status."""
@@ -125,7 +125,7 @@ class Citizen:
             AssertionError: it is gone, though nobody has struck it.
         """
         status = self.process.poll()
-        assert status is None or self._is_doomed, f"{self} ended, {status}: {self.complaints}"
+        assert status is None or self.is_doomed, f"{self} ended, {status}: {self.complaints}"
         if not self.path.exists():
             return []
         with self.path.open("rb") as told:
@@ -176,7 +176,6 @@ class Electorate:
         self._url = url
         self._folder = folder
         self._numbers = itertools.count()
-        self._store: Store
 
     async def __aenter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -289,7 +288,9 @@ class Electorate:
         """Say what ended without a word to its owner, in any of the processes."""
         found = [f"{each}: {each.complaints}" for each in self.everybody if each.complaints]
         found += [f"member failed: {word}" for word in self.told("coord:member-failed")]
-        found += [f"a hook failed: {word}" for word in self.told("jobsync:handler-failed")]
+        # A term that ends while it shuts earlier ones out is refused, and tells so.
+        failed = [w for w in self.told("jobsync:handler-failed") if "Fenced" not in w["error"]]
+        found += [f"a hook failed: {word}" for word in failed]
         found += [f"task ended: {word}" for word in self.told("believes") if word["dead_tasks"]]
         return found
 
