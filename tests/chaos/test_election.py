@@ -129,19 +129,10 @@ async def test_no_stale_write_is_accepted_in_a_storm(
     async with electorate:
         await electorate.standing(await electorate.start(NODES))
         await electorate.leaders()
-        storm = Storm(electorate, seed)
-        await storm.rage(60 if full_scale else 10, proof.tell)
-        assert len(electorate.running) == NODES
-        await electorate.standing(electorate.running)
-        quiet = now()
-        leaders = await electorate.leaders()
-        settled = now() - quiet
-        await until(
-            lambda: all(each.beats(quiet, now()) for each in electorate.running),
-            "everybody beats",
-        )
-        for work, leader in leaders.items():
-            assert_led_in_time(leader, electorate.promotions(work)[-1], quiet)
+        storm, settled = Storm(electorate, seed), []
+        for seconds in [15] * 4 if full_scale else [10]:
+            await storm.rage(seconds, proof.tell)
+            settled.append(await settle(electorate))
         survivors = electorate.running
         for citizen in survivors:
             citizen.strike(signal.SIGTERM)
@@ -161,8 +152,24 @@ async def test_no_stale_write_is_accepted_in_a_storm(
         terms=sum(len(electorate.promotions(work)) for work in electorate.works),
         accepted=sum(value["count"] for value in final.values()),
         refused_by_store=sum(word["by_store"] for word in electorate.told("refused")),
-        settled_s=round(settled, 1),
+        settled_median_s=round(statistics.median(settled), 1),
+        settled_worst_s=round(max(settled), 1),
     )
+
+
+async def settle(electorate: Electorate) -> float:
+    """Let nothing happen until every work has its leader and all beat; give how long it took."""
+    assert len(electorate.running) == NODES
+    await electorate.standing(electorate.running)
+    quiet = now()
+    leaders = await electorate.leaders()
+    settled = now() - quiet
+    for work, leader in leaders.items():
+        assert_led_in_time(leader, electorate.promotions(work)[-1], quiet)
+    await until(
+        lambda: all(each.beats(quiet, now()) for each in electorate.running), "everybody beats"
+    )
+    return settled
 
 
 def assert_led_in_time(leader: Citizen, promoted: Word, quiet: float) -> None:
