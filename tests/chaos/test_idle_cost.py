@@ -22,7 +22,7 @@ from jobsync.stores.metered import FREE, Meter, MeteredStore
 from jobsync.stores.objects import S3_TARIFF
 from jobsync.stores.opening import open_bare, read_url
 
-QUICK = CoordinatorSettings(heartbeat_interval=0.5, worker_timeout=10, skip_cold_start=True)
+QUICK = CoordinatorSettings(heartbeat_interval=0.25, worker_timeout=10, skip_cold_start=True)
 """A beat that passes quickly, a timeout that a busy machine does not reach."""
 DEFAULTS = CoordinatorSettings(skip_cold_start=True)
 MINUTE = 60.0
