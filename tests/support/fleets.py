@@ -443,7 +443,9 @@ class WatchedLink(Link):
             await asyncio.sleep(self._draw(self.weather.latency))
             raise self.refusal
         if self.delays is not None and changes[0].key.startswith(self.delays[0]):
-            self._travel(self._land(stamp(changes, self._node.components.ids), self.delays[1]))
+            marked = stamp(changes, self._node.components.ids)
+            start = self._world.start
+            self._travel(self.delays[1], lambda: start(self._commit(marked)))
             await asyncio.sleep(self.weather.latency)
             return [Unknown("no answer") for _ in changes]
         return await super().write(changes)
@@ -453,10 +455,6 @@ class WatchedLink(Link):
         if self.is_deaf:
             raise Unavailable(self.name, "the connection was lost")
         await super().wait(topic, timeout)
-
-    async def _land(self, changes: Sequence[Change], delay: float) -> None:
-        await asyncio.sleep(delay)
-        await self._commit(changes)
 
     async def _commit(self, changes: Sequence[Change]) -> list[Outcome]:
         outcomes = await super()._commit(changes)
