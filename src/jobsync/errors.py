@@ -2,12 +2,14 @@
 
     JobsyncError
     ├── Invalid           the call is wrong: correct the argument it names
+    │   └── InvalidRecord  fields break the schema: correct all that it lists
     ├── Misconfigured     the set-up is wrong: correct the setting it names, then start again
     │   └── MissingExtra  a package is not installed: run the line it gives
     ├── NotFound          there is no such thing: create it first, or ask for another
     ├── Conflict          somebody else wrote first: read again, decide again
     ├── Fenced            your term is over, or a newer one has written: stop
     ├── NewerFormat       newer code has written: leave it alone, upgrade this process
+    ├── Incomplete        part of a batch was not written: see which part, and why
     ├── Unavailable       the store cannot answer now: try later, nothing was written
     ├── OutcomeUnknown    a write may or may not have happened: assume neither
     └── Corrupt           the store holds something unreadable: it is left as it is
@@ -17,22 +19,27 @@ repr shows a secret: values that may hold one arrive here already masked.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 __all__ = [
     "Conflict",
     "Corrupt",
     "Fenced",
+    "Incomplete",
     "Invalid",
+    "InvalidRecord",
     "JobsyncError",
     "Misconfigured",
     "MissingExtra",
     "NewerFormat",
     "NotFound",
     "OutcomeUnknown",
+    "Problem",
     "Unavailable",
 ]
 
 _SHOWN = 120
+_NAMED = 3
 
 
 def _show(value: object) -> str:
@@ -61,6 +68,35 @@ class _BadValue(JobsyncError):
 
 class Invalid(_BadValue):
     """An argument cannot be taken. Nothing was written."""
+
+
+class Problem(NamedTuple):
+    """One field of a record that breaks a rule of its schema."""
+
+    field: str
+    value: object
+    problem: str
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.field}={_show(self.value)}: {self.problem} (rule: {self.rule})"
+
+
+class InvalidRecord(Invalid):
+    """A record breaks its resource's schema. Nothing was written.
+
+    `problems` lists every field that is wrong; the error's own fields are the first one's.
+    """
+
+    def __init__(self, resource: str, problems: Sequence[Problem]) -> None:
+        first = problems[0]
+        super().__init__(first.field, first.value, first.problem, f"obey {first.rule}")
+        self.resource = resource
+        self.problems = tuple(problems)
+        self.args = (resource, self.problems)
+
+    def __str__(self) -> str:
+        return f"{self.resource}: {'; '.join(map(str, self.problems))}"
 
 
 class Misconfigured(_BadValue):
@@ -154,6 +190,52 @@ class NewerFormat(JobsyncError):
             f"{self.key} has format {self.found}, this code writes {self.known}; "
             "it was left as it is: upgrade jobsync in this process"
         )
+
+
+class Incomplete(JobsyncError):
+    """Part of a batch was not written. The rest was, and stays.
+
+    Attributes:
+        resource: whose records they are.
+        written: the ids that were written.
+        conflicts: the ids that somebody else has, or has changed: read them, decide again.
+        unknown: the ids of which nobody can say: read them before you act.
+        unsent: the ids of which nothing was written, because the store did not answer:
+            try them again later.
+    """
+
+    def __init__(
+        self,
+        resource: str,
+        *,
+        written: Sequence[str] = (),
+        conflicts: Sequence[str] = (),
+        unknown: Sequence[str] = (),
+        unsent: Sequence[str] = (),
+    ) -> None:
+        self.resource = resource
+        self.written = tuple(written)
+        self.conflicts = tuple(conflicts)
+        self.unknown = tuple(unknown)
+        self.unsent = tuple(unsent)
+        super().__init__(resource)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Arguments given by name are not in `args`.
+        return (type(self), self.args, vars(self))
+
+    def __str__(self) -> str:
+        parts = {
+            "in conflict": self.conflicts,
+            "of unknown outcome": self.unknown,
+            "not sent": self.unsent,
+        }
+        told = (f"{len(ids)} {what} ({_name_some(ids)})" for what, ids in parts.items() if ids)
+        return f"{self.resource}: {len(self.written)} written, {', '.join(told)}"
+
+
+def _name_some(ids: Sequence[str]) -> str:
+    return ", ".join(map(_show, ids[:_NAMED])) + (", …" if len(ids) > _NAMED else "")
 
 
 class Unavailable(JobsyncError):

@@ -11,13 +11,16 @@ from jobsync.errors import (
     Conflict,
     Corrupt,
     Fenced,
+    Incomplete,
     Invalid,
+    InvalidRecord,
     JobsyncError,
     Misconfigured,
     MissingExtra,
     NewerFormat,
     NotFound,
     OutcomeUnknown,
+    Problem,
     Unavailable,
 )
 
@@ -48,6 +51,18 @@ SAMPLES: list[tuple[JobsyncError, str]] = [
             "upgrade jobsync in this process"
         ),
     ),
+    (
+        InvalidRecord(
+            "users",
+            [Problem("name", "ab", "has 2 characters", "min:3"), Problem("age", None, "…", "…")],
+        ),
+        "users: name='ab': has 2 characters (rule: min:3); age=None: … (rule: …)",
+    ),
+    (
+        Incomplete("users", written=["a"], conflicts=["b"], unsent=["c", "d", "e", "f"]),
+        "users: 1 written, 1 in conflict ('b'), 4 not sent ('c', 'd', 'e', …)",
+    ),
+    (Incomplete("users", unknown=["a"]), "users: 0 written, 1 of unknown outcome ('a')"),
     (Unavailable("s3", "refused"), "s3: refused; try again later"),
     (Unavailable("s3", "refused", "start it"), "s3: refused; start it"),
 ]
@@ -124,7 +139,7 @@ def test_the_drawn_tree_is_the_real_one() -> None:
 
 def test_every_error_is_public() -> None:
     """`__all__` names each public class of the tree."""
-    assert sorted(errors.__all__) == sorted(_public())
+    assert sorted(errors.__all__) == sorted([*_public(), "Problem"])
 
 
 def test_a_missing_extra_is_a_misconfiguration() -> None:

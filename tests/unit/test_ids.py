@@ -1,6 +1,7 @@
 """Names that nobody else makes."""
 
 import re
+import uuid
 from typing import Any
 
 import pytest
@@ -74,3 +75,16 @@ async def test_batches_sort_by_time(ids: Ids, clock: Clock) -> None:
     second = ids.batch()
     assert first < second
     check_key(first)
+
+
+async def test_record_ids_are_uuids_that_sort_by_time(ids: Ids, clock: Clock) -> None:
+    """Ids of a batch are UUIDs of version 7, in order, and before those of a later batch."""
+    first = ids.records(1000)
+    await clock.sleep(0.001)
+    second = ids.records(1000)
+    both = first + second
+    assert both == sorted(set(both))
+    assert {(uuid.UUID(name).version, uuid.UUID(name).variant) for name in both} == {
+        (7, uuid.RFC_4122)
+    }
+    assert [str(uuid.UUID(name)) for name in both] == both

@@ -2,7 +2,7 @@
 
 A nonce marks one write: 72 random bits, drawn anew each time, so that a forked child
 can never repeat its parent's. A worker id sorts by start time, so that "first in
-lexicographic order" and "oldest" are one rule.
+lexicographic order" and "oldest" are one rule. So does a record's id.
 """
 
 import base64
@@ -14,6 +14,8 @@ __all__ = ["NONCE_LENGTH", "Ids", "Randomness"]
 
 NONCE_LENGTH = 12
 _NONCE_BYTES = NONCE_LENGTH * 3 // 4
+_UUID_BYTES = 10
+_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 
 class Randomness(Protocol):
@@ -56,6 +58,17 @@ class Ids:
     def batch(self) -> str:
         """Name a batch of history entries: sorts by the time of its writer."""
         return f"{self._millis()}-{self._hex(6)}"
+
+    def records(self, count: int) -> list[str]:
+        """Name that many records: UUIDs (version 7) that sort by time, and as they are given."""
+        stamp = int(self._clock.wall().seconds * 1000).to_bytes(6, "big").hex()
+        drawn = self._randomness.bytes(_UUID_BYTES * count).hex()
+        return sorted(
+            # "7" is the version; of the digit after the next dash only two bits are random.
+            f"{stamp[:8]}-{stamp[8:]}-7{drawn[i : i + 3]}-{_VARIANT[drawn[i + 3]]}"
+            f"{drawn[i + 4 : i + 7]}-{drawn[i + 7 : i + 19]}"
+            for i in range(0, 2 * _UUID_BYTES * count, 2 * _UUID_BYTES)
+        )
 
     def _millis(self) -> str:
         # 13 digits hold every instant from 2001 to 2286 at one width.
