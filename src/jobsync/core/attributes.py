@@ -1,0 +1,237 @@
+"""Schemas as people write them: `{"name": "string|required|min:3", "tags": "array|items:string"}`.
+
+The first word is a type, the others are rules. A dictionary in place of the text describes
+an object; its own rules, if any, stand under `$$type`. Fields are optional unless they are
+`required`. Whatever is not understood is refused, with the nearest word that would be.
+
+`parse` reads them, `render` writes them; `parse(render(fields))` gives the same fields.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from jobsync.core.codec import Json, decode, encode
+from jobsync.core.names import closest
+from jobsync.core.schema import KINDS, SIZED, TEXTS, Field, Fields, Kind, conform
+from jobsync.errors import Corrupt, Invalid
+
+__all__ = ["parse", "render"]
+
+_OWN_RULES = "$$type"
+_RULES = (
+    *("required", "optional", "default", "enum", "items"),
+    *("min", "max", "minlength", "maxlength"),
+)
+_WITHOUT_ARGUMENT = {"required", "optional"}
+_MAX_DEPTH = 16
+_MAX_NAME = 200
+
+
+def parse(attributes: Json, place: str = "attributes") -> Fields:
+    """Read a description of fields.
+
+    Raises:
+        Invalid: names the field, what stands there, and what was probably meant.
+    """
+    fields = _parse_fields(attributes, place, 0)
+    # An id is part of a record's name.
+    if (id_field := fields.get("id")) and id_field.kind not in TEXTS:
+        raise Invalid(f"{place}.id", attributes["id"], "an id is text", "write 'string' or 'uuid'")
+    return fields
+
+
+def _parse_fields(attributes: Json, place: str, depth: int) -> dict[str, Field]:
+    if not isinstance(attributes, Mapping):
+        raise Invalid(place, attributes, "is not a dictionary", "write {'name': 'string'}")
+    if depth >= _MAX_DEPTH:
+        raise Invalid(place, "…", f"is nested deeper than {_MAX_DEPTH}", "use json there")
+    return {
+        _check_name(name, place): _parse_field(given, f"{place}.{name}", depth)
+        for name, given in attributes.items()
+        if name != _OWN_RULES
+    }
+
+
+def _check_name(name: Any, place: str) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+        raise Invalid(place, name, "is no name for a field", "use a short text")
+    if name.startswith(("_", "$")) or "." in name:
+        fix = "begin with a letter, and nest objects instead of dots"
+        raise Invalid(place, name, "is no name for a field", fix)
+    return name
+
+
+def _parse_field(given: Json, place: str, depth: int) -> Field:
+    if isinstance(given, str):
+        return _parse_text(given, place)
+    fields = _parse_fields(given, place, depth + 1)
+    own = _parse_text(given.get(_OWN_RULES, "object"), f"{place}.{_OWN_RULES}")
+    if own.kind != "object":
+        raise Invalid(place, given[_OWN_RULES], "has fields, so it is an object", "write 'object'")
+    return _check_default(msgspec.structs.replace(own, fields=fields), given, place)
+
+
+def _parse_text(text: Json, place: str) -> Field:
+    if not isinstance(text, str):
+        raise Invalid(place, text, "describes no field", "write text such as 'string|required'")
+    first, *rest = text.split("|")
+    word, _, argument = first.strip().partition(":")
+    if word == "enum":
+        # A type of its own in the documents; in truth a text with choices.
+        rest.insert(0, f"enum:{argument}")
+        word, argument = "string", ""
+    if word not in KINDS or argument:
+        raise _unknown(place, text, first, "type", [*KINDS, "enum"])
+    draft = _Draft(_as_kind(word), place, text)
+    for rule in rest:
+        name, _, argument = rule.strip().partition(":")
+        draft.add(name, argument)
+    return _check_default(Field(kind=draft.kind, **draft.made), text, place)
+
+
+class _Draft:
+    """Rules of one field, as they are read."""
+
+    def __init__(self, kind: Kind, place: str, text: str) -> None:
+        self.kind = kind
+        self.made: dict[str, Any] = {}
+        self._place = place
+        self._text = text
+        self._seen: set[str] = set()
+
+    def add(self, name: str, argument: str) -> None:
+        """Read one rule."""
+        if name in TEXTS and self.kind == "string" and not argument:
+            # `string|email` is `email`.
+            self.kind = _as_kind(name)
+            return
+        if name not in _RULES:
+            raise _unknown(self._place, self._text, name, "rule", _RULES)
+        if bool(argument) is (name in _WITHOUT_ARGUMENT) and name != "default":
+            raise self._wrong(name, "takes no value" if argument else "lacks its value")
+        self._refuse_repeats(name)
+        match name:
+            case "required" | "optional":
+                self.made["required"] = name == "required"
+            case "min" | "minlength":
+                self.made["least"] = self._size(name, argument)
+            case "max" | "maxlength":
+                self.made["most"] = self._size(name, argument)
+            case "enum":
+                self.made["choices"] = self._choices(argument)
+            case "items":
+                self.made["items"] = self._items(argument)
+            case "default":
+                self.made["default"] = self._literal(name, argument)
+
+    def _refuse_repeats(self, name: str) -> None:
+        meaning = {"optional": "required", "minlength": "min", "maxlength": "max"}.get(name, name)
+        if meaning in self._seen:
+            raise self._wrong(name, "is said twice")
+        self._seen.add(meaning)
+
+    def _size(self, name: str, argument: str) -> int | float:
+        allowed = SIZED if name in {"min", "max"} else {*TEXTS, "array"}
+        if self.kind not in allowed:
+            raise self._wrong(name, f"means nothing for {self.kind}")
+        size = _read_number(argument)
+        if size is None:
+            raise self._wrong(name, f"{argument!r} is not a number")
+        return size
+
+    def _choices(self, argument: str) -> tuple[Json, ...]:
+        if self.kind not in {*TEXTS, "number", "integer"}:
+            raise self._wrong("enum", f"means nothing for {self.kind}")
+        return tuple(self._literal("enum", choice.strip()) for choice in argument.split(","))
+
+    def _items(self, argument: str) -> Kind:
+        if self.kind != "array":
+            raise self._wrong("items", f"means nothing for {self.kind}")
+        if argument not in KINDS:
+            raise _unknown(self._place, self._text, argument, "type", KINDS)
+        return _as_kind(argument)
+
+    def _literal(self, name: str, text: str) -> Json:
+        """Read a value as this kind writes it."""
+        if self.kind in TEXTS:
+            return text
+        if self.kind in {"number", "integer"}:
+            number = _read_number(text)
+            if number is None:
+                raise self._wrong(name, f"{text!r} is not a number")
+            return number
+        try:
+            return decode(text, self._place)
+        except Corrupt:
+            raise self._wrong(name, f"{text!r} is not JSON") from None
+
+    def _wrong(self, rule: str, problem: str) -> Invalid:
+        return Invalid(self._place, self._text, f"{rule}: {problem}", "correct that rule")
+
+
+def _check_default(field: Field, given: Json, place: str) -> Field:
+    """Refuse a default, or a pair of bounds, that no record could have."""
+    if field.least is not None and field.most is not None and field.least > field.most:
+        raise Invalid(place, given, "min is above max", "exchange them")
+    if field.default is not msgspec.UNSET:
+        _, problems = conform({"default": field}, {"default": field.default})
+        if problems:
+            raise Invalid(place, given, str(problems[0]), "give a default that obeys the rules")
+    return field
+
+
+def _unknown(
+    place: str, text: str, word: str, what: str, known: list[Any] | tuple[Any, ...]
+) -> Invalid:
+    hint = closest(word.partition(":")[0], known)
+    fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(known)}"
+    return Invalid(place, text, f"{word!r} is no {what}", fix)
+
+
+def _as_kind(word: str) -> Kind:
+    kind: Kind = msgspec.convert(word, Kind)
+    return kind
+
+
+def _read_number(text: str) -> int | float | None:
+    for read in (int, float):
+        try:
+            number = read(text)
+        except ValueError:
+            continue
+        # Neither nan nor inf can be compared with, or stored.
+        return number if number - number == 0 else None
+    return None
+
+
+def render(fields: Fields) -> dict[str, Json]:
+    """Write fields as `parse` reads them."""
+    return {name: _render_field(field) for name, field in fields.items()}
+
+
+def _render_field(field: Field) -> Json:
+    words = [str(field.kind)]
+    if field.required:
+        words.append("required")
+    if field.items is not None:
+        words.append(f"items:{field.items}")
+    write = _writer(field.kind)
+    if field.choices:
+        words.append(f"enum:{','.join(map(write, field.choices))}")
+    if field.least is not None:
+        words.append(f"min:{field.least}")
+    if field.most is not None:
+        words.append(f"max:{field.most}")
+    if field.default is not msgspec.UNSET:
+        words.append(f"default:{write(field.default)}")
+    text = "|".join(words)
+    if field.fields is None:
+        return text
+    nested = render(field.fields)
+    return nested if text == "object" and nested else {_OWN_RULES: text, **nested}
+
+
+def _writer(kind: Kind) -> Callable[[Json], str]:
+    return str if kind in TEXTS else lambda value: encode(value).decode()

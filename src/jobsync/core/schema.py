@@ -1,0 +1,219 @@
+"""What the records of a resource look like, and whether one does.
+
+A check names every field that is wrong at once, and fills in defaults. It says nothing
+about fields that the schema does not know: they are kept as they are. `find_strays` finds
+them, for whoever does not want them.
+
+Missing and null are two things, except that an optional field may be either. A required
+field that is missing or null takes its default, if it has one.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date, datetime
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+
+from jobsync.core.codec import Json
+from jobsync.core.names import closest
+from jobsync.errors import Problem
+
+__all__ = ["KINDS", "SIZED", "TEXTS", "Field", "Fields", "Kind", "Schema", "conform", "find_strays"]
+
+Kind: TypeAlias = Literal[
+    "string",
+    "number",
+    "integer",
+    "boolean",
+    "json",
+    "array",
+    "object",
+    "email",
+    "url",
+    "date",
+    "datetime",
+    "uuid",
+]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+TEXTS = frozenset({"string", "email", "url", "date", "datetime", "uuid"})
+"""Kinds that hold text."""
+
+SIZED = frozenset({*TEXTS, "array", "number", "integer"})
+"""Kinds that `min` and `max` bound: a text's length, an array's, a number itself."""
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """What one field takes."""
+
+    kind: Kind
+    required: bool = False
+    default: Json | msgspec.UnsetType = msgspec.UNSET
+    least: int | float | None = None
+    most: int | float | None = None
+    choices: tuple[Json, ...] = ()
+    items: Kind | None = None
+    """What the elements of an array are; None takes any."""
+    fields: "Fields | None" = None
+    """What stands in an object; None takes any."""
+
+
+Fields: TypeAlias = Mapping[str, Field]
+
+
+class Schema(msgspec.Struct, frozen=True, kw_only=True):
+    """What a resource's records look like; without fields, they may look any way."""
+
+    fields: Fields = {}
+    strict: bool = False
+    """Whether fields that are not described are refused."""
+
+
+def conform(fields: Fields, given: Mapping[str, Json]) -> tuple[dict[str, Json], list[Problem]]:
+    """Fill in defaults, and list what is wrong."""
+    problems: list[Problem] = []
+    return _conform(fields, given, "", problems), problems
+
+
+def find_strays(fields: Fields, given: Mapping[str, Json], place: str = "") -> Iterator[Problem]:
+    """Find what the schema does not describe."""
+    for name, value in given.items():
+        field = fields.get(name)
+        if field is None:
+            hint = closest(str(name), fields)
+            problem = "is not described" + (f", did you mean {hint}?" if hint else "")
+            yield Problem(f"{place}{name}", value, problem, "strict")
+        elif field.fields is not None and isinstance(value, Mapping):
+            yield from find_strays(field.fields, value, f"{place}{name}.")
+
+
+def _conform(
+    fields: Fields, given: Mapping[str, Json], place: str, problems: list[Problem]
+) -> dict[str, Json]:
+    result = dict(given)
+    for name, field in fields.items():
+        value = result.get(name)
+        if value is None:
+            _supply(result, name, field, f"{place}{name}", problems)
+        elif field.fields is not None and isinstance(value, Mapping):
+            result[name] = _conform(field.fields, value, f"{place}{name}.", problems)
+        else:
+            _check(field, value, f"{place}{name}", problems)
+    return result
+
+
+def _supply(
+    result: dict[str, Json], name: str, field: Field, path: str, problems: list[Problem]
+) -> None:
+    """Put something in the place of what is missing or null, or say that it must be given."""
+    if name in result and not field.required:
+        return
+    if field.default is not msgspec.UNSET:
+        result[name] = copy.deepcopy(field.default)
+        if field.fields is not None and field.default is not None:
+            result[name], _ = conform(field.fields, result[name])
+    elif field.required:
+        there = "is null" if name in result else "is missing"
+        problems.append(Problem(path, None, there, "required"))
+    elif field.fields is not None:
+        filled, lacking = conform(field.fields, {})
+        # Defaults that suffice make an object of their own.
+        if filled and not lacking:
+            result[name] = filled
+
+
+def _check(field: Field, value: Json, path: str, problems: list[Problem]) -> None:
+    """Check a value that is not null."""
+    if not _TESTS[field.kind](value):
+        problems.append(_unlike(path, value, field.kind))
+        return
+    if field.choices and value not in field.choices:
+        rule = f"enum:{','.join(map(str, field.choices))}"
+        problems.append(Problem(path, value, "is none of the choices", rule))
+    if field.least is not None or field.most is not None:
+        _check_size(field, value, path, problems)
+    if field.items is not None:
+        is_item = _TESTS[field.items]
+        problems.extend(
+            _unlike(f"{path}[{i}]", item, field.items)
+            for i, item in enumerate(value)
+            if not is_item(item)
+        )
+
+
+def _check_size(field: Field, value: Json, path: str, problems: list[Problem]) -> None:
+    if isinstance(value, int | float):
+        size: float = value
+        told = "is"
+    else:
+        size = len(value)
+        told = f"has {size} {'characters' if isinstance(value, str) else 'elements'},"
+    if field.least is not None and size < field.least:
+        problem = f"{told} less than {field.least}"
+        problems.append(Problem(path, value, problem, f"min:{field.least}"))
+    if field.most is not None and size > field.most:
+        problem = f"{told} more than {field.most}"
+        problems.append(Problem(path, value, problem, f"max:{field.most}"))
+
+
+def _unlike(path: str, value: Json, kind: Kind) -> Problem:
+    return Problem(path, value, f"is not {_WORDS[kind]}", kind)
+
+
+_WORDS: dict[Kind, str] = {
+    "string": "text",
+    "number": "a number",
+    "integer": "a whole number",
+    "boolean": "True or False",
+    "json": "JSON",
+    "array": "a list",
+    "object": "a dictionary",
+    "email": "an e-mail address",
+    "url": "a URL such as https://example.org/",
+    "date": "a date such as 2026-01-31",
+    "datetime": "a point in time such as 2026-01-31T12:00:00Z",
+    "uuid": "a UUID",
+}
+
+_is_email = re.compile(r"[^@\s]+@[^@\s.]+(?:\.[^@\s.]+)+").fullmatch
+_is_url = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#]+\S*").fullmatch
+_is_uuid = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}").fullmatch
+_looks_like_date = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII).fullmatch
+_looks_like_datetime = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?:Z|[+-]\d\d:?\d\d)?", re.ASCII
+).fullmatch
+
+
+def _is_date(text: str) -> bool:
+    return bool(_looks_like_date(text)) and _parses(date.fromisoformat, text)
+
+
+def _is_datetime(text: str) -> bool:
+    return bool(_looks_like_datetime(text)) and _parses(datetime.fromisoformat, text)
+
+
+def _parses(parse: Callable[[str], object], text: str) -> bool:
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+_TESTS: dict[Kind, Callable[[Any], object]] = {
+    "string": lambda value: isinstance(value, str),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "boolean": lambda value: isinstance(value, bool),
+    "json": lambda _: True,
+    "array": lambda value: isinstance(value, list | tuple),
+    "object": lambda value: isinstance(value, Mapping),
+    "email": lambda value: isinstance(value, str) and _is_email(value),
+    "url": lambda value: isinstance(value, str) and _is_url(value),
+    "date": lambda value: isinstance(value, str) and _is_date(value),
+    "datetime": lambda value: isinstance(value, str) and _is_datetime(value),
+    "uuid": lambda value: isinstance(value, str) and _is_uuid(value),
+}

@@ -1,0 +1,302 @@
+"""Schemas: what is written is understood, what is wrong is named, all of it at once."""
+
+import re
+from typing import Any
+
+import pytest
+import schemas
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from jobsync.core.attributes import parse, render
+from jobsync.core.codec import encode
+from jobsync.core.evolution import evolve, find_breaks
+from jobsync.core.schema import Field, Schema, conform, find_strays
+from jobsync.errors import Invalid, Problem
+
+
+def problems_of(attributes: dict[str, Any], record: dict[str, Any]) -> list[tuple[str, str]]:
+    """Give the fields that are wrong, each with the rule that it breaks."""
+    _, problems = conform(parse(attributes), record)
+    return [(problem.field, problem.rule) for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("string", Field(kind="string")),
+        ("string|required|min:3", Field(kind="string", required=True, least=3)),
+        ("string|optional", Field(kind="string")),
+        ("string | minlength:1 | maxlength:9", Field(kind="string", least=1, most=9)),
+        ("number|min:-0.5|max:1e3", Field(kind="number", least=-0.5, most=1000.0)),
+        ("number|default:0", Field(kind="number", default=0)),
+        ("boolean|default:true", Field(kind="boolean", default=True)),
+        ("string|default:", Field(kind="string", default="")),
+        ("string|default:a:b", Field(kind="string", default="a:b")),
+        ("json|default:null", Field(kind="json", default=None)),
+        ("array|items:string|max:2", Field(kind="array", items="string", most=2)),
+        ('array|default:["a"]', Field(kind="array", default=["a"])),
+        ("enum:a, b|required", Field(kind="string", choices=("a", "b"), required=True)),
+        ("string|enum:a,b", Field(kind="string", choices=("a", "b"))),
+        ("integer|enum:1,2|default:2", Field(kind="integer", choices=(1, 2), default=2)),
+        ("string|required|email", Field(kind="email", required=True)),
+        ("email", Field(kind="email")),
+    ],
+)
+def test_a_description_is_understood(text: str, field: Field) -> None:
+    """The first word is a type, the others are rules."""
+    assert parse({"x": text}) == {"x": field}
+
+
+def test_a_dictionary_describes_an_object() -> None:
+    """Its own rules stand under `$$type`."""
+    nested = {"city": "string|required", "geo": {"$$type": "object|required", "lat": "number"}}
+    assert parse({"address": nested})["address"] == Field(
+        kind="object",
+        fields={
+            "city": Field(kind="string", required=True),
+            "geo": Field(kind="object", required=True, fields={"lat": Field(kind="number")}),
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"x": "strin"}, r"attributes.x='strin': 'strin' is no type; did you mean string\?"),
+        ({"x": "str"}, r"did you mean string\?"),
+        ({"x": "bool"}, r"did you mean boolean\?"),
+        ({"x": "qqq"}, "use one of string, number"),
+        ({"x": ""}, "'' is no type"),
+        ({"x": "required"}, "'required' is no type"),
+        ({"x": "string:3"}, "'string:3' is no type"),
+        ({"x": "string|requird"}, r"'requird' is no rule; did you mean required\?"),
+        ({"x": "string|number"}, "'number' is no rule"),
+        ({"x": "string|"}, "'' is no rule"),
+        ({"x": "string|min"}, "min: lacks its value"),
+        ({"x": "string|required:yes"}, "required: takes no value"),
+        ({"x": "string|min:a"}, "min: 'a' is not a number"),
+        ({"x": "string|min:nan"}, "min: 'nan' is not a number"),
+        ({"x": "string|min:1|minlength:2"}, "minlength: is said twice"),
+        ({"x": "string|required|optional"}, "optional: is said twice"),
+        ({"x": "boolean|min:1"}, "min: means nothing for boolean"),
+        ({"x": "number|minlength:1"}, "minlength: means nothing for number"),
+        ({"x": "boolean|enum:true"}, "enum: means nothing for boolean"),
+        ({"x": "string|items:string"}, "items: means nothing for string"),
+        ({"x": "array|items:strin"}, r"'strin' is no type; did you mean string\?"),
+        ({"x": "number|default:x"}, "default: 'x' is not a number"),
+        ({"x": "json|default:{"}, "default: '{' is not JSON"),
+        ({"x": "string|min:3|default:ab"}, "has 2 characters, less than 3"),
+        ({"x": "number|min:3|max:2"}, "min is above max"),
+        ({"x": 5}, "attributes.x=5: is not a dictionary"),
+        ({"x": {"$$type": "string"}}, "has fields, so it is an object"),
+        ({"x": {"y": {"z": "strin"}}}, "attributes.x.y.z='strin'"),
+        ({"_x": "string"}, "is no name for a field"),
+        ({"a.b": "string"}, "is no name for a field"),
+        ({"": "string"}, "is no name for a field"),
+        ({"id": "number"}, "an id is text"),
+        ([], "attributes=.*is not a dictionary"),
+    ],
+)
+def test_what_is_not_understood_is_refused(attributes: Any, message: str) -> None:
+    """The error names the field, what stands there, and what was probably meant."""
+    with pytest.raises(Invalid, match=message):
+        parse(attributes)
+
+
+@given(described=schemas.fields())
+def test_what_is_rendered_is_read_as_it_was(described: Any) -> None:
+    """The text form of a schema loses nothing, and is JSON."""
+    encode(render(described))
+    assert parse(render(described)) == described
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("string", ["", "a"], [1, True, [], {}]),
+        ("number", [0, -1.5], ["1", True]),
+        ("integer", [0, -1], [1.0, True, "1"]),
+        ("boolean", [True, False], [0, "true"]),
+        ("json", [0, "a", [], {}], []),
+        ("array", [[], (1,)], ["a", {}]),
+        ("object", [{}], [[], "a"]),
+        ("email", ["ann@example.org"], ["ann", "ann@example", "a b@c.d", "a@b..c", 1]),
+        ("url", ["https://example.org", "s3://b/p?x=1"], ["example.org", "http://", "a b", 1]),
+        ("date", ["2026-02-28"], ["2026-02-30", "20260228", "2026-W01", "today", 1]),
+        (
+            "datetime",
+            ["2026-01-31T12:00:00Z", "2026-01-31 12:00", "2026-01-31T12:00:00.5+01:00"],
+            ["2026-01-31", "2026-01-31T25:00:00Z", "soon", 1],
+        ),
+        ("uuid", ["018f4a2e-7b1c-7def-8abc-0123456789ab"], ["018f", 1]),
+    ],
+)
+def test_a_type_takes_its_own_values(kind: str, good: list[Any], bad: list[Any]) -> None:
+    """Each type takes what it is for, and null, and nothing else."""
+    for value in [*good, None]:
+        assert problems_of({"x": kind}, {"x": value}) == []
+    for value in bad:
+        assert problems_of({"x": kind}, {"x": value}) == [("x", kind)]
+
+
+def test_every_bad_field_is_named_at_once() -> None:
+    """A check does not stop at the first problem; each has its value and its rule."""
+    attributes = {
+        "user_id": "string|required",
+        "expires_at": "number|required|min:1",
+        "active": "boolean",
+        "role": "enum:admin,guest",
+        "tags": "array|items:string|max:2",
+        "address": {"city": "string|required", "zip": "string|min:4"},
+    }
+    record = {
+        "expires_at": 0,
+        "active": "yes",
+        "role": "root",
+        "tags": ["a", 2, None],
+        "address": {"zip": "12"},
+        "other": object,
+    }
+    _, problems = conform(parse(attributes), record)
+    assert problems == [
+        Problem("user_id", None, "is missing", "required"),
+        Problem("expires_at", 0, "is less than 1", "min:1"),
+        Problem("active", "yes", "is not True or False", "boolean"),
+        Problem("role", "root", "is none of the choices", "enum:admin,guest"),
+        Problem("tags", ["a", 2, None], "has 3 elements, more than 2", "max:2"),
+        Problem("tags[1]", 2, "is not text", "string"),
+        Problem("tags[2]", None, "is not text", "string"),
+        Problem("address.city", None, "is missing", "required"),
+        Problem("address.zip", "12", "has 2 characters, less than 4", "min:4"),
+    ]
+
+
+def test_defaults_are_filled_in() -> None:
+    """What is missing takes its default; what is null does so only where it is required."""
+    fields = parse(
+        {
+            "a": "number|default:1",
+            "b": "number|required|default:2",
+            "c": 'array|default:["x"]',
+            "d": {"e": "string|default:dark"},
+            "f": {"g": "string|required", "h": "number|default:1"},
+        }
+    )
+    assert conform(fields, {}) == ({"a": 1, "b": 2, "c": ["x"], "d": {"e": "dark"}}, [])
+    given_null = {"a": None, "b": None, "c": None, "d": None, "f": None}
+    assert conform(fields, given_null) == (given_null | {"b": 2}, [])
+
+
+def test_a_default_is_nobodys_to_change() -> None:
+    """Records that took a default do not share it."""
+    fields = parse({"tags": 'array|default:["x"]'})
+    first, _ = conform(fields, {})
+    first["tags"].append("y")
+    assert conform(fields, {}) == ({"tags": ["x"]}, [])
+
+
+def test_an_object_that_is_required_is_missed() -> None:
+    """An object of optional fields may be absent, unless it says otherwise."""
+    nested = {"city": "string|required"}
+    assert problems_of({"address": nested}, {}) == []
+    required = {"address": {"$$type": "object|required", **nested}}
+    assert problems_of(required, {}) == [("address", "required")]
+    assert problems_of(required, {"address": {}}) == [("address.city", "required")]
+
+
+def test_a_check_changes_nothing_that_it_is_given() -> None:
+    """The record of the caller is left as it is, inside too."""
+    record: dict[str, Any] = {"a": {}}
+    conform(parse({"a": {"b": "number|default:1"}, "c": "number|default:1"}), record)
+    assert record == {"a": {}}
+
+
+def test_strays_are_found_with_what_was_meant() -> None:
+    """Fields that are not described are named, in objects too."""
+    fields = parse({"active": "boolean", "more": {"city": "string"}, "any": "object"})
+    strays = find_strays(fields, {"actve": 1, "more": {"citi": 1}, "any": {"x": 1}, "zzz": 1})
+    assert [(stray.field, stray.problem) for stray in strays] == [
+        ("actve", "is not described, did you mean active?"),
+        ("more.citi", "is not described, did you mean city?"),
+        ("zzz", "is not described"),
+    ]
+
+
+@given(described=schemas.fields(), data=st.data())
+def test_a_check_is_done_once(described: Any, data: st.DataObject) -> None:
+    """What passed passes again, unchanged: defaults pass their own rules."""
+    passed, problems = conform(described, data.draw(schemas.records(described)))
+    assume(not problems)
+    assert conform(described, passed) == (passed, [])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({}, {"a": "string"}),
+        ({}, {"a": "string|required|default:x"}),
+        ({"a": "string|required"}, {}),
+        ({"a": "string|required"}, {"a": "string"}),
+        ({"a": "string"}, {"a": "string|required|default:x"}),
+        ({"a": "integer"}, {"a": "number"}),
+        ({"a": "email"}, {"a": "string"}),
+        ({"a": "boolean"}, {"a": "json"}),
+        ({"a": "string|min:3|max:5"}, {"a": "string|min:2|max:6"}),
+        ({"a": "enum:x"}, {"a": "enum:x,y"}),
+        ({"a": "enum:x"}, {"a": "string"}),
+        ({"a": "array|items:integer"}, {"a": "array|items:number"}),
+        ({"a": {"b": "string"}}, {"a": {"b": "string", "c": "number"}}),
+        ({"a": {"b": "string"}}, {"a": "object"}),
+        ({"a": "string"}, {"a": "string", "b": {"c": "string|required"}}),
+    ],
+)
+def test_what_takes_all_that_was_taken_is_compatible(old: Any, new: Any) -> None:
+    """Widening a schema needs no migration."""
+    assert list(find_breaks(parse(old), parse(new))) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ({}, {"a": "string|required"}, r"a: records that are there lack it \(add a default\)"),
+        ({"a": "string"}, {"a": "string|required"}, "a: records that are there may lack it"),
+        ({"a": "number"}, {"a": "string"}, "a: records that are there hold number, not string"),
+        ({"a": "number"}, {"a": "integer"}, "hold number, not integer"),
+        ({"a": "string"}, {"a": "email"}, "hold string, not email"),
+        ({"a": "string"}, {"a": "string|min:1"}, "may be below its min"),
+        ({"a": "string|max:5"}, {"a": "string|max:4"}, "may be above its max"),
+        ({"a": "string"}, {"a": "enum:x"}, "may hold another choice"),
+        ({"a": "enum:x,y"}, {"a": "enum:x"}, "may hold another choice"),
+        ({"a": "array"}, {"a": "array|items:string"}, "may hold other items"),
+        ({"a": "object"}, {"a": {"b": "string"}}, "hold any object"),
+        ({"a": {"b": "string"}}, {"a": {"b": "number"}}, "a.b: records that are there hold"),
+        ({"a": {"b": "string"}}, {"a": {"b": "string", "c": "number|required"}}, "a.c:"),
+    ],
+)
+def test_what_would_refuse_records_that_are_there_is_told(old: Any, new: Any, reason: str) -> None:
+    """The reason names the field."""
+    (found,) = find_breaks(parse(old), parse(new))
+    assert re.search(reason, str(found))
+
+
+def test_a_field_that_is_no_longer_mentioned_stays_as_an_optional_one() -> None:
+    """Code of an earlier release that starts again takes nothing away."""
+    old = Schema(fields=parse({"a": "string|required", "b": {"c": "number|required"}}))
+    new = Schema(fields=parse({"b": {"d": "number"}}), strict=True)
+    assert evolve(old, new) == Schema(
+        fields=parse({"b": {"d": "number", "c": "number"}, "a": "string"}), strict=True
+    )
+
+
+@given(old=schemas.fields(), new=schemas.fields(), data=st.data())
+def test_records_survive_every_compatible_change(old: Any, new: Any, data: st.DataObject) -> None:
+    """Whatever two schemas: if the change is allowed, what passed before passes after."""
+    # Neighbours, so that not every pair is worlds apart.
+    mixed = {**old, **{name: field for name, field in new.items() if data.draw(st.booleans())}}
+    assume(not list(find_breaks(old, mixed)))
+    passed, problems = conform(old, data.draw(schemas.records(old)))
+    assume(not problems)
+    evolved = evolve(Schema(fields=old), Schema(fields=mixed))
+    assert conform(evolved.fields, passed)[1] == []
+    assert list(find_breaks(old, evolved.fields)) == []
