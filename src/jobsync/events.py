@@ -158,6 +158,7 @@ class Events:
 
     def __init__(self, spawn: Spawn | None = None) -> None:
         self._spawn = spawn
+        self._above: Events | None = None
         self._tickets = itertools.count()
         self._listeners: dict[int, _Listener] = {}
         self._waiting: deque[Coroutine[Any, Any, None]] = deque()
@@ -208,6 +209,12 @@ class Events:
         _write(event)
         self._tell(event)
 
+    def join(self, whole: "Events") -> None:
+        """Become part of a whole, which hears of all that is emitted here, and hosts it."""
+        self._above = whole
+        while self._waiting:
+            self._keep(self._waiting.popleft())
+
     def host(self, spawn: Spawn | None) -> None:
         """Say who runs coroutines from now on; whatever was kept is handed over, in order.
 
@@ -230,6 +237,9 @@ class Events:
         for ticket, listener in self._listeners.copy().items():
             if listener.wants(event) and self._is_due(ticket, listener):
                 self._call(listener.callback, event)
+        if self._above is not None:
+            # Told, not emitted: it is logged already.
+            self._above._tell(event)  # noqa: SLF001 - one class
 
     def _is_due(self, ticket: int, listener: _Listener) -> bool:
         if listener.once:
@@ -245,7 +255,13 @@ class Events:
             self._report(callback, event, error)
             return
         if isinstance(result, Coroutine):
-            self._waiting.append(self._finish(result, callback, event))
+            self._keep(self._finish(result, callback, event))
+
+    def _keep(self, waiting: Coroutine[Any, Any, None]) -> None:
+        if self._above is not None:
+            self._above._keep(waiting)  # noqa: SLF001 - one class
+        else:
+            self._waiting.append(waiting)
             self._hand_over()
 
     async def _finish(

@@ -656,3 +656,42 @@ def test_threads_lose_no_registration_and_no_fact(events: Events) -> None:
     assert len(heard) == len(set(heard)) == 400
     assert len(only) == 1
     assert events._listeners == {}
+
+
+async def test_a_parts_events_are_also_those_of_the_whole(
+    events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who listens to a part hears of that part alone; who listens above hears of all, once."""
+    caplog.set_level(logging.DEBUG, "jobsync")
+    one, two = Events(), Events()
+    one.join(events)
+    two.join(events)
+    heard: dict[str, list[Event]] = {"one": [], "two": [], "all": []}
+    one.on("test:coord:elected", heard["one"].append)
+    two.on("test:coord:elected", heard["two"].append)
+    events.on("test:coord:elected", heard["all"].append)
+    one.emit(ELECTED)
+    assert heard == {"one": [ELECTED], "two": [], "all": [ELECTED]}
+    assert len(caplog.records) == 1
+
+
+async def test_what_a_part_calls_is_hosted_above(events: Events) -> None:
+    """Coroutines of a part's listeners run where the whole's do, and fail as they do."""
+    part = Events()
+    done: list[Event] = []
+    failures: list[HandlerFailed] = []
+
+    async def work(event: Event) -> None:
+        done.append(event)
+        raise RuntimeError("oops")
+
+    part.on("test:coord:elected", work)
+    events.on("jobsync:handler-failed", failures.append)
+    part.emit(ELECTED)
+    part.join(events)
+    part.emit(ELECTED)
+    assert done == []
+    async with asyncio.TaskGroup() as group:
+        events.host(group.create_task)
+    assert done == [ELECTED, ELECTED]
+    assert [failure.error for failure in failures] == ["RuntimeError: oops"] * 2
