@@ -5,11 +5,19 @@ from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.fencing import Term
 from jobsync.coordination.membership import Membership, Peer
 from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.database.database import Database
+from jobsync.database.document import Document
+from jobsync.database.listing import Page
+from jobsync.database.plugin import Plugin
+from jobsync.database.resource import Resource
+from jobsync.database.storage import PluginStorage
 from jobsync.errors import (
     Conflict,
     Corrupt,
     Fenced,
+    Incomplete,
     Invalid,
+    InvalidRecord,
     JobsyncError,
     Misconfigured,
     MissingExtra,
@@ -40,14 +48,18 @@ __all__ = [
     "Coordinator",
     "CoordinatorSettings",
     "Corrupt",
+    "Database",
     "Delete",
+    "Document",
     "Entry",
     "Event",
     "Events",
     "Fenced",
     "Head",
     "Hooks",
+    "Incomplete",
     "Invalid",
+    "InvalidRecord",
     "JobsyncError",
     "Membership",
     "Misconfigured",
@@ -55,9 +67,13 @@ __all__ = [
     "NewerFormat",
     "NotFound",
     "OutcomeUnknown",
+    "Page",
     "Peer",
+    "Plugin",
+    "PluginStorage",
     "Put",
     "Record",
+    "Resource",
     "Store",
     "Term",
     "Unavailable",

@@ -1,0 +1,1 @@
+"""Where users keep what their jobs work on, and what every plugin attaches to."""

@@ -1,0 +1,408 @@
+"""A store with resources and plugins.
+
+Between `connect` and `disconnect` it can be used. Resources are defined in the store, so
+every process that connects sees them. Plugins that were added before start at `connect`,
+those that are added later at once; `disconnect` stops what still runs, and leaves nothing
+behind in this process.
+
+If background work raises what nobody foresaw, the database has failed: every later call
+raises the same, until it is disconnected.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from jobsync.components import Components
+from jobsync.core.attributes import parse
+from jobsync.core.redaction import redact
+from jobsync.core.schema import Schema
+from jobsync.database.definition import DEFINITIONS, Definition
+from jobsync.database.named import Named
+from jobsync.database.plugin import Plugin, check_plugin_name
+from jobsync.database.resource import Resource
+from jobsync.database.shelf import Shelf, Verdict
+from jobsync.database.storage import PluginStorage
+from jobsync.database.supervisor import Supervisor, Work
+from jobsync.errors import Conflict, Corrupt, Invalid, NotFound
+from jobsync.events import Callback, Event, Events
+from jobsync.stores.contract import Record, Store
+from jobsync.stores.opening import open_store
+from jobsync.stores.witness import Witness
+
+__all__ = [
+    "Database",
+    "DatabaseConnected",
+    "DatabaseDisconnected",
+    "ResourceCreated",
+    "ResourceDropped",
+    "ResourceEvolved",
+]
+
+P = TypeVar("P", bound=Plugin)
+
+_PAGE = 1000
+_is_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
+
+
+class _AboutStore(Event, frozen=True, kw_only=True):
+    store: str
+
+
+class DatabaseConnected(_AboutStore, frozen=True, kw_only=True):
+    """The store answers, and plugins that were added before have started."""
+
+    name = "db:connected"
+
+
+class DatabaseDisconnected(_AboutStore, frozen=True, kw_only=True):
+    """Plugins have stopped; nothing is asked of the store any more."""
+
+    name = "db:disconnected"
+
+
+class _AboutResource(Event, frozen=True, kw_only=True):
+    resource: str
+
+
+class ResourceCreated(_AboutResource, frozen=True, kw_only=True):
+    """A resource was defined that was not there."""
+
+    name = "db:resource-created"
+
+
+class ResourceEvolved(_AboutResource, frozen=True, kw_only=True):
+    """A resource's definition was changed in a compatible way."""
+
+    name = "db:resource-evolved"
+
+
+class ResourceDropped(_AboutResource, frozen=True, kw_only=True):
+    """A resource was removed, with its records."""
+
+    name = "db:resource-dropped"
+
+
+class Database:
+    """A store with resources and plugins.
+
+    Args:
+        url: which store; by default `JOBSYNC_URL`, then what `jobsync.toml` or
+            `[tool.jobsync]` says, then a SQLite file in the working directory.
+        connection_string: another name for `url`.
+        connection: another name for `url`; or an open store, which `disconnect` leaves
+            open.
+        components: time, randomness and events; this machine's by default.
+
+    Attributes:
+        resources: what is defined, as `db.resources.sessions` and `db.resources["sessions"]`.
+        plugins: what was added, by its name.
+        events: where all that happens is told.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        connection_string: str | None = None,
+        connection: str | Store | None = None,
+        components: Components | None = None,
+    ) -> None:
+        given = [place for place in (url, connection_string, connection) if place is not None]
+        if len(given) > 1:
+            fix = "pass one of url, connection_string and connection"
+            raise Invalid("url", len(given), "stores are named", fix)
+        self._place: str | Store | None = given[0] if given else None
+        self._components = components or Components.system()
+        self._turn = asyncio.Lock()
+        self._store: Store | None = None
+        self._supervisor: Supervisor | None = None
+        self._resources: dict[str, Resource] = {}
+        self._plugins: dict[str, Plugin] = {}
+        self._definitions = Shelf(self._use, DEFINITIONS, self._components, "resource")
+        self._witness = Witness("resources", self._components.events)
+        self.events: Events = self._components.events
+        self.resources = Named("resource", self._resources)
+        self.plugins = Named("plugin", self._plugins)
+
+    def __repr__(self) -> str:
+        return f"Database({self._title!r})"
+
+    async def __aenter__(self) -> Self:
+        return await self.connect()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        failed = self._supervisor
+        await self.disconnect()
+        if error is None and failed is not None:
+            failed.check()
+
+    # Connecting
+
+    async def connect(self) -> Self:
+        """Open the store, read the definitions, start the plugins; once, however often called.
+
+        Raises:
+            Invalid, Misconfigured: the store is named wrongly, or cannot serve as one.
+            Unavailable: it does not answer.
+        """
+        async with self._turn:
+            if self._store is not None:
+                self._use()
+                return self
+            try:
+                await self._open()
+                await self.list_resources()
+                for plugin in list(self._plugins.values()):
+                    await plugin.start()
+            except BaseException:
+                await self._close()
+                raise
+        self.events.emit(DatabaseConnected(store=self._title))
+        return self
+
+    async def disconnect(self) -> None:
+        """Stop the plugins and what else runs, then let go of the store. Safe to repeat."""
+        async with self._turn:
+            if self._store is not None:
+                await self._close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it was connected and not disconnected since."""
+        return self._store is not None
+
+    def check_connected(self) -> None:
+        """Refuse to go on with a database that cannot be used.
+
+        Raises:
+            Invalid: it is not connected.
+            whatever made background work fail.
+        """
+        self._use()
+
+    # Resources
+
+    async def create_resource(
+        self,
+        name: str,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        strict: bool | None = None,
+        hooks: Mapping[str, Any] | None = None,
+    ) -> Resource:
+        """Define a resource, or go on with the one that is there.
+
+        Args:
+            name: a letter, then letters, digits, `_` and `-`.
+            attributes: what its records look like, as in `{"name": "string|required"}`;
+                without them, what was said before, or anything.
+            strict: whether fields that are not described are refused; they are kept by
+                default.
+            hooks: functions around its verbs, by names such as `before_insert`.
+
+        Raises:
+            Invalid: a name, type or rule is unknown, or records that are there would no
+                longer pass; names the reason. Nothing was written.
+        """
+        _check_resource_name(name)
+        fields = None if attributes is None else parse(attributes)
+        before: Definition | None = None
+        after = Definition(name)
+
+        def decide(current: Record | None) -> Any:
+            nonlocal before, after
+            before = None if current is None else Definition.read(current)
+            there = Schema() if before is None else before.schema
+            wanted = Schema(
+                fields=there.fields if fields is None else fields,
+                strict=there.strict if strict is None else strict,
+            )
+            after = Definition(name, wanted) if before is None else before.evolve(wanted)
+            return Verdict.KEEP if after == before else after.write(current)
+
+        await self._definitions.change(name, decide)
+        resource = self._remember(after)
+        resource.add_hooks(hooks or {})
+        if before is None:
+            self.events.emit(ResourceCreated(resource=name))
+        elif before != after:
+            self.events.emit(ResourceEvolved(resource=name))
+        return resource
+
+    def resource(self, name: str) -> Resource:
+        """Give a resource that is known since `connect`, `create_resource` or `list_resources`.
+
+        Raises:
+            NotFound: there is none; names those that there are.
+        """
+        self._use()
+        return self.resources[name]
+
+    async def list_resources(self) -> list[str]:
+        """Look which resources there are, also those that others have defined since."""
+        names: list[str] = []
+        after = ""
+        while True:
+            records = await self._use().scan(DEFINITIONS, after=after, limit=_PAGE)
+            names += [self._remember(found).name for found in self._understand(records)]
+            if len(records) < _PAGE:
+                break
+            after = records[-1].key
+        for gone in self._resources.keys() - set(names):
+            del self._resources[gone]
+        return names
+
+    async def drop_resource(self, name: str) -> None:
+        """Remove a resource and all its records.
+
+        The records go first: if it ends half-way, do it again. Processes that still write
+        to it bring records back; stop them before.
+
+        Raises:
+            NotFound: there is none.
+            Conflict: its definition was changed meanwhile.
+            Incomplete: some records could not be removed; tells which.
+        """
+        there = await self._definitions.get(name)
+        if there is None:
+            raise NotFound("resource", name, sorted(self._resources))
+        await self._remember(Definition.read(there)).delete_all()
+
+        def decide(current: Record | None) -> Verdict:
+            if current is not None and current.version != there.version:
+                raise Conflict(self._definitions.title(name), "its definition was changed")
+            return Verdict.REMOVE
+
+        await self._definitions.change(name, decide)
+        self._resources.pop(name, None)
+        self.events.emit(ResourceDropped(resource=name))
+
+    # Plugins and background work
+
+    async def use_plugin(self, plugin: P, alias: str | None = None) -> P:
+        """Add a plugin. It starts at `connect`, or at once if that has been.
+
+        Args:
+            plugin: what to add.
+            alias: its name, and its namespace if it has none of its own.
+
+        Raises:
+            Invalid: it is none, belongs to another database, or its name is taken.
+        """
+        if not isinstance(plugin, Plugin):
+            raise Invalid("plugin", plugin, "is not a Plugin", "inherit jobsync.Plugin")
+        if plugin not in self._plugins.values():
+            name = plugin.name_under(alias)
+            if name in self._plugins:
+                raise Invalid("alias", name, "is taken", "pass another alias")
+            plugin.attach(self, name, alias)
+            self._plugins[name] = plugin
+        if self._store is not None:
+            await plugin.start()
+        return plugin
+
+    def open_storage(self, slug: str, namespace: str = "default") -> PluginStorage:
+        """Give what plugins of a kind keep in a namespace."""
+        check_plugin_name("slug", slug)
+        check_plugin_name("namespace", namespace)
+        return PluginStorage(self._use, slug, namespace, self._components)
+
+    def run_in_background(self, work: Work, name: str) -> asyncio.Task[None]:
+        """Run work until it returns or the database is disconnected.
+
+        `Unavailable` begins it again after a pause; anything else that it raises makes the
+        database fail.
+        """
+        self._use()
+        assert self._supervisor is not None  # noqa: S101 - it lives as long as the store
+        return self._supervisor.run(work, name)
+
+    # Events
+
+    def on(self, name: str, callback: Callback) -> Callback:
+        """Call back whenever it happens."""
+        return self.events.on(name, callback)
+
+    def once(self, name: str, callback: Callback) -> Callback:
+        """Call back the next time it happens."""
+        return self.events.once(name, callback)
+
+    def off(self, name: str, callback: Callback) -> bool:
+        """Stop calling back."""
+        return self.events.off(name, callback)
+
+    # How it is done
+
+    @property
+    def _title(self) -> str:
+        """Which store, without secrets."""
+        match self._store or self._place:
+            case None:
+                return "default store"
+            case str() as url:
+                return redact(url)
+            case store:
+                return store.name
+
+    def _use(self) -> Store:
+        """Give the store, or raise what keeps it from being used."""
+        if self._supervisor is not None:
+            self._supervisor.check()
+        if self._store is None:
+            fix = "await database.connect() first"
+            raise Invalid("database", self._title, "is not connected", fix)
+        return self._store
+
+    async def _open(self) -> None:
+        place = self._place
+        if isinstance(place, Store):
+            self._store = place
+        else:
+            self._store = await open_store(place, self._components)
+        self._supervisor = Supervisor(self._components)
+        await self._supervisor.start()
+
+    async def _close(self) -> None:
+        """Stop and close everything, whatever of it raises."""
+        async with AsyncExitStack() as stack:
+            # Called from the last to the first.
+            stack.callback(self._forget)
+            if self._store is not None and self._store is not self._place:
+                stack.push_async_callback(self._store.close)
+            if self._supervisor is not None:
+                stack.push_async_callback(self._supervisor.stop)
+            stack.callback(self.events.emit, DatabaseDisconnected(store=self._title))
+            for plugin in self._plugins.values():
+                stack.push_async_callback(plugin.stop)
+
+    def _forget(self) -> None:
+        self._store = self._supervisor = None
+        self._resources.clear()
+
+    def _understand(self, records: Sequence[Record]) -> Iterator[Definition]:
+        for record in records:
+            try:
+                yield Definition.read(record)
+            except Corrupt as corrupt:
+                self._witness.report(corrupt)
+
+    def _remember(self, definition: Definition) -> Resource:
+        """Give the one resource of a name, with its newest definition."""
+        resource = self._resources.get(definition.name)
+        if resource is None:
+            resource = Resource(definition, self._use, self._components)
+            self._resources[definition.name] = resource
+        resource.define(definition)
+        return resource
+
+
+def _check_resource_name(name: Any) -> None:
+    if not (isinstance(name, str) and _is_name(name)):
+        fix = "use a letter, then up to 99 letters, digits, _ and -"
+        raise Invalid("name", name, "is no name for a resource", fix)

@@ -1,0 +1,95 @@
+"""Users' functions around the verbs of a resource.
+
+Before a verb, a function is given what the verb was given and may give something else
+instead, or raise, and then nothing is done. After it, a function is told the outcome; what
+it raises becomes the event `jobsync:handler-failed`, because what is written is written.
+"""
+
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+from jobsync.core.names import closest
+from jobsync.errors import Invalid
+from jobsync.events import Events, HandlerFailed
+
+__all__ = ["VERBS", "Hook", "Hooks", "Verb"]
+
+Verb: TypeAlias = Literal[
+    "insert",
+    "get",
+    "exists",
+    "update",
+    "replace",
+    "upsert",
+    "delete",
+    "list",
+    "list_ids",
+    "count",
+    "page",
+    "query",
+]
+
+VERBS: tuple[Verb, ...] = get_args(Verb)
+
+Hook: TypeAlias = Callable[[Any], Any]
+"""Plain or a coroutine function."""
+
+
+class Hooks:
+    """The functions around one resource's verbs, in the order in which they were added.
+
+    Args:
+        events: where failures are told.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._hooks: dict[str, list[Hook]] = {}
+
+    def add(self, name: str, hook: Hook) -> None:
+        """Add one, by a name such as `before_insert`.
+
+        Raises:
+            Invalid: there is no such place, or it cannot be called.
+        """
+        known = [f"{when}_{verb}" for when in ("before", "after") for verb in VERBS]
+        if name not in known:
+            hint = closest(name, known)
+            fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(known)}"
+            raise Invalid("hook", name, "is no place for a hook", fix)
+        if not callable(hook):
+            raise Invalid(name, hook, "cannot be called", "pass a function of one argument")
+        self._hooks.setdefault(name, []).append(hook)
+
+    def add_all(self, hooks: Mapping[str, Any]) -> None:
+        """Add several: by name, one function or a list of them."""
+        for name, given in hooks.items():
+            for hook in given if isinstance(given, list | tuple) else [given]:
+                self.add(name, hook)
+
+    async def before(self, verb: Verb, given: Any) -> Any:
+        """Let those that come before a verb have their say; give what it works with."""
+        for hook in self._hooks.get(f"before_{verb}", ()):
+            instead = await _call(hook, given)
+            given = given if instead is None else instead
+        return given
+
+    async def after(self, verb: Verb, outcome: Any) -> None:
+        """Tell those that come after a verb."""
+        for hook in self._hooks.get(f"after_{verb}", ()):
+            try:
+                await _call(hook, outcome)
+            except Exception as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
+                self._report(f"after_{verb}", hook, error)
+
+    def _report(self, name: str, hook: Hook, error: Exception) -> None:
+        called = getattr(hook, "__qualname__", type(hook).__qualname__)
+        told = "".join(traceback.format_exception_only(error)).strip()
+        self._events.emit(HandlerFailed(event=name, callback=called, error=told))
+
+
+async def _call(hook: Hook, given: Any) -> Any:
+    result = hook(given)
+    return await result if inspect.isawaitable(result) else result

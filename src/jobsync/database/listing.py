@@ -1,0 +1,145 @@
+"""The records of a shelf in the order of their names, page by page, filtered and sorted.
+
+Filters go down to the store: SQL drops what cannot match, and what is returned has passed
+the reference matcher. What cannot be understood is reported and left out.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from jobsync.core import filters
+from jobsync.core.filters import All, AnyOf, Compare, Equals, Exists, Filter, Not
+from jobsync.core.ordering import arrange, parse_sort
+from jobsync.database.document import VERSION, Document
+from jobsync.database.shelf import Shelf
+from jobsync.errors import Corrupt, Invalid
+from jobsync.events import Events
+from jobsync.stores.contract import Record, Where
+from jobsync.stores.witness import Witness
+
+__all__ = ["Listing", "Page"]
+
+_RECORDS = 1000
+_HEADS = 10_000
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some records, and where to go on."""
+
+    items: list[Document]
+    next: str | None
+    """Pass it as `after`; None at the end."""
+
+
+class Listing:
+    """Reads a shelf in order.
+
+    Args:
+        shelf: what to read.
+        events: where it is told what was left out.
+    """
+
+    def __init__(self, shelf: Shelf, events: Events) -> None:
+        self._shelf = shelf
+        self._witness = Witness(shelf.prefix.rstrip("/"), events)
+
+    async def walk(
+        self, where: Where = None, *, limit: int | None = None
+    ) -> AsyncIterator[Document]:
+        """Give records one after the other, reading a page at a time."""
+        _check_filter(where)
+        after = ""
+        left = limit
+        while left is None or left > 0:
+            size = _RECORDS if left is None else min(left, _RECORDS)
+            records = await self._scan(where, after, size)
+            for document in self._understand(records):
+                yield document
+            if len(records) < size:
+                return
+            after = records[-1].key
+            left = None if left is None else left - len(records)
+
+    async def find(
+        self,
+        where: Where,
+        *,
+        sort: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[Document]:
+        """Give the records that match, sorted and cut."""
+        keys = parse_sort(sort)
+        end = _check_cut(limit, offset)
+        # What comes first is known only when all are known.
+        found = [document async for document in self.walk(where, limit=None if keys else end)]
+        return arrange(found, keys)[offset:end]
+
+    async def find_ids(self, *, limit: int | None = None, offset: int = 0) -> list[str]:
+        """Give names without reading records."""
+        end = _check_cut(limit, offset)
+        keys: list[str] = []
+        while end is None or len(keys) < end:
+            size = _HEADS if end is None else min(end - len(keys), _HEADS)
+            heads = await self._shelf.store.heads(
+                self._shelf.prefix, after=keys[-1] if keys else "", limit=size
+            )
+            keys += [head.key for head in heads]
+            if len(heads) < size:
+                break
+        return [self._shelf.name(key) for key in keys[offset:]]
+
+    async def count(self, where: Where = None) -> int:
+        """Count the records that match; without a filter, by their names alone."""
+        if not where:
+            return len(await self.find_ids())
+        return sum([1 async for _ in self.walk(where)])
+
+    async def page(self, where: Where, *, size: int, after: str | None) -> Page:
+        """Give one page, and the name after which the next one begins."""
+        _check_filter(where)
+        records = await self._scan(where, "" if after is None else self._shelf.key(after), size)
+        more = len(records) == size
+        return Page(
+            list(self._understand(records)),
+            self._shelf.name(records[-1].key) if more else None,
+        )
+
+    async def _scan(self, where: Where, after: str, size: int) -> list[Record]:
+        return await self._shelf.store.scan(
+            self._shelf.prefix, after=after, limit=size, where=where
+        )
+
+    def _understand(self, records: list[Record]) -> list[Document]:
+        documents = []
+        for record in records:
+            try:
+                documents.append(Document(record))
+            except Corrupt as corrupt:
+                self._witness.report(corrupt)
+        return documents
+
+
+def _check_cut(limit: int | None, offset: int) -> int | None:
+    """Give the place after the last that is wanted."""
+    for name, number in (("limit", limit), ("offset", offset)):
+        if number is not None and (type(number) is not int or number < 0):
+            raise Invalid(name, number, "is not a count", "use 0 or more")
+    return None if limit is None else offset + limit
+
+
+def _check_filter(where: Where) -> None:
+    """Refuse to look for a version, which is the store's and not in the document."""
+    if where and _mentions(filters.parse(where), VERSION):
+        raise Invalid("filter", VERSION, "cannot be looked for", "get the record and compare")
+
+
+def _mentions(where: Filter, name: str) -> bool:
+    match where:
+        case All(parts) | AnyOf(parts):
+            return any(_mentions(part, name) for part in parts)
+        case Not(part):
+            return _mentions(part, name)
+        case Equals(path) | Compare(path) | Exists(path):
+            return path[0] == name

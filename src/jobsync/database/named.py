@@ -1,0 +1,50 @@
+"""Things by name, readable as `things.name` and as `things["name"]`."""
+
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
+
+from jobsync.core.names import closest
+from jobsync.errors import NotFound
+
+__all__ = ["Named"]
+
+T = TypeVar("T")
+
+
+class Named(Generic[T]):
+    """A view of things by name; it shows what is there at the time.
+
+    Args:
+        kind: what they are, for errors.
+        things: where they are kept.
+    """
+
+    def __init__(self, kind: str, things: Mapping[str, T]) -> None:
+        self._kind = kind
+        self._things = things
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._things:
+            raise NotFound(self._kind, name, sorted(self._things))
+        return self._things[name]
+
+    def __getattr__(self, name: str) -> T:
+        # Asked only for what is no attribute: also by `copy`, `hasattr` and the like.
+        if name.startswith("__") or name not in self._things:
+            hint = closest(name, self._things)
+            raise AttributeError(
+                f"no {self._kind} {name!r}" + (f"; did you mean {hint}?" if hint else "")
+            )
+        return self._things[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._things
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._things))
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def __repr__(self) -> str:
+        return f"{self._kind}s: {', '.join(self) or 'none'}"

@@ -1,0 +1,213 @@
+"""What attaches to a database: installed once, started and stopped with it.
+
+`start` and `stop` may be called by anybody, in any order and as often as one likes; each
+takes effect once. A plugin that is stopped runs nothing in the background any more. Its
+events are heard by who listens to it, and by who listens to the database.
+"""
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from jobsync.database.storage import PluginStorage
+from jobsync.database.supervisor import Work
+from jobsync.errors import Invalid
+from jobsync.events import Callback, Event, Events
+
+if TYPE_CHECKING:
+    from jobsync.database.database import Database
+
+__all__ = ["Plugin", "PluginStarted", "PluginStopped", "check_plugin_name"]
+
+_is_name = re.compile(r"[A-Za-z0-9_-]{1,50}").fullmatch
+_humps = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+class _About(Event, frozen=True, kw_only=True):
+    plugin: str
+
+
+class PluginStarted(_About, frozen=True, kw_only=True):
+    """A plugin runs."""
+
+    name = "db:plugin-started"
+
+
+class PluginStopped(_About, frozen=True, kw_only=True):
+    """A plugin runs no more."""
+
+    name = "db:plugin-stopped"
+
+
+class Plugin:
+    """Inherit it, and override `on_install`, `on_start` and `on_stop` as needed.
+
+    Args:
+        namespace: keeps the data of several plugins of one kind apart. By default the
+            alias that it is added under, then "default".
+
+    Attributes:
+        slug: the kind of plugin, in names of data and events; by default made from the
+            class's name, so that `S3QueuePlugin` is `s3-queue`.
+        namespace: see above; known once it is added.
+        name: how the database calls it; known once it is added.
+    """
+
+    slug: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "slug" not in vars(cls):
+            words = _humps.split(cls.__name__.removesuffix("Plugin"))
+            cls.slug = "-".join(words).lower() or "plugin"
+
+    def __init__(self, *, namespace: str | None = None) -> None:
+        self.namespace = "" if namespace is None else check_plugin_name("namespace", namespace)
+        self.name = ""
+        self.events = Events()
+        self._database: Database | None = None
+        self._turn = asyncio.Lock()
+        self._installed = False
+        self._running = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name or self.slug!r})"
+
+    # What a plugin may do
+
+    async def on_install(self) -> None:
+        """Prepare what is needed before the first start: resources, for one."""
+
+    async def on_start(self) -> None:
+        """Begin to work."""
+
+    async def on_stop(self) -> None:
+        """End the work in good order. What still runs in the background then is cancelled."""
+
+    # What a plugin may use
+
+    @property
+    def database(self) -> "Database":
+        """What it is attached to.
+
+        Raises:
+            Invalid: nothing yet.
+        """
+        if self._database is None:
+            fix = "await database.use_plugin(plugin) first"
+            raise Invalid("plugin", self.slug, "is not attached to a database", fix)
+        return self._database
+
+    @property
+    def storage(self) -> PluginStorage:
+        """What it keeps between runs, apart from other plugins and other namespaces."""
+        return self.database.open_storage(self.slug, self.namespace)
+
+    def run_in_background(self, work: Work, name: str = "") -> asyncio.Task[None]:
+        """Run work until it returns or the plugin stops.
+
+        `Unavailable` begins it again after a pause. Anything else that it raises makes the
+        database fail.
+        """
+        task = self.database.run_in_background(work, f"{self.name} {name}".rstrip())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def emit(self, event: Event) -> None:
+        """Tell a fact to who listens to this plugin, and to who listens to the database."""
+        self.events.emit(event)
+
+    # What its users may do
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not stopped since."""
+        return self._running
+
+    def on(self, name: str, callback: Callback) -> Callback:
+        """Call back whenever this plugin tells a fact."""
+        return self.events.on(name, callback)
+
+    def once(self, name: str, callback: Callback) -> Callback:
+        """Call back the next time that this plugin tells a fact."""
+        return self.events.once(name, callback)
+
+    def off(self, name: str, callback: Callback) -> bool:
+        """Stop calling back."""
+        return self.events.off(name, callback)
+
+    def name_under(self, alias: str | None) -> str:
+        """Give the name that it has in a database.
+
+        Raises:
+            Invalid: the alias is no name.
+        """
+        if alias is not None:
+            return check_plugin_name("alias", alias)
+        return "-".join(filter(None, (self.slug, self.namespace)))
+
+    def attach(self, database: "Database", name: str, alias: str | None) -> None:
+        """Become part of a database, once. `Database.use_plugin` calls it.
+
+        Raises:
+            Invalid: it is part of another one.
+        """
+        if self._database is not None:
+            raise Invalid("plugin", self.name, "is attached already", "make another one")
+        self.name = name
+        self.namespace = self.namespace or alias or "default"
+        self._database = database
+        self.events.join(database.events)
+
+    async def start(self) -> None:
+        """Start, unless it runs already.
+
+        Raises:
+            Invalid: its database is not connected.
+        """
+        async with self._turn:
+            if self._running:
+                return
+            self.database.check_connected()
+            try:
+                if not self._installed:
+                    await self.on_install()
+                    self._installed = True
+                await self.on_start()
+            except BaseException:
+                await self._cancel_work()
+                raise
+            self._running = True
+        self.emit(PluginStarted(plugin=self.name))
+
+    async def stop(self) -> None:
+        """Stop, if it runs."""
+        async with self._turn:
+            if not self._running:
+                return
+            self._running = False
+            try:
+                await self.on_stop()
+            finally:
+                await self._cancel_work()
+        self.emit(PluginStopped(plugin=self.name))
+
+    async def _cancel_work(self) -> None:
+        # Whoever stops the plugin from its own work goes on to its end.
+        doomed = self._tasks - {asyncio.current_task()}
+        for task in doomed:
+            task.cancel()
+        await asyncio.gather(*doomed, return_exceptions=True)
+
+
+def check_plugin_name(field: str, name: object) -> str:
+    """Refuse what cannot stand in the names of data.
+
+    Raises:
+        Invalid: names the field.
+    """
+    if not (isinstance(name, str) and _is_name(name)):
+        raise Invalid(field, name, "is no name", "use up to 50 letters, digits, - and _")
+    return name

@@ -1,0 +1,455 @@
+"""Records of one kind, checked by a schema. The same answers on every store.
+
+Promises: what a verb returned is in the store. Of several who write with `if_version` and
+one version, at most one does; who writes without it loses nobody's fields but those that it
+gives. An id that was deleted can be used again. `insert` and `get` are one request each.
+
+A verb that raises `OutcomeUnknown` may have written; any other error means that it has not,
+but for batches, where `Incomplete` tells what was.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, overload
+
+from jobsync.components import Components
+from jobsync.core.codec import Json
+from jobsync.core.schema import Schema
+from jobsync.database import batch
+from jobsync.database.definition import Definition
+from jobsync.database.document import Document, value_of
+from jobsync.database.drafting import Drafting
+from jobsync.database.hooks import Hook, Hooks, Verb
+from jobsync.database.listing import Listing, Page
+from jobsync.database.shelf import Shelf, Verdict
+from jobsync.errors import Conflict, Incomplete, Invalid, NotFound
+from jobsync.events import Callback, Event, Events
+from jobsync.stores.contract import Record, Store, Where
+
+__all__ = ["DATA", "RecordsDeleted", "RecordsInserted", "RecordsUpdated", "Resource"]
+
+DATA = "data/"
+"""Where records are, a level for each resource."""
+
+_PAGE = 1000
+
+Documents: TypeAlias = list[Document]
+Names: TypeAlias = list[str]
+"""In the class, `list` is a verb."""
+
+T = TypeVar("T")
+_H = TypeVar("_H", bound=Hook)
+
+
+class _Written(Event, frozen=True, kw_only=True):
+    resource: str
+    ids: tuple[str, ...]
+
+
+class RecordsInserted(_Written, frozen=True, kw_only=True):
+    """Records are new: one event a call."""
+
+    name = "resource:inserted"
+
+
+class RecordsUpdated(_Written, frozen=True, kw_only=True):
+    """Records were changed or replaced: one event a call."""
+
+    name = "resource:updated"
+
+
+class RecordsDeleted(_Written, frozen=True, kw_only=True):
+    """Records are gone: one event a call."""
+
+    name = "resource:deleted"
+
+
+class Resource:
+    """Records of one kind. Make it with `Database.create_resource`.
+
+    Args:
+        definition: its name and what its records look like.
+        source: gives the store, or raises what keeps it from being used.
+        components: time, randomness, and the events that this resource's are part of.
+    """
+
+    def __init__(
+        self, definition: Definition, source: Callable[[], Store], components: Components
+    ) -> None:
+        self.name = definition.name
+        self.events = Events()
+        self.events.join(components.events)
+        self._shelf = Shelf(source, f"{DATA}{self.name}/", components, self.name)
+        self._hooks = Hooks(self.events)
+        self._clock = components.clock
+        self._ids = components.ids
+        self._listing = Listing(self._shelf, components.events)
+        self.define(definition)
+
+    def __repr__(self) -> str:
+        return f"Resource({self.name!r})"
+
+    @property
+    def schema(self) -> Schema:
+        """What its records look like."""
+        return self._definition.schema
+
+    def define(self, definition: Definition) -> None:
+        """Go on with a newer definition."""
+        self._definition = definition
+        self._drafting = Drafting(definition.name, definition.schema)
+
+    # Hooks and events
+
+    @overload
+    def before(self, verb: Verb) -> Callable[[_H], _H]: ...
+    @overload
+    def before(self, verb: Verb, hook: _H) -> _H: ...
+    def before(self, verb: Verb, hook: Any = None) -> Any:
+        """Call a function before a verb; it may change what the verb is given, or refuse it.
+
+        Raises:
+            Invalid: there is no such verb.
+        """
+        return self._add_hook(f"before_{verb}", hook)
+
+    @overload
+    def after(self, verb: Verb) -> Callable[[_H], _H]: ...
+    @overload
+    def after(self, verb: Verb, hook: _H) -> _H: ...
+    def after(self, verb: Verb, hook: Any = None) -> Any:
+        """Call a function after a verb, with its outcome.
+
+        Raises:
+            Invalid: there is no such verb.
+        """
+        return self._add_hook(f"after_{verb}", hook)
+
+    def add_hooks(self, hooks: Mapping[str, Any]) -> None:
+        """Add hooks by names such as `before_insert`: a function each, or a list of them."""
+        self._hooks.add_all(hooks)
+
+    def _add_hook(self, name: str, hook: Any) -> Any:
+        if hook is None:
+            return lambda decorated: self._add_hook(name, decorated)
+        self._hooks.add(name, hook)
+        return hook
+
+    def on(self, name: str, callback: Callback) -> Callback:
+        """Call back whenever it happens to this resource."""
+        return self.events.on(name, callback)
+
+    def once(self, name: str, callback: Callback) -> Callback:
+        """Call back the next time it happens to this resource."""
+        return self.events.once(name, callback)
+
+    def off(self, name: str, callback: Callback) -> bool:
+        """Stop calling back."""
+        return self.events.off(name, callback)
+
+    # One record
+
+    async def insert(self, record: Mapping[str, Json]) -> Document:
+        """Add a record; one without an id is given one that sorts by time.
+
+        Raises:
+            InvalidRecord: it breaks the schema; lists every field that does.
+            Conflict: there is a record with this id.
+        """
+        return await self._around("insert", record, self._insert)
+
+    async def get(self, id: str) -> Document | None:
+        """Read a record, or None."""
+        return await self._around("get", id, self._get)
+
+    async def exists(self, id: str) -> bool:
+        """Say whether there is such a record."""
+        return await self._around("exists", id, self._exists)
+
+    async def update(
+        self, id: str, changes: Mapping[str, Json], *, if_version: str | None = None
+    ) -> Document:
+        """Merge changes into a record: objects into objects, all else in place of what was.
+
+        Args:
+            id: which one.
+            changes: fields to set. To take a field away, use `replace`.
+            if_version: the `_version` that it must still have. Without it the changes go
+                into whatever is there, and nobody's other fields are lost.
+
+        Raises:
+            NotFound: there is no such record.
+            Conflict: it has another version.
+            InvalidRecord: it would break the schema.
+        """
+
+        async def work(changes: Any) -> Document:
+            return await self._rewrite(id, if_version, self._drafting.updated, changes)
+
+        return await self._around("update", _with_id(id, changes), work)
+
+    async def replace(
+        self, id: str, record: Mapping[str, Json], *, if_version: str | None = None
+    ) -> Document:
+        """Put a whole new record in the place of one that is there.
+
+        Raises:
+            NotFound: there is no such record.
+            Conflict: it has another version than `if_version`.
+            InvalidRecord: the new one breaks the schema.
+        """
+
+        async def work(record: Any) -> Document:
+            return await self._rewrite(id, if_version, self._drafting.replaced, record)
+
+        return await self._around("replace", _with_id(id, record), work)
+
+    async def upsert(self, record: Mapping[str, Json]) -> Document:
+        """Merge a record into the one with its id, or add it if there is none.
+
+        The hooks of `update` or `insert` run too, whichever it turns out to be.
+
+        Raises:
+            InvalidRecord: it breaks the schema.
+        """
+        return await self._around("upsert", record, self._upsert)
+
+    async def delete(self, id: str, *, if_version: str | None = None) -> bool:
+        """Remove a record; say whether there was one.
+
+        Raises:
+            Conflict: it has another version than `if_version`.
+        """
+
+        async def work(id: str) -> bool:
+            return await self._delete(id, if_version)
+
+        return await self._around("delete", id, work)
+
+    # Many records
+
+    async def insert_many(self, records: Sequence[Mapping[str, Json]]) -> list[Document]:
+        """Add records, in as few requests as the store allows.
+
+        No transaction: where the store refuses some, the others are written all the same.
+
+        Raises:
+            InvalidRecord: some break the schema; lists every field. Nothing was written.
+            Invalid: two have one id. Nothing was written.
+            Incomplete: not all were written; tells which.
+        """
+        records = [await self._hooks.before("insert", record) for record in records]
+        drafted = self._drafting.fresh_all(records, self._ids.records(len(records)), self._now())
+        values = {document["id"]: document for document in drafted}
+        _refuse_twins(values, drafted)
+        tally = await batch.create_many(self._shelf, values)
+        self._tell(RecordsInserted, *tally.written)
+        made = {name: Document(record) for name, record in tally.written.items()}
+        for document in made.values():
+            await self._hooks.after("insert", document)
+        self._check_complete(tally, conflicts=tally.kept)
+        return [made[name] for name in values]
+
+    async def get_many(self, ids: Sequence[str]) -> list[Document | None]:
+        """Read records in the order of their ids; None where there is none."""
+        asked = [_check_id(await self._hooks.before("get", one)) for one in ids]
+        records = await self._shelf.get_many(asked)
+        found = [None if record is None else Document(record) for record in records]
+        for document in found:
+            await self._hooks.after("get", document)
+        return found
+
+    async def delete_many(self, ids: Sequence[str]) -> int:
+        """Remove records; count those that were there.
+
+        Raises:
+            Incomplete: not all were removed; tells which.
+        """
+        asked = [_check_id(await self._hooks.before("delete", one)) for one in ids]
+        tally = await batch.remove_many(self._shelf, asked)
+        self._tell(RecordsDeleted, *tally.written)
+        for one in asked:
+            await self._hooks.after("delete", one in tally.written)
+        self._check_complete(tally)
+        return len(tally.written)
+
+    async def delete_all(self) -> int:
+        """Remove all records, without hooks; count those that were there.
+
+        Raises:
+            Incomplete: not all were removed; tells which.
+        """
+        removed = 0
+        while ids := await self._listing.find_ids(limit=_PAGE):
+            tally = await batch.remove_many(self._shelf, ids)
+            self._tell(RecordsDeleted, *tally.written)
+            self._check_complete(tally)
+            removed += len(tally.written)
+        return removed
+
+    # Reading in order
+
+    async def list(self, *, limit: int | None = None, offset: int = 0) -> Documents:
+        """Give records in the order of their ids; all of them, unless told otherwise."""
+
+        async def work(where: Where) -> Documents:
+            return await self._listing.find(where, limit=limit, offset=offset)
+
+        return await self._around("list", None, work)
+
+    async def list_ids(self, *, limit: int | None = None, offset: int = 0) -> Names:
+        """Give ids in order, without reading the records."""
+
+        async def work(_: None) -> Names:
+            return await self._listing.find_ids(limit=limit, offset=offset)
+
+        return await self._around("list_ids", None, work)
+
+    async def count(self, filter: Where = None) -> int:
+        """Count the records that match; without a filter, all."""
+        return await self._around("count", filter, self._listing.count)
+
+    async def page(
+        self, filter: Where = None, *, size: int = 100, after: str | None = None
+    ) -> Page:
+        """Give a page of records in the order of their ids, and where to go on.
+
+        Costs the same however far in; records that come and go meanwhile move no page.
+        """
+
+        async def work(where: Where) -> Page:
+            return await self._listing.page(where, size=size, after=after)
+
+        return await self._around("page", filter, work)
+
+    async def query(
+        self,
+        filter: Where = None,
+        *,
+        sort: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> Documents:
+        """Give the records that match a filter.
+
+        Args:
+            filter: as in `{"expires_at": {"$lt": now}, "active": True}`; SQL stores let
+                the database drop what cannot match.
+            sort: a field, `-field` for the other way, or a list; by id without. With it all
+                matches are read, whatever the limit.
+            limit: give at most so many.
+            offset: leave out so many first.
+        """
+
+        async def work(where: Where) -> Documents:
+            return await self._listing.find(where, sort=sort, limit=limit, offset=offset)
+
+        return await self._around("query", filter, work)
+
+    async def __aiter__(self) -> AsyncIterator[Document]:
+        """Go through all records in the order of their ids, a page at a time."""
+        async for document in self._listing.walk():
+            yield document
+
+    # How it is done
+
+    async def _around(self, verb: Verb, given: Any, work: Callable[[Any], Awaitable[T]]) -> T:
+        outcome = await work(await self._hooks.before(verb, given))
+        await self._hooks.after(verb, outcome)
+        return outcome
+
+    async def _insert(self, given: Any) -> Document:
+        (fresh,) = self._ids.records(1)
+        value = self._drafting.fresh(given, fresh, self._now())
+        made = Document(await self._shelf.create(value["id"], value))
+        self._tell(RecordsInserted, value["id"])
+        return made
+
+    async def _get(self, id: str) -> Document | None:
+        record = await self._shelf.get(_check_id(id))
+        return None if record is None else Document(record)
+
+    async def _exists(self, id: str) -> bool:
+        return await self._shelf.get(_check_id(id)) is not None
+
+    async def _rewrite(
+        self,
+        id: str,
+        if_version: str | None,
+        draft: Callable[[Json, Any, float], Json],
+        given: Any,
+    ) -> Document:
+        def decide(current: Record | None) -> Json:
+            if current is None:
+                raise NotFound(f"record of {self.name}", id)
+            self._check_version(current, if_version, id)
+            return draft(value_of(current), given, self._now())
+
+        made = Document(await self._shelf.put(_check_id(id), decide))
+        self._tell(RecordsUpdated, id)
+        return made
+
+    async def _upsert(self, given: Any) -> Document:
+        name = given.get("id") if isinstance(given, Mapping) else None
+        if name is None:
+            return await self.insert(given)
+        while True:
+            there = await self._exists(name)
+            try:
+                return await (self.update(name, given) if there else self.insert(given))
+            except (NotFound, Conflict):
+                # Somebody was faster, unless it is still as it was: then a hook refused it.
+                if await self._exists(name) is there:
+                    raise
+
+    async def _delete(self, id: str, if_version: str | None) -> bool:
+        def decide(current: Record | None) -> Verdict:
+            if current is None:
+                return Verdict.KEEP
+            self._check_version(current, if_version, id)
+            return Verdict.REMOVE
+
+        left = await self._shelf.change(_check_id(id), decide)
+        if left is None or not left.deleted:
+            return False
+        self._tell(RecordsDeleted, id)
+        return True
+
+    def _check_version(self, current: Record, if_version: str | None, id: str) -> None:
+        if if_version is not None and current.version != if_version:
+            raise Conflict(self._shelf.title(id), f"it no longer has version {if_version}")
+
+    def _check_complete(self, tally: batch.Tally, conflicts: Sequence[str] = ()) -> None:
+        if conflicts or tally.unknown or tally.unsent:
+            raise Incomplete(
+                self.name,
+                written=list(tally.written),
+                conflicts=conflicts,
+                unknown=tally.unknown,
+                unsent=tally.unsent,
+            )
+
+    def _tell(self, kind: type[_Written], *ids: str) -> None:
+        if ids:
+            self.events.emit(kind(resource=self.name, ids=ids))
+
+    def _now(self) -> float:
+        # Milliseconds: what people read, and what every JSON reader holds.
+        return round(self._clock.wall().seconds, 3)
+
+
+def _with_id(id: str, given: Any) -> Any:
+    return {"id": id, **given} if isinstance(given, Mapping) else given
+
+
+def _check_id(id: Any) -> str:
+    if not isinstance(id, str):
+        raise Invalid("id", id, f"{type(id).__name__} is not text", "use str(id)")
+    return id
+
+
+def _refuse_twins(values: Mapping[str, Json], drafted: Sequence[Json]) -> None:
+    if len(values) < len(drafted):
+        names = Counter(document["id"] for document in drafted)
+        ((twin, _),) = names.most_common(1)
+        raise Invalid("id", twin, "is given twice", "give each record an id of its own")

@@ -1,0 +1,174 @@
+"""Databases: definitions that every process sees, and that change only in compatible ways."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any, TypeAlias
+
+import pytest
+from places import Place
+
+from jobsync import Conflict, Database, Event, Invalid, InvalidRecord, NotFound
+
+Connect: TypeAlias = Callable[[], Any]
+
+
+@pytest.fixture
+async def connect(place: Place) -> AsyncIterator[Connect]:
+    """Connects one more database to the place, as another process would."""
+    async with AsyncExitStack() as stack:
+
+        async def connect() -> Database:
+            store = await place.open()
+            stack.push_async_callback(store.close)
+            return await stack.enter_async_context(Database(connection=store))
+
+        yield connect
+
+
+async def test_another_process_sees_the_resources(connect: Connect) -> None:
+    """What one defines, who connects later has, with its schema, and can use at once."""
+    one = await connect()
+    made = await one.create_resource("sessions", {"n": "number|required"})
+    await made.insert({"id": "a", "n": 1})
+    two = await connect()
+    assert [*two.resources] == ["sessions"]
+    assert two.resources.sessions is two.resources["sessions"] is two.resource("sessions")
+    assert (await two.resources.sessions.get("a")).n == 1
+    with pytest.raises(InvalidRecord, match="n='x'"):
+        await two.resources.sessions.insert({"n": "x"})
+
+
+async def test_what_others_define_and_drop_is_seen_by_looking(connect: Connect) -> None:
+    """`list_resources` asks the store, and `resources` follows."""
+    one, two = await connect(), await connect()
+    await one.create_resource("b")
+    await one.create_resource("a")
+    assert "a" not in two.resources
+    assert await two.list_resources() == ["a", "b"]
+    assert [*two.resources] == ["a", "b"]
+    await two.drop_resource("a")
+    assert await one.list_resources() == ["b"]
+    assert len(one.resources) == 1
+
+
+async def test_an_unknown_resource_is_named_with_those_that_there_are(connect: Connect) -> None:
+    """A typing error is answered with what was probably meant."""
+    database = await connect()
+    await database.create_resource("sessions")
+    with pytest.raises(NotFound, match="no resource 'sesions'; there are: sessions"):
+        database.resource("sesions")
+    with pytest.raises(NotFound):
+        database.resources["sesions"]
+    with pytest.raises(AttributeError, match=r"did you mean sessions\?"):
+        database.resources.sesions  # noqa: B018 - reading it is the test
+    with pytest.raises(NotFound):
+        await database.drop_resource("sesions")
+
+
+async def test_a_compatible_change_evolves(connect: Connect) -> None:
+    """Records stay, new rules hold, and an older release that starts again takes nothing away."""
+    told: list[Event] = []
+    old, new = await connect(), await connect()
+    new.on("db:resource-*", told.append)
+    attributes = {"name": "string|required|min:3"}
+    first = await old.create_resource("users", attributes)
+    await first.insert({"id": "ann", "name": "Ann"})
+    second = await new.create_resource("users", {**attributes, "role": "enum:a,b|default:a"})
+    assert (await second.insert({"id": "bob", "name": "Bob"})).role == "a"
+    assert (await second.update("ann", {"name": "Anne"})).role == "a"
+    await new.create_resource("users", {"role": "enum:a,b|default:a", **attributes})
+    assert [event.name for event in told] == ["db:resource-evolved"]
+    again = await old.create_resource("users", attributes)
+    assert again is first
+    assert (await again.insert({"name": "Cem"})).role == "a"
+    assert await new.create_resource("users") is second
+    with pytest.raises(InvalidRecord, match="name='Al'"):
+        await second.insert({"name": "Al"})
+
+
+async def test_an_incompatible_change_is_refused_with_every_reason(
+    connect: Connect, place: Place
+) -> None:
+    """Nothing is written, and the resource goes on as it was."""
+    database = await connect()
+    users = await database.create_resource("users", {"name": "string", "age": "number"})
+    before = place.stored("resource/users")
+    with pytest.raises(
+        Invalid, match=r"age: records that are there hold number.*email: .* lack it"
+    ):
+        await database.create_resource("users", {"age": "string", "email": "email|required"})
+    assert place.stored("resource/users") == before
+    assert (await users.insert({"age": 5})).age == 5
+
+
+async def test_of_many_that_define_at_once_all_agree(connect: Connect) -> None:
+    """Whoever comes second evolves what the first has made."""
+    databases = [await connect() for _ in range(4)]
+    await asyncio.gather(
+        *(db.create_resource("x", {f"f{n}": "number"}) for n, db in enumerate(databases))
+    )
+    last = await connect()
+    assert sorted(last.resources.x.schema.fields) == ["f0", "f1", "f2", "f3"]
+
+
+async def test_what_newer_code_adds_to_a_definition_survives(
+    connect: Connect, place: Place
+) -> None:
+    """Parts of a definition that this code does not know stay when it evolves."""
+    database = await connect()
+    await database.create_resource("users", {"name": "string"})
+    text = place.stored("resource/users")
+    assert text is not None
+    place.damage("resource/users", text[:-1] + ',"later":{"a":1}}')
+    await database.create_resource("users", {"name": "string", "age": "number"})
+    assert '"later":{"a":1}' in (place.stored("resource/users") or "")
+
+
+async def test_a_definition_that_cannot_be_read_is_set_aside(
+    connect: Connect, place: Place
+) -> None:
+    """The others are there, and nothing is written over it."""
+    one = await connect()
+    await one.create_resource("a")
+    await one.create_resource("b")
+    place.damage("resource/a", '{"name":"a","attributes":{"x":"strong"}}')
+    two = await connect()
+    assert [*two.resources] == ["b"]
+
+
+async def test_a_dropped_resource_is_gone_with_its_records(connect: Connect) -> None:
+    """Defined again under its name, it is empty."""
+    database = await connect()
+    old = await database.create_resource("users", {"name": "string"})
+    await old.insert_many([{"id": str(n)} for n in range(20)])
+    await database.drop_resource("users")
+    assert await database.list_resources() == []
+    new = await database.create_resource("users", {"name": "number"})
+    assert await new.list() == []
+    assert (await new.insert({"id": "1", "name": 5})).name == 5
+
+
+async def test_a_definition_that_changes_meanwhile_is_not_dropped(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who drops what somebody else has just evolved is told."""
+    database, other = await connect(), await connect()
+    users = await database.create_resource("users")
+
+    async def meddle() -> int:
+        await other.create_resource("users", {"n": "number"})
+        return 0
+
+    monkeypatch.setattr(users, "delete_all", meddle)
+    with pytest.raises(Conflict, match="its definition was changed"):
+        await database.drop_resource("users")
+    assert await other.list_resources() == ["users"]
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a/b", "a b", "_a", "é", "a" * 101, 5])
+async def test_a_strange_name_is_refused(connect: Connect, name: Any) -> None:
+    """Names of resources are part of keys and of SQL, and so they are plain."""
+    database = await connect()
+    with pytest.raises(Invalid, match="is no name for a resource"):
+        await database.create_resource(name)

@@ -1,0 +1,152 @@
+"""What plugins keep: conditional, apart from each other, and gone when its time is over."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from chance import FakeClock, SeededRandomness
+from places import Place
+
+from jobsync import Components, Corrupt, Database, Events, Invalid, PluginStorage
+
+
+@pytest.fixture
+async def database(place: Place, clock: FakeClock) -> AsyncIterator[Database]:
+    """A database whose clock the test holds."""
+    components = Components(clock=clock, randomness=SeededRandomness(7), events=Events())
+    store = await place.open()
+    async with Database(connection=store, components=components) as database:
+        yield database
+    await store.close()
+
+
+@pytest.fixture
+def storage(database: Database) -> PluginStorage:
+    """A storage without values."""
+    return database.open_storage("s3-queue")
+
+
+async def test_what_was_set_is_there(storage: PluginStorage) -> None:
+    """Any JSON comes back; what was never set is the default."""
+    for value in (1, "a", [1, {"b": None}], {"value": 1}, False):
+        await storage.set("key/with slash", value)
+        assert await storage.get("key/with slash") == value
+    await storage.set("null", None)
+    assert await storage.get("null", "default") is None
+    assert await storage.get("nothing") is None
+    assert await storage.get("nothing", 5) == 5
+    assert await storage.delete("null") is True
+    assert await storage.delete("null") is False
+    assert await storage.get("null", 5) == 5
+
+
+async def test_kinds_and_namespaces_are_apart(database: Database) -> None:
+    """The same key of another plugin or namespace is another value."""
+    storages = [
+        database.open_storage(slug, namespace)
+        for slug in ("queue", "ttl")
+        for namespace in ("default", "emails")
+    ]
+    for number, storage in enumerate(storages):
+        await storage.set("key", number)
+    assert [await storage.get("key") for storage in storages] == [0, 1, 2, 3]
+    assert [await storage.list() for storage in storages] == [["key"]] * 4
+    with pytest.raises(Invalid, match="namespace='a/b'"):
+        database.open_storage("queue", "a/b")
+
+
+async def test_of_many_that_set_what_is_absent_one_does(storage: PluginStorage) -> None:
+    """Also where there was something, that was deleted."""
+    for _ in range(2):
+        won = await asyncio.gather(*(storage.set_if_absent("lock", n) for n in range(5)))
+        (winner,) = [n for n, version in enumerate(won) if version is not None]
+        assert await storage.get("lock") == winner
+        await storage.delete("lock")
+
+
+async def test_only_the_version_that_was_read_is_replaced(storage: PluginStorage) -> None:
+    """A version that is no longer there sets nothing."""
+    first = await storage.set("key", 1)
+    second = await storage.set_if_version("key", 2, first)
+    assert second is not None
+    assert await storage.set_if_version("key", 9, first) is None
+    assert await storage.set_if_version("nothing", 9, first) is None
+    found = await storage.read("key")
+    assert found is not None
+    assert (found.value, found.version) == (2, second)
+
+
+async def test_no_increment_is_lost(storage: PluginStorage) -> None:
+    """Concurrent ones all count."""
+    sums = await asyncio.gather(*(storage.increment("n") for _ in range(6)))
+    assert sorted(sums) == [1, 2, 3, 4, 5, 6]
+    assert await storage.increment("n", by=-2.5) == 3.5
+    await storage.set("text", "x")
+    with pytest.raises(Invalid, match="text='x': is not a number"):
+        await storage.increment("text")
+
+
+async def test_a_value_whose_time_is_over_is_absent(
+    storage: PluginStorage, clock: FakeClock
+) -> None:
+    """It is neither read nor listed, and its place is free."""
+    await storage.set("short", 1, ttl=10)
+    await storage.set("long", 2, ttl=timedelta(minutes=1))
+    await storage.set("ever", 3)
+    assert await storage.increment("short") == 2
+    await clock.sleep(10)
+    assert await storage.get("short") is None
+    assert await storage.list() == ["ever", "long"]
+    assert await storage.delete("short") is False
+    await storage.set("short", 1, ttl=10)
+    await clock.sleep(10)
+    version = await storage.set_if_absent("short", 4)
+    assert version is not None
+    assert await storage.get("short") == 4
+    assert await storage.set_if_absent("ever", 4) is None
+    assert await storage.increment("other") == 1
+
+
+async def test_sweeping_removes_what_has_expired_and_nothing_else(
+    storage: PluginStorage, clock: FakeClock, place: Place
+) -> None:
+    """A value that was renewed stays."""
+    for n in range(5):
+        await storage.set(f"k{n}", n, ttl=10)
+    await storage.set("k1", 1, ttl=100)
+    await storage.set("k2", 2)
+    assert await storage.sweep() == 0
+    await clock.sleep(10)
+    assert await storage.sweep() == 3
+    assert await storage.sweep() == 0
+    assert await storage.list() == ["k1", "k2"]
+    assert place.stored("plugin/s3-queue/default/k0") is None
+
+
+async def test_keys_are_listed_by_prefix_in_order(storage: PluginStorage) -> None:
+    """Whatever characters they hold."""
+    for key in ("job:b", "job:a", "jo", "other", "job:é"):
+        await storage.set(key, 0)
+    assert await storage.list("job:") == ["job:a", "job:b", "job:é"]
+    assert len(await storage.list()) == 5
+
+
+@pytest.mark.parametrize("ttl", [0, -1, "10", True, float("nan")])
+async def test_a_time_to_live_is_a_number_of_seconds(storage: PluginStorage, ttl: Any) -> None:
+    """Anything else is refused before anything is written."""
+    with pytest.raises(Invalid, match="ttl="):
+        await storage.set("key", 1, ttl=ttl)
+    with pytest.raises(Invalid, match="key=5"):
+        await storage.get(5)  # type: ignore[arg-type]
+
+
+async def test_what_no_plugin_stored_is_not_taken_for_a_value(
+    storage: PluginStorage, place: Place
+) -> None:
+    """It is reported and left as it is."""
+    await storage.set("key", 1)
+    place.damage("plugin/s3-queue/default/key", "[]")
+    with pytest.raises(Corrupt, match="not what a plugin stores"):
+        await storage.get("key")

@@ -1,0 +1,434 @@
+"""Resources: the verbs, the same on every store."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from places import Place
+
+from jobsync import (
+    Components,
+    Conflict,
+    Corrupt,
+    Database,
+    Document,
+    Event,
+    Incomplete,
+    Invalid,
+    InvalidRecord,
+    NotFound,
+    Resource,
+)
+from jobsync.core.ids import Ids
+from jobsync.core.keys import escape
+from jobsync.stores.metered import Meter, MeteredStore
+from jobsync.stores.objects import S3_TARIFF
+
+SESSION = {
+    "user_id": "string|required",
+    "expires_at": "number|required",
+    "active": "boolean|default:true",
+    "device": {"os": "string", "size": {"x": "number", "y": "number"}},
+}
+ANN = {"id": "ann", "user_id": "u1", "expires_at": 100}
+BOB = {"id": "bob", "user_id": "u2", "expires_at": 200, "active": False}
+CEM = {"id": "cem", "user_id": "u1", "expires_at": 300, "device": {"os": "linux"}}
+
+
+@pytest.fixture
+async def database(place: Place) -> AsyncIterator[Database]:
+    """A database that is connected to the place."""
+    store = await place.open()
+    async with Database(connection=store) as database:
+        yield database
+    await store.close()
+
+
+@pytest.fixture
+async def sessions(database: Database) -> Resource:
+    """A resource without records."""
+    return await database.create_resource(name="sessions", attributes=SESSION)
+
+
+def content(document: Document | None) -> dict[str, Any]:
+    """Give a record's own fields."""
+    assert document is not None
+    return {name: value for name, value in document.items() if not name.startswith("_")}
+
+
+async def test_what_was_inserted_is_read_back(sessions: Resource) -> None:
+    """A record comes back whole, with defaults, times and a version."""
+    made = await sessions.insert(ANN)
+    found = await sessions.get("ann")
+    assert found == made
+    assert content(found) == {**ANN, "active": True}
+    assert found is not None
+    assert found.user_id == found["user_id"] == "u1"
+    assert found._created_at == found["_updated_at"] > 1_700_000_000
+    assert found._version == made["_version"]
+
+
+async def test_a_missing_id_is_made_even_where_required(database: Database) -> None:
+    """Records without an id get one each, which sorts by time and is a UUID."""
+    tasks = await database.create_resource("tasks", {"id": "uuid|required", "n": "number"})
+    made = [await tasks.insert({"n": n}) for n in range(3)]
+    made += await tasks.insert_many([{"n": n} for n in range(3, 6)])
+    assert len({task.id for task in made}) == 6
+    batch = [task.n for task in await tasks.list() if task.n >= 3]
+    assert batch == [3, 4, 5]
+
+
+async def test_every_bad_field_is_named_and_nothing_written(sessions: Resource) -> None:
+    """A refused record leaves no trace; the error lists all that is wrong with it."""
+    bad = {"id": "x", "expires_at": "soon", "active": 1, "_mine": 1}
+    with pytest.raises(InvalidRecord) as caught:
+        await sessions.insert(bad)
+    assert {problem.field for problem in caught.value.problems} == {
+        *("user_id", "expires_at", "active", "_mine")
+    }
+    with pytest.raises(InvalidRecord, match=r"\[1\].user_id=None: is missing"):
+        await sessions.insert_many([ANN, bad])
+    with pytest.raises(InvalidRecord, match="id=5: is not text"):
+        await sessions.insert({**ANN, "id": 5})
+    with pytest.raises(Invalid, match="is not a dictionary"):
+        await sessions.insert("ann")  # type: ignore[arg-type]
+    assert await sessions.count() == 0
+
+
+async def test_unknown_fields_are_kept_unless_strict(database: Database) -> None:
+    """The schema says what is known; `strict` says that there is nothing else."""
+    loose = await database.create_resource("loose", {"n": "number"})
+    assert (await loose.insert({"n": 1, "more": [1, {"a": None}]})).more == [1, {"a": None}]
+    strict = await database.create_resource("strict", {"number": "number"}, strict=True)
+    with pytest.raises(InvalidRecord, match=r"numbr=1: is not described, did you mean number\?"):
+        await strict.insert({"numbr": 1})
+    made = await strict.insert({"number": 1})
+    with pytest.raises(InvalidRecord, match="numbr=1"):
+        await strict.update(made.id, {"numbr": 1})
+    assert (await strict.replace(made.id, {**made, "number": 2})).number == 2
+
+
+async def test_an_id_in_use_cannot_be_inserted(sessions: Resource) -> None:
+    """The second insert is a conflict and changes nothing."""
+    made = await sessions.insert(ANN)
+    with pytest.raises(Conflict, match="sessions/ann"):
+        await sessions.insert({**ANN, "user_id": "u9"})
+    assert await sessions.get("ann") == made
+
+
+async def test_a_deleted_id_can_be_used_again(sessions: Resource) -> None:
+    """Deleting frees the id, for one record and for batches."""
+    first = await sessions.insert(ANN)
+    assert await sessions.delete("ann") is True
+    assert await sessions.delete("ann") is False
+    assert await sessions.get("ann") is None
+    again = await sessions.insert({**ANN, "user_id": "u9"})
+    assert again._version != first._version
+    assert content(await sessions.get("ann")) == {**ANN, "user_id": "u9", "active": True}
+    await sessions.delete("ann")
+    await sessions.insert_many([ANN, BOB])
+    assert await sessions.list_ids() == ["ann", "bob"]
+
+
+async def test_update_merges(sessions: Resource) -> None:
+    """Objects go into objects; everything else takes the place of what was."""
+    await sessions.insert({**CEM, "device": {"os": "linux", "size": {"x": 1, "y": 2}}, "tags": [1]})
+    changed = await sessions.update(
+        "cem", {"active": False, "device": {"size": {"x": 9}}, "tags": [2], "note": None}
+    )
+    assert content(changed) == {
+        **CEM,
+        "active": False,
+        "device": {"os": "linux", "size": {"x": 9, "y": 2}},
+        "tags": [2],
+        "note": None,
+    }
+    assert await sessions.get("cem") == changed
+    assert changed._created_at <= changed._updated_at
+
+
+async def test_replace_leaves_nothing_of_what_was(sessions: Resource) -> None:
+    """A replaced record has the new fields, the old id and the old birth."""
+    before = await sessions.insert({**CEM, "note": "x"})
+    after = await sessions.replace("cem", {"user_id": "u3", "expires_at": 1})
+    assert content(after) == {"id": "cem", "user_id": "u3", "expires_at": 1, "active": True}
+    assert after._created_at == before._created_at
+    # What was read may be given back: what the library adds is its own affair.
+    assert content(await sessions.replace("cem", before)) == content(before)
+
+
+async def test_a_change_must_keep_to_the_schema_and_the_id(sessions: Resource) -> None:
+    """A refused change leaves the record as it was."""
+    made = await sessions.insert(ANN)
+    with pytest.raises(InvalidRecord, match="active='yes'"):
+        await sessions.update("ann", {"active": "yes"})
+    with pytest.raises(InvalidRecord, match="user_id=None: is missing"):
+        await sessions.replace("ann", {"expires_at": 1})
+    with pytest.raises(InvalidRecord, match="id='bob': differs from 'ann'"):
+        await sessions.update("ann", {"id": "bob"})
+    assert await sessions.get("ann") == made
+
+
+async def test_what_is_not_there_cannot_be_changed(sessions: Resource) -> None:
+    """Neither a record that never was nor one that was deleted."""
+    await sessions.insert(ANN)
+    await sessions.delete("ann")
+    for name in ("ann", "nobody"):
+        with pytest.raises(NotFound, match=f"no record of sessions '{name}'"):
+            await sessions.update(name, {"active": False})
+        with pytest.raises(NotFound):
+            await sessions.replace(name, ANN)
+    with pytest.raises(Invalid, match="id=5: int is not text"):
+        await sessions.get(5)  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match="id=''"):
+        await sessions.get("")
+
+
+async def test_a_version_that_is_no_longer_there_is_a_conflict(sessions: Resource) -> None:
+    """With `if_version` nothing is written over what somebody else wrote."""
+    first = await sessions.insert(ANN)
+    second = await sessions.update("ann", {"active": False}, if_version=first._version)
+    for stale in (
+        sessions.update("ann", {"active": True}, if_version=first._version),
+        sessions.replace("ann", ANN, if_version=first._version),
+        sessions.delete("ann", if_version=first._version),
+    ):
+        with pytest.raises(Conflict, match="it no longer has version"):
+            await stale
+    assert await sessions.get("ann") == second
+    third = await sessions.replace("ann", ANN, if_version=second._version)
+    assert await sessions.delete("ann", if_version=third._version) is True
+
+
+async def test_concurrent_updates_lose_nothing(sessions: Resource) -> None:
+    """Updates of different fields at one time all end up in the record."""
+    await sessions.insert(ANN)
+    await asyncio.gather(*(sessions.update("ann", {f"field{n}": n}) for n in range(8)))
+    found = await sessions.get("ann")
+    assert found is not None
+    assert [found[f"field{n}"] for n in range(8)] == list(range(8))
+
+
+async def test_upsert_adds_or_merges(sessions: Resource) -> None:
+    """The first adds, the second merges, one after a deletion adds again."""
+    assert content(await sessions.upsert(ANN)) == {**ANN, "active": True}
+    merged = await sessions.upsert({"id": "ann", "active": False})
+    assert content(merged) == {**ANN, "active": False}
+    await sessions.delete("ann")
+    assert content(await sessions.upsert(ANN)) == {**ANN, "active": True}
+    assert (await sessions.upsert({"user_id": "u", "expires_at": 1})).id != "ann"
+    with pytest.raises(InvalidRecord):
+        await sessions.upsert({"id": "new"})
+
+
+async def test_many_at_once(sessions: Resource) -> None:
+    """Batches read, write and delete in the order that was asked for."""
+    made = await sessions.insert_many([CEM, ANN, BOB])
+    assert [document.id for document in made] == ["cem", "ann", "bob"]
+    found = await sessions.get_many(["bob", "nobody", "ann", "bob"])
+    assert [document and document.id for document in found] == ["bob", None, "ann", "bob"]
+    assert await sessions.exists("cem") is True
+    assert await sessions.delete_many(["cem", "nobody", "cem", "bob"]) == 2
+    assert await sessions.list_ids() == ["ann"]
+    assert await sessions.exists("cem") is False
+    assert await sessions.insert_many([]) == []
+    assert await sessions.get_many([]) == []
+    assert await sessions.delete_many([]) == 0
+
+
+async def test_a_batch_tells_what_it_could_not_write(sessions: Resource) -> None:
+    """Ids that are taken are named; the others are written all the same."""
+    await sessions.insert_many([ANN, BOB])
+    await sessions.delete("bob")
+    with pytest.raises(Incomplete) as caught:
+        await sessions.insert_many([{**ANN, "user_id": "u9"}, BOB, CEM])
+    assert caught.value.conflicts == ("ann",)
+    assert set(caught.value.written) == {"bob", "cem"}
+    assert [document.user_id for document in await sessions.list()] == ["u1", "u2", "u1"]
+    with pytest.raises(Invalid, match="id='ann': is given twice"):
+        await sessions.insert_many([ANN, ANN])
+
+
+async def test_reading_in_order(sessions: Resource) -> None:
+    """Lists, ids, counts and pages agree, in the order of the ids' bytes."""
+    names = ["a", "a b", "a/b", "B", "é", "z", "漢"]
+    await sessions.insert_many([{**ANN, "id": name} for name in names])
+    expected = sorted(names, key=str.encode)
+    assert await sessions.list_ids() == expected
+    assert [document.id for document in await sessions.list()] == expected
+    assert [document.id async for document in sessions] == expected
+    assert await sessions.count() == 7
+    assert await sessions.list_ids(limit=2, offset=1) == expected[1:3]
+    assert [document.id for document in await sessions.list(limit=2, offset=5)] == expected[5:]
+    assert await sessions.list(limit=0) == []
+    first = await sessions.page(size=3)
+    second = await sessions.page(size=3, after=first.next)
+    third = await sessions.page(size=3, after=second.next)
+    assert [d.id for page in (first, second, third) for d in page.items] == expected
+    assert (first.next, second.next, third.next) == (expected[2], expected[5], None)
+
+
+async def test_queries_filter_sort_and_cut(sessions: Resource) -> None:
+    """The documents' own query, and its kin."""
+    await sessions.insert_many([ANN, BOB, CEM])
+    expired = await sessions.query({"expires_at": {"$lt": 250}, "active": True})
+    assert [document.id for document in expired] == ["ann"]
+    assert await sessions.count({"user_id": "u1"}) == 2
+    assert await sessions.count({}) == 3
+    by_user = await sessions.query(sort=["user_id", "-expires_at"])
+    assert [document.id for document in by_user] == ["cem", "ann", "bob"]
+    latest = await sessions.query({"user_id": "u1"}, sort="-expires_at", limit=1)
+    assert [document.id for document in latest] == ["cem"]
+    assert [d.id for d in await sessions.query(sort="device.os")] == ["ann", "bob", "cem"]
+    assert [d.id for d in await sessions.query(sort="-id", limit=1, offset=1)] == ["bob"]
+    assert [d.id for d in await sessions.query({"id": {"$gt": "ann"}}, limit=1)] == ["bob"]
+    assert len(await sessions.query({"_created_at": {"$gt": 0}})) == 3
+    page = await sessions.page({"user_id": "u1"}, size=1)
+    assert ([d.id for d in page.items], page.next) == (["ann"], "ann")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"filter": {"n": {"$lessthan": 1}}}, "is no operator"),
+        ({"filter": {"$not": {"_version": "x"}}}, "cannot be looked for"),
+        ({"limit": -1}, "limit=-1"),
+        ({"offset": 1.5}, "offset=1.5"),
+        ({"sort": "-"}, "sort='-'"),
+    ],
+)
+async def test_a_bad_question_is_refused(
+    sessions: Resource, arguments: dict[str, Any], message: str
+) -> None:
+    """A question that cannot be meant is an error, not an empty answer."""
+    with pytest.raises(Invalid, match=message):
+        await sessions.query(**arguments)
+
+
+async def test_what_is_no_document_is_set_aside(
+    place: Place, database: Database, sessions: Resource
+) -> None:
+    """Something strange in between is reported, left out of lists, and left as it is."""
+    told: list[Event] = []
+    database.on("store:record-set-aside", told.append)
+    await sessions.insert_many([ANN, BOB, CEM])
+    place.damage("data/sessions/bob", "[1]")
+    assert [document.id for document in await sessions.list()] == ["ann", "cem"]
+    assert [d.id for d in (await sessions.page(size=2)).items] == ["ann"]
+    assert (await sessions.page(size=2)).next == "bob"
+    assert [event["key"] for event in told] == ["data/sessions/bob"]
+    for verb in (sessions.get("bob"), sessions.update("bob", {}), sessions.replace("bob", BOB)):
+        with pytest.raises(Corrupt, match="a record is an object"):
+            await verb
+    assert place.stored("data/sessions/bob") == "[1]"
+
+
+async def test_hooks_stand_around_every_verb(sessions: Resource) -> None:
+    """Before a verb its argument can be changed or refused; after it the outcome is told."""
+    heard: list[tuple[str, Any]] = []
+
+    @sessions.before("insert")
+    async def normalise(record: dict[str, Any]) -> dict[str, Any]:
+        return {**record, "user_id": record["user_id"].upper()}
+
+    @sessions.before("delete")
+    def keep_ann(name: str) -> None:
+        if name == "ann":
+            raise PermissionError(name)
+
+    sessions.before("query", lambda where: {**(where or {}), "active": True})
+    verbs = ["insert", "get", "update", "delete", "query", "upsert", "count"]
+    for verb in verbs:
+        sessions.after(verb, lambda outcome, verb=verb: heard.append((verb, outcome)))  # type: ignore[call-overload]
+
+    assert (await sessions.insert({**ANN, "user_id": "u1"})).user_id == "U1"
+    assert [d.user_id for d in await sessions.insert_many([BOB, CEM])] == ["U2", "U1"]
+    with pytest.raises(PermissionError):
+        await sessions.delete("ann")
+    with pytest.raises(PermissionError):
+        await sessions.delete_many(["bob", "ann"])
+    assert await sessions.delete("bob") is True
+    assert [d.id for d in await sessions.query()] == ["ann", "cem"]
+    assert (await sessions.upsert({**ANN, "user_id": "low"})).user_id == "low"
+    assert (await sessions.upsert({**BOB, "user_id": "low"})).user_id == "LOW"
+    assert await sessions.count() == 3
+    assert [verb for verb, _ in heard] == [
+        *("insert", "insert", "insert", "delete", "query"),
+        *("update", "upsert", "insert", "upsert", "count"),
+    ]
+    with pytest.raises(Invalid, match=r"did you mean before_insert\?"):
+        sessions.before("inser", print)  # type: ignore[call-overload]
+
+
+async def test_a_hook_that_fails_afterwards_is_an_event(
+    database: Database, sessions: Resource
+) -> None:
+    """What is written is written; the failure is told and the others are called."""
+    failures: list[Event] = []
+    called: list[Any] = []
+    database.on("jobsync:handler-failed", failures.append)
+    sessions.add_hooks({"after_insert": [lambda _: 1 / 0, called.append]})
+    made = await sessions.insert(ANN)
+    assert called == [made]
+    assert [event["event"] for event in failures] == ["after_insert"]
+
+
+async def test_writes_are_told(database: Database, sessions: Resource) -> None:
+    """Who listens to a resource hears of that one; who listens to the database, of all."""
+    other = await database.create_resource("other")
+    all_told: list[Event] = []
+    told: list[Event] = []
+    database.on("resource:*", all_told.append)
+    sessions.on("resource:*", told.append)
+    await sessions.insert_many([ANN, BOB])
+    await sessions.update("ann", {"active": False})
+    await sessions.delete("bob")
+    await sessions.delete("bob")
+    await other.insert({"id": "x"})
+    assert [(event.name, event["ids"]) for event in told] == [
+        ("resource:inserted", ("ann", "bob")),
+        ("resource:updated", ("ann",)),
+        ("resource:deleted", ("bob",)),
+    ]
+    assert [event["resource"] for event in all_told] == ["sessions"] * 3 + ["other"]
+
+
+async def test_insert_and_get_are_one_request_each(place: Place) -> None:
+    """Counted as S3 counts: a record is one object, and nothing is read before it is written."""
+    meter = Meter(S3_TARIFF)
+    store = MeteredStore(await place.open(), meter, Components.system().clock)
+    async with Database(connection=store) as database:
+        tasks = await database.create_resource("tasks", {"n": "number"})
+
+        async def cost(verb: Any) -> int:
+            before = meter.requests
+            await verb
+            return meter.requests - before
+
+        assert await cost(tasks.insert({"id": "a", "n": 1})) == 1
+        assert await cost(tasks.get("a")) == 1
+        assert await cost(tasks.exists("a")) == 1
+        assert await cost(tasks.update("a", {"n": 2})) == 2
+        assert await cost(tasks.delete("a")) == 2
+        assert await cost(tasks.insert({"id": "a", "n": 1})) == 3
+        writes = meter["write"].calls
+        assert await cost(tasks.insert_many([{"n": n} for n in range(10)])) == 10
+        assert meter["write"].calls == writes + 1
+    await store.close()
+
+
+async def test_records_are_plain_documents(place: Place, sessions: Resource) -> None:
+    """What the store holds is the record as JSON, under a readable key."""
+    await sessions.insert(ANN)
+    text = place.stored("data/sessions/ann")
+    assert text is not None
+    assert text.startswith(
+        '{"id":"ann","user_id":"u1","expires_at":100,"active":true,"_created_at":'
+    )
+
+
+def test_generated_ids_are_legal_keys(ids: Ids) -> None:
+    """An id that the library makes is kept as it is."""
+    (name,) = ids.records(1)
+    assert escape(name) == name

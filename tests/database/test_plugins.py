@@ -1,0 +1,250 @@
+"""Plugins: started and stopped by anybody, in any order, each time once."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from jobsync import Database, Event, Invalid, NotFound, Plugin
+
+
+class Ticked(Event, frozen=True, kw_only=True):
+    """A fact of a plugin of one's own."""
+
+    name = "plg:ticker:ticked"
+
+    count: int
+
+
+class TickerPlugin(Plugin):
+    """Ticks in the background, and notes what is asked of it."""
+
+    def __init__(self, log: list[str] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.log = [] if log is None else log
+        self.ticks = 0
+        self.ticking = asyncio.Event()
+
+    async def on_install(self) -> None:
+        self.log.append(f"install {self.name}")
+        await self.database.create_resource(f"plg_{self.namespace}_ticks")
+
+    async def on_start(self) -> None:
+        self.log.append(f"start {self.name}")
+        self.run_in_background(self.tick)
+
+    async def on_stop(self) -> None:
+        self.log.append(f"stop {self.name}")
+
+    async def tick(self) -> None:
+        while True:
+            self.ticks = int(await self.storage.increment("ticks"))
+            self.emit(Ticked(count=self.ticks))
+            self.ticking.set()
+            await asyncio.sleep(0.001)
+
+
+class S3QueuePlugin(Plugin):
+    """A plugin that does nothing."""
+
+
+class Nameless(Plugin):
+    """A plugin that says its slug."""
+
+    slug = "own-slug"
+
+
+def running(*plugins: Plugin) -> list[bool]:
+    """Say which of them run."""
+    return [plugin.is_running for plugin in plugins]
+
+
+async def test_a_plugin_added_before_connect_starts_at_connect() -> None:
+    """And not before; disconnect stops it."""
+    database = Database("memory://")
+    plugin = await database.use_plugin(TickerPlugin())
+    assert plugin.log == []
+    await database.connect()
+    assert running(plugin) == [True]
+    assert plugin.log == ["install ticker", "start ticker"]
+    await asyncio.wait_for(plugin.ticking.wait(), 10)
+    await database.disconnect()
+    assert running(plugin) == [False]
+    assert plugin.log == ["install ticker", "start ticker", "stop ticker"]
+
+
+async def test_a_plugin_added_after_connect_starts_at_once() -> None:
+    """`start` by hand does no harm then."""
+    async with Database("memory://") as database:
+        plugin = await database.use_plugin(TickerPlugin())
+        await plugin.start()
+        await database.use_plugin(plugin)
+        assert plugin.log == ["install ticker", "start ticker"]
+        assert "plg_default_ticks" in database.resources
+
+
+async def test_start_and_stop_take_effect_once() -> None:
+    """However often, in whatever order, and by however many at one time."""
+    async with Database("memory://") as database:
+        plugin = TickerPlugin()
+        await plugin.stop()
+        await database.use_plugin(plugin)
+        await asyncio.gather(*(plugin.stop() for _ in range(3)))
+        await asyncio.gather(*(plugin.start() for _ in range(3)))
+        await asyncio.gather(*(plugin.stop() for _ in range(3)))
+    assert plugin.log == [
+        *("install ticker", "start ticker", "stop ticker", "start ticker", "stop ticker")
+    ]
+
+
+async def test_a_stopped_plugin_runs_nothing() -> None:
+    """Its background work is over when `stop` returns; its events are told to its listeners."""
+    heard: list[Event] = []
+    heard_of_all: list[Event] = []
+    async with Database("memory://") as database:
+        database.on("plg:*", heard_of_all.append)
+        one, two = TickerPlugin(), TickerPlugin()
+        one.on("plg:ticker:ticked", heard.append)
+        await database.use_plugin(one, "one")
+        await database.use_plugin(two, "two")
+        for plugin in (one, two):
+            await asyncio.wait_for(plugin.ticking.wait(), 10)
+        await one.stop()
+        ticks = one.ticks
+        two.ticking.clear()
+        await asyncio.wait_for(two.ticking.wait(), 10)
+        assert one.ticks == ticks
+        assert [event["count"] for event in heard] == list(range(1, ticks + 1))
+        assert len(heard_of_all) > len(heard)
+        # Each kept its own count, by its alias.
+        assert await database.open_storage("ticker", "one").get("ticks") == ticks
+    with pytest.raises(Invalid, match="is not connected"):
+        await one.start()
+
+
+async def test_plugins_go_by_slug_namespace_or_alias() -> None:
+    """Several of one kind need names; the names keep their data apart."""
+    database = Database("memory://")
+    plain = await database.use_plugin(S3QueuePlugin())
+    spaced = await database.use_plugin(S3QueuePlugin(namespace="emails"))
+    aliased = await database.use_plugin(S3QueuePlugin(), "sms")
+    both = await database.use_plugin(S3QueuePlugin(namespace="apart"), alias="push")
+    own = await database.use_plugin(Nameless())
+    names = [(plugin.name, plugin.namespace) for plugin in (plain, spaced, aliased, both, own)]
+    assert names == [
+        *(("s3-queue", "default"), ("s3-queue-emails", "emails")),
+        *(("sms", "sms"), ("push", "apart"), ("own-slug", "default")),
+    ]
+    assert [*database.plugins] == ["own-slug", "push", "s3-queue", "s3-queue-emails", "sms"]
+    assert database.plugins.sms is database.plugins["sms"] is aliased
+    with pytest.raises(NotFound, match="no plugin 'scheduler'; there are: own-slug"):
+        database.plugins["scheduler"]
+    with pytest.raises(Invalid, match="alias='s3-queue': is taken"):
+        await database.use_plugin(S3QueuePlugin())
+
+
+async def test_what_cannot_be_added_is_refused() -> None:
+    """The error names the fix."""
+    one, two = Database("memory://"), Database("memory://")
+    with pytest.raises(Invalid, match=r"inherit jobsync\.Plugin"):
+        await one.use_plugin(object())  # type: ignore[type-var]
+    plugin = await one.use_plugin(S3QueuePlugin())
+    with pytest.raises(Invalid, match="is attached already"):
+        await two.use_plugin(plugin)
+    with pytest.raises(Invalid, match="alias='a/b'"):
+        await one.use_plugin(S3QueuePlugin(), "a/b")
+    with pytest.raises(Invalid, match="namespace=''"):
+        S3QueuePlugin(namespace="")
+    with pytest.raises(Invalid, match="is not attached to a database"):
+        await S3QueuePlugin().start()
+
+
+async def test_a_plugin_that_cannot_start_keeps_the_database_from_connecting() -> None:
+    """Those that had started are stopped, and nothing is left running."""
+
+    class BrokenPlugin(Plugin):
+        broken = True
+
+        async def on_start(self) -> None:
+            self.run_in_background(asyncio.Event().wait)  # type: ignore[arg-type]
+            if self.broken:
+                raise OSError("no such port")
+
+    before = asyncio.all_tasks()
+    database = Database("memory://")
+    first = await database.use_plugin(TickerPlugin())
+    broken = await database.use_plugin(BrokenPlugin())
+    with pytest.raises(OSError, match="no such port"):
+        await database.connect()
+    assert running(first, broken) == [False, False]
+    assert asyncio.all_tasks() == before
+    broken.broken = False
+    async with database:
+        assert running(first, broken) == [True, True]
+
+
+async def test_every_plugin_is_stopped_whatever_another_raises() -> None:
+    """The last added is stopped first; an error is raised when all is over."""
+    log: list[str] = []
+
+    class StubbornPlugin(TickerPlugin):
+        async def on_stop(self) -> None:
+            await super().on_stop()
+            raise OSError("will not")
+
+    database = Database("memory://")
+    await database.use_plugin(TickerPlugin(log), "a")
+    stubborn = await database.use_plugin(StubbornPlugin(log), "b")
+    await database.use_plugin(TickerPlugin(log), "c")
+    await database.connect()
+    with pytest.raises(OSError, match="will not"):
+        await database.disconnect()
+    assert log[-3:] == ["stop c", "stop b", "stop a"]
+    assert not stubborn.is_running
+    assert not database.is_connected
+
+
+async def test_a_plugin_may_stop_itself_from_its_own_work() -> None:
+    """Its work goes on to its end."""
+    ended = asyncio.Event()
+
+    class OncePlugin(Plugin):
+        async def on_start(self) -> None:
+            self.run_in_background(self.work, "once")
+
+        async def work(self) -> None:
+            await self.stop()
+            ended.set()
+
+    async with Database("memory://") as database:
+        plugin = await database.use_plugin(OncePlugin())
+        await asyncio.wait_for(ended.wait(), 10)
+        assert not plugin.is_running
+
+
+async def test_a_signal_handler_may_stop_everything() -> None:
+    """Twice, and while others do the same."""
+    loop = asyncio.get_running_loop()
+    database = Database("memory://")
+    plugin = await database.use_plugin(TickerPlugin())
+    await database.connect()
+    stopping: list[asyncio.Task[None]] = []
+    called = asyncio.Event()
+
+    def handle() -> None:
+        stopping.append(loop.create_task(plugin.stop()))
+        stopping.append(loop.create_task(database.disconnect()))
+        called.set()
+
+    loop.add_signal_handler(signal.SIGUSR1, handle)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.wait_for(called.wait(), 10)
+        await asyncio.gather(*stopping, database.disconnect(), plugin.stop())
+    finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
+    assert not plugin.is_running
+    assert not database.is_connected
