@@ -6,7 +6,8 @@
 PY := .venv/bin/python
 ELECTION := tests/chaos/test_election.py tests/chaos/test_idle_cost.py
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo prove-stores prove-election certify-s3 simulate bench-stores clean
+.PHONY: help setup test lint format demo prove-stores prove-election certify-s3 simulate \
+  bench-stores bench-resources clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -51,6 +52,9 @@ simulate: setup ## fleets in stormy weather, fresh seeds: HOURS=10 JOBS=2
 
 bench-stores: setup ## CPU a hop and a row, as ratios over bare drivers
 	@$(PY) benchmarks/stores.py
+
+bench-resources: setup ## insert_many of 10,000 over a bare insert on PostgreSQL
+	@$(PY) benchmarks/resources.py
 
 clean: ## remove what setup and tests made
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

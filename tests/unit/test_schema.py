@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jobsync.core.attributes import parse, render
 from jobsync.core.codec import encode
 from jobsync.core.evolution import evolve, find_breaks
+from jobsync.core.quicklook import QuickLook
 from jobsync.core.schema import Field, Schema, conform, find_strays
 from jobsync.errors import Invalid, Problem
 
@@ -229,6 +230,50 @@ def test_a_check_is_done_once(described: Any, data: st.DataObject) -> None:
     passed, problems = conform(described, data.draw(schemas.records(described)))
     assume(not problems)
     assert conform(described, passed) == (passed, [])
+
+
+@given(described=schemas.fields(), data=st.data())
+def test_a_quick_look_passes_only_what_a_check_passes(described: Any, data: st.DataObject) -> None:
+    """What the quick look is sure of, a check leaves as it is."""
+    records = data.draw(st.lists(schemas.records(described), max_size=3))
+    checked = [conform(described, record) for record in records]
+    if QuickLook(described).passes(records):
+        assert [(record, []) for record in records] == checked
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"a": "string|required|min:1|max:9", "b": "number|min:0", "c": "boolean|default:true"},
+        {"a": "array|items:string|max:2", "b": {"c": "string|required", "d": {"e": "integer"}}},
+        {"a": "json", "b": "object", "c": "enum:x,y", "d": "email", "e": "uuid", "f": "url"},
+    ],
+)
+def test_a_quick_look_is_there_for_common_schemas(attributes: Any) -> None:
+    """It is worth its while: nothing but dates and odd bounds needs the walk."""
+    assert QuickLook(parse(attributes)).passes([]) is True
+
+
+@pytest.mark.parametrize(
+    ("attributes", "bad"),
+    [
+        ({"a": "json|required"}, {"a": None}),
+        ({"a": "string|min:2"}, {"a": "x"}),
+        ({"a": "number"}, {"a": True}),
+        ({"a": "integer"}, {"a": 1.5}),
+        ({"a": "email"}, {"a": "a@b\n.c@"}),
+        ({"a": "uuid"}, {"a": "018f4a2e-7b1c-7def-8abc-0123456789ab\n"}),
+        ({"a": "array|items:string"}, {"a": [None]}),
+        ({"a": {"b": "string|required"}}, {"a": {}}),
+        ({"a": "enum:x"}, {"a": "y"}),
+        ({"a": "date"}, {"a": "2026-02-30"}),
+        ({"a": "string|required"}, {}),
+    ],
+)
+def test_a_quick_look_doubts_what_is_wrong(attributes: Any, bad: Any) -> None:
+    """Whatever a check refuses, it does not pass."""
+    assert conform(parse(attributes), bad)[1] != []
+    assert QuickLook(parse(attributes)).passes([bad]) is False
 
 
 @pytest.mark.parametrize(

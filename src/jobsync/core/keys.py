@@ -60,6 +60,7 @@ def _images() -> dict[int, str]:
 
 _IMAGES = _images()
 _BYTES = {image: byte for byte, image in _IMAGES.items() if byte}
+_is_literal = re.compile(rf"[-0-9A-Za-z]{{1,{MAX_SEGMENT}}}").fullmatch
 _find_images = re.compile(r"!..|\..|=..|_.|~..|[-0-9A-Za-z]", re.DOTALL).findall
 
 
@@ -69,6 +70,8 @@ def escape(text: str, field: str = "id") -> str:
     Raises:
         Invalid: it is empty, holds NUL or a lone surrogate, or is too long.
     """
+    if _is_literal(text):
+        return text
     if not text:
         raise Invalid(field, text, "is empty", "give it at least one character")
     if "\0" in text:

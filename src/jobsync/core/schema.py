@@ -12,6 +12,7 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -20,7 +21,18 @@ from jobsync.core.codec import Json
 from jobsync.core.names import closest
 from jobsync.errors import Problem
 
-__all__ = ["KINDS", "SIZED", "TEXTS", "Field", "Fields", "Kind", "Schema", "conform", "find_strays"]
+__all__ = [
+    "KINDS",
+    "PATTERNS",
+    "SIZED",
+    "TEXTS",
+    "Field",
+    "Fields",
+    "Kind",
+    "Schema",
+    "conform",
+    "find_strays",
+]
 
 Kind: TypeAlias = Literal[
     "string",
@@ -145,8 +157,8 @@ def _check(field: Field, value: Json, path: str, problems: list[Problem]) -> Non
 
 
 def _check_size(field: Field, value: Json, path: str, problems: list[Problem]) -> None:
-    if isinstance(value, int | float):
-        size: float = value
+    if isinstance(value, _NUMBERS):
+        size: int | float | Decimal = value
         told = "is"
     else:
         size = len(value)
@@ -178,9 +190,14 @@ _WORDS: dict[Kind, str] = {
     "uuid": "a UUID",
 }
 
-_is_email = re.compile(r"[^@\s]+@[^@\s.]+(?:\.[^@\s.]+)+").fullmatch
-_is_url = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#]+\S*").fullmatch
-_is_uuid = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}").fullmatch
+PATTERNS: dict[Kind, str] = {
+    "email": r"[^@\s]+@[^@\s.]+(?:\.[^@\s.]+)+",
+    "url": r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#]+\S*",
+    "uuid": r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
+}
+"""Kinds of text that are known by their form alone."""
+
+_is_email, _is_url, _is_uuid = (re.compile(pattern).fullmatch for pattern in PATTERNS.values())
 _looks_like_date = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII).fullmatch
 _looks_like_datetime = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?:Z|[+-]\d\d:?\d\d)?", re.ASCII
@@ -203,9 +220,11 @@ def _parses(parse: Callable[[str], object], text: str) -> bool:
     return True
 
 
+_NUMBERS = (int, float, Decimal)
+
 _TESTS: dict[Kind, Callable[[Any], object]] = {
     "string": lambda value: isinstance(value, str),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, _NUMBERS) and not isinstance(value, bool),
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "boolean": lambda value: isinstance(value, bool),
     "json": lambda _: True,

@@ -41,11 +41,9 @@ async def create_many(shelf: Shelf, values: Mapping[str, Json]) -> Tally:
         Unavailable: nothing was written.
     """
     keys = {name: shelf.key(name) for name in values}
-    # Looked at before any is sent, so that a bad one in a later part keeps back all.
-    sizes = map(len, encode_all(list(values.values())))
     batch = _Batch(shelf)
     taken: list[str] = []
-    for names in _split(zip(values, sizes, strict=True)):
+    for names in _split(_measure(values)):
         taken += await batch.send({name: Put(keys[name], values[name]) for name in names})
 
     def follow(name: str, base: Record | None) -> Change | None:
@@ -70,6 +68,24 @@ async def remove_many(shelf: Shelf, names: Sequence[str]) -> Tally:
     for part in _split((name, 0) for name in dict.fromkeys(names)):
         await batch.change(part, follow)
     return batch.tally
+
+
+def _measure(values: Mapping[str, Json]) -> Iterator[tuple[str, int]]:
+    """Give the size of each, or 0 of all where they fit into one write."""
+    documents = list(values.values())
+    if len(documents) > _MOST_RECORDS or not _is_small(documents):
+        # Each is looked at before any is sent, so that a bad one in a later part keeps back all.
+        yield from zip(values, map(len, encode_all(documents)), strict=True)
+    else:
+        yield from ((name, 0) for name in values)
+
+
+def _is_small(documents: list[Json]) -> bool:
+    """Say whether they surely fit into one write."""
+    try:
+        return len(msgspec.json.encode(documents)) <= _MOST_BYTES
+    except (TypeError, ValueError):
+        return False
 
 
 def _split(sized: Iterator[tuple[str, int]]) -> Iterator[list[str]]:

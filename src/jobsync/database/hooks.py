@@ -7,7 +7,7 @@ it raises becomes the event `jobsync:handler-failed`, because what is written is
 
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from jobsync.core.names import closest
@@ -75,6 +75,18 @@ class Hooks:
             instead = await _call(hook, given)
             given = given if instead is None else instead
         return given
+
+    async def before_all(self, verb: Verb, given: Sequence[Any]) -> Sequence[Any]:
+        """Let them have their say about each of several."""
+        if f"before_{verb}" not in self._hooks:
+            return given
+        return [await self.before(verb, one) for one in given]
+
+    async def after_all(self, verb: Verb, outcomes: Iterable[Any]) -> None:
+        """Tell them of each of several."""
+        if f"after_{verb}" in self._hooks:
+            for outcome in outcomes:
+                await self.after(verb, outcome)
 
     async def after(self, verb: Verb, outcome: Any) -> None:
         """Tell those that come after a verb."""

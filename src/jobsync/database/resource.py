@@ -238,25 +238,23 @@ class Resource:
             Invalid: two have one id. Nothing was written.
             Incomplete: not all were written; tells which.
         """
-        records = [await self._hooks.before("insert", record) for record in records]
+        records = await self._hooks.before_all("insert", records)
         drafted = self._drafting.fresh_all(records, self._ids.records(len(records)), self._now())
         values = {document["id"]: document for document in drafted}
         _refuse_twins(values, drafted)
         tally = await batch.create_many(self._shelf, values)
         self._tell(RecordsInserted, *tally.written)
         made = {name: Document(record) for name, record in tally.written.items()}
-        for document in made.values():
-            await self._hooks.after("insert", document)
+        await self._hooks.after_all("insert", made.values())
         self._check_complete(tally, conflicts=tally.kept)
         return [made[name] for name in values]
 
     async def get_many(self, ids: Sequence[str]) -> list[Document | None]:
         """Read records in the order of their ids; None where there is none."""
-        asked = [_check_id(await self._hooks.before("get", one)) for one in ids]
+        asked = list(map(_check_id, await self._hooks.before_all("get", ids)))
         records = await self._shelf.get_many(asked)
         found = [None if record is None else Document(record) for record in records]
-        for document in found:
-            await self._hooks.after("get", document)
+        await self._hooks.after_all("get", found)
         return found
 
     async def delete_many(self, ids: Sequence[str]) -> int:
@@ -265,11 +263,10 @@ class Resource:
         Raises:
             Incomplete: not all were removed; tells which.
         """
-        asked = [_check_id(await self._hooks.before("delete", one)) for one in ids]
+        asked = list(map(_check_id, await self._hooks.before_all("delete", ids)))
         tally = await batch.remove_many(self._shelf, asked)
         self._tell(RecordsDeleted, *tally.written)
-        for one in asked:
-            await self._hooks.after("delete", one in tally.written)
+        await self._hooks.after_all("delete", [one in tally.written for one in asked])
         self._check_complete(tally)
         return len(tally.written)
 

@@ -1,0 +1,144 @@
+"""What `insert_many` costs over a bare `unnest` insert on PostgreSQL, as a ratio in one run.
+
+All insert the same columns into the same table, a batch a statement, and take turns. Ours
+checks every record by a schema, draws ids, dates and nonces, finds ids that are taken, and
+gives back documents. The bare one has its columns ready-made as lists, which psycopg turns
+into arrays; ours is judged against it. As a bound that nobody reaches who starts from
+records, the last line sends ready-made text.
+
+Wall time, because the server's part counts: the rate is what a user sees.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from psycopg import AsyncConnection
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from benchmarks.rounds import tell
+from servers import PostgresServer
+
+from jobsync import Components, Database
+
+LEAST = 0.5
+ATTRIBUTES = {
+    "user_id": "string|required",
+    "expires_at": "number|required",
+    "active": "boolean|default:true",
+    "tags": "array|items:string",
+    "device": {"os": "string|required", "version": "number"},
+}
+INSERT = """
+INSERT INTO jobsync_record (key, value, seq, epoch, format, trail)
+SELECT * FROM unnest(
+  %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::integer[], %s::text[]
+)
+"""
+
+
+class Spent(msgspec.Struct):
+    """Seconds, round by round."""
+
+    wall: list[float] = []
+    cpu: list[float] = []
+
+
+def record(number: int) -> dict[str, Any]:
+    """Give a record such as people have."""
+    return {
+        "user_id": f"user-{number}",
+        "expires_at": 1_700_000_000 + number,
+        "tags": ["a", "b"],
+        "device": {"os": "linux", "version": 6.1},
+    }
+
+
+def columns(count: int, place: str) -> tuple[list[Any], ...]:
+    """Give rows of the same size, ready-made."""
+    ids = Components.system().ids
+    names = ids.records(count)
+    values = [
+        {"id": name, **record(number), "active": True, "_created_at": 1.5e9, "_updated_at": 1.5e9}
+        for number, name in enumerate(names)
+    ]
+    texts = [msgspec.json.encode(value).decode() for value in values]
+    keys = [f"data/{place}/{name}" for name in names]
+    return (keys, texts, [1] * count, [0] * count, [1] * count, ids.nonces(count))
+
+
+async def measure(spent: Spent, work: Callable[[], Awaitable[object]]) -> None:
+    """Time one round."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    await work()
+    spent.wall.append(time.perf_counter() - wall)
+    spent.cpu.append(time.process_time() - cpu)
+
+
+async def run(count: int, rounds: int) -> float:
+    """Take turns; print the figures, and give the ratio of the rates."""
+    lists, texts, ours = Spent(), Spent(), Spent()
+    with PostgresServer() as server:
+        url = server.create_database("bench")
+        async with (
+            Database(url) as database,
+            await AsyncConnection.connect(url, autocommit=True) as connection,
+        ):
+            sessions = await database.create_resource("sessions", ATTRIBUTES)
+            # One round more: the first warms up.
+            for number in range(rounds + 1):
+                tell(f"round {number} of {rounds}")
+                given = [record(n) for n in range(count)]
+                as_lists = columns(count, "lists")
+                as_texts = tuple(map(_as_text, columns(count, "texts")))
+                work: list[tuple[Spent, Any]] = [
+                    (lists, partial(connection.execute, INSERT, as_lists)),
+                    (texts, partial(connection.execute, INSERT, as_texts)),
+                    (ours, partial(sessions.insert_many, given)),
+                ]
+                for turn in range(3):
+                    await measure(*work[(number + turn) % 3])
+    tell("")
+    print(f"insert_many of {count:,} on PostgreSQL, median of {rounds} rounds\n")
+    print(f"{'':16}{'records/s':>12}{'CPU µs a record':>18}{'ours is':>10}")
+    for name, spent in (("bare", lists), ("ours", ours), ("ready-made text", texts)):
+        wall, cpu = statistics.median(spent.wall[1:]), statistics.median(spent.cpu[1:])
+        share = _compare(spent, ours)
+        print(f"{name:16}{count / wall:12,.0f}{cpu / count * 1e6:18.1f}{share:10.2f}")
+    ratio = _compare(lists, ours)
+    print(f"\n{ratio:.2f} of the bare rate, at least {LEAST:.2f}")
+    return ratio
+
+
+def _compare(other: Spent, ours: Spent) -> float:
+    """Give our rate as a share of another's: the median of the rounds' own."""
+    return statistics.median(a / b for a, b in zip(other.wall[1:], ours.wall[1:], strict=True))
+
+
+def _as_text(column: list[Any]) -> str:
+    """Give an array as SQL writes it: JSON's form but for the brackets."""
+    return f"{{{msgspec.json.encode(column)[1:-1].decode()}}}"
+
+
+def main() -> int:
+    """Measure, and judge by the budget."""
+    parser = argparse.ArgumentParser(description="insert_many over a bare unnest insert")
+    parser.add_argument("--records", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    kept = asyncio.run(run(arguments.records, arguments.rounds)) >= LEAST
+    print("within budget" if kept else "OVER BUDGET")
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

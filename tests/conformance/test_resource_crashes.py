@@ -1,0 +1,189 @@
+"""A process that dies at any write leaves every record whole, once, and to be found."""
+
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+import pytest
+from places import Place
+
+from jobsync import (
+    Conflict,
+    Database,
+    Document,
+    Incomplete,
+    NotFound,
+    Resource,
+    Store,
+    Unavailable,
+)
+from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.decorator import StoreDecorator
+
+Step: TypeAlias = Callable[[Resource], Awaitable[Any]]
+State: TypeAlias = dict[str, int]
+
+
+class Crashed(BaseException):
+    """The process is gone."""
+
+
+class MortalStore(StoreDecorator):
+    """Makes so many changes, and dies: before the next one, or before its reply.
+
+    Batches die half-way, as they do on a store that knows no transactions.
+    """
+
+    def __init__(self, inner: Store, life: int, *, replies: bool) -> None:
+        super().__init__(inner)
+        self.made = 0
+        self._life = life
+        self._replies = replies
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Make changes, as far as life goes."""
+        left = self._life - self.made
+        self.made += len(changes)
+        if left >= len(changes):
+            return await super().write(changes)
+        if part := changes[: max(left, 0) + (not self._replies)]:
+            await self.inner.write(part)
+        raise Crashed
+
+
+def row(name: str, n: int) -> dict[str, Any]:
+    """Give a record."""
+    return {"id": name, "n": n}
+
+
+STORY: list[tuple[Step, State]] = [
+    (lambda r: r.insert(row("a", 1)), {"a": 1}),
+    (lambda r: r.insert_many([row(x, 1) for x in "bcd"]), {"a": 1, "b": 1, "c": 1, "d": 1}),
+    (lambda r: r.update("a", {"n": 2}), {"a": 2, "b": 1, "c": 1, "d": 1}),
+    (lambda r: r.upsert(row("e", 1)), {"a": 2, "b": 1, "c": 1, "d": 1, "e": 1}),
+    (lambda r: r.upsert(row("b", 3)), {"a": 2, "b": 3, "c": 1, "d": 1, "e": 1}),
+    (lambda r: r.replace("c", {"n": 4}), {"a": 2, "b": 3, "c": 4, "d": 1, "e": 1}),
+    (lambda r: r.delete("d"), {"a": 2, "b": 3, "c": 4, "e": 1}),
+    (lambda r: r.insert(row("d", 5)), {"a": 2, "b": 3, "c": 4, "d": 5, "e": 1}),
+    (lambda r: r.delete_many(["a", "b", "e"]), {"c": 4, "d": 5}),
+    (lambda r: r.insert_many([row("a", 6), row("f", 6)]), {"a": 6, "c": 4, "d": 5, "f": 6}),
+]
+"""What is done, and what is there afterwards."""
+
+CHANGES = 18
+"""How many changes the whole story makes, the definition's included."""
+
+
+async def find_all(resource: Resource) -> State:
+    """Look in every way there is; all of them must agree."""
+    listed = await resource.list()
+    found = {document.id: document.n for document in listed}
+    assert len(found) == len(listed), "doubled"
+    assert await resource.list_ids() == sorted(found)
+    assert await resource.count() == len(found)
+    assert {d.id: d.n for d in await resource.query({"n": {"$gt": 0}})} == found
+    one_by_one = await resource.get_many(list("abcdef"))
+    assert {d.id: d.n for d in one_by_one if isinstance(d, Document)} == found
+    return found
+
+
+async def live(store: Store, name: str) -> int:
+    """Tell the story to its end, or as far as one gets; give how many steps were done."""
+    done = 0
+    async with Database(connection=store) as database:
+        try:
+            resource = await database.create_resource(name, {"n": "number|required"})
+            for step, _ in STORY:
+                await step(resource)
+                done += 1
+        except Crashed:
+            pass
+    return done
+
+
+@pytest.mark.parametrize("replies", [True, False], ids=["before", "after"])
+async def test_a_crash_at_any_write_loses_and_doubles_nothing(place: Place, replies: bool) -> None:
+    """Each record is as before or after the step that was interrupted, which can be repeated."""
+    store = await place.open()
+    for life in range(CHANGES + 1):
+        name = f"r{life}"
+        mortal = MortalStore(store, life, replies=replies)
+        done = await live(mortal, name)
+        assert (done == len(STORY)) is (life == CHANGES)
+        before = STORY[done - 1][1] if done else {}
+        after = STORY[min(done, len(STORY) - 1)][1]
+        async with Database(connection=store) as database:
+            resource = await database.create_resource(name, {"n": "number|required"})
+            found = await find_all(resource)
+            for one in "abcdef":
+                assert found.get(one) in {before.get(one), after.get(one)}
+            for step, _ in itertools.islice(STORY, done, None):
+                try:
+                    await step(resource)
+                except (Conflict, Incomplete, NotFound):
+                    # It was done before the crash, all or part of it.
+                    assert step is STORY[done][0]
+            assert await find_all(resource) == STORY[-1][1]
+    await store.close()
+
+
+async def test_a_drop_that_was_cut_short_can_be_finished(place: Place) -> None:
+    """Wherever it ended, the resource is still there, or wholly gone; dropping it again ends it."""
+    store = await place.open()
+    for life in range(5):
+        name = f"r{life}"
+        async with Database(connection=store) as database:
+            resource = await database.create_resource(name)
+            await resource.insert_many([row(x, 1) for x in "abc"])
+        mortal = MortalStore(store, life, replies=True)
+        async with Database(connection=mortal) as database:
+            try:
+                await database.drop_resource(name)
+            except Crashed:
+                assert life < 4
+        async with Database(connection=store) as database:
+            assert (name in database.resources) is (life < 4)
+            if name in database.resources:
+                await database.drop_resource(name)
+            assert await (await database.create_resource(name)).list() == []
+    await store.close()
+
+
+async def test_a_store_that_goes_away_in_the_middle_of_a_batch_is_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing written: `Unavailable`. Something written: which, and what to try again."""
+    monkeypatch.setattr("jobsync.database.batch._MOST_RECORDS", 2)
+
+    class AwayStore(StoreDecorator):
+        writes = 0
+
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            if self.writes == 0:
+                raise Unavailable(self.name, "away")
+            self.writes -= 1
+            return await super().write(changes)
+
+    store = AwayStore(await place.open())
+    store.writes = 1
+    async with Database(connection=store) as database:
+        resource = await database.create_resource("r")
+        batch = [row(x, 1) for x in "abcde"]
+        with pytest.raises(Unavailable):
+            await resource.insert_many(batch)
+        assert await resource.list_ids() == []
+        store.writes = 1
+        with pytest.raises(Incomplete) as caught:
+            await resource.insert_many(batch)
+        assert caught.value.written == ("a", "b")
+        assert caught.value.unsent == ("c", "d", "e")
+        store.writes = 9
+        with pytest.raises(Incomplete) as caught:
+            await resource.insert_many(batch)
+        assert caught.value.conflicts == ("a", "b")
+        assert await resource.list_ids() == ["a", "b", "c", "d", "e"]
+        store.writes = 1
+        with pytest.raises(Incomplete) as caught:
+            await resource.delete_many(list("abcde"))
+        assert (caught.value.written, caught.value.unsent) == (("a", "b"), ("c", "d", "e"))
+    await store.close()

@@ -1,0 +1,49 @@
+"""Real processes on one resource: nothing is lost, and all agree."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import racing
+import racing_resources
+
+from jobsync import Database
+
+Locate: TypeAlias = Callable[[int], str]
+
+
+@pytest.fixture(params=["sqlite", "postgres", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty place of each kind."""
+    match request.param:
+        case "sqlite":
+            return f"sqlite:///{tmp_path / 'race.db'}"
+        case "postgres":
+            return f"{request.getfixturevalue('postgres').url}?schema={request.node.originalname}"
+        case _:
+            return str(request.getfixturevalue("bucket_url"))
+
+
+def test_processes_that_update_with_a_version_lose_nothing(
+    url: str, rounds: int, proof: Any
+) -> None:
+    """Whoever read an older version is refused, reads again, and counts once."""
+    names = [f"c{i}" for i in range(max(rounds // 4, 3))]
+    races = [(url, name) for name in names]
+    brought = list(racing.race(racing_resources.add_if_version, races, proof.tell))
+
+    async def read() -> list[int]:
+        async with Database(url) as database:
+            return [found.n for found in await database.resources.counters.get_many(names) if found]
+
+    assert asyncio.run(read()) == [sum(added) for added in brought]
+    proof.record("updates if_version", url=url.partition(":")[0], rounds=len(names))
+
+
+def test_processes_that_define_one_resource_agree(url: str, proof: Any) -> None:
+    """Each adds a field; all of them are there for everybody."""
+    races = [(url, f"r{i}") for i in range(3)]
+    for brought in racing.race(racing_resources.define_at_once, races, proof.tell):
+        assert brought == [[f"f{n}" for n in range(racing.PROCESSES)]] * racing.PROCESSES

@@ -1,0 +1,44 @@
+"""What processes race for on resources; see `racing`."""
+
+import asyncio
+import contextlib
+
+from racing import INCREMENTS, TASKS, Start
+
+from jobsync import Conflict, Database, Resource
+
+__all__ = ["add_if_version", "define_at_once"]
+
+
+async def add_if_version(url: str, key: str, number: int, start: Start) -> int:
+    """Let several tasks add to one record by `if_version`; give how much they added."""
+    del number
+    async with Database(url) as database:
+        counters = await database.create_resource("counters", {"n": "integer|required"})
+        with contextlib.suppress(Conflict):
+            await counters.insert({"id": key, "n": 0})
+        start()
+        await asyncio.gather(*(_add(counters, key) for _ in range(TASKS)))
+    return TASKS * INCREMENTS
+
+
+async def _add(counters: Resource, name: str) -> None:
+    for _ in range(INCREMENTS):
+        while True:
+            found = await counters.get(name)
+            assert found is not None
+            try:
+                await counters.update(name, {"n": found.n + 1}, if_version=found._version)
+            except Conflict:
+                continue
+            break
+
+
+async def define_at_once(url: str, key: str, number: int, start: Start) -> list[str]:
+    """Let all processes define one resource, each with a field of its own; give what is there."""
+    async with Database(url) as database:
+        start()
+        await database.create_resource(key, {f"f{number}": "number"})
+        start()
+        await database.list_resources()
+        return sorted(database.resources[key].schema.fields)
