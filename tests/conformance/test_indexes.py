@@ -1,0 +1,195 @@
+"""Indexes: what was written through one is found by it, whenever its writer died."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from chance import FakeClock, SeededRandomness
+from places import Place
+
+from jobsync import Applied, Components, Events, Invalid, OutcomeUnknown, Put, Record, Store
+from jobsync.database.index import Index
+from jobsync.stores.contract import BURIAL_AGE, Change, Outcome, Unknown
+from jobsync.stores.decorator import StoreDecorator
+
+
+def rank_of(value: Any) -> str | None:
+    """Order by `end`."""
+    end: str | None = value.get("end")
+    return end
+
+
+@pytest.fixture
+def components(clock: FakeClock) -> Components:
+    """Time that the test holds."""
+    return Components(clock=clock, randomness=SeededRandomness(5), events=Events())
+
+
+@pytest.fixture
+def index(store: Store, components: Components) -> Index:
+    """An index without entries."""
+    return Index(store, "things/end", rank_of, components)
+
+
+async def put(index: Index, name: str, end: str | None, base: Record | None = None) -> Record:
+    """Write one record through an index."""
+    value = {"end": end} if end is not None else {}
+    (outcome,) = await index.write([Put(f"data/things/{name}", value, base)])
+    assert isinstance(outcome, Applied)
+    return outcome.record
+
+
+def names(records: list[Record]) -> list[str]:
+    """Give the names of records."""
+    return [record.key.rpartition("/")[2] for record in records]
+
+
+async def entries(store: Store) -> int:
+    """Count entries, right and dangling."""
+    return len(await store.heads("index/things/end/"))
+
+
+async def test_records_are_found_in_the_order_of_the_index(index: Index) -> None:
+    """By rank, whatever their names, up to and with a bound; those without rank are not in it."""
+    for name, end in [("a", "3"), ("b", "1"), ("c", None), ("d", "2"), ("e", "2 b"), ("f", "2-b")]:
+        await put(index, name, end)
+    assert names(await index.find()) == ["b", "d", "e", "f", "a"]
+    assert names(await index.find(until="2")) == ["b", "d"]
+    assert names(await index.find(limit=3)) == ["b", "d", "e"]
+
+
+async def test_a_record_that_moves_is_found_in_its_new_place_alone(
+    index: Index, store: Store
+) -> None:
+    """The entry of the old place is skipped, and swept at once: its write is known to be over."""
+    record = await put(index, "a", "1")
+    record = await put(index, "a", "9", record)
+    await put(index, "b", "5")
+    assert names(await index.find()) == ["b", "a"]
+    assert names(await index.find(until="5")) == ["b"]
+    assert await entries(store) == 3
+    assert await index.sweep() == 1
+    assert names(await index.find()) == ["b", "a"]
+    await put(index, "a", "1", record)
+    assert names(await index.find()) == ["a", "b"]
+
+
+async def test_a_record_that_keeps_its_rank_needs_no_new_entry(index: Index, store: Store) -> None:
+    """Rewriting a record costs one write."""
+    record = await put(index, "a", "1")
+    await put(index, "a", "1", record)
+    assert await entries(store) == 1
+    assert names(await index.find()) == ["a"]
+
+
+async def test_a_record_that_came_back_to_a_place_is_found_once(index: Index) -> None:
+    """Two entries may lead to it."""
+    record = await put(index, "a", "1")
+    record = await put(index, "a", "2", record)
+    await put(index, "a", "1", record)
+    assert names(await index.find()) == ["a"]
+
+
+async def test_a_deleted_record_is_not_found(index: Index, store: Store) -> None:
+    """Its entry goes with the next sweep; one that is made again has an entry of its own."""
+    record = await put(index, "a", "1")
+    tombstone = await store.delete(record)
+    assert await index.find() == []
+    assert await index.sweep() == 1
+    await put(index, "a", "1", tombstone)
+    assert names(await index.find()) == ["a"]
+
+
+class Dying(StoreDecorator):
+    """Dies at its n-th write."""
+
+    def __init__(self, inner: Store, writes: int) -> None:
+        super().__init__(inner)
+        self._left = writes
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Make changes, or die."""
+        self._left -= 1
+        if self._left < 0:
+            raise KeyboardInterrupt
+        return await super().write(changes)
+
+
+@pytest.mark.parametrize("writes", range(4))
+async def test_a_crash_at_any_write_leaves_every_record_to_be_found(
+    place: Place, components: Components, clock: FakeClock, writes: int
+) -> None:
+    """Entry before record: there may be an entry too many, never one too few."""
+    store = await place.open()
+    index = Index(Dying(store, writes), "things/end", rank_of, components)
+    try:
+        record = await put(index, "a", "1")
+        await put(index, "a", "2", record)
+    except KeyboardInterrupt:
+        pass
+    index = Index(store, "things/end", rank_of, components)
+    for _ in range(2):
+        there = await store.scan("data/things/")
+        assert names(await index.find()) == names(there)
+        ranks = {record.value["end"] for record in there}
+        assert ranks == {0: set(), 1: set(), 2: {"1"}, 3: {"1"}, 4: {"2"}}[writes]
+        # An hour later all that dangles is swept, and nothing else.
+        await clock.sleep(BURIAL_AGE + 1)
+        await index.sweep()
+        assert await entries(store) == len(there)
+    await store.close()
+
+
+async def test_what_may_still_arrive_is_not_swept(
+    index: Index, store: Store, clock: FakeClock, components: Components
+) -> None:
+    """An entry whose record is not there yet stays for an hour: its write may be under way."""
+    held: list[Sequence[Change]] = []
+
+    class Slow(StoreDecorator):
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            if changes[0].key.startswith("data/"):
+                held.append(changes)
+                return [Unknown("lost") for _ in changes]
+            return await super().write(changes)
+
+    await Index(Slow(store), "things/end", rank_of, components).write(
+        [Put("data/things/a", {"end": "1"})]
+    )
+    await clock.sleep(900)
+    assert await index.find() == []
+    assert await index.sweep() == 0
+    await store.write(held[0])
+    assert names(await index.find()) == ["a"]
+    await clock.sleep(BURIAL_AGE)
+    assert await index.sweep() == 0
+
+
+async def test_no_record_is_written_whose_entry_is_unknown(
+    store: Store, components: Components
+) -> None:
+    """A record that no entry leads to would never be found."""
+
+    class Unsure(StoreDecorator):
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            return [Unknown("lost") for _ in changes]
+
+    index = Index(Unsure(store), "things/end", rank_of, components)
+    with pytest.raises(OutcomeUnknown, match="index/things/end/"):
+        await index.write([Put("data/things/a", {"end": "1"})])
+    assert await store.get("data/things/a") is None
+
+
+async def test_what_is_strange_is_refused_or_set_aside(
+    index: Index, store: Store, components: Components
+) -> None:
+    """A rank that is too long writes nothing; an entry that is none is reported and left."""
+    told: list[Any] = []
+    components.events.on("store:record-set-aside", told.append)
+    with pytest.raises(Invalid, match="rank="):
+        await put(index, "a", "x" * 190)
+    await store.create("index/things/end/strange", 5)
+    await put(index, "b", "1")
+    assert names(await index.find()) == ["b"]
+    assert await index.sweep(older_than=-1) == 0
+    assert [event.key for event in told] == ["index/things/end/strange"]
