@@ -27,7 +27,7 @@ import msgspec
 from jobsync.core.names import closest
 from jobsync.errors import Invalid
 
-__all__ = ["Callback", "Event", "Events", "HandlerFailed", "Spawn", "known_events"]
+__all__ = ["Callback", "Event", "Events", "HandlerFailed", "Spawn", "Teller", "known_events"]
 
 Callback: TypeAlias = Callable[[Any], object]
 """Takes an event. What it returns is ignored, but for a coroutine, which the host runs."""
@@ -292,6 +292,32 @@ class Events:
         # A listener that fails to hear of failures would be told of its own for ever.
         if not isinstance(event, HandlerFailed):
             self._tell(failure)
+
+
+class Teller:
+    """Something that tells facts of its own: who listens to it hears of those alone."""
+
+    events: Events
+
+    @overload
+    def on(self, name: str) -> Callable[[_C], _C]: ...
+    @overload
+    def on(self, name: str, callback: _C) -> _C: ...
+    def on(self, name: str, callback: Any = None) -> Any:
+        """Call back whenever it happens; see `Events.on`."""
+        return self.events.on(name, callback)
+
+    @overload
+    def once(self, name: str) -> Callable[[_C], _C]: ...
+    @overload
+    def once(self, name: str, callback: _C) -> _C: ...
+    def once(self, name: str, callback: Any = None) -> Any:
+        """Call back the next time it happens; see `Events.once`."""
+        return self.events.once(name, callback)
+
+    def off(self, name: str, callback: Callback) -> bool:
+        """Stop calling back; see `Events.off`."""
+        return self.events.off(name, callback)
 
 
 def _check_name(name: object) -> None:

@@ -10,8 +10,7 @@ raises the same, until it is disconnected.
 """
 
 import asyncio
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -19,33 +18,20 @@ from typing import Any, Self, TypeVar
 from jobsync.components import Components
 from jobsync.core.attributes import parse
 from jobsync.core.redaction import redact
-from jobsync.core.schema import Schema
-from jobsync.database.definition import DEFINITIONS, Definition
+from jobsync.database.catalogue import Catalogue
 from jobsync.database.named import Named
 from jobsync.database.plugin import Plugin, check_plugin_name
 from jobsync.database.resource import Resource
-from jobsync.database.shelf import Shelf, Verdict
 from jobsync.database.storage import PluginStorage
 from jobsync.database.supervisor import Supervisor, Work
-from jobsync.errors import Conflict, Corrupt, Invalid, NotFound
-from jobsync.events import Callback, Event, Events
-from jobsync.stores.contract import Record, Store
+from jobsync.errors import Invalid
+from jobsync.events import Event, Teller
+from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store
-from jobsync.stores.witness import Witness
 
-__all__ = [
-    "Database",
-    "DatabaseConnected",
-    "DatabaseDisconnected",
-    "ResourceCreated",
-    "ResourceDropped",
-    "ResourceEvolved",
-]
+__all__ = ["Database", "DatabaseConnected", "DatabaseDisconnected"]
 
 P = TypeVar("P", bound=Plugin)
-
-_PAGE = 1000
-_is_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
 
 
 class _AboutStore(Event, frozen=True, kw_only=True):
@@ -64,29 +50,7 @@ class DatabaseDisconnected(_AboutStore, frozen=True, kw_only=True):
     name = "db:disconnected"
 
 
-class _AboutResource(Event, frozen=True, kw_only=True):
-    resource: str
-
-
-class ResourceCreated(_AboutResource, frozen=True, kw_only=True):
-    """A resource was defined that was not there."""
-
-    name = "db:resource-created"
-
-
-class ResourceEvolved(_AboutResource, frozen=True, kw_only=True):
-    """A resource's definition was changed in a compatible way."""
-
-    name = "db:resource-evolved"
-
-
-class ResourceDropped(_AboutResource, frozen=True, kw_only=True):
-    """A resource was removed, with its records."""
-
-    name = "db:resource-dropped"
-
-
-class Database:
+class Database(Teller):
     """A store with resources and plugins.
 
     Args:
@@ -120,12 +84,10 @@ class Database:
         self._turn = asyncio.Lock()
         self._store: Store | None = None
         self._supervisor: Supervisor | None = None
-        self._resources: dict[str, Resource] = {}
+        self._catalogue = Catalogue(self._use, self._components)
         self._plugins: dict[str, Plugin] = {}
-        self._definitions = Shelf(self._use, DEFINITIONS, self._components, "resource")
-        self._witness = Witness("resources", self._components.events)
-        self.events: Events = self._components.events
-        self.resources = Named("resource", self._resources)
+        self.events = self._components.events
+        self.resources = Named("resource", self._catalogue.resources)
         self.plugins = Named("plugin", self._plugins)
 
     def __repr__(self) -> str:
@@ -141,8 +103,6 @@ class Database:
         await self.disconnect()
         if error is None and failed is not None:
             failed.check()
-
-    # Connecting
 
     async def connect(self) -> Self:
         """Open the store, read the definitions, start the plugins; once, however often called.
@@ -186,8 +146,6 @@ class Database:
         """
         self._use()
 
-    # Resources
-
     async def create_resource(
         self,
         name: str,
@@ -210,29 +168,9 @@ class Database:
             Invalid: a name, type or rule is unknown, or records that are there would no
                 longer pass; names the reason. Nothing was written.
         """
-        _check_resource_name(name)
         fields = None if attributes is None else parse(attributes)
-        before: Definition | None = None
-        after = Definition(name)
-
-        def decide(current: Record | None) -> Any:
-            nonlocal before, after
-            before = None if current is None else Definition.read(current)
-            there = Schema() if before is None else before.schema
-            wanted = Schema(
-                fields=there.fields if fields is None else fields,
-                strict=there.strict if strict is None else strict,
-            )
-            after = Definition(name, wanted) if before is None else before.evolve(wanted)
-            return Verdict.KEEP if after == before else after.write(current)
-
-        await self._definitions.change(name, decide)
-        resource = self._remember(after)
+        resource = await self._catalogue.define(name, fields, strict=strict)
         resource.add_hooks(hooks or {})
-        if before is None:
-            self.events.emit(ResourceCreated(resource=name))
-        elif before != after:
-            self.events.emit(ResourceEvolved(resource=name))
         return resource
 
     def resource(self, name: str) -> Resource:
@@ -246,17 +184,7 @@ class Database:
 
     async def list_resources(self) -> list[str]:
         """Look which resources there are, also those that others have defined since."""
-        names: list[str] = []
-        after = ""
-        while True:
-            records = await self._use().scan(DEFINITIONS, after=after, limit=_PAGE)
-            names += [self._remember(found).name for found in self._understand(records)]
-            if len(records) < _PAGE:
-                break
-            after = records[-1].key
-        for gone in self._resources.keys() - set(names):
-            del self._resources[gone]
-        return names
+        return await self._catalogue.look()
 
     async def drop_resource(self, name: str) -> None:
         """Remove a resource and all its records.
@@ -269,21 +197,7 @@ class Database:
             Conflict: its definition was changed meanwhile.
             Incomplete: some records could not be removed; tells which.
         """
-        there = await self._definitions.get(name)
-        if there is None:
-            raise NotFound("resource", name, sorted(self._resources))
-        await self._remember(Definition.read(there)).delete_all()
-
-        def decide(current: Record | None) -> Verdict:
-            if current is not None and current.version != there.version:
-                raise Conflict(self._definitions.title(name), "its definition was changed")
-            return Verdict.REMOVE
-
-        await self._definitions.change(name, decide)
-        self._resources.pop(name, None)
-        self.events.emit(ResourceDropped(resource=name))
-
-    # Plugins and background work
+        await self._catalogue.drop(name)
 
     async def use_plugin(self, plugin: P, alias: str | None = None) -> P:
         """Add a plugin. It starts at `connect`, or at once if that has been.
@@ -322,22 +236,6 @@ class Database:
         self._use()
         assert self._supervisor is not None  # noqa: S101 - it lives as long as the store
         return self._supervisor.run(work, name)
-
-    # Events
-
-    def on(self, name: str, callback: Callback) -> Callback:
-        """Call back whenever it happens."""
-        return self.events.on(name, callback)
-
-    def once(self, name: str, callback: Callback) -> Callback:
-        """Call back the next time it happens."""
-        return self.events.once(name, callback)
-
-    def off(self, name: str, callback: Callback) -> bool:
-        """Stop calling back."""
-        return self.events.off(name, callback)
-
-    # How it is done
 
     @property
     def _title(self) -> str:
@@ -383,26 +281,4 @@ class Database:
 
     def _forget(self) -> None:
         self._store = self._supervisor = None
-        self._resources.clear()
-
-    def _understand(self, records: Sequence[Record]) -> Iterator[Definition]:
-        for record in records:
-            try:
-                yield Definition.read(record)
-            except Corrupt as corrupt:
-                self._witness.report(corrupt)
-
-    def _remember(self, definition: Definition) -> Resource:
-        """Give the one resource of a name, with its newest definition."""
-        resource = self._resources.get(definition.name)
-        if resource is None:
-            resource = Resource(definition, self._use, self._components)
-            self._resources[definition.name] = resource
-        resource.define(definition)
-        return resource
-
-
-def _check_resource_name(name: Any) -> None:
-    if not (isinstance(name, str) and _is_name(name)):
-        fix = "use a letter, then up to 99 letters, digits, _ and -"
-        raise Invalid("name", name, "is no name for a resource", fix)
+        self._catalogue.forget()

@@ -7,14 +7,14 @@ it raises becomes the event `jobsync:handler-failed`, because what is written is
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from jobsync.core.names import closest
 from jobsync.errors import Invalid
 from jobsync.events import Events, HandlerFailed
 
-__all__ = ["VERBS", "Hook", "Hooks", "Verb"]
+__all__ = ["Hook", "Hooks", "Verb"]
 
 Verb: TypeAlias = Literal[
     "insert",
@@ -31,7 +31,7 @@ Verb: TypeAlias = Literal[
     "query",
 ]
 
-VERBS: tuple[Verb, ...] = get_args(Verb)
+_PLACES = [f"{when}_{verb}" for when in ("before", "after") for verb in get_args(Verb)]
 
 Hook: TypeAlias = Callable[[Any], Any]
 """Plain or a coroutine function."""
@@ -48,26 +48,22 @@ class Hooks:
         self._events = events
         self._hooks: dict[str, list[Hook]] = {}
 
-    def add(self, name: str, hook: Hook) -> None:
-        """Add one, by a name such as `before_insert`.
+    def place(self, name: str, hook: Any = None) -> Any:
+        """Add one, by a name such as `before_insert`; without one, decorate one.
 
         Raises:
             Invalid: there is no such place, or it cannot be called.
         """
-        known = [f"{when}_{verb}" for when in ("before", "after") for verb in VERBS]
-        if name not in known:
-            hint = closest(name, known)
-            fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(known)}"
+        if name not in _PLACES:
+            hint = closest(name, _PLACES)
+            fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_PLACES)}"
             raise Invalid("hook", name, "is no place for a hook", fix)
+        if hook is None:
+            return lambda decorated: self.place(name, decorated)
         if not callable(hook):
             raise Invalid(name, hook, "cannot be called", "pass a function of one argument")
         self._hooks.setdefault(name, []).append(hook)
-
-    def add_all(self, hooks: Mapping[str, Any]) -> None:
-        """Add several: by name, one function or a list of them."""
-        for name, given in hooks.items():
-            for hook in given if isinstance(given, list | tuple) else [given]:
-                self.add(name, hook)
+        return hook
 
     async def before(self, verb: Verb, given: Any) -> Any:
         """Let those that come before a verb have their say; give what it works with."""

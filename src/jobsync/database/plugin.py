@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from jobsync.database.storage import PluginStorage
 from jobsync.database.supervisor import Work
 from jobsync.errors import Invalid
-from jobsync.events import Callback, Event, Events
+from jobsync.events import Event, Events, Teller
 
 if TYPE_CHECKING:
     from jobsync.database.database import Database
@@ -39,7 +39,7 @@ class PluginStopped(_About, frozen=True, kw_only=True):
     name = "db:plugin-stopped"
 
 
-class Plugin:
+class Plugin(Teller):
     """Inherit it, and override `on_install`, `on_start` and `on_stop` as needed.
 
     Args:
@@ -74,8 +74,6 @@ class Plugin:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name or self.slug!r})"
 
-    # What a plugin may do
-
     async def on_install(self) -> None:
         """Prepare what is needed before the first start: resources, for one."""
 
@@ -84,8 +82,6 @@ class Plugin:
 
     async def on_stop(self) -> None:
         """End the work in good order. What still runs in the background then is cancelled."""
-
-    # What a plugin may use
 
     @property
     def database(self) -> "Database":
@@ -119,24 +115,10 @@ class Plugin:
         """Tell a fact to who listens to this plugin, and to who listens to the database."""
         self.events.emit(event)
 
-    # What its users may do
-
     @property
     def is_running(self) -> bool:
         """Whether it was started and not stopped since."""
         return self._running
-
-    def on(self, name: str, callback: Callback) -> Callback:
-        """Call back whenever this plugin tells a fact."""
-        return self.events.on(name, callback)
-
-    def once(self, name: str, callback: Callback) -> Callback:
-        """Call back the next time that this plugin tells a fact."""
-        return self.events.once(name, callback)
-
-    def off(self, name: str, callback: Callback) -> bool:
-        """Stop calling back."""
-        return self.events.off(name, callback)
 
     def name_under(self, alias: str | None) -> str:
         """Give the name that it has in a database.

@@ -23,7 +23,7 @@ from jobsync.database.hooks import Hook, Hooks, Verb
 from jobsync.database.listing import Listing, Page
 from jobsync.database.shelf import Shelf, Verdict
 from jobsync.errors import Conflict, Incomplete, Invalid, NotFound
-from jobsync.events import Callback, Event, Events
+from jobsync.events import Event, Events, Teller
 from jobsync.stores.contract import Record, Store, Where
 
 __all__ = ["DATA", "RecordsDeleted", "RecordsInserted", "RecordsUpdated", "Resource"]
@@ -64,7 +64,7 @@ class RecordsDeleted(_Written, frozen=True, kw_only=True):
     name = "resource:deleted"
 
 
-class Resource:
+class Resource(Teller):
     """Records of one kind. Make it with `Database.create_resource`.
 
     Args:
@@ -99,8 +99,6 @@ class Resource:
         self._definition = definition
         self._drafting = Drafting(definition.name, definition.schema)
 
-    # Hooks and events
-
     @overload
     def before(self, verb: Verb) -> Callable[[_H], _H]: ...
     @overload
@@ -108,46 +106,30 @@ class Resource:
     def before(self, verb: Verb, hook: Any = None) -> Any:
         """Call a function before a verb; it may change what the verb is given, or refuse it.
 
+        Without a function, decorates one.
+
         Raises:
             Invalid: there is no such verb.
         """
-        return self._add_hook(f"before_{verb}", hook)
+        return self._hooks.place(f"before_{verb}", hook)
 
     @overload
     def after(self, verb: Verb) -> Callable[[_H], _H]: ...
     @overload
     def after(self, verb: Verb, hook: _H) -> _H: ...
     def after(self, verb: Verb, hook: Any = None) -> Any:
-        """Call a function after a verb, with its outcome.
+        """Call a function after a verb, with its outcome. Without a function, decorates one.
 
         Raises:
             Invalid: there is no such verb.
         """
-        return self._add_hook(f"after_{verb}", hook)
+        return self._hooks.place(f"after_{verb}", hook)
 
     def add_hooks(self, hooks: Mapping[str, Any]) -> None:
         """Add hooks by names such as `before_insert`: a function each, or a list of them."""
-        self._hooks.add_all(hooks)
-
-    def _add_hook(self, name: str, hook: Any) -> Any:
-        if hook is None:
-            return lambda decorated: self._add_hook(name, decorated)
-        self._hooks.add(name, hook)
-        return hook
-
-    def on(self, name: str, callback: Callback) -> Callback:
-        """Call back whenever it happens to this resource."""
-        return self.events.on(name, callback)
-
-    def once(self, name: str, callback: Callback) -> Callback:
-        """Call back the next time it happens to this resource."""
-        return self.events.once(name, callback)
-
-    def off(self, name: str, callback: Callback) -> bool:
-        """Stop calling back."""
-        return self.events.off(name, callback)
-
-    # One record
+        for name, given in hooks.items():
+            for hook in given if isinstance(given, list | tuple) else [given]:
+                self._hooks.place(name, hook)
 
     async def insert(self, record: Mapping[str, Json]) -> Document:
         """Add a record; one without an id is given one that sorts by time.
@@ -226,8 +208,6 @@ class Resource:
 
         return await self._around("delete", id, work)
 
-    # Many records
-
     async def insert_many(self, records: Sequence[Mapping[str, Json]]) -> list[Document]:
         """Add records, in as few requests as the store allows.
 
@@ -283,8 +263,6 @@ class Resource:
             self._check_complete(tally)
             removed += len(tally.written)
         return removed
-
-    # Reading in order
 
     async def list(self, *, limit: int | None = None, offset: int = 0) -> Documents:
         """Give records in the order of their ids; all of them, unless told otherwise."""
@@ -347,8 +325,6 @@ class Resource:
         """Go through all records in the order of their ids, a page at a time."""
         async for document in self._listing.walk():
             yield document
-
-    # How it is done
 
     async def _around(self, verb: Verb, given: Any, work: Callable[[Any], Awaitable[T]]) -> T:
         outcome = await work(await self._hooks.before(verb, given))

@@ -1,0 +1,158 @@
+"""Which resources there are: defined in the store, and so the same for every process.
+
+Of several who define one at a time, each goes on from what the others have made. Within a
+process there is one `Resource` for each name, whatever its definition becomes.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jobsync.components import Components
+from jobsync.core.codec import Json
+from jobsync.core.schema import Fields, Schema
+from jobsync.database.definition import DEFINITIONS, Definition
+from jobsync.database.resource import Resource
+from jobsync.database.shelf import Shelf, Verdict
+from jobsync.errors import Conflict, Corrupt, Invalid, NotFound
+from jobsync.events import Event
+from jobsync.stores.contract import Record, Store
+from jobsync.stores.witness import Witness
+
+__all__ = ["Catalogue", "ResourceCreated", "ResourceDropped", "ResourceEvolved"]
+
+_PAGE = 1000
+_is_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
+
+
+class _AboutResource(Event, frozen=True, kw_only=True):
+    resource: str
+
+
+class ResourceCreated(_AboutResource, frozen=True, kw_only=True):
+    """A resource was defined that was not there."""
+
+    name = "db:resource-created"
+
+
+class ResourceEvolved(_AboutResource, frozen=True, kw_only=True):
+    """A resource's definition was changed in a compatible way."""
+
+    name = "db:resource-evolved"
+
+
+class ResourceDropped(_AboutResource, frozen=True, kw_only=True):
+    """A resource was removed, with its records."""
+
+    name = "db:resource-dropped"
+
+
+class Catalogue:
+    """The resources of one database.
+
+    Args:
+        source: gives the store, or raises what keeps it from being used.
+        components: time, randomness and events.
+
+    Attributes:
+        resources: those that this process knows.
+    """
+
+    def __init__(self, source: Callable[[], Store], components: Components) -> None:
+        self.resources: dict[str, Resource] = {}
+        self._source = source
+        self._components = components
+        self._events = components.events
+        self._witness = Witness("resources", components.events)
+        self._shelf = Shelf(source, DEFINITIONS, components, "resource")
+
+    async def define(self, name: str, fields: Fields | None, *, strict: bool | None) -> Resource:
+        """Define one, or change the definition that is there; None keeps what it says.
+
+        Raises:
+            Invalid: it is no name, or records that are there would no longer pass.
+        """
+        _check_name(name)
+        before: Definition | None = None
+        after = Definition(name)
+
+        def decide(current: Record | None) -> Json | Verdict:
+            nonlocal before, after
+            before = None if current is None else Definition.read(current)
+            there = Schema() if before is None else before.schema
+            wanted = Schema(
+                fields=there.fields if fields is None else fields,
+                strict=there.strict if strict is None else strict,
+            )
+            after = Definition(name, wanted) if before is None else before.evolve(wanted)
+            return Verdict.KEEP if after == before else after.write(current)
+
+        await self._shelf.change(name, decide)
+        resource = self._remember(after)
+        if before is None:
+            self._events.emit(ResourceCreated(resource=name))
+        elif before != after:
+            self._events.emit(ResourceEvolved(resource=name))
+        return resource
+
+    async def look(self) -> list[str]:
+        """Read all definitions; give their names."""
+        names: list[str] = []
+        after = ""
+        while True:
+            records = await self._source().scan(DEFINITIONS, after=after, limit=_PAGE)
+            names += [self._remember(found).name for found in self._understand(records)]
+            if len(records) < _PAGE:
+                break
+            after = records[-1].key
+        for gone in self.resources.keys() - set(names):
+            del self.resources[gone]
+        return names
+
+    async def drop(self, name: str) -> None:
+        """Remove the records of one, then its definition.
+
+        Raises:
+            NotFound: there is none.
+            Conflict: its definition was changed meanwhile.
+            Incomplete: some records could not be removed.
+        """
+        there = await self._shelf.get(name)
+        if there is None:
+            raise NotFound("resource", name, sorted(self.resources))
+        await self._remember(Definition.read(there)).delete_all()
+
+        def decide(current: Record | None) -> Verdict:
+            if current is not None and current.version != there.version:
+                raise Conflict(self._shelf.title(name), "its definition was changed")
+            return Verdict.REMOVE
+
+        await self._shelf.change(name, decide)
+        self.resources.pop(name, None)
+        self._events.emit(ResourceDropped(resource=name))
+
+    def forget(self) -> None:
+        """Know nothing any more, as before the first look."""
+        self.resources.clear()
+
+    def _remember(self, definition: Definition) -> Resource:
+        """Give the one resource of a name, with its newest definition."""
+        resource = self.resources.get(definition.name)
+        if resource is None:
+            resource = Resource(definition, self._source, self._components)
+            self.resources[definition.name] = resource
+        resource.define(definition)
+        return resource
+
+    def _understand(self, records: Sequence[Record]) -> Iterator[Definition]:
+        for record in records:
+            try:
+                yield Definition.read(record)
+            except Corrupt as corrupt:
+                self._witness.report(corrupt)
+
+
+def _check_name(name: Any) -> None:
+    if not (isinstance(name, str) and _is_name(name)):
+        fix = "use a letter, then up to 99 letters, digits, _ and -"
+        raise Invalid("name", name, "is no name for a resource", fix)
