@@ -40,6 +40,7 @@ __all__ = [
 
 _SHOWN = 120
 _NAMED = 3
+_LISTED = 20
 
 
 def _show(value: object) -> str:
@@ -96,7 +97,10 @@ class InvalidRecord(Invalid):
         self.args = (resource, self.problems)
 
     def __str__(self) -> str:
-        return f"{self.resource}: {'; '.join(map(str, self.problems))}"
+        shown = [str(problem) for problem in self.problems[:_LISTED]]
+        if left := len(self.problems) - len(shown):
+            shown.append(f"and {left} more")
+        return f"{self.resource}: {'; '.join(shown)}"
 
 
 class Misconfigured(_BadValue):

@@ -368,7 +368,9 @@ async def test_a_hook_that_fails_afterwards_is_an_event(
     failures: list[Event] = []
     called: list[Any] = []
     database.on("jobsync:handler-failed", failures.append)
-    sessions.add_hooks({"after_insert": [lambda _: 1 / 0, called.append]})
+    hooks = {"after_insert": [lambda _: 1 / 0, called.append]}
+    await database.create_resource("sessions", SESSION, hooks=hooks)
+    assert await database.create_resource("sessions", hooks=hooks) is sessions
     made = await sessions.insert(ANN)
     assert called == [made]
     assert [event["event"] for event in failures] == ["after_insert"]

@@ -127,6 +127,13 @@ def test_a_long_value_is_cut() -> None:
     assert len(str(error.value)) == 1_000_000
 
 
+def test_a_long_list_of_problems_is_cut() -> None:
+    """A message stays readable when a thousand records are wrong; the field has them all."""
+    error = InvalidRecord("users", [Problem(f"[{i}].n", i, "p", "r") for i in range(1000)])
+    assert str(error).endswith("[19].n=19: p (rule: r); and 980 more")
+    assert len(error.problems) == 1000
+
+
 def test_a_value_that_just_fits_is_whole() -> None:
     """A value of exactly the width is not cut."""
     assert str(Invalid("a", "x" * 118, "p", "f")) == f"a='{'x' * 118}': p; f"

@@ -15,6 +15,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import msgspec
+
 from jobsync.components import Components
 from jobsync.core.attributes import parse
 from jobsync.core.redaction import redact
@@ -65,6 +67,7 @@ class Database(Teller):
         resources: what is defined, as `db.resources.sessions` and `db.resources["sessions"]`.
         plugins: what was added, by its name.
         events: where all that happens is told.
+        components: time, randomness and those events.
     """
 
     def __init__(
@@ -80,13 +83,12 @@ class Database(Teller):
             fix = "pass one of url, connection_string and connection"
             raise Invalid("url", len(given), "stores are named", fix)
         self._place: str | Store | None = given[0] if given else None
-        self._components = components or Components.system()
+        self.components = components or Components.system()
         self._turn = asyncio.Lock()
-        self._store: Store | None = None
-        self._supervisor: Supervisor | None = None
-        self._catalogue = Catalogue(self._use, self._components)
+        self._link: _Link | None = None
+        self._catalogue = Catalogue(lambda: self.store, self.components)
         self._plugins: dict[str, Plugin] = {}
-        self.events = self._components.events
+        self.events = self.components.events
         self.resources = Named("resource", self._catalogue.resources)
         self.plugins = Named("plugin", self._plugins)
 
@@ -99,10 +101,10 @@ class Database(Teller):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        failed = self._supervisor
+        link = self._link
         await self.disconnect()
-        if error is None and failed is not None:
-            failed.check()
+        if error is None and link is not None:
+            link.supervisor.check()
 
     async def connect(self) -> Self:
         """Open the store, read the definitions, start the plugins; once, however often called.
@@ -112,39 +114,32 @@ class Database(Teller):
             Unavailable: it does not answer.
         """
         async with self._turn:
-            if self._store is not None:
-                self._use()
-                return self
-            try:
+            if self._link is None:
                 await self._open()
-                await self.list_resources()
-                for plugin in list(self._plugins.values()):
-                    await plugin.start()
-            except BaseException:
-                await self._close()
-                raise
-        self.events.emit(DatabaseConnected(store=self._title))
+            self._use()
         return self
 
     async def disconnect(self) -> None:
         """Stop the plugins and what else runs, then let go of the store. Safe to repeat."""
         async with self._turn:
-            if self._store is not None:
-                await self._close()
+            if self._link is not None:
+                told = DatabaseDisconnected(store=self._title)
+                await self._close(self._link, told)
 
     @property
     def is_connected(self) -> bool:
         """Whether it was connected and not disconnected since."""
-        return self._store is not None
+        return self._link is not None
 
-    def check_connected(self) -> None:
-        """Refuse to go on with a database that cannot be used.
+    @property
+    def store(self) -> Store:
+        """The store below.
 
         Raises:
-            Invalid: it is not connected.
+            Invalid: the database is not connected.
             whatever made background work fail.
         """
-        self._use()
+        return self._use().store
 
     async def create_resource(
         self,
@@ -217,7 +212,7 @@ class Database(Teller):
                 raise Invalid("alias", name, "is taken", "pass another alias")
             plugin.attach(self, name, alias)
             self._plugins[name] = plugin
-        if self._store is not None:
+        if self._link is not None:
             await plugin.start()
         return plugin
 
@@ -225,7 +220,7 @@ class Database(Teller):
         """Give what plugins of a kind keep in a namespace."""
         check_plugin_name("slug", slug)
         check_plugin_name("namespace", namespace)
-        return PluginStorage(self._use, slug, namespace, self._components)
+        return PluginStorage(lambda: self.store, slug, namespace, self.components)
 
     def run_in_background(self, work: Work, name: str) -> asyncio.Task[None]:
         """Run work until it returns or the database is disconnected.
@@ -233,14 +228,12 @@ class Database(Teller):
         `Unavailable` begins it again after a pause; anything else that it raises makes the
         database fail.
         """
-        self._use()
-        assert self._supervisor is not None  # noqa: S101 - it lives as long as the store
-        return self._supervisor.run(work, name)
+        return self._use().supervisor.run(work, name)
 
     @property
     def _title(self) -> str:
         """Which store, without secrets."""
-        match self._store or self._place:
+        match self._place if self._link is None else self._link.store:
             case None:
                 return "default store"
             case str() as url:
@@ -248,37 +241,51 @@ class Database(Teller):
             case store:
                 return store.name
 
-    def _use(self) -> Store:
-        """Give the store, or raise what keeps it from being used."""
-        if self._supervisor is not None:
-            self._supervisor.check()
-        if self._store is None:
+    def _use(self) -> "_Link":
+        """Give what connects to the store, or raise what keeps it from being used."""
+        if self._link is None:
             fix = "await database.connect() first"
             raise Invalid("database", self._title, "is not connected", fix)
-        return self._store
+        self._link.supervisor.check()
+        return self._link
 
     async def _open(self) -> None:
         place = self._place
-        if isinstance(place, Store):
-            self._store = place
-        else:
-            self._store = await open_store(place, self._components)
-        self._supervisor = Supervisor(self._components)
-        await self._supervisor.start()
+        own = not isinstance(place, Store)
+        store = place if isinstance(place, Store) else await open_store(place, self.components)
+        link = self._link = _Link(store, Supervisor(self.components), own)
+        try:
+            await link.supervisor.start()
+            await self.list_resources()
+            for plugin in list(self._plugins.values()):
+                await plugin.start()
+        except BaseException:
+            await self._close(link)
+            raise
+        self.events.emit(DatabaseConnected(store=self._title))
 
-    async def _close(self) -> None:
+    async def _close(self, link: "_Link", told: Event | None = None) -> None:
         """Stop and close everything, whatever of it raises."""
         async with AsyncExitStack() as stack:
             # Called from the last to the first.
             stack.callback(self._forget)
-            if self._store is not None and self._store is not self._place:
-                stack.push_async_callback(self._store.close)
-            if self._supervisor is not None:
-                stack.push_async_callback(self._supervisor.stop)
-            stack.callback(self.events.emit, DatabaseDisconnected(store=self._title))
+            if link.own:
+                stack.push_async_callback(link.store.close)
+            stack.push_async_callback(link.supervisor.stop)
+            if told is not None:
+                stack.callback(self.events.emit, told)
             for plugin in self._plugins.values():
                 stack.push_async_callback(plugin.stop)
 
     def _forget(self) -> None:
-        self._store = self._supervisor = None
+        self._link = None
         self._catalogue.forget()
+
+
+class _Link(msgspec.Struct, frozen=True):
+    """What there is between `connect` and `disconnect`."""
+
+    store: Store
+    supervisor: Supervisor
+    own: bool
+    """Whether the store was opened here, and so is closed here."""

@@ -62,7 +62,10 @@ class Hooks:
             return lambda decorated: self.place(name, decorated)
         if not callable(hook):
             raise Invalid(name, hook, "cannot be called", "pass a function of one argument")
-        self._hooks.setdefault(name, []).append(hook)
+        placed = self._hooks.setdefault(name, [])
+        # Who defines a resource again brings the same functions again.
+        if hook not in placed:
+            placed.append(hook)
         return hook
 
     async def before(self, verb: Verb, given: Any) -> Any:

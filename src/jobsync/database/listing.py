@@ -78,22 +78,13 @@ class Listing:
 
     async def find_ids(self, *, limit: int | None = None, offset: int = 0) -> list[str]:
         """Give names without reading records."""
-        end = _check_cut(limit, offset)
-        keys: list[str] = []
-        while end is None or len(keys) < end:
-            size = _HEADS if end is None else min(end - len(keys), _HEADS)
-            heads = await self._shelf.store.heads(
-                self._shelf.prefix, after=keys[-1] if keys else "", limit=size
-            )
-            keys += [head.key for head in heads]
-            if len(heads) < size:
-                break
+        keys = await self._find_keys(_check_cut(limit, offset))
         return [self._shelf.name(key) for key in keys[offset:]]
 
     async def count(self, where: Where = None) -> int:
         """Count the records that match; without a filter, by their names alone."""
         if not where:
-            return len(await self.find_ids())
+            return len(await self._find_keys(None))
         return sum([1 async for _ in self.walk(where)])
 
     async def page(self, where: Where, *, size: int, after: str | None) -> Page:
@@ -105,6 +96,18 @@ class Listing:
             list(self._understand(records)),
             self._shelf.name(records[-1].key) if more else None,
         )
+
+    async def _find_keys(self, end: int | None) -> list[str]:
+        keys: list[str] = []
+        while end is None or len(keys) < end:
+            size = _HEADS if end is None else min(end - len(keys), _HEADS)
+            heads = await self._shelf.store.heads(
+                self._shelf.prefix, after=keys[-1] if keys else "", limit=size
+            )
+            keys += [head.key for head in heads]
+            if len(heads) < size:
+                break
+        return keys
 
     async def _scan(self, where: Where, after: str, size: int) -> list[Record]:
         return await self._shelf.store.scan(

@@ -152,7 +152,9 @@ class Plugin(Teller):
         async with self._turn:
             if self._running:
                 return
-            self.database.check_connected()
+            if not self.database.is_connected:
+                fix = "await database.connect() first"
+                raise Invalid("plugin", self.name, "its database is not connected", fix)
             try:
                 if not self._installed:
                     await self.on_install()

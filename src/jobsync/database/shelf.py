@@ -6,7 +6,7 @@ loses a race reads again and decides again; of those who race, one always gets o
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from jobsync.components import Components
 from jobsync.core.backoff import longest_pause
@@ -99,9 +99,7 @@ class Shelf:
 
     async def put(self, name: str, decide: Callable[[Record | None], Json]) -> Record:
         """Change one, by a decision that always comes to a value."""
-        made = await self.change(name, decide)
-        assert made is not None  # noqa: S101 - a value was written
-        return made
+        return cast("Record", await self.change(name, decide))
 
     async def change(self, name: str, decide: Decide) -> Record | None:
         """Read one, decide, and write in place of what was read, until nobody is faster.
