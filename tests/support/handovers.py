@@ -5,7 +5,7 @@ a leader decides on what it read some time ago, while another takes over. Used s
 at random, and exhaustively.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
 import msgspec
@@ -86,7 +86,7 @@ def steps(
     fleet: Fleet,
     pins: tuple[tuple[Pin, ...], ...] = (),
     *,
-    late: bool = True,
+    late: Collection[str] | None = None,
     applies: Rule = is_newer,
 ) -> Iterator[Step]:
     """Give everything that may happen next.
@@ -94,12 +94,12 @@ def steps(
     Args:
         fleet: what there is.
         pins: the sets of pins that may come into force.
-        late: whether a node may apply a plan some time after it has read it.
+        late: the nodes that may apply a plan some time after they have read it; None is all.
         applies: whether a node applies what it has read, given what it has applied.
     """
     for i, peer in enumerate(fleet.peers):
         for what, after in _steps_of(peer, fleet.plan, applies):
-            if after != peer and (late or after.read is None):
+            if after != peer and (after.read is None or late is None or peer.node.name in late):
                 peers = (*fleet.peers[:i], after, *fleet.peers[i + 1 :])
                 yield Step(f"{peer.node.name} {what}", replace(fleet, peers=peers))
     yield from _steps_of_leaders(fleet)

@@ -39,7 +39,7 @@ __all__ = ["assign"]
 
 U = TypeVar("U", int, str)
 
-_AT_REST = Pending(NOBODY, 0)
+_AT_REST: Pending = (NOBODY, 0)
 
 
 def assign(
@@ -100,24 +100,26 @@ class _Draft:
         """Find out where everything should be, and take the next step towards it."""
         names = {place: self._nodes[place - 1].name for place in self._members}
         wishes = resolve(pins, names)
-        free = [token for token in self._tokens.holders if token not in wishes.tokens]
-        groups = [*_group(wishes.tokens), (self._members, free)]
-        homes = self._even_out(self._tokens, groups)
+        homes = self._find_homes(wishes.tokens)
         exempt = _find_exempt(wishes, homes)
         for task in exempt:
             self._part(task, wishes.tasks[task].token)
         targets = self._even_out(self._tasks, _group(exempt))
-        for task in self._tasks.holders:
-            target = targets[task] if task in exempt else homes[self._token_of[task]]
-            self._tasks.send(task, target, self._number)
-        for token in self._tokens.stray(homes):
-            self._tokens.send(token, homes[token], self._number)
+        for task in targets.keys() - exempt.keys():
+            targets[task] = homes[self._token_of[task]]
+        self._tasks.steer(targets, self._number)
+        self._tokens.steer(homes, self._number)
         self._reunite(exempt)
+
+    def _find_homes(self, wishes: Mapping[int, int]) -> dict[int, int]:
+        """Give where each token should be: first those with few who may have them."""
+        free = [token for token in self._tokens.holders if token not in wishes]
+        return self._even_out(self._tokens, [*_group(wishes), (self._members, free)])
 
     def _even_out(
         self, ledger: Ledger[U], groups: Iterable[tuple[Sequence[int], Sequence[U]]]
     ) -> dict[U, int]:
-        """Give where each unit should be, the groups with the fewest nodes placed first."""
+        """Give where each unit should be; the later groups make up for the earlier."""
         places = ledger.places(self._members)
         loads = [0] * (len(self._nodes) + 1)
         for nodes, units in groups:
@@ -191,14 +193,14 @@ class _Draft:
 def _open_tokens(assignment: Assignment, places: Sequence[int]) -> Ledger[int]:
     moving: dict[int, Pending] = {}
     for move in assignment.moves:
-        moving.update(dict.fromkeys(tokens_of(move), Pending(places[move.taker], move.revoked)))
+        moving.update(dict.fromkeys(tokens_of(move), (places[move.taker], move.revoked)))
     holders = (places[holder] for holder in holders_of(assignment))
     return Ledger(dict(enumerate(holders)), moving)
 
 
 def _open_tasks(exceptions: Exceptions, places: Sequence[int]) -> Ledger[str]:
     rows = exceptions.tasks
-    moving = {row.task: Pending(places[row.taker], row.revoked) for row in rows if row.revoked}
+    moving = {row.task: (places[row.taker], row.revoked) for row in rows if row.revoked}
     return Ledger({row.task: places[row.holder] for row in rows}, moving)
 
 

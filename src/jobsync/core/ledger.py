@@ -12,7 +12,7 @@ be had back by A: neither lets anybody use what A may still be using.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from jobsync.core.assignment import NOBODY
 
@@ -21,11 +21,8 @@ __all__ = ["Ledger", "Pending"]
 U = TypeVar("U", int, str)
 
 
-class Pending(NamedTuple):
-    """Where something on its way is going, and the number that revoked it."""
-
-    taker: int
-    revoked: int
+Pending: TypeAlias = tuple[int, int]
+"""Where something on its way is going, and the number that revoked it."""
 
 
 class Ledger(Generic[U]):
@@ -63,23 +60,19 @@ class Ledger(Generic[U]):
         bound = {unit: to for unit, (to, _) in self.moving.items() if to in members}
         return {**self.holders, **bound}
 
-    def stray(self, targets: Mapping[U, int]) -> list[U]:
-        """Give the units that are not at rest where they should be."""
-        moving = self.moving
-        return [
-            unit
-            for unit, holder in self.holders.items()
-            if targets[unit] != holder or unit in moving
-        ]
-
-    def send(self, unit: U, target: int, number: int) -> None:
-        """Take the next step of a unit towards its target; a revocation bears the number."""
-        holder, pending = self.holders[unit], self.moving.get(unit)
-        if pending is not None and target == holder:
-            del self.moving[unit]
-        elif pending is not None:
-            self.moving[unit] = Pending(target, pending.revoked)
-        elif holder == NOBODY:
-            self.holders[unit] = target
-        elif holder != target:
-            self.moving[unit] = Pending(target, number)
+    def steer(self, targets: Mapping[U, int], number: int) -> None:
+        """Take everything one step towards its target; what is revoked bears the number."""
+        holders, moving = self.holders, self.moving
+        for unit, holder in holders.items():
+            target = targets[unit]
+            if unit in moving:
+                if target == holder:
+                    del moving[unit]
+                else:
+                    _, revoked = moving[unit]
+                    moving[unit] = (target, revoked)
+            elif holder != target:
+                if holder == NOBODY:
+                    holders[unit] = target
+                else:
+                    moving[unit] = (target, number)
