@@ -1,6 +1,8 @@
 """Every setting of the guide and of the newer release, checked, and from four places."""
 
+import re
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -8,13 +10,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from jobsync import Invalid, Misconfigured
 from jobsync.core.secret import Secret
 from jobsync.core.trust import Timing
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.jobs.config import CoordinationConfig
-from jobsync.jobs.sources import resolve_coordination
+from jobsync.jobs.sources import _VARIABLES, resolve_coordination
 
 SQL = Timing(beat=5, timeout=15)
 OBJECTS = Timing(beat=30, timeout=90)
@@ -395,3 +398,11 @@ def test_a_changed_copy_keeps_what_was_given() -> None:
     """A copy does not remember what was given: what differs from the default counts."""
     copy = msgspec.structs.replace(CoordinationConfig(total_tokens=5), minimum_nodes=2)
     assert copy.given == {"total_tokens", "minimum_nodes"}
+
+
+def test_every_setting_is_documented() -> None:
+    """With its default and its variable, once."""
+    page = Path(__file__).parents[2] / "docs" / "reference" / "coordination-config.md"
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| `(\w+)` \|", page.read_text(), re.MULTILINE)
+    known = [(f.name, repr(f.default), _VARIABLES[f.name]) for f in fields(CoordinationConfig)]
+    assert sorted(rows) == sorted(known)
