@@ -73,7 +73,7 @@ def test_what_the_guide_prints_is_taken(options: dict[str, Any]) -> None:
         ({"total_tokens": 1.5}, "total_tokens=1.5: .*; give a whole number"),
         ({"total_tokens": "5"}, "total_tokens='5': .*; give a whole number"),
         ({"minimum_nodes": 0}, "minimum_nodes=0: is less than 1; give 1 or more"),
-        ({"hash_function": "sha1"}, "hash_function='sha1'"),
+        ({"hash_function": "sha1"}, "hash_function='sha1': .*; give 'md5' or 'sha256'"),
         (
             {"heartbeat_interval_sec": 5, "heartbeat_timeout_sec": 14},
             "heartbeat_timeout_sec=14.0: is less than three beats of 5 s; give at least 15",

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobsync import Invalid
-from jobsync.core.tokens import HASH_FUNCTIONS, check_hash_function, token_of
+from jobsync.core.tokens import HASH_FUNCTIONS, token_of
 
 
 @pytest.mark.parametrize(
@@ -32,11 +31,3 @@ def test_md5_is_the_default() -> None:
 def test_a_token_is_one_of_those_there_are(task: str, total: int) -> None:
     """Any text has a token, whatever the hash."""
     assert all(0 <= token_of(task, total, name) < total for name in HASH_FUNCTIONS)
-
-
-def test_an_unknown_hash_is_refused() -> None:
-    """With the one that was meant."""
-    with pytest.raises(Invalid, match=r"hash_function='sha-256'.*did you mean sha256\?"):
-        check_hash_function("sha-256")
-    with pytest.raises(Invalid, match="use one of md5, sha256, double_sha256"):
-        check_hash_function("blake2")

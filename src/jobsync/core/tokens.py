@@ -13,10 +13,7 @@ from collections.abc import Callable, Mapping
 from hashlib import md5, sha256
 from typing import Literal, TypeAlias, get_args
 
-from jobsync.core.names import closest
-from jobsync.errors import Invalid
-
-__all__ = ["HASH_FUNCTIONS", "HashFunction", "check_hash_function", "token_of"]
+__all__ = ["HASH_FUNCTIONS", "HashFunction", "token_of"]
 
 HashFunction: TypeAlias = Literal["md5", "sha256", "double_sha256"]
 
@@ -53,15 +50,3 @@ def token_of(task_id: object, total_tokens: int, hash_function: str = "md5") -> 
     check `hash_function` and `total_tokens`, and `Task` checks the id.
     """
     return _HASHES[hash_function](str(task_id).encode()) % total_tokens
-
-
-def check_hash_function(name: str) -> None:
-    """Refuse a hash that nobody knows.
-
-    Raises:
-        Invalid: names the one that was probably meant.
-    """
-    if name not in _HASHES:
-        hint = closest(name, HASH_FUNCTIONS)
-        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(HASH_FUNCTIONS)}"
-        raise Invalid("hash_function", name, "is not a known hash", fix)

@@ -13,7 +13,7 @@ from msgspec.structs import fields
 
 from jobsync.core.assignment import check_total
 from jobsync.core.secret import MASK, Secret
-from jobsync.core.tokens import HashFunction, check_hash_function
+from jobsync.core.tokens import HashFunction
 from jobsync.core.trust import Timing
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.errors import Invalid
@@ -139,7 +139,6 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
 
     def __post_init__(self) -> None:
         check_total(self.total_tokens)
-        check_hash_function(self.hash_function)
         if self.minimum_nodes < 1:
             raise Invalid("minimum_nodes", self.minimum_nodes, "is less than 1", "give 1 or more")
         for name in _DURATIONS:
