@@ -109,7 +109,7 @@ class NodeClock:
 
     async def _nap(self, seconds: float) -> None:
         """Wait in the world's time, or until the rate changes."""
-        sleeper: asyncio.Future[None] = self._loop.create_future()
+        sleeper: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         self._sleepers[sleeper] = self._loop.call_later(seconds, _wake, sleeper)
         try:
             await sleeper

@@ -12,6 +12,7 @@ There are no threads and no sockets. What code sends to a thread runs here, in i
 import asyncio
 import heapq
 import inspect
+import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context, ContextVar
@@ -80,7 +81,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._steps_at_jump = 0
         self._tasks: list[tuple[asyncio.Task[Any], Host | None]] = []
         self._tidy_at = 1000
-        self._numbers = 0
+        self._numbers = itertools.count(1)
 
     def __del__(self) -> None:
         """Unlike others this loop holds nothing that must be closed."""
@@ -126,16 +127,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def create_future(self) -> "asyncio.Future[Any]":
         """Make a future."""
-        self._numbers += 1
-        return _NumberedFuture(self._numbers, loop=self)
+        return _NumberedFuture(loop=self)
 
     def create_task(self, coro: Any, **options: Any) -> "asyncio.Task[Any]":
         """Start a task, and hold on to it.
 
         Were the tasks of a killed host collected, their finally clauses would run.
         """
-        self._numbers += 1
-        task = _NumberedTask(self._numbers, coro, loop=self, **options)
+        task = _NumberedTask(coro, loop=self, **options)
         context: Context | None = options.get("context")
         self._tasks.append((task, HOST.get() if context is None else context.get(HOST)))
         if len(self._tasks) > self._tidy_at:
@@ -158,6 +157,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
         self.call_soon(run)
         return future
+
+    def number(self) -> int:
+        """Give a number that it has not given before."""
+        return next(self._numbers)
 
     def failed_unheard(self) -> list[BaseException]:
         """Give what tasks died of without anybody asking, though their hosts run on."""
@@ -225,23 +228,25 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 # of hashes. By default these are addresses, which no seed repeats.
 
 
-class _Numbered:
-    """Hashes by a number of its own."""
-
-    def __init__(self, number: int, *arguments: Any, **options: Any) -> None:
-        self._number = number
-        super().__init__(*arguments, **options)
+class _NumberedFuture(asyncio.Future[Any]):
+    _number = 0
 
     def __hash__(self) -> int:
+        self._number = self._number or _number_of(self)
         return self._number
 
 
-class _NumberedFuture(_Numbered, asyncio.Future[Any]):
-    pass
+class _NumberedTask(asyncio.Task[Any]):
+    _number = 0
+
+    def __hash__(self) -> int:
+        self._number = self._number or _number_of(self)
+        return self._number
 
 
-class _NumberedTask(_Numbered, asyncio.Task[Any]):
-    pass
+def _number_of(thing: "asyncio.Future[Any]") -> int:
+    loop = thing.get_loop()
+    return loop.number() if isinstance(loop, SimulatedLoop) else id(thing)
 
 
 def _is_unheard(task: "asyncio.Task[Any]") -> bool:

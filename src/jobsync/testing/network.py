@@ -205,7 +205,7 @@ class Link(StoreDecorator):
     async def _ask(self, work: Callable[[], Awaitable[T]]) -> T:
         await self._refuse()
         loop = self._world.loop
-        reply: asyncio.Future[T] = loop.create_future()
+        reply: asyncio.Future[T] = asyncio.Future(loop=loop)
         self._send(work, reply)
         # Not asyncio.timeout, which costs more than the whole journey.
         alarm = loop.call_later(self.weather.patience, _fail, reply, _NoAnswer("no answer came"))
