@@ -209,6 +209,12 @@ class Events:
         _write(event)
         self._tell(event)
 
+    def overhear(self, event: Event) -> None:
+        """Tell those who listen here of what was emitted elsewhere, and nobody above."""
+        for ticket, listener in self._listeners.copy().items():
+            if listener.wants(event) and self._is_due(ticket, listener):
+                self._call(listener.callback, event)
+
     def join(self, whole: "Events") -> None:
         """Become part of a whole, which hears of all that is emitted here, and hosts it."""
         self._above = whole
@@ -234,9 +240,7 @@ class Events:
         return callback
 
     def _tell(self, event: Event) -> None:
-        for ticket, listener in self._listeners.copy().items():
-            if listener.wants(event) and self._is_due(ticket, listener):
-                self._call(listener.callback, event)
+        self.overhear(event)
         if self._above is not None:
             # Told, not emitted: it is logged already.
             self._above._tell(event)  # noqa: SLF001 - one class

@@ -20,6 +20,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.attributes import parse
 from jobsync.core.redaction import redact
+from jobsync.database.attendance import Attendance
 from jobsync.database.catalogue import Catalogue
 from jobsync.database.named import Named
 from jobsync.database.plugin import Plugin, check_plugin_name
@@ -141,6 +142,16 @@ class Database(Teller):
         """
         return self._use().store
 
+    @property
+    def attendance(self) -> Attendance:
+        """The session that plugins share.
+
+        Raises:
+            Invalid: the database is not connected.
+            whatever made background work fail.
+        """
+        return self._use().attendance
+
     async def create_resource(
         self,
         name: str,
@@ -253,7 +264,9 @@ class Database(Teller):
         place = self._place
         own = not isinstance(place, Store)
         store = place if isinstance(place, Store) else await open_store(place, self.components)
-        link = self._link = _Link(store, Supervisor(self.components), own)
+        url = None if isinstance(place, Store) else place or ""
+        attendance = Attendance(store, url, self.components)
+        link = self._link = _Link(store, Supervisor(self.components), attendance, own)
         try:
             await link.supervisor.start()
             await self.list_resources()
@@ -287,5 +300,6 @@ class _Link(msgspec.Struct, frozen=True):
 
     store: Store
     supervisor: Supervisor
+    attendance: Attendance
     own: bool
     """Whether the store was opened here, and so is closed here."""

@@ -1,0 +1,101 @@
+"""The one session that a database's plugins share: open while one of them needs it.
+
+The first who comes opens it, the last who leaves ends it. Everything that plugins hold,
+roles and locks, hangs on it.
+"""
+
+import asyncio
+
+from jobsync.components import Components
+from jobsync.coordination.membership import Membership, describe_process
+from jobsync.coordination.runner import OwnThread, SameLoop
+from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.errors import Invalid
+from jobsync.stores.contract import Store
+from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.opening import open_another, read_url
+
+__all__ = ["Attendance"]
+
+
+class Attendance:
+    """Counts who needs the session.
+
+    Args:
+        store: what the database uses.
+        url: where that is, so that the session can have a way of its own to it; None where
+            the database was given a store, which the session then shares.
+        components: time, randomness and events.
+    """
+
+    def __init__(self, store: Store, url: str | None, components: Components) -> None:
+        self._store = store
+        self._url = url
+        self._components = components
+        self._turn = asyncio.Lock()
+        self._count = 0
+        self._membership: Membership | None = None
+
+    async def enter(self, settings: CoordinatorSettings) -> Membership:
+        """Need the session from now on.
+
+        Raises:
+            Invalid: it beats at another pace than these settings ask for.
+            Unavailable: the store does not answer.
+        """
+        async with self._turn:
+            if self._membership is None:
+                membership = self._make(settings)
+                await membership.start()
+                self._membership = membership
+            else:
+                _check_pace(self._membership, settings)
+            self._count += 1
+            return self._membership
+
+    async def leave(self) -> None:
+        """Need it no longer."""
+        async with self._turn:
+            self._count -= 1
+            if self._count == 0 and self._membership is not None:
+                membership, self._membership = self._membership, None
+                await membership.leave()
+
+    def _make(self, settings: CoordinatorSettings) -> Membership:
+        own = self._url is not None
+        return Membership(
+            self._store,
+            self._components,
+            settings,
+            open_own=self._open_own if own else self._lend,
+            host=OwnThread() if own else SameLoop(),
+            facts=describe_process(self._components),
+        )
+
+    async def _open_own(self) -> Store:
+        return await open_another(self._store, read_url(self._url or None), self._components)
+
+    async def _lend(self) -> Store:
+        return _Lent(self._store)
+
+
+class _Lent(StoreDecorator):
+    """A store that its borrower must not close."""
+
+    async def close(self) -> None:
+        """Leave it open."""
+
+
+def _check_pace(membership: Membership, settings: CoordinatorSettings) -> None:
+    timing = membership.timing
+    for field, asked, there in (
+        ("heartbeat_interval", settings.heartbeat_interval, timing.beat),
+        ("worker_timeout", settings.worker_timeout, timing.timeout),
+    ):
+        if asked is not None and asked != there:
+            raise Invalid(
+                field,
+                asked,
+                f"the plugins of a database share one session, which goes by {there:g}",
+                "give all plugins the same",
+            )

@@ -1,0 +1,182 @@
+"""A plugin of which one instance in the whole fleet does the central work.
+
+    class Cleaner(CoordinatorPlugin):
+        async def coordinator_work(self):
+            ...
+
+Every instance stands for election; the one that is elected has its hooks called, as
+`coordination.coordinator` promises. All coordinator plugins of a database share one
+session; each kind of work has a coordinator of its own, and an instance that does not have
+the plugin is never elected to it.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jobsync.coordination.coordinator import Coordinator, Hooks
+from jobsync.coordination.events import (
+    CoordinatorDemoted,
+    CoordinatorElected,
+    CoordinatorPromoted,
+)
+from jobsync.coordination.fencing import Term
+from jobsync.coordination.membership import Membership, Peer
+from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.database.plugin import Plugin
+from jobsync.errors import Invalid
+from jobsync.events import Event
+from jobsync.settings import Sources, resolve
+
+__all__ = ["CoordinatorPlugin"]
+
+_OWN: dict[str, type[Event]] = {
+    "elected": CoordinatorElected,
+    "promoted": CoordinatorPromoted,
+    "demoted": CoordinatorDemoted,
+}
+
+
+class CoordinatorPlugin(Plugin):
+    """Inherit it, and override `coordinator_work` and what else is needed.
+
+    Args:
+        namespace: keeps several of one kind apart, their elections too.
+        options: as in `CoordinatorSettings`.
+
+    Raises:
+        Invalid, Misconfigured: an option is unknown or wrong, with the fix.
+    """
+
+    governs: ClassVar[tuple[str, ...]] = ()
+    """Keys of the records that only the coordinator writes."""
+
+    _kinds: ClassVar[dict[type[Event], type[Event]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # Each kind of plugin tells of its coordinators under names of its own, too.
+        cls._kinds = {
+            kind: type(
+                f"{cls.__name__}{fact.capitalize()}",
+                (kind,),
+                {
+                    "__module__": cls.__module__,
+                    "__doc__": f"As `{kind.name}`, of this kind of plugin.",
+                    "name": f"plg:{cls.slug}:coordinator-{fact}",
+                },
+                frozen=True,
+                kw_only=True,
+            )
+            for fact, kind in _OWN.items()
+        }
+
+    def __init__(self, *, namespace: str | None = None, **options: Any) -> None:
+        super().__init__(namespace=namespace)
+        sources = Sources.load(os.environ, Path.cwd())
+        self.coordination = resolve(CoordinatorSettings, options, sources).value
+        self._membership: Membership | None = None
+        self._coordinator: Coordinator | None = None
+
+    async def on_become_coordinator(self) -> None:
+        """Called when this instance is elected, before any work."""
+
+    async def on_stop_being_coordinator(self) -> None:
+        """Called when it leads no more, after all work."""
+
+    async def coordinator_work(self) -> None:
+        """Called each `coordinator_work_interval` while it leads; cancelled with its term."""
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this instance leads now. Asks the clock each time."""
+        return self._coordinator is not None and self._coordinator.is_coordinator
+
+    @property
+    def worker_id(self) -> str:
+        """This worker's name.
+
+        Raises:
+            Invalid: the plugin does not run.
+        """
+        return self._joined().worker_id
+
+    @property
+    def term(self) -> Term | None:
+        """The term that this instance leads in: `term.epoch`, `term.put`."""
+        return None if self._coordinator is None else self._coordinator.term
+
+    async def members(self) -> list[Peer]:
+        """Give the workers that live and stand for this work, the oldest first."""
+        membership = self._joined()
+        role = "" if self._coordinator is None else self._coordinator.election.name
+        return [peer for peer in await membership.members() if role in peer.works]
+
+    async def ensure_coordinator(
+        self, *, force: bool = False, desired_coordinator: str | None = None
+    ) -> str | None:
+        """See to it that somebody leads; see `Coordinator.ensure_coordinator`."""
+        if self._coordinator is None:
+            raise Invalid("plugin", self.name, "does not run", "await plugin.start() first")
+        return await self._coordinator.ensure_coordinator(
+            force=force, desired_coordinator=desired_coordinator
+        )
+
+    async def start(self) -> None:
+        """Start, and stand for election, unless it runs already."""
+        await super().start()
+        if self._membership is None and self.is_running:
+            await self._stand()
+
+    async def stop(self) -> None:
+        """Stand no longer, give up the role if it is held, and stop."""
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            if self._coordinator is not None:
+                await self._coordinator.stop()
+                self._coordinator = None
+            self.database.events.off("coord:*", self._overhear)
+        await super().stop()
+        if membership is not None:
+            await self.database.attendance.leave()
+
+    async def _stand(self) -> None:
+        attendance = self.database.attendance
+        self._membership = await attendance.enter(self.coordination)
+        self.database.events.on("coord:*", self._overhear)
+        try:
+            self._coordinator = await self._membership.coordinate(
+                self.slug,
+                Hooks(on_become=self._become, work=self._work, on_stop=self._cease),
+                namespace=self.namespace,
+                governs=self.governs,
+                settings=self.coordination,
+            )
+        except BaseException:
+            await self.stop()
+            raise
+
+    def _joined(self) -> Membership:
+        if self._membership is None:
+            raise Invalid("plugin", self.name, "does not run", "await plugin.start() first")
+        return self._membership
+
+    async def _become(self, _: Term) -> None:
+        await self.on_become_coordinator()
+
+    async def _work(self, _: Term) -> None:
+        await self.coordinator_work()
+
+    async def _cease(self, _: Term) -> None:
+        await self.on_stop_being_coordinator()
+
+    def _overhear(self, event: Event) -> None:
+        """Tell who listens to this plugin of what concerns it: its role, and the session."""
+        coordinator = self._coordinator
+        role = getattr(event, "role", None)
+        if role is not None and (coordinator is None or role != coordinator.election.name):
+            return
+        self.events.overhear(event)
+        own = self._kinds.get(type(event))
+        if own is not None:
+            self.emit(own(**{field: event[field] for field in event.__struct_fields__}))
