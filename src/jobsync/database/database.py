@@ -231,7 +231,9 @@ class Database(Teller):
         """Give what plugins of a kind keep in a namespace."""
         check_plugin_name("slug", slug)
         check_plugin_name("namespace", namespace)
-        return PluginStorage(lambda: self.store, slug, namespace, self.components)
+        return PluginStorage(
+            lambda: self.store, slug, namespace, self.components, lambda: self.attendance
+        )
 
     def run_in_background(self, work: Work, name: str) -> asyncio.Task[None]:
         """Run work until it returns or the database is disconnected.

@@ -6,16 +6,24 @@ the clock of the machine that set it: afterwards it reads as absent. That serves
 what must never be held by two hangs on a lock, not on a clock.
 """
 
+import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 
 from jobsync.components import Components
+from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.codec import Json
+from jobsync.core.keys import escape
+from jobsync.database.attendance import Attendance
+from jobsync.database.locking import Lock, hold_lock
 from jobsync.database.shelf import Shelf, Verdict
 from jobsync.errors import Corrupt, Invalid
+from jobsync.settings import Sources, resolve
 from jobsync.stores.contract import (
     Applied,
     Conflicted,
@@ -27,6 +35,9 @@ from jobsync.stores.contract import (
 )
 
 __all__ = ["PLUGINS", "PluginStorage", "Stored"]
+
+LOCKS = "lock/"
+"""Where locks are: a level for each kind of plugin and namespace."""
 
 PLUGINS = "plugin/"
 """Where plugins keep what they keep: a level for each kind and namespace."""
@@ -59,14 +70,23 @@ class PluginStorage:
         slug: which kind of plugin.
         namespace: which of that kind.
         components: the clock by which values expire.
+        attendance: gives the session that locks hang on.
     """
 
     def __init__(
-        self, source: Callable[[], Store], slug: str, namespace: str, components: Components
+        self,
+        source: Callable[[], Store],
+        slug: str,
+        namespace: str,
+        components: Components,
+        attendance: Callable[[], Attendance],
     ) -> None:
         prefix = f"{PLUGINS}{slug}/{namespace}/"
         self._shelf = Shelf(source, prefix, components, f"{slug}/{namespace}")
+        self._components = components
         self._clock = components.clock
+        self._locks = f"{LOCKS}{slug}/{namespace}/"
+        self._attendance = attendance
 
     async def get(self, key: str, default: Json = None) -> Json:
         """Give a value, or the default where there is none. One request."""
@@ -146,6 +166,29 @@ class PluginStorage:
         lasting: Where = {"$or": [{"expires_at": None}, {"expires_at": {"$gt": now}}]}
         keys = [self._shelf.name(record.key) async for record in self._scan(lasting)]
         return [key for key in keys if key.startswith(prefix)]
+
+    @asynccontextmanager
+    async def lock(self, name: str, *, timeout: float | None = None) -> AsyncIterator[Lock]:
+        """Hold a lock for a block. It hangs on this process's session: a crash frees it.
+
+        Args:
+            name: which lock, of this plugin and namespace.
+            timeout: seconds to wait for whoever has it; for ever by default.
+
+        Raises:
+            TimeoutError: somebody had it for so long.
+            Unavailable: the store does not answer.
+        """
+        key = f"{self._locks}{escape(_check_key(name), 'name')}"
+        attendance = self._attendance()
+        sources = Sources.load(os.environ, Path.cwd())
+        membership = await attendance.enter(resolve(CoordinatorSettings, {}, sources).value)
+        try:
+            store = self._shelf.store
+            async with hold_lock(membership, store, self._components, key, timeout) as held:
+                yield held
+        finally:
+            await attendance.leave()
 
     async def sweep(self) -> int:
         """Remove what has expired; count it. Harmless at any time, for anybody."""
