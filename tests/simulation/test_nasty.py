@@ -465,18 +465,22 @@ def test_a_take_that_lands_after_the_work_was_stopped_blocks_nobody() -> None:
         await asyncio.sleep(12)
         await late.run(late.coordinators.pop("work").stop())
         late.works = ("other",)
+        await asyncio.sleep(60)
         late.link.delays = None
         fleet.start(other)
-        await asyncio.sleep(60 + 2 * TIMEOUTS)
+        await asyncio.sleep(2 * TIMEOUTS)
         assert fleet.leaders() == [other]
         fleet.judge_rest()
 
     fleet.tell(story)
 
 
-@pytest.mark.parametrize("cut", ["store", "none"])
-def test_a_work_can_be_stopped_at_any_moment(cut: str) -> None:
-    """Whenever one of two works is stopped, somebody else comes to lead it."""
+@pytest.mark.parametrize("latency", [0.01, 2.0])
+def test_a_work_can_be_stopped_at_any_moment(latency: float) -> None:
+    """Whenever one of two works is stopped, somebody else comes to lead it.
+
+    Found: a take that was under way meanwhile was nobody's to give up.
+    """
     for moment in range(40):
         fleet = Fleet(3200 + moment, size=0, works=("work", "other"), store=DearStore)
         first, second = fleet.add("first"), fleet.add("second", ("work",))
@@ -484,10 +488,11 @@ def test_a_work_can_be_stopped_at_any_moment(cut: str) -> None:
         async def story(
             fleet: Fleet = fleet, first: Worker = first, second: Worker = second, at: int = moment
         ) -> None:
-            if cut == "store":
-                first.link.weather = Weather(latency=2.0, lost=0.3)
-            fleet.start_all()
-            await asyncio.sleep(2.4 + at * 0.2)
+            first.link.weather = Weather(latency=latency)
+            fleet.start(first)
+            # Opened, looked around for half a beat, looked, listed, taken: six ways or more.
+            await asyncio.sleep(at * (2.5 / 20 + 10 * latency / 40))
+            fleet.start(second)
             first.works = ("other",)
             if "work" in first.coordinators:
                 await first.run(first.coordinators.pop("work").stop())

@@ -41,7 +41,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.codec import MAX_INTEGER
 from jobsync.core.trust import Timing
 from jobsync.errors import Corrupt, NewerFormat
-from jobsync.stores.contract import Applied, Put, Record, Store, Unknown
+from jobsync.stores.contract import Applied, Put, Record, Store
 from jobsync.stores.witness import Witness
 
 __all__ = ["Election", "Held", "ask", "list_eligible"]
@@ -152,7 +152,8 @@ class Election:
         self._weighed: tuple[str | None, Mono] | None = None
         """Which request was weighed last, and when."""
         self._doubtful: tuple[str | None] | None = None
-        """On which version of the role a write of ours rests that may yet land."""
+        """On which version of the role a write of ours rests that may yet land, or whose place
+        something was put that we have not seen."""
 
     @property
     def held(self) -> Held | None:
@@ -491,9 +492,10 @@ class Election:
         change = Put(f"{ROLES}{self.name}", value, base, epoch=role.epoch)
         self._doubtful = (_version(base),)
         (outcome,) = await self._store.write([change])
-        if not isinstance(outcome, Unknown):
-            self._doubtful = None
-        return outcome.record if isinstance(outcome, Applied) else None
+        if not isinstance(outcome, Applied):
+            return None
+        self._doubtful = None
+        return outcome.record
 
 
 def _version(record: Record | None) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from jobsync.components import Components
+from jobsync.coordination.alarm import Alarm
 from jobsync.coordination.election import Election
 from jobsync.coordination.events import (
     ElectionHalted,
@@ -40,7 +41,6 @@ _TROUBLE = (Unavailable, Misconfigured, OutcomeUnknown)
 """What the store may say during an outage; a burst of refusals counts as one."""
 
 _LONG = 3600.0
-_MOMENT = 0.001
 
 
 class Member:
@@ -82,12 +82,14 @@ class Member:
         self._leaving: list[Election] = []
         """Elections that this worker stands in no longer, but may yet be given the role of."""
         self._observer = Observer(self._settled, components, timing)
-        self._beat_now = asyncio.Event()
-        self._look_now = asyncio.Event()
+        self._beat_now = Alarm(components.clock, timing.beat / 100)
+        self._look_now = Alarm(components.clock, timing.beat / 100)
         self._listen_again = asyncio.Event()
         self._stopping = asyncio.Event()
         self._is_silent = False
         self._beats_seen: dict[str, int] = {}
+        self._known: tuple[object, ...] = ()
+        """What those at home were told to look at last."""
         self.session = self._make_session()
 
     async def open(self) -> None:
@@ -162,7 +164,7 @@ class Member:
         """Tell others something, with a beat at once."""
         self._facts |= facts
         self.session.facts |= facts
-        self._beat_now.set()
+        self._beat_now.ring()
 
     def is_dead(self, incarnation: str) -> bool:
         """Say whether a session that is watched is dead, as far as is known here."""
@@ -175,8 +177,8 @@ class Member:
 
     def hurry(self) -> None:
         """Beat and look at once, to tell and to learn what has changed."""
-        self._beat_now.set()
-        self._look_now.set()
+        self._beat_now.ring()
+        self._look_now.ring()
 
     def stop(self) -> None:
         """Leave."""
@@ -193,7 +195,7 @@ class Member:
         self.session = session
         for election in (*self.elections.values(), *self._leaving):
             election.join(session)
-        self._look_now.set()
+        self._look_now.ring()
 
     async def _beat_for_ever(self) -> None:
         while True:
@@ -204,7 +206,7 @@ class Member:
                 self._note_silence(trouble)
             # A slow store is no fault of this thread's; getting up late is.
             due = max(begun + self._timing.beat, self._clock.mono())
-            await self._rest(self._beat_now, due)
+            await self._beat_now.rest(due)
             self._judge_lag(self._clock.mono() - due)
 
     def _judge_lag(self, lag: float) -> None:
@@ -245,7 +247,7 @@ class Member:
             except _TROUBLE as trouble:
                 self._note_silence(trouble)
             self._tell_of_changes()
-            await self._rest(self._look_now, self._next_look(due))
+            await self._look_now.rest(self._next_look(due))
 
     def _next_look(self, due: Mono) -> Mono:
         """Look again in a beat, or when something is due to happen by itself."""
@@ -309,8 +311,13 @@ class Member:
     def _tell_of_changes(self) -> None:
         """Let others know soon what this worker holds now, and those at home too."""
         if self._holds() != self.session.holds:
-            self._beat_now.set()
-        self._changed()
+            self._beat_now.ring()
+        elections = [(each.held, each.leading, each.role) for each in self.elections.values()]
+        told = {each: (life.works, life.holds, life.facts) for each, life in self.seen.items()}
+        known = (elections, told, self._observer.living, self.session.incarnation)
+        if known != self._known:
+            self._known = known
+            self._changed()
 
     async def _listen_for_ever(self) -> None:
         """Look at once when a role changes, where the store can tell."""
@@ -324,7 +331,7 @@ class Member:
             await self._hear(namespaces)
             for election in self.elections.values():
                 election.doubt()
-            self._look_now.set()
+            self._look_now.ring()
 
     async def _hear(self, namespaces: Iterable[str]) -> None:
         """Return when a role of a namespace may have changed, or others are of interest."""
@@ -342,15 +349,6 @@ class Member:
         if not self._is_silent:
             self._is_silent = True
             self._events.emit(StoreSilent(worker_id=self._worker, reason=str(trouble)))
-
-    async def _rest(self, wake: asyncio.Event, until: Mono) -> None:
-        """Wait until a moment by the clock, or until woken."""
-        while (left := until - self._clock.mono()) > 0 and not wake.is_set():
-            with suppress(TimeoutError):
-                # A moment at least: a clock that is slower than the loop's must not spin it.
-                async with asyncio.timeout(max(left, _MOMENT)):
-                    await wake.wait()
-        wake.clear()
 
     async def _leave(self) -> None:
         """Give up what is held, then the session itself; silence says the same, but later."""
