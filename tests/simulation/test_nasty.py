@@ -5,7 +5,10 @@ All of them run in the simulated world, and none may lose its workers, its epoch
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+import functools
+import itertools
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from jobsync.coordination.coordinator import Hooks
 from jobsync.coordination.fencing import Term
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.errors import Corrupt, Misconfigured, NewerFormat, Unavailable
+from jobsync.stores.memory import MemoryStore
 from jobsync.testing.network import CALM, Weather
 from jobsync.testing.world import Node
 
@@ -719,3 +723,146 @@ def test_a_store_that_stops_telling_of_changes_ends_nobody() -> None:
         assert fleet.workers[-1].link.requests - before <= 20 * 1.05 * 7
 
     fleet.tell(story)
+
+
+@types.coroutine
+def cancelled_at(work: Coroutine[Any, Any, Any], moment: int) -> Generator[Any, Any, bool]:
+    """Run a coroutine, and cancel it at one of its awaits; say whether it had finished before."""
+    step: Callable[[], Any] = lambda: work.send(None)  # noqa: E731 - replaced below
+    for number in itertools.count():
+        try:
+            awaited = step()
+        except StopIteration:
+            return True
+        if number == moment:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        try:
+            yield awaited
+        except BaseException as error:  # noqa: BLE001 - handed on to whom it is for
+            step = functools.partial(work.throw, error)
+        else:
+            step = lambda: work.send(None)  # noqa: E731 - as above
+    raise AssertionError
+
+
+async def cancel_each(fleet: Fleet, make: Callable[[], Coroutine[Any, Any, Any]], at: int) -> bool:
+    """Cancel something at an await, unless it ends before; say whether it did."""
+    worker = fleet.workers[0]
+
+    async def attempt() -> bool:
+        try:
+            return await cancelled_at(make(), at)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            return False
+
+    return await worker.run(attempt())
+
+
+def try_every_await(story: Callable[[Fleet, Worker, int], Awaitable[bool]]) -> int:
+    """Tell a story with a cancellation at its first await, its second, and so on; count them."""
+    for at in itertools.count():
+        fleet = Fleet(4000 + at, size=2, store=DearStore if at % 2 else MemoryStore)
+
+        async def tell(fleet: Fleet = fleet, at: int = at) -> bool:
+            return await story(fleet, fleet.workers[0], at)
+
+        is_over = fleet.world.run(tell)
+        assert fleet.verdict == []
+        if is_over:
+            return at
+    raise AssertionError
+
+
+async def expect_silence(fleet: Fleet, worker: Worker) -> None:
+    """Check that nothing of a worker lives on, and that the other one leads."""
+    await asyncio.sleep(4 * TIMEOUTS)
+    sent = worker.link.requests
+    await asyncio.sleep(4 * TIMEOUTS)
+    assert worker.link.requests == sent
+    assert fleet.leaders() == [fleet.workers[1]]
+
+
+def test_a_start_can_be_cancelled_at_any_await() -> None:
+    """Whoever did not get his membership has none: nothing beats on without an owner.
+
+    Found: the session of a cancelled start beat for ever.
+    """
+
+    async def story(fleet: Fleet, worker: Worker, at: int) -> bool:
+        fleet.start(fleet.workers[1])
+        membership = worker.make_membership()
+        if await cancel_each(fleet, membership.start, at):
+            await worker.run(membership.leave())
+            return True
+        await expect_silence(fleet, worker)
+        return False
+
+    assert try_every_await(story) >= 1
+
+
+def test_a_candidacy_can_be_cancelled_at_any_await() -> None:
+    """Whoever did not get his coordinator does not stand, and keeps nobody from leading.
+
+    Found: the member stood on, took the role and did nothing with it.
+    """
+
+    async def story(fleet: Fleet, worker: Worker, at: int) -> bool:
+        membership = worker.membership = worker.make_membership()
+        await worker.run(membership.start())
+        is_over = await cancel_each(fleet, lambda: membership.coordinate("work"), at)
+        fleet.start(fleet.workers[1])
+        await asyncio.sleep(4 * TIMEOUTS)
+        if not is_over:
+            assert fleet.leaders() == [fleet.workers[1]]
+            await worker.run(membership.coordinate("work"))
+        await worker.run(membership.leave())
+        await expect_silence(fleet, worker)
+        return is_over
+
+    assert try_every_await(story) >= 1
+
+
+def test_a_stop_can_be_cancelled_at_any_await() -> None:
+    """Whoever began to stop has stopped, and may say so again."""
+
+    async def story(fleet: Fleet, worker: Worker, at: int) -> bool:
+        fleet.start(worker)
+        await asyncio.sleep(30)
+        fleet.start(fleet.workers[1])
+        await asyncio.sleep(30)
+        coordinator = worker.coordinators["work"]
+        assert coordinator.is_coordinator
+        is_over = await cancel_each(fleet, coordinator.stop, at)
+        await asyncio.sleep(4 * TIMEOUTS)
+        assert fleet.leaders() == [fleet.workers[1]]
+        await worker.run(coordinator.stop())
+        return is_over
+
+    assert try_every_await(story) >= 2
+
+
+def test_a_farewell_can_be_cancelled_at_any_await() -> None:
+    """Whoever loses patience while leaving has left all the same.
+
+    Found: a session went on whose owner had stopped waiting for a hook.
+    """
+
+    async def story(fleet: Fleet, worker: Worker, at: int) -> bool:
+        membership = worker.membership = worker.make_membership()
+        await worker.run(membership.start())
+        await worker.run(worker.stand("work"))
+        await worker.run(worker.stand("other"))
+        await asyncio.sleep(30)
+        fleet.start(fleet.workers[1])
+        await asyncio.sleep(30)
+        assert worker.coordinators["work"].is_coordinator
+        is_over = await cancel_each(fleet, membership.leave, at)
+        await expect_silence(fleet, worker)
+        return is_over
+
+    assert try_every_await(story) >= 3

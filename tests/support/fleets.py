@@ -94,16 +94,8 @@ class Worker:
 
     async def live(self) -> None:
         """Join, stand for every work, and lead until told to stop."""
-        components = self.node.components
         while not self._stop.is_set():
-            settled = SettlingStore(self.link, components)
-            membership = Membership(
-                settled,
-                components,
-                self.fleet.settings,
-                open_own=self._open,
-                host=self.fleet.host(self),
-            )
+            membership = self.make_membership()
             try:
                 await membership.start()
                 self.membership = membership
@@ -114,6 +106,13 @@ class Worker:
                 continue
             await self._stop.wait()
             await membership.leave()
+
+    def make_membership(self) -> Membership:
+        """Give a place in the fleet that is not taken yet."""
+        components = self.node.components
+        settled = SettlingStore(self.link, components)
+        host = self.fleet.host(self)
+        return Membership(settled, components, self.fleet.settings, open_own=self._open, host=host)
 
     async def stand(self, work: str) -> Coordinator:
         """Stand for a kind of work."""
