@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 import pytest
-from fleets import SINGLETON, TIMING, Apart, DearStore, Fleet, Worker, keep_books
+from fleets import SINGLETON, TIMING, Apart, DearStore, Fleet, Worker, keep_books, storm
 
 from jobsync.coordination.coordinator import Hooks
 from jobsync.coordination.fencing import Term
 from jobsync.coordination.settings import CoordinatorSettings
-from jobsync.errors import Corrupt, Misconfigured, NewerFormat, Unavailable
+from jobsync.errors import Corrupt, Fenced, Misconfigured, NewerFormat, Unavailable
+from jobsync.stores.contract import BURIAL_AGE
 from jobsync.stores.memory import MemoryStore
 from jobsync.testing.network import CALM, Weather
 from jobsync.testing.world import Node
@@ -866,3 +867,263 @@ def test_a_farewell_can_be_cancelled_at_any_await() -> None:
         return is_over
 
     assert try_every_await(story) >= 3
+
+
+LEDGER = f"{SINGLETON}-work"
+
+
+async def read_ledger(fleet: Fleet) -> Any:
+    """Give what the coordinators have written last."""
+    record = await fleet.store.get(LEDGER)
+    assert record is not None
+    return record.value
+
+
+def term_of(worker: Worker) -> Term:
+    """Give the term that a worker leads in."""
+    term = worker.coordinators["work"].term
+    assert term is not None
+    return term
+
+
+async def await_successor(fleet: Fleet, leader: Worker) -> Worker:
+    """Wait until another worker leads, and has written."""
+    await asyncio.sleep(2 * TIMEOUTS + 2 * BEATS)
+    successor = one([worker for worker in fleet.leaders() if worker is not leader])
+    assert (await read_ledger(fleet))["epoch"] == successor.held["work"]
+    return successor
+
+
+@pytest.mark.parametrize("stroke", ["pause", "suspend"])
+def test_a_leader_that_slept_through_its_replacement_writes_nothing(stroke: str) -> None:
+    """Stopped between check and act, for ten minutes; suspended, it even believes on.
+
+    What it then writes is refused: its successor has sealed what it would replace.
+    """
+    fleet = Fleet(51, rate=0.0, trusts_clocks=stroke == "pause")
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(62)
+        leader = one(fleet.leaders())
+        term = term_of(leader)
+        getattr(leader.node, stroke)()
+        successor = await await_successor(fleet, leader)
+        await asyncio.sleep(600)
+        leader.node.resume()
+        assert term.lasts == (stroke == "suspend")
+        with pytest.raises(Fenced):
+            await leader.run(term.put(LEDGER, {"epoch": term.epoch, "count": -1}))
+        await asyncio.sleep(2 * TIMEOUTS)
+        assert (await read_ledger(fleet))["epoch"] == successor.held["work"]
+        assert not term.lasts
+        fleet.judge_rest()
+
+    fleet.tell(story)
+
+
+def test_a_beat_whose_reply_is_lost_is_no_beat() -> None:
+    """Requests pass and replies do not: the leader steps down in time, and comes back as another.
+
+    Its beats were applied, and its death is written in place of the last of them.
+    """
+    fleet = Fleet(52, listens=True)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        leader = one(fleet.leaders())
+        before = incarnation_of(leader)
+        leader.link.replies_pass = False
+        await asyncio.sleep(TIMING.timeout)
+        assert leader.held == {}
+        await await_successor(fleet, leader)
+        leader.link.replies_pass = True
+        await asyncio.sleep(2 * TIMEOUTS)
+        assert incarnation_of(leader) != before
+        fleet.judge_rest()
+
+    fleet.tell(story)
+
+
+def test_a_write_that_lands_after_its_sender_left_is_refused() -> None:
+    """Sent, given up, the role released, and 25 seconds later it arrives: too late."""
+    fleet = Fleet(53)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(62)
+        leader = one(fleet.leaders())
+        epoch = leader.held["work"]
+        leader.link.delays = (SINGLETON, 25.0)
+        await asyncio.sleep(2 * BEATS)
+        leader.stop()
+        await asyncio.sleep(60)
+        (successor,) = fleet.leaders()
+        assert successor.held["work"] > epoch
+        assert (await read_ledger(fleet))["epoch"] == successor.held["work"]
+
+    fleet.tell(story)
+
+
+def test_two_memberships_of_one_process_are_two_workers() -> None:
+    """They have names of their own; one of them leads, and the other after it."""
+    fleet = Fleet(54, size=1)
+
+    async def story() -> None:
+        (worker,) = fleet.workers
+        first, second = worker.make_membership(), worker.make_membership()
+        assert first.worker_id != second.worker_id
+        coordinators = []
+        for membership in (first, second):
+            await worker.run(membership.start())
+            coordinators.append(await worker.run(membership.coordinate("work")))
+        await asyncio.sleep(30)
+        assert [each.is_coordinator for each in coordinators] == [True, False]
+        await worker.run(first.leave())
+        await asyncio.sleep(BEATS)
+        assert [each.is_coordinator for each in coordinators] == [False, True]
+        await worker.run(second.leave())
+
+    fleet.tell(story)
+
+
+@pytest.mark.parametrize("step", [-3600.0, 86_400.0, -86_400.0])
+def test_steps_of_the_wall_clock_change_nothing(step: float) -> None:
+    """Half of the fleet is put right by an hour or a day: nobody dies and the same one leads."""
+    fleet = Fleet(55, size=6)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        leader = one(fleet.leaders())
+        held = leader.held
+        for worker in (leader, *fleet.workers[:3]):
+            worker.node.clock.skew += step
+        await asyncio.sleep(120)
+        assert fleet.leaders() == [leader]
+        assert leader.held == held
+        fleet.judge_rest()
+
+    fleet.tell(story)
+    assert fleet.deaths == 0
+
+
+@pytest.mark.parametrize("rate", [0.0005, 0.049])
+def test_clocks_that_drift_kill_nobody(rate: float) -> None:
+    """Slewed by NTP, or off by the 5 % that is promised: a quiet hour stays quiet."""
+    fleet = Fleet(56, rate=rate)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(3600)
+        fleet.judge_rest()
+
+    fleet.tell(story)
+    assert fleet.deaths == 0
+
+
+def test_clocks_that_break_the_promise_break_no_record() -> None:
+    """Off by 15 %: two may believe to lead, and no write of an earlier term is accepted."""
+    fleet = Fleet(57, rate=0.15, trusts_clocks=False)
+
+    async def story() -> None:
+        fleet.start_all()
+        await storm(fleet)
+        for link in fleet.links:
+            link.weather = CALM
+        await asyncio.sleep(20 * TIMEOUTS)
+        fleet.judge_rest()
+
+    fleet.tell(story)
+
+
+def test_a_storm_of_refusals_is_met_with_few_requests() -> None:
+    """Fifty workers, and a store that refuses nine of ten requests for ten minutes.
+
+    Nobody asks more often than it would in peace, and somebody leads soon after.
+    """
+    fleet = Fleet(59, size=50)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        before = {worker: worker.link.requests for worker in fleet.workers}
+        for link in fleet.links:
+            link.weather = Weather(refused=0.9)
+        await asyncio.sleep(600)
+        for worker, sent in before.items():
+            # A beat and a look; the few that got through may have led, and worked.
+            assert worker.link.requests - sent <= 5 * 1.05 * 600 / TIMING.beat
+        for link in fleet.links:
+            link.weather = CALM
+        await asyncio.sleep(2 * TIMEOUTS + BEATS)
+        fleet.judge_rest()
+
+    fleet.tell(story)
+
+
+@pytest.mark.parametrize("store", [MemoryStore, DearStore])
+def test_all_start_at_once_and_elect_once(store: type[MemoryStore]) -> None:
+    """Twenty workers on an empty store: one takes the role, once, and all hear of the same one."""
+    fleet = Fleet(60, size=20, store=store, listens=True)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(2 * TIMEOUTS)
+        fleet.judge_rest()
+        heard = {
+            (event.worker_id, event.epoch)
+            for worker in fleet.workers
+            for event in worker.told("coord:coordinator-elected")
+        }
+        assert len(heard) == 1
+
+    fleet.tell(story)
+
+
+def test_all_die_and_others_start_a_week_later() -> None:
+    """Sessions of the long dead stand in nobody's way, and are tidied up."""
+    fleet = Fleet(61)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        epoch = one(fleet.leaders()).held["work"]
+        for worker in list(fleet.workers):
+            worker.node.kill()
+        await asyncio.sleep(7 * 86_400)
+        for worker in list(fleet.workers):
+            fleet.follow(worker)
+        await asyncio.sleep(2 * TIMEOUTS + BEATS)
+        assert one(fleet.leaders()).held["work"] == epoch + 1
+        fleet.judge_rest()
+        # Whoever leads counts anew; the oldest may have come to lead after a mandate.
+        await asyncio.sleep(1.06 * (BURIAL_AGE + 600))
+        assert len(await fleet.store.heads("session/")) == len(fleet.workers)
+
+    fleet.tell(story)
+
+
+@pytest.mark.parametrize("period", [TIMING.beat, TIMING.beat / 2])
+def test_a_way_that_flaps_at_the_beat_changes_little(period: float) -> None:
+    """The leader's way is open for one beat and shut for the next, for ten minutes.
+
+    It loses the lead at most a few times, never without stepping down first, and one leads after.
+    """
+    fleet = Fleet(62, listens=True)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        leader = one(fleet.leaders())
+        for number in range(int(600 / period)):
+            leader.link.requests_pass = bool(number % 2)
+            await asyncio.sleep(period)
+        leader.link.requests_pass = True
+        await asyncio.sleep(2 * TIMEOUTS)
+        fleet.judge_rest()
+        changes = followers(fleet)[0].told("coord:coordinator-elected")
+        assert len(changes) <= 4
+
+    fleet.tell(story)

@@ -145,3 +145,28 @@ async def test_a_session_ends_even_if_its_last_beat_lands_late(clock: FakeClock)
     record = await store.get(f"session/{session.incarnation}")
     assert record is not None
     assert record.value["state"] == "dead"
+
+
+async def test_a_beat_that_lands_when_it_is_long_forgotten_is_gone_on_from(
+    clock: FakeClock,
+) -> None:
+    """Fifty beats were given up since: it renews no trust, but the next beat stands on it.
+
+    Found: a session alone in the world then lost to its own beat for ever.
+    """
+    components = components_with(clock)
+    store = Holding(MemoryStore(components=components))
+    session = Session(store, components, TIMING, "worker-1")
+    await session.open()
+    store.holding = True
+    await session.beat()
+    first = store.held
+    assert first is not None
+    for _ in range(50):
+        await session.beat()
+    store.holding = False
+    await store.write(first)
+    assert await session.beat() == "live"
+    assert not session.trusted
+    assert await session.beat() == "live"
+    assert session.trusted

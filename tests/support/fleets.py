@@ -37,6 +37,7 @@ __all__ = [
     "keep_books",
     "run_storm",
     "run_suspends",
+    "storm",
 ]
 
 T = TypeVar("T")

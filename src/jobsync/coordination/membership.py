@@ -7,6 +7,7 @@ session itself beats elsewhere, see `runner`, so that nothing done here can star
 import asyncio
 import os
 import platform
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -360,10 +361,15 @@ class _Relay(Events):
         super().__init__()
         self._host = host
         self._home = home
+        self._facts: deque[Event] = deque()
 
     def emit(self, event: Event) -> None:
-        """Tell it soon."""
-        self._host.tell(self._home.emit, event)
+        """Tell it soon, after all that happened before it."""
+        self._facts.append(event)
+        self._host.tell(self._tell_next)
+
+    def _tell_next(self) -> None:
+        self._home.emit(self._facts.popleft())
 
 
 def describe_process(components: Components) -> dict[str, Json]:
