@@ -177,6 +177,8 @@ class Fenced(JobsyncError):
     def __str__(self) -> str:
         if self.current is None:
             return f"{self.key}: the term of epoch {self.epoch} is over; stop acting on it"
+        if self.current == self.epoch:
+            return f"{self.key}: another worker holds epoch {self.epoch} too; stop acting on it"
         return f"{self.key}: epoch {self.epoch} was replaced by {self.current}; stop acting on it"
 
 

@@ -127,7 +127,8 @@ class Candidate:
 
         async def stop(term: Term) -> None:
             self.say("lost", work=work, epoch=term.epoch)
-            self._over[work] = Term(self._membership.store, term.epoch, lambda: True)
+            ids = self._membership.components.ids
+            self._over[work] = Term(self._membership.store, term.epoch, lambda: True, ids)
 
         return Hooks(on_become=become, work=work_once, on_stop=stop)
 

@@ -174,7 +174,19 @@ class Coordinator:
         """Serve one term, from its beginning to its end."""
         # Nobody is elected anew whose last term is not wound up.
         self.election.is_open = False
-        term = Term(self._membership.store, held.epoch, lambda: self.election.held is held)
+        in_the_way: list[int] = []
+
+        def stand_back(epoch: int) -> None:
+            in_the_way.append(epoch)
+            self._membership.ring()
+
+        term = Term(
+            self._membership.store,
+            held.epoch,
+            lambda: self.election.held is held,
+            self._membership.components.ids,
+            stand_back,
+        )
         role = self.election.role
         until = 0.0 if role is None else role.until
         self._term = term
@@ -190,7 +202,7 @@ class Coordinator:
         self._has_begun = False
         async with asyncio.TaskGroup() as group:
             work = group.create_task(self._work(term))
-            await self._until_over(held)
+            await self._until_over(held, in_the_way)
             work.cancel()
         self._term = None
         self._tell_of_the_end(held, role)
@@ -198,9 +210,11 @@ class Coordinator:
             await self._call("on_stop", self._hooks.on_stop, term)
         self.election.is_open = True
 
-    async def _until_over(self, held: Held) -> None:
-        """Wait until a term is over, be it told or by the clock."""
+    async def _until_over(self, held: Held, in_the_way: Sequence[int]) -> None:
+        """Wait until a term is over, be it told or by the clock; end one that is fenced off."""
         while self.election.held is held:
+            if in_the_way:
+                await self._membership.step_down(self.election.name, held.epoch, max(in_the_way))
             await self._membership.change(max(self._membership.trust_left, _MOMENT))
 
     async def _work(self, term: Term) -> None:

@@ -144,6 +144,7 @@ class Election:
         self._gives_way_until: Mono | None = None
         self._renewed = components.clock.mono()
         self._highest = 0
+        self._floor = 0
         self._announced: str | None = None
         self._asked = 0
         self._former: set[str] = set()
@@ -258,6 +259,15 @@ class Election:
             role, owner=None, successor=successor, since=self._clock.wall().seconds
         )
         await self._write(record, empty)
+
+    async def step_down(self, epoch: int, current: int) -> None:
+        """Give up a term whose writes are refused: a record was sealed by another epoch.
+
+        That happens where the role's record was lost, and with it the epoch that it had.
+        """
+        self._floor = max(self._floor, current)
+        if self._held is not None and self._held.epoch == epoch:
+            await self.release("fenced")
 
     def _see(self, record: Record | None) -> None:
         """Take in the role as it was just read."""
@@ -404,7 +414,7 @@ class Election:
         # Even a tombstone keeps its epoch; singletons remember what a removed role forgot.
         governed = await self._store.get_many(self._governs, tombstones=True)
         known = [record.epoch for record in (base, *governed) if record is not None]
-        epoch = max(self._highest, *known, 0) + 1
+        epoch = max(self._highest, self._floor, *known, 0) + 1
         if epoch >= MAX_INTEGER:
             raise Corrupt(f"{ROLES}{self.name}", f"no epoch is left above {epoch - 1}")
         return epoch

@@ -10,13 +10,20 @@ its own epoch, creating what is absent. From then on an earlier term's write fin
 gone, reads again, and sees the higher epoch.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from jobsync.core.codec import Json
+from jobsync.core.ids import Ids
 from jobsync.errors import Fenced
 from jobsync.stores.contract import Applied, Put, Record, Store, Unknown, unwrap
 
 __all__ = ["Term"]
+
+_REMEMBERED = 1000
+"""How many of its own writes a term recognises; only the latest of each record matters."""
 
 
 class Term:
@@ -27,13 +34,25 @@ class Term:
         epoch: its number, higher than that of every earlier term; 0 without an election,
             where whatever epoch stands is kept.
         lasts: says whether it still does; asks the clock.
+        ids: mark this term's own writes.
+        replaced: called with the epoch that stands in this term's way, if one does.
     """
 
-    def __init__(self, store: Store, epoch: int, lasts: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        epoch: int,
+        lasts: Callable[[], bool],
+        ids: Ids,
+        replaced: Callable[[int], object] = lambda _: None,
+    ) -> None:
         self.epoch = epoch
         self._store = store
         self._lasts = lasts
+        self._ids = ids
+        self._replaced = replaced
         self._sealed: dict[str, Record] = {}
+        self._marks: deque[str] = deque(maxlen=_REMEMBERED)
 
     def __repr__(self) -> str:
         return f"Term(epoch={self.epoch}, lasts={self.lasts})"
@@ -78,7 +97,8 @@ class Term:
         """Read a singleton; write this term's epoch into it where a lower one stands."""
         while True:
             found = await self._store.get(key, tombstones=True)
-            if found is not None and found.epoch > self.epoch > 0:
+            if found is not None and self._is_foreign(found):
+                self._replaced(found.epoch)
                 raise Fenced(key, self.epoch, found.epoch)
             if found is not None and not found.deleted and self.epoch in {0, found.epoch}:
                 self._sealed[key] = found
@@ -87,12 +107,25 @@ class Term:
             if await self._write(Put(key, value, found, epoch=self.epoch or None)):
                 return self._sealed[key]
 
+    def _is_foreign(self, found: Record) -> bool:
+        """Say whether another term has sealed a record.
+
+        An epoch that equals ours is not always ours: where the role's record was lost before
+        anything was sealed, two terms may have the same. The one that sealed first stays.
+        """
+        if self.epoch == 0:
+            return False
+        is_same = found.epoch == self.epoch and found.nonce not in self._marks
+        return found.epoch > self.epoch or is_same
+
     async def _write(self, change: Put) -> bool:
         """Send a change while the term lasts; say whether it was applied."""
         if not self.lasts:
             raise Fenced(change.key, self.epoch)
         self._sealed.pop(change.key, None)
-        (outcome,) = await self._store.write([change])
+        (mark,) = self._ids.nonces(1)
+        self._marks.append(mark)
+        (outcome,) = await self._store.write([msgspec.structs.replace(change, nonce=mark)])
         match outcome:
             case Applied(record):
                 self._sealed[change.key] = record

@@ -152,6 +152,15 @@ class Member:
             self.hurry()
             self._changed()
 
+    async def step_down(self, role: str, epoch: int, current: int) -> None:
+        """Give up a term that another epoch stands in the way of."""
+        election = self.elections.get(role)
+        if election is not None:
+            with suppress(*_TROUBLE):
+                await election.step_down(epoch, current)
+            self.hurry()
+            self._changed()
+
     def drop_out(self, election: Election) -> None:
         """Take part no longer; what was given to us is given up at the next look."""
         if self.elections.get(election.name) is election:

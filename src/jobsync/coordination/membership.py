@@ -283,6 +283,10 @@ class Membership:
             self._host.post(undo)
             raise
 
+    async def step_down(self, role: str, epoch: int, current: int) -> None:
+        """Give up a term that another epoch stands in the way of."""
+        await self._host.call(lambda: self._member.step_down(role, epoch, current))
+
     def tell(self, **facts: Json) -> None:
         """Tell the other workers something, with a beat at once."""
         self._host.post(self._member.tell, facts)
