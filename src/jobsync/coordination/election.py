@@ -498,7 +498,7 @@ class Election:
         """Put a role in place of the one that was read; None unless that surely happened."""
         # Facts of newer code in the record survive.
         known = base.value if base is not None and not base.deleted else {}
-        value = {**known, **msgspec.to_builtins(role)}
+        value = {**known, **msgspec.json.decode(msgspec.json.encode(role))}
         change = Put(f"{ROLES}{self.name}", value, base, epoch=role.epoch)
         self._doubtful = (_version(base),)
         (outcome,) = await self._store.write([change])
