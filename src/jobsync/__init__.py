@@ -5,9 +5,11 @@ from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.fencing import Term
 from jobsync.coordination.membership import Membership, Peer
 from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.database.coordinating import CoordinatorPlugin
 from jobsync.database.database import Database
 from jobsync.database.document import Document
 from jobsync.database.listing import Page
+from jobsync.database.locking import Lock
 from jobsync.database.plugin import Plugin
 from jobsync.database.resource import Resource
 from jobsync.database.storage import PluginStorage
@@ -46,6 +48,7 @@ __all__ = [
     "Conflict",
     "Conflicted",
     "Coordinator",
+    "CoordinatorPlugin",
     "CoordinatorSettings",
     "Corrupt",
     "Database",
@@ -61,6 +64,7 @@ __all__ = [
     "Invalid",
     "InvalidRecord",
     "JobsyncError",
+    "Lock",
     "Membership",
     "Misconfigured",
     "MissingExtra",

@@ -22,6 +22,7 @@ from jobsync.coordination.events import (
 )
 from jobsync.coordination.fencing import Term
 from jobsync.coordination.membership import Membership, Peer
+from jobsync.coordination.role import name_role
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.database.plugin import Plugin
 from jobsync.errors import Invalid
@@ -108,9 +109,8 @@ class CoordinatorPlugin(Plugin):
 
     async def members(self) -> list[Peer]:
         """Give the workers that live and stand for this work, the oldest first."""
-        membership = self._joined()
-        role = "" if self._coordinator is None else self._coordinator.election.name
-        return [peer for peer in await membership.members() if role in peer.works]
+        peers = await self._joined().members()
+        return [peer for peer in peers if self._role in peer.works]
 
     async def ensure_coordinator(
         self, *, force: bool = False, desired_coordinator: str | None = None
@@ -156,6 +156,10 @@ class CoordinatorPlugin(Plugin):
             await self.stop()
             raise
 
+    @property
+    def _role(self) -> str:
+        return name_role(self.namespace, self.slug)
+
     def _joined(self) -> Membership:
         if self._membership is None:
             raise Invalid("plugin", self.name, "does not run", "await plugin.start() first")
@@ -172,9 +176,7 @@ class CoordinatorPlugin(Plugin):
 
     def _overhear(self, event: Event) -> None:
         """Tell who listens to this plugin of what concerns it: its role, and the session."""
-        coordinator = self._coordinator
-        role = getattr(event, "role", None)
-        if role is not None and (coordinator is None or role != coordinator.election.name):
+        if getattr(event, "role", self._role) != self._role:
             return
         self.events.overhear(event)
         own = self._kinds.get(type(event))
