@@ -1,9 +1,11 @@
 """Threads that work for event loops."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +58,56 @@ def test_who_asked_from_a_loop_that_is_gone_is_forgotten() -> None:
     asyncio.run(ask_and_leave())
     release.set()
     assert asyncio.run(ask()) == 8
+    threads.end()
+
+
+async def test_every_reply_arrives_however_many_come_at_once() -> None:
+    """Replies that share one ring, or cross with one, are not lost."""
+    threads = WorkThreads("test", 8)
+    async with asyncio.timeout(60):
+        for _ in range(50):
+            asked = [threads.run(pow, n, 2) for n in range(100)]
+            assert await together(asked) == [n * n for n in range(100)]
+    threads.end()
+
+
+def test_a_loop_that_is_gone_leaves_no_descriptors() -> None:
+    """Programs that run loop after loop do not run out of files."""
+    threads = WorkThreads("test", 1)
+
+    async def ask() -> int:
+        return await threads.run(pow, 2, 3)
+
+    def count() -> int:
+        gc.collect()
+        return len(list(Path("/dev/fd").iterdir()))
+
+    asyncio.run(ask())
+    before = count()
+    for _ in range(10):
+        asyncio.run(ask())
+    assert count() == before
+    threads.end()
+
+
+async def test_a_call_that_was_cancelled_before_it_began_does_not_run() -> None:
+    """One that has begun runs to its end, unseen; both leave the thread free for others."""
+    threads = WorkThreads("test", 1)
+    begun, release, ran = threading.Event(), threading.Event(), list[str]()
+
+    def slow() -> None:
+        begun.set()
+        release.wait()
+        ran.append("begun")
+
+    first, second = threads.run(slow), threads.run(ran.append, "queued")
+    await asyncio.to_thread(begun.wait)
+    first.cancel()
+    second.cancel()
+    release.set()
+    assert await threads.run(pow, 2, 3) == 8
+    assert ran == ["begun"]
+    assert first.cancelled()
     threads.end()
 
 
