@@ -47,12 +47,12 @@ class MemoryPlace:
     def damage(self, key: str, text: str) -> None:
         """Overwrite a record's value behind the library's back."""
         slots = self._keeper._data.slots
-        slots[key] = msgspec.structs.replace(slots[key], data=text.encode())
+        slots[key] = msgspec.structs.replace(slots[key], text=text)
 
     def stored(self, key: str) -> str | None:
         """Read a record's value behind the library's back."""
         slot = self._keeper._data.slots.get(key)
-        return None if slot is None or slot.data is None else slot.data.decode()
+        return None if slot is None else slot.text
 
 
 class SqlitePlace:

@@ -58,7 +58,7 @@ class ObjectsPlace:
         """Overwrite a value behind the library's back."""
         name = self._naming.record(key)
         found = obstore.get(self._bucket, name).bytes().to_bytes()
-        obstore.put(self._bucket, name, wrap(unwrap(key, found, ""), text.encode()))
+        obstore.put(self._bucket, name, wrap(unwrap(key, found, ""), text))
 
     def stored(self, key: str) -> str | None:
         """Read a value's text behind the library's back; None without one."""

@@ -37,7 +37,9 @@ def _plain(value: Any) -> str | int | float:
     return int.__int__(value) if isinstance(value, int) else float.__float__(value)
 
 
-_encode = msgspec.json.Encoder(enc_hook=_plain, decimal_format="number").encode
+_encoder = msgspec.json.Encoder(enc_hook=_plain, decimal_format="number")
+_encode = _encoder.encode
+_encode_lines = _encoder.encode_lines
 _decode = msgspec.json.Decoder().decode
 
 
@@ -88,7 +90,7 @@ def encode(value: Json, field: str = "value", *, limit: int = MAX_VALUE) -> byte
     return data
 
 
-def encode_all(values: list[Json]) -> list[bytes]:
+def encode_all(values: list[Json]) -> list[str]:
     """Give the JSON texts of values, for a batch at half the cost of one by one.
 
     Raises:
@@ -98,13 +100,13 @@ def encode_all(values: list[Json]) -> list[bytes]:
     if len(values) > 1:
         try:
             if _convert((values,), _Plains).values == values:
-                texts = [_encode(value) for value in values]
-                together = b"".join(texts)
-                if len(together) <= MAX_VALUE and b"\\u0000" not in together:
-                    return texts
+                lines = _encode_lines(values)
+                if len(lines) <= MAX_VALUE and b"\\u0000" not in lines:
+                    # Each text ends in a line feed; within one there is none.
+                    return lines[:-1].decode().split("\n")
         except _DOUBTS:
             pass
-    return [encode(value) for value in values]
+    return [encode(value).decode() for value in values]
 
 
 def decode(data: bytes | str, key: str) -> Json:

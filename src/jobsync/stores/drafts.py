@@ -12,10 +12,10 @@ import msgspec
 from jobsync.core.codec import MAX_INTEGER, decode, encode_all
 from jobsync.core.ids import NONCE_LENGTH, Ids
 from jobsync.core.keys import check_key
-from jobsync.errors import Corrupt, Fenced, Invalid, NewerFormat
+from jobsync.errors import Corrupt, Fenced, Invalid, JobsyncError, NewerFormat
 from jobsync.stores.contract import TRAIL_LENGTH, Change, Put, Record
 
-__all__ = ["MAX_FORMAT", "Draft", "draft", "revive", "stamp"]
+__all__ = ["MAX_FORMAT", "draft", "revive", "stamp"]
 
 MAX_FORMAT = 999_999_999
 """The highest format of a value."""
@@ -25,16 +25,6 @@ _is_trail = re.compile(
     rf"[A-Za-z0-9_-]{{{NONCE_LENGTH}}}(?: [A-Za-z0-9_-]{{{NONCE_LENGTH}}}){{0,{TRAIL_LENGTH - 1}}}"
 ).fullmatch
 _TRAIL_WIDTH = TRAIL_LENGTH * (NONCE_LENGTH + 1) - 1
-
-
-class Draft(msgspec.Struct, frozen=True, gc=False):
-    """A change that is ready to be sent."""
-
-    base: Record | None
-    record: Record
-    """What readers see once it is applied."""
-    data: bytes | None
-    """The value's JSON text; None on a tombstone."""
 
 
 def stamp(changes: Sequence[Change], ids: Ids) -> Sequence[Change]:
@@ -47,18 +37,19 @@ def stamp(changes: Sequence[Change], ids: Ids) -> Sequence[Change]:
     ]
 
 
-def draft(changes: Sequence[Change], ids: Ids) -> list[Draft]:
-    """Check a batch and work out the record that each change leaves.
+def draft(changes: Sequence[Change], ids: Ids) -> tuple[list[Record], list[str | None]]:
+    """Check a batch; give the record that each change leaves, and the JSON text of its value.
+
+    A tombstone has no text.
 
     Raises:
         Invalid: a key or a value cannot be stored, or a record is changed twice.
         Fenced: the base was written by a later term than the change's.
         NewerFormat: the base was written in a later format than the change's.
     """
-    nonces = iter(ids.nonces(sum(not change.nonce for change in changes)))
+    fresh = iter(ids.nonces([change.nonce for change in changes].count("")))
     records = [
-        _follow(change, _check_nonce(change) if change.nonce else next(nonces))
-        for change in changes
+        _follow(change, _check_nonce(change) if change.nonce else next(fresh)) for change in changes
     ]
     if len({record.key for record in records}) < len(records):
         raise Invalid(
@@ -68,9 +59,8 @@ def draft(changes: Sequence[Change], ids: Ids) -> list[Draft]:
             "send them one after the other",
         )
     texts = encode_all([record.value for record in records])
-    return [
-        Draft(change.base, record, None if record.deleted else text)
-        for change, record, text in zip(changes, records, texts, strict=True)
+    return records, [
+        None if record.deleted else text for record, text in zip(records, texts, strict=True)
     ]
 
 
@@ -94,7 +84,8 @@ def _follow(change: Change, nonce: str) -> Record:
         seq, epoch, trail = 1, change.epoch or 0, nonce
     else:
         epoch = base.epoch if change.epoch is None else change.epoch
-        _check_base(key, base, epoch, change.format)
+        if base.key != key or base.epoch > epoch or base.format > change.format:
+            raise _refuse(change, base)
         seq, trail = base.seq + 1, f"{nonce} {base.trail}"[:_TRAIL_WIDTH]
     if isinstance(change, Put):
         return Record(key, change.value, nonce, seq, epoch, change.format, trail)
@@ -108,13 +99,14 @@ def _check_numbers(change: Change) -> None:
         raise Invalid("format", change.format, f"is not between 1 and {MAX_FORMAT:,}", "count up")
 
 
-def _check_base(key: str, base: Record, epoch: int, format: int) -> None:
+def _refuse(change: Change, base: Record) -> JobsyncError:
+    """Say why a change may not follow its base."""
+    key, epoch = change.key, change.epoch
     if base.key != key:
-        raise Invalid("base", base.key, f"is not a version of {key!r}", "read that record first")
-    if base.epoch > epoch:
-        raise Fenced(key, epoch, base.epoch)
-    if base.format > format:
-        raise NewerFormat(key, base.format, format)
+        return Invalid("base", base.key, f"is not a version of {key!r}", "read that record first")
+    if epoch is not None and base.epoch > epoch:
+        return Fenced(key, epoch, base.epoch)
+    return NewerFormat(key, base.format, change.format)
 
 
 def revive(

@@ -46,7 +46,7 @@ _split = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
-def wrap(record: Record, data: bytes | None) -> bytes:
+def wrap(record: Record, text: str | None) -> bytes:
     """Give the object of a record; without a value's text, that of a tombstone.
 
     Raises:
@@ -58,8 +58,8 @@ def wrap(record: Record, data: bytes | None) -> bytes:
     _check("seq", record.seq, MAX_INTEGER)
     _check("epoch", record.epoch, MAX_INTEGER)
     _check("format", record.format, MAX_FORMAT)
-    head = f'["{record.trail}",{record.seq},{record.epoch},{record.format}'.encode()
-    return head + b"]" if data is None else (b"%b,%b]" % (head, data)).ljust(LIVE_SIZE)
+    head = f'["{record.trail}",{record.seq},{record.epoch},{record.format}'
+    return f"{head}]".encode() if text is None else f"{head},{text}]".encode().ljust(LIVE_SIZE)
 
 
 def _check(field: str, number: int, highest: int) -> None:

@@ -30,7 +30,7 @@ from jobsync.stores.contract import (
     Store,
     Where,
 )
-from jobsync.stores.drafts import Draft, draft, revive
+from jobsync.stores.drafts import draft, revive
 from jobsync.stores.lines import check_after, check_stream, entry_of, first_id, lines_of
 from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
 from jobsync.stores.topics import Topics
@@ -42,7 +42,7 @@ __all__ = ["MemoryStore"]
 class _Slot(msgspec.Struct, frozen=True):
     """What is kept under one key."""
 
-    data: bytes | None
+    text: str | None
     seq: int
     epoch: int
     format: int
@@ -100,23 +100,23 @@ class MemoryStore(Store):
             slots = [self._data.slots.get(key) for key in keys]
         return [
             None
-            if slot is None or (slot.data is None and not tombstones)
-            else revive(key, slot.data, slot.seq, slot.epoch, slot.format, slot.trail)
+            if slot is None or (slot.text is None and not tombstones)
+            else revive(key, slot.text, slot.seq, slot.epoch, slot.format, slot.trail)
             for key, slot in zip(keys, slots, strict=True)
         ]
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Make changes."""
-        drafts = draft(changes, self._ids)
+        records, texts = draft(changes, self._ids)
         with self._data.lock:
-            outcomes = [self._apply(change) for change in drafts]
+            outcomes = [*map(self._apply, changes, records, texts)]
         self._data.topics.wake(
             {parent(done.record.key) for done in outcomes if isinstance(done, Applied)}
         )
         return outcomes
 
-    def _apply(self, change: Draft) -> Outcome:
-        record, base = change.record, change.base
+    def _apply(self, change: Change, record: Record, text: str | None) -> Outcome:
+        base = change.base
         there = self._data.slots.get(record.key)
         if there is None:
             if base is not None:
@@ -125,7 +125,7 @@ class MemoryStore(Store):
         elif base is None or (there.seq, there.trail) != (base.seq, base.trail):
             return Conflicted()
         self._data.slots[record.key] = _Slot(
-            change.data, record.seq, record.epoch, record.format, record.trail, self._clock.mono()
+            text, record.seq, record.epoch, record.format, record.trail, self._clock.mono()
         )
         return Applied(record)
 
@@ -144,7 +144,7 @@ class MemoryStore(Store):
 
         async def fetch(after: str, limit: int) -> list[Row]:
             return [
-                (key, slot.data, slot.seq, slot.epoch, slot.format, slot.trail)
+                (key, slot.text, slot.seq, slot.epoch, slot.format, slot.trail)
                 for key, slot in self._live(prefix, after, limit)
             ]
 
@@ -157,7 +157,7 @@ class MemoryStore(Store):
         with self._data.lock:
             for key in self._data.under(prefix, after):
                 slot = self._data.slots[key]
-                if slot.data is not None:
+                if slot.text is not None:
                     found.append((key, slot))
                     if len(found) == limit:
                         break
@@ -213,7 +213,7 @@ class MemoryStore(Store):
             old = [
                 key
                 for key in self._data.under(prefix)
-                if (slot := self._data.slots[key]).data is None and now - slot.written > older_than
+                if (slot := self._data.slots[key]).text is None and now - slot.written > older_than
             ][:limit]
             for key in old:
                 del self._data.slots[key]

@@ -42,7 +42,7 @@ from jobsync.stores.contract import (
     Unknown,
     Where,
 )
-from jobsync.stores.drafts import Draft, draft
+from jobsync.stores.drafts import draft
 from jobsync.stores.envelope import LIVE_SIZE, unwrap, unwrap_lines, wrap, wrap_lines
 from jobsync.stores.lines import check_after, entry_of, first_id, lines_of
 from jobsync.stores.metered import Tariff
@@ -156,20 +156,18 @@ class ObjectsStore(Store):
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Make changes, each by a request of its own, all at once."""
-        drafts = draft(changes, self._ids)
-        bodies = [wrap(change.record, change.data) for change in drafts]
-        replies = await together(
-            [self._send(change, body) for change, body in zip(drafts, bodies, strict=True)]
-        )
+        records, texts = draft(changes, self._ids)
+        bodies = [*map(wrap, records, texts)]
+        replies = await together([*map(self._send, changes, bodies)])
         self._raise_if_certain(replies)
-        outcomes = [_judge(change, reply) for change, reply in zip(drafts, replies, strict=True)]
+        outcomes = [*map(_judge, records, replies)]
         self._topics.wake(
             {parent(done.record.key) for done in outcomes if isinstance(done, Applied)}
         )
         return outcomes
 
-    def _send(self, change: Draft, body: bytes) -> asyncio.Future[str | Refusal]:
-        key = change.record.key
+    def _send(self, change: Change, body: bytes) -> asyncio.Future[str | Refusal]:
+        key = change.key
         version = None if change.base is None else change.base.version
         return self._bucket.put(self._naming.record(key), body, version, _lane(key))
 
@@ -372,10 +370,10 @@ def _is_live(one: Listed) -> bool:
     return one.size >= LIVE_SIZE and is_segment(one.name)
 
 
-def _judge(change: Draft, reply: str | Refusal) -> Outcome:
-    """Say what became of a change."""
+def _judge(record: Record, reply: str | Refusal) -> Outcome:
+    """Say what became of the change that would leave a record."""
     if isinstance(reply, str):
-        return Applied(msgspec.structs.replace(change.record, version=reply))
+        return Applied(msgspec.structs.replace(record, version=reply))
     return Conflicted() if reply.conflict else Unknown(str(reply))
 
 

@@ -41,7 +41,7 @@ from jobsync.stores.contract import (
     Unknown,
     Where,
 )
-from jobsync.stores.drafts import Draft, draft, revive
+from jobsync.stores.drafts import draft, revive
 from jobsync.stores.lines import check_after, check_stream, entry_of, lines_of
 from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
 from jobsync.stores.postgresbell import Bell, channel_of, hears
@@ -119,33 +119,44 @@ class PostgresStore(Store):
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Make changes, all in one statement."""
-        drafts = draft(changes, self._ids)
-        if not drafts:
+        records, texts = draft(changes, self._ids)
+        if not records:
             return []
-        topics = {parent(change.record.key) for change in drafts}
+        topics = {parent(record.key) for record in records}
         due = self._bell.due(topics)
+        bases = [change.base for change in changes]
         try:
-            rows = await self._pool.run(*self._request(drafts, due))
+            rows = await self._pool.run(*self._request(bases, records, texts, due))
         except Lost as lost:
             self._bell.ring_later(topics)
-            return [Unknown(str(lost)) for _ in drafts]
+            return [Unknown(str(lost)) for _ in records]
         if rows and len(due) < len(topics):
             self._bell.ring_later(topics.difference(due))
         applied = {row[0] for row in rows}
-        return [
-            Applied(change.record) if change.record.key in applied else Conflicted()
-            for change in drafts
-        ]
+        return [Applied(record) if record.key in applied else Conflicted() for record in records]
 
-    def _request(self, drafts: list[Draft], due: list[str]) -> tuple[str, Sequence[Any]]:
+    def _request(
+        self,
+        bases: list[Record | None],
+        records: list[Record],
+        texts: list[str | None],
+        due: list[str],
+    ) -> tuple[str, Sequence[Any]]:
         """Give the statement that makes changes, and its parameters."""
-        if len(drafts) > 1:
-            columns = _columns(sorted(drafts, key=lambda change: change.record.key))
+        if len(records) > 1:
+            columns = _columns(bases, records, texts)
             if due:
                 return self._sql.write_loudly, (*columns, self._bell.channel, _array(due))
             return self._sql.write, columns
-        (change,) = drafts
-        row, base = _row(change), change.base
+        (base,), (record,), (text,) = bases, records, texts
+        row: tuple[Any, ...] = (
+            text,
+            record.seq,
+            record.epoch,
+            record.format,
+            record.trail,
+            record.key,
+        )
         if base is None:
             quietly, loudly = self._sql.create, self._sql.create_loudly
         else:
@@ -297,19 +308,16 @@ async def _prepare(
             raise explain(url, error) from error
 
 
-def _row(change: Draft) -> tuple[Any, ...]:
-    record, data = change.record, change.data
-    value = None if data is None else data.decode()
-    return (value, record.seq, record.epoch, record.format, record.trail, record.key)
-
-
-def _columns(drafts: list[Draft]) -> tuple[str, ...]:
-    """Give changes as arrays, one for each column."""
-    records = [change.record for change in drafts]
-    bases = [change.base for change in drafts]
+def _columns(
+    bases: list[Record | None], records: list[Record], texts: list[str | None]
+) -> tuple[str, ...]:
+    """Give changes as arrays, one for each column, in the order of their keys."""
+    order = sorted(range(len(records)), key=lambda i: records[i].key)
+    bases = [bases[i] for i in order]
+    records = [records[i] for i in order]
     return (
         _array([record.key for record in records]),
-        _array([None if change.data is None else change.data.decode() for change in drafts]),
+        _array([texts[i] for i in order]),
         _array([record.seq for record in records]),
         _array([record.epoch for record in records]),
         _array([record.format for record in records]),

@@ -154,7 +154,8 @@ class SettlingStore(StoreDecorator):
         """Give the record that a change left, even if it has been replaced since."""
         if current is not None and current.nonce == change.nonce:
             return current
-        return draft([change], self._ids)[0].record
+        (record,), _ = draft([change], self._ids)
+        return record
 
     async def _resend(
         self, pending: dict[str, Change], settled: dict[str, Outcome]

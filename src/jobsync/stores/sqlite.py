@@ -40,7 +40,7 @@ from jobsync.stores.contract import (
     Unknown,
     Where,
 )
-from jobsync.stores.drafts import Draft, draft, revive
+from jobsync.stores.drafts import draft, revive
 from jobsync.stores.lines import check_after, check_stream, entry_of, first_id, lines_of
 from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
 from jobsync.stores.sql.narrowing import Condition, Dialect, Kind, narrow
@@ -90,6 +90,9 @@ _READ = (
     "ORDER BY id LIMIT ?"
 )
 _DISCARD = "DELETE FROM jobsync_entry WHERE stream = ? AND id < ?"
+
+_KEY = 7
+"""Where among the parameters of a row its key stands."""
 
 
 class SqliteStore(Store):
@@ -142,40 +145,43 @@ class SqliteStore(Store):
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Make changes, those to one file in one transaction."""
-        drafts = draft(changes, self._ids)
-        apart = [d for d in drafts if d.record.key.startswith(_IN_SESSION_FILE)]
-        if not apart:
-            return await self._write(self._main, drafts)
-        rest = [d for d in drafts if not d.record.key.startswith(_IN_SESSION_FILE)]
-        first = await self._write(self._sessions, apart)
-        try:
-            second = await self._write(self._main, rest)
-        except JobsyncError as error:
-            # To raise would be to say that nothing was written.
-            second = [Unknown(str(error)) for _ in rest]
-        both = zip([*apart, *rest], [*first, *second], strict=True)
-        done = {change.record.key: outcome for change, outcome in both}
-        return [done[change.record.key] for change in drafts]
+        records, texts = draft(changes, self._ids)
+        failed: dict[str, Outcome] = {}
+        begun = False
+        for file, rows in self._sort(changes, records, texts):
+            try:
+                failed |= dict.fromkeys(await file.write(_apply, rows), Conflicted())
+            except CommitFailed as error:
+                failed |= dict.fromkeys(rows.keys(), Unknown(str(error)))
+            except JobsyncError as error:
+                # To raise would be to say that nothing was written.
+                if not begun:
+                    raise
+                failed |= dict.fromkeys(rows.keys(), Unknown(str(error)))
+            begun = True
+        if not failed:
+            return [*map(Applied, records)]
+        return [failed.get(record.key) or Applied(record) for record in records]
 
-    async def _write(self, file: SqliteFile, drafts: list[Draft]) -> list[Outcome]:
-        if not drafts:
-            return []
-        stamp = (self._clock.boot(), self._clock.mono().seconds)
-
-        def apply(connection: sqlite3.Connection) -> list[Outcome]:
-            if len(drafts) == 1:
-                return [_apply_one(connection, drafts[0], stamp)]
-            connection.execute("SAVEPOINT batch")
-            if _apply_all(connection, drafts, stamp):
-                return [Applied(change.record) for change in drafts]
-            # Together is fastest; which ones were refused is found one by one.
-            connection.execute("ROLLBACK TO batch")
-            return [_apply_one(connection, change, stamp) for change in drafts]
-
-        try:
-            return await file.write(apply)
-        except CommitFailed as failed:
-            return [Unknown(str(failed)) for _ in drafts]
+    def _sort(
+        self, changes: Sequence[Change], records: list[Record], texts: list[str | None]
+    ) -> "list[tuple[SqliteFile, _Rows]]":
+        """Give the rows to write in each file, sessions first."""
+        boot, now = self._clock.boot(), self._clock.mono().seconds
+        sessions, main = _Rows([], []), _Rows([], [])
+        for change, record, text in zip(changes, records, texts, strict=True):
+            key, seq, trail = record.key, record.seq, record.trail
+            epoch, form, base = record.epoch, record.format, change.base
+            rows = sessions if key.startswith(_IN_SESSION_FILE) else main
+            # Written out twice: a tuple is dear to take apart and make again.
+            if base is None:
+                rows.created.append((text, seq, epoch, form, trail, boot, now, key))
+            else:
+                rows.replaced.append(
+                    (text, seq, epoch, form, trail, boot, now, key, base.seq, base.trail)
+                )
+        both = ((self._sessions, sessions), (self._main, main))
+        return [(file, rows) for file, rows in both if rows.created or rows.replaced]
 
     async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
         """List names and versions."""
@@ -205,7 +211,7 @@ class SqliteStore(Store):
             for line in lines_of(entries, batch or self._ids.batch())
         ]
         try:
-            await self._file(stream).write(lambda connection: connection.executemany(_APPEND, rows))
+            await self._file(stream).write(sqlite3.Connection.executemany, _APPEND, rows)
         except CommitFailed as failed:
             raise OutcomeUnknown(stream, str(failed)) from failed
 
@@ -243,11 +249,10 @@ class SqliteStore(Store):
 
     async def _remove(self, place: str, statement: str, parameters: Sequence[object]) -> int:
         try:
-            return await self._file(place).write(
-                lambda connection: connection.execute(statement, parameters).rowcount
-            )
+            done = await self._file(place).write(sqlite3.Connection.execute, statement, parameters)
         except CommitFailed as failed:
             raise OutcomeUnknown(place, str(failed)) from failed
+        return done.rowcount
 
     async def drop(self, keys: Sequence[str]) -> None:
         """Remove records for good."""
@@ -285,35 +290,37 @@ class SqliteStore(Store):
         await asyncio.gather(self._main.close(), self._sessions.close())
 
 
-def _apply_all(
-    connection: sqlite3.Connection, drafts: list[Draft], stamp: tuple[int, float]
-) -> bool:
-    """Write changes; say whether every one was applied."""
-    creations = [_row(change, stamp) for change in drafts if change.base is None]
-    replacements = [_row(change, stamp) for change in drafts if change.base is not None]
-    written = 0
-    if creations:
-        written += connection.executemany(_CREATE, creations).rowcount
-    if replacements:
-        written += connection.executemany(_REPLACE, replacements).rowcount
-    return written == len(drafts)
+class _Rows(msgspec.Struct, frozen=True):
+    """What is to be written in one file: the parameters of its statements."""
+
+    created: list[tuple[Any, ...]]
+    replaced: list[tuple[Any, ...]]
+
+    def keys(self) -> list[str]:
+        """Name the records."""
+        return [row[_KEY] for row in (*self.created, *self.replaced)]
 
 
-def _apply_one(connection: sqlite3.Connection, change: Draft, stamp: tuple[int, float]) -> Outcome:
-    statement = _CREATE if change.base is None else _REPLACE
-    written = connection.execute(statement, _row(change, stamp)).rowcount
-    return Applied(change.record) if written else Conflicted()
-
-
-def _row(change: Draft, stamp: tuple[int, float]) -> tuple[Any, ...]:
-    record, base, data = change.record, change.base, change.data
-    text = None if data is None else data.decode()
-    boot, now = stamp
-    key, seq, epoch, form, trail = record.key, record.seq, record.epoch, record.format, record.trail
-    # Written out twice: a tuple is dear to take apart and make again.
-    if base is None:
-        return (text, seq, epoch, form, trail, boot, now, key)
-    return (text, seq, epoch, form, trail, boot, now, key, base.seq, base.trail)
+def _apply(connection: sqlite3.Connection, rows: _Rows) -> list[str]:
+    """Write rows; give the keys of those that were refused."""
+    count = len(rows.created) + len(rows.replaced)
+    if count > 1:
+        connection.execute("SAVEPOINT batch")
+        written = 0
+        if rows.created:
+            written += connection.executemany(_CREATE, rows.created).rowcount
+        if rows.replaced:
+            written += connection.executemany(_REPLACE, rows.replaced).rowcount
+        if written == count:
+            return []
+        # Together is fastest; which ones were refused is found one by one.
+        connection.execute("ROLLBACK TO batch")
+    return [
+        row[_KEY]
+        for statement, part in ((_CREATE, rows.created), (_REPLACE, rows.replaced))
+        for row in part
+        if not connection.execute(statement, row).rowcount
+    ]
 
 
 async def _narrowed(

@@ -4,6 +4,7 @@ A transaction is one hop to a thread and back, so the event loop never waits for
 Errors leave here as jobsync's own, with the fix.
 """
 
+import asyncio
 import os
 import sqlite3
 import threading
@@ -42,6 +43,7 @@ class SqliteFile:
     def __init__(self, path: Path, clock: Clock, patience: float) -> None:
         # Absolute: the program may change its working directory.
         self.path = path.absolute()
+        self._name = str(self.path)
         self._clock = clock
         self._patience = patience
         self._pid = os.getpid()
@@ -69,17 +71,17 @@ class SqliteFile:
             raise
         return file
 
-    async def read(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
+    def read(self, query: str, parameters: Sequence[Any] = ()) -> "asyncio.Future[list[Any]]":
         """Run a query."""
-        return await self._hop("read", self._query, query, parameters)
+        return self._hop("read", self._query, query, parameters)
 
-    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run work in one transaction.
+    def write(self, work: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
+        """Run work on the connection, in one transaction.
 
         Raises:
             CommitFailed: nobody can say whether it happened.
         """
-        return await self._hop("write", self._transact, work)
+        return self._hop("write", self._transact, work, *arguments)
 
     async def close(self) -> None:
         """Close both connections, after the calls that they have. Safe to repeat.
@@ -93,14 +95,14 @@ class SqliteFile:
             await thread.run(self._disconnect, role)
             thread.end()
 
-    async def _hop(self, role: str, call: Callable[..., T], *arguments: Any) -> T:
+    def _hop(self, role: str, call: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
         if os.getpid() != self._pid:
             raise Misconfigured(
                 "store", str(self.path), "was opened before a fork", "connect again in the child"
             )
         if self._closing.is_set():
-            raise Unavailable(str(self.path), "the store is closed", "connect again")
-        return await self._threads[role].run(call, *arguments)
+            raise Unavailable(self._name, "the store is closed", "connect again")
+        return self._threads[role].run(call, *arguments)
 
     def _prepare(self) -> None:
         check_place(self.path)
@@ -137,13 +139,13 @@ class SqliteFile:
                 raise MalformedJson from error
             raise self._explain(error) from error
 
-    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _transact(self, work: Callable[..., T], *arguments: Any) -> T:
         self._look()
         connection = self._connections["write"]
         try:
-            self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+            self._patiently(connection.execute, "BEGIN IMMEDIATE")
             try:
-                result = work(connection)
+                result = work(connection, *arguments)
                 self._commit(connection)
             finally:
                 if connection.in_transaction:
@@ -164,33 +166,34 @@ class SqliteFile:
                 raise CommitFailed(str(error)) from error
             raise
 
-    def _patiently(self, attempt: Callable[[], T]) -> T:
+    def _patiently(self, attempt: Callable[..., T], *arguments: Any) -> T:
         """Try until the lock is free. SQLite's own waiting is unfair, and skipped in places."""
-        give_up = self._clock.mono() + self._patience
+        begun = self._clock.mono()
         while True:
             try:
-                return attempt()
+                return attempt(*arguments)
             except sqlite3.OperationalError as error:
                 if _code(error) not in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
                     raise
-                if self._clock.mono() >= give_up or self._closing.wait(0.005):
+                waited = self._clock.mono() - begun
+                if waited >= self._patience or self._closing.wait(0.005):
                     raise
 
     def _look(self) -> None:
         """Refuse to go on when the file is no longer the one that was opened."""
         try:
-            found = os.stat(self.path)  # noqa: PTH116 - half the cost of Path.stat
+            found = os.stat(self._name)  # noqa: PTH116 - half the cost of Path.stat
         except OSError:
             found = None
         if found is None or (found.st_dev, found.st_ino) != self._identity:
             raise Unavailable(
-                str(self.path),
+                self._name,
                 "the file was removed or replaced while open",
                 "put it back, then connect again",
             )
 
     def _explain(self, error: sqlite3.Error) -> JobsyncError:
-        name = str(self.path)
+        name = self._name
         match _code(error):
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return Unavailable(
