@@ -62,12 +62,24 @@ def test_who_asked_from_a_loop_that_is_gone_is_forgotten() -> None:
 
 
 async def test_every_reply_arrives_however_many_come_at_once() -> None:
-    """Replies that share one ring, or cross with one, are not lost."""
+    """Replies that come while others are being handed out are not lost."""
     threads = WorkThreads("test", 8)
     async with asyncio.timeout(60):
         for _ in range(50):
             asked = [threads.run(pow, n, 2) for n in range(100)]
             assert await together(asked) == [n * n for n in range(100)]
+    threads.end()
+
+
+async def test_a_loop_that_does_not_look_for_long_holds_no_thread_up() -> None:
+    """More replies than a pipe has room for: the threads go on, and all of them arrive."""
+    threads = WorkThreads("test", 1)
+    finished = threading.Event()
+    asked = [threads.run(int) for _ in range(70_000)]
+    last = threads.run(finished.set)
+    assert finished.wait(60)
+    assert await together(asked) == [0] * len(asked)
+    await last
     threads.end()
 
 
