@@ -43,7 +43,7 @@ def mark(deed: str) -> str:
 @cache
 def leave(change: Change) -> Record:
     """Give the record that a change leaves."""
-    return draft([change], Ids(FakeClock(), SeededRandomness(1)))[0].record
+    return draft([change], Ids(FakeClock(), SeededRandomness(1)))[0][0]
 
 
 @cache

@@ -229,7 +229,7 @@ def test_an_unknown_name_in_code_is_refused() -> None:
     ("table", "section", "field", "fix"),
     [
         ({"ulr": "memory://"}, "", "jobsync.toml ulr", "did you mean url?"),
-        ({"zzz": 1}, "", "jobsync.toml zzz", "use one of url"),
+        ({"zzz": 1}, "", "jobsync.toml zzz", "use one of "),
         ({"queu": {"poll": 1}}, "", "jobsync.toml queu", "did you mean queue?"),
         ({"queue": 5}, "", "jobsync.toml queue", "write [queue]"),
         ({"queue": 5}, "queue", "jobsync.toml queue", "write [queue]"),
