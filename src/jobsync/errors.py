@@ -206,8 +206,8 @@ class Incomplete(JobsyncError):
         written: the ids that were written.
         conflicts: the ids that somebody else has, or has changed: read them, decide again.
         unknown: the ids of which nobody can say: read them before you act.
-        unsent: the ids of which nothing was written, because the store did not answer:
-            try them again later.
+        unsent: the ids of which nothing was written; the error's cause says why, most often
+            because the store does not answer: try them again later.
     """
 
     def __init__(

@@ -177,6 +177,7 @@ async def test_a_store_that_goes_away_in_the_middle_of_a_batch_is_told(
             await resource.insert_many(batch)
         assert caught.value.written == ("a", "b")
         assert caught.value.unsent == ("c", "d", "e")
+        assert isinstance(caught.value.__cause__, Unavailable)
         store.writes = 9
         with pytest.raises(Incomplete) as caught:
             await resource.insert_many(batch)

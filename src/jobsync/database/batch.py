@@ -1,7 +1,7 @@
 """Many records at once: one statement a batch where the store can, and each its own outcome.
 
 A batch is no transaction: part of it may be written and part not. It is told which, and to
-send the same batch again does no harm. `Unavailable` is raised only if nothing was written.
+send the same batch again does no harm. An error is raised only if nothing was written.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ import msgspec
 
 from jobsync.core.codec import Json, encode_all
 from jobsync.database.shelf import Shelf
-from jobsync.errors import Unavailable
+from jobsync.errors import JobsyncError
 from jobsync.stores.contract import Applied, Change, Conflicted, Put, Record, Unknown
 
 __all__ = ["Tally", "create_many", "remove_many"]
@@ -31,6 +31,8 @@ class Tally(msgspec.Struct):
     """Nothing was to be changed: what is there was left."""
     unknown: list[str] = []
     unsent: list[str] = []
+    cause: JobsyncError | None = None
+    """Why some were not sent."""
 
 
 async def create_many(shelf: Shelf, values: Mapping[str, Json]) -> Tally:
@@ -115,7 +117,7 @@ class _Batch:
             keys = list(map(self._shelf.key, names))
             try:
                 found = await self._shelf.store.get_many(keys, tombstones=True)
-            except Unavailable as error:
+            except JobsyncError as error:
                 self._give_up(names, error)
                 return
             changes = dict(zip(names, map(follow, names, found), strict=True))
@@ -128,7 +130,7 @@ class _Batch:
         """Write; give those that somebody else was faster with."""
         try:
             outcomes = await self._shelf.store.write(list(changes.values()))
-        except Unavailable as error:
+        except JobsyncError as error:
             self._give_up(list(changes), error)
             return []
         conflicted = []
@@ -142,8 +144,9 @@ class _Batch:
                     self.tally.unknown.append(name)
         return conflicted
 
-    def _give_up(self, names: list[str], error: Unavailable) -> None:
+    def _give_up(self, names: list[str], error: JobsyncError) -> None:
         """Note what was not sent; if nothing was, the error says it all."""
         if not (self.tally.written or self.tally.unknown):
             raise error
         self.tally.unsent += names
+        self.tally.cause = error

@@ -24,9 +24,10 @@ def value_of(record: Record) -> dict[str, Json]:
     Raises:
         Corrupt: it is no document.
     """
-    if not isinstance(record.value, dict):
-        raise Corrupt(record.key, f"a record is an object, not {record.value!r}")
-    return record.value
+    value = record.value
+    if not (isinstance(value, dict) and isinstance(value.get("id"), str)):
+        raise Corrupt(record.key, "a record is an object with an id")
+    return value
 
 
 class Document(Mapping[str, Json]):

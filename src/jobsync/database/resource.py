@@ -400,7 +400,7 @@ class Resource(Teller):
                 conflicts=conflicts,
                 unknown=tally.unknown,
                 unsent=tally.unsent,
-            )
+            ) from tally.cause
 
     def _tell(self, kind: type[_Written], *ids: str) -> None:
         if ids:
