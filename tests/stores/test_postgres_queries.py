@@ -48,7 +48,11 @@ async def test_a_filtered_query_does_not_fetch_all(
     # Numbers are compared with some slack; the last word has the reference matcher.
     sent_back = nodes[0]["Actual Rows"]
     assert len(found) <= sent_back <= len(found) + 1
-    assert sum(node.get("Rows Removed by Filter", 0) for node in nodes) >= total - sent_back
+    # Where several processes of the server scan together, each tells its average.
+    removed = sum(
+        (node.get("Rows Removed by Filter", 0) + 1) * node["Actual Loops"] for node in nodes
+    )
+    assert removed >= total - sent_back
     place.remove()
 
 
