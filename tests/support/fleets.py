@@ -90,6 +90,9 @@ class Worker:
         self.coordinators: dict[str, Coordinator] = {}
         self.hooks: list[tuple[str, str, int]] = []
         self.heard: list[Event] = []
+        self.settings = fleet.settings
+        self.thinks_for = (0.0, 3.0)
+        """How many seconds pass between what it reads and what it writes while it leads."""
         self.life: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
 
@@ -113,7 +116,7 @@ class Worker:
         components = self.node.components
         settled = SettlingStore(self.link, components)
         host = self.fleet.host(self)
-        return Membership(settled, components, self.fleet.settings, open_own=self._open, host=host)
+        return Membership(settled, components, self.settings, open_own=self._open, host=host)
 
     async def stand(self, work: str) -> Coordinator:
         """Stand for a kind of work."""
@@ -185,7 +188,7 @@ def keep_books(worker: Worker, work: str) -> Hooks:
         with contextlib.suppress(*_REFUSED):
             before = await term.get(key) or {"epoch": 0, "count": 0}
             fleet.judge_touch(key, term.epoch)
-            await worker.node.clock.sleep(fleet.world.dice.uniform(0, 3))
+            await worker.node.clock.sleep(fleet.world.dice.uniform(*worker.thinks_for))
             await term.put(key, {"epoch": term.epoch, "count": before["count"] + 1})
 
     async def stop(term: Term) -> None:
@@ -240,6 +243,7 @@ class Fleet:
         self._trusts_clocks = trusts_clocks
         self._graves: list[Worker] = []
         self._highest: dict[str, int] = {}
+        self._called_dead: set[str] = set()
         node = self.world.node("operator")
         self.operator = WatchedLink(self.world, node, self.store)
         """How a person gets at the records, who may do to them what no worker does."""
@@ -257,6 +261,7 @@ class Fleet:
         events = node.components.events
         if self._listens:
             events.on("*", worker.heard.append)
+        events.on("coord:worker-died", lambda event: self._called_dead.add(event.incarnation))
         events.on("coord:member-failed", lambda event: self.violations.append(repr(event)))
         self.workers.append(worker)
         return worker
@@ -321,6 +326,7 @@ class Fleet:
         """Look, at the moment of a commit, at what everybody believes."""
         if self._trusts_clocks:
             self._judge_leaders()
+            self._judge_the_dead()
         if not isinstance(change, Put) or not isinstance(change.value, dict):
             return
         if change.key.startswith(SINGLETON):
@@ -340,6 +346,15 @@ class Fleet:
                 name = worker.node.name
                 if (other := leaders.setdefault(work, name)) != name:
                     self.violations.append(f"several lead {work}: {other}, {name}")
+
+    def _judge_the_dead(self) -> None:
+        """Check that nobody trusts himself again who was called dead."""
+        for worker in self.workers if self._called_dead else ():
+            membership = worker.membership
+            if membership is None or membership.incarnation not in self._called_dead:
+                continue
+            if worker.is_trusted:
+                self.violations.append(f"{membership.incarnation} trusts itself after its death")
 
     def _judge_death(self, key: str) -> None:
         """Check that nobody trusts himself who was called dead."""
@@ -419,6 +434,8 @@ class WatchedLink(Link):
         refused: whose writes get it too; of all keys by default.
         delays: writes to keys that begin so get no answer, and land so many seconds later.
         is_deaf: whether waiting for changes fails.
+        slow_reads: seconds that what is read takes to get there, beyond all patience.
+        slow_replies: seconds that what was read takes to come back, likewise.
     """
 
     fleet: Fleet
@@ -427,6 +444,19 @@ class WatchedLink(Link):
     refused = ""
     delays: tuple[str, float] | None = None
     is_deaf = False
+    slow_reads = 0.0
+    slow_replies = 0.0
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        """Read records, slowly if told so."""
+        if self.slow_reads:
+            await asyncio.sleep(self.slow_reads)
+        records = await super().get_many(keys, tombstones=tombstones)
+        if self.slow_replies:
+            await asyncio.sleep(self.slow_replies)
+        return records
 
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
         """Count a request, and send it."""
@@ -474,7 +504,7 @@ async def storm(fleet: Fleet, *, suspends: bool = False) -> None:
     """Change the weather, strike processes and ask for changes, for an hour."""
     world = fleet.world
     end = world.loop.time() + HOUR
-    while world.loop.time() < end:
+    while world.loop.time() < end and not fleet.violations:
         worker = fleet.workers[world.dice.randrange(len(fleet.workers))]
         node, link = worker.node, worker.link
         chance = world.dice.choice([0.0, 0.1, 0.4])
