@@ -505,34 +505,87 @@ async def storm(fleet: Fleet, *, suspends: bool = False) -> None:
     world = fleet.world
     end = world.loop.time() + HOUR
     while world.loop.time() < end and not fleet.violations:
-        worker = fleet.workers[world.dice.randrange(len(fleet.workers))]
-        node, link = worker.node, worker.link
-        chance = world.dice.choice([0.0, 0.1, 0.4])
-        link.weather = Weather(
-            slow=chance, refused=chance, undecided=chance, lost=chance, late=chance, doubled=chance
-        )
-        match world.dice.randrange(10):
-            case 0 | 1 if suspends:
-                node.suspend()
-            case 0:
-                node.pause()
-            case 1:
-                link.requests_pass = False
-            case 2:
-                link.replies_pass = False
-            case 3 if world.dice.random() < 0.3:
-                fleet.replace(worker)
-            case 4 if world.dice.random() < 0.3:
-                worker.run(_leave_and_return(fleet, worker))
-            case 5:
-                worker.run(_withdraw_and_return(fleet, worker))
-            case 6 | 7:
-                worker.run(_ask_for_another(fleet, worker))
-            case _:
-                pass
+        worker = world.dice.choice(fleet.workers)
+        worker.link.weather = _draw_weather(world)
+        stroke = world.dice.choice(_STROKES)
+        if suspends and world.dice.random() < 0.2:
+            worker.node.suspend()
+        elif stroke is not None:
+            stroke(fleet, worker)
         await asyncio.sleep(world.dice.uniform(0, 60))
-        node.resume()
+        worker.node.resume()
+        link = worker.link
         link.requests_pass = link.replies_pass = True
+        link.forbidden = link.throttled = False
+
+
+def _pause(_: Fleet, worker: Worker) -> None:
+    worker.node.pause()
+
+
+def _cut(_: Fleet, worker: Worker) -> None:
+    worker.link.requests_pass = False
+
+
+def _mute(_: Fleet, worker: Worker) -> None:
+    worker.link.replies_pass = False
+
+
+def _forbid(_: Fleet, worker: Worker) -> None:
+    worker.link.forbidden = True
+
+
+def _throttle(_: Fleet, worker: Worker) -> None:
+    worker.link.throttled = True
+
+
+def _put_right(fleet: Fleet, worker: Worker) -> None:
+    worker.node.clock.skew += fleet.world.dice.uniform(-HOUR, HOUR)
+
+
+def _replace(fleet: Fleet, worker: Worker) -> None:
+    if fleet.world.dice.random() < 0.3:
+        fleet.replace(worker)
+
+
+def _let_leave(fleet: Fleet, worker: Worker) -> None:
+    if fleet.world.dice.random() < 0.3:
+        worker.run(_leave_and_return(fleet, worker))
+
+
+def _let_withdraw(fleet: Fleet, worker: Worker) -> None:
+    worker.run(_withdraw_and_return(fleet, worker))
+
+
+def _let_ask(fleet: Fleet, worker: Worker) -> None:
+    worker.run(_ask_for_another(fleet, worker))
+
+
+Stroke: TypeAlias = Callable[[Fleet, Worker], None]
+_STROKES: list[Stroke | None] = [
+    _pause,
+    _cut,
+    _mute,
+    _forbid,
+    _throttle,
+    _put_right,
+    _replace,
+    _let_leave,
+    _let_withdraw,
+    _let_ask,
+    _let_ask,
+    None,
+    None,
+]
+
+
+def _draw_weather(world: World) -> Weather:
+    """Draw which faults there are, and how often: none, one or all of them."""
+    most = world.dice.choice([0.0, 0.1, 0.4])
+    share = world.dice.choice([0.2, 1.0])
+    kinds = ("slow", "refused", "undecided", "lost", "unanswered", "late", "doubled")
+    chances = {kind: most if world.dice.random() < share else 0.0 for kind in kinds}
+    return Weather(**chances, corrupt=most / 10 if world.dice.random() < share else 0.0)
 
 
 async def _leave_and_return(fleet: Fleet, worker: Worker) -> None:
