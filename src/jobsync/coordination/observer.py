@@ -8,6 +8,7 @@ Whoever needs a session dead watches it: followers the one that leads them, lead
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from jobsync.components import Components
 from jobsync.coordination.reading import read_each
@@ -102,12 +103,10 @@ class Observer:
         now = self._clock.mono()
         seen = {head.key.removeprefix(SESSIONS): head.version for head in heads}
         # What is not there any more needs no watching; whom it leads will miss it, by name.
-        self._dead = {each: since for each, since in self._dead.items() if each in seen}
-        self._watches = {
-            each: watch
-            for each, watch in self._watches.items()
-            if each in seen or watch.version is None
-        }
+        _keep(self._dead, seen.keys())
+        for each in self._watches.keys() - seen.keys():
+            if self._watches[each].version is not None:
+                del self._watches[each]
         for incarnation in sorted(expected):
             if incarnation not in seen:
                 self._look(incarnation, None, now)
@@ -119,10 +118,9 @@ class Observer:
 
     async def _get_to_know(self, seen: Mapping[str, str]) -> None:
         """Read the sessions that were not understood yet, and forget those that are gone."""
-        there = seen.keys() | self._watches.keys()
-        self._timeouts = {each: t for each, t in self._timeouts.items() if each in there}
+        _keep(self._timeouts, seen.keys() | self._watches.keys())
         self._puzzling = {each: v for each, v in self._puzzling.items() if seen.get(each) == v}
-        unknown = [e for e in seen if e not in self._timeouts and e not in self._puzzling]
+        unknown = sorted(seen.keys() - self._timeouts.keys() - self._puzzling.keys())
         if not unknown:
             return
         found = await self.read(unknown)
@@ -145,10 +143,8 @@ class Observer:
 
     def watch_only(self, incarnations: Collection[str]) -> None:
         """Stop watching all others."""
-        kept = frozenset(incarnations)
-        self._watches = {each: w for each, w in self._watches.items() if each in kept}
-        self._timeouts = {each: t for each, t in self._timeouts.items() if each in kept}
-        self._dead = {each: since for each, since in self._dead.items() if each in kept}
+        for known in (self._watches, self._timeouts, self._dead):
+            _keep(known, incarnations)
 
     async def declare_dead(self) -> list[str]:
         """Write down the death of those that have expired; give the incarnations."""
@@ -205,3 +201,9 @@ class Observer:
             self._bury(incarnation, self._clock.mono())
             return True
         return False
+
+
+def _keep(known: dict[str, Any], incarnations: Collection[str]) -> None:
+    """Forget what is known of all others."""
+    for each in known.keys() - incarnations:
+        del known[each]
