@@ -1127,3 +1127,53 @@ def test_a_way_that_flaps_at_the_beat_changes_little(period: float) -> None:
         assert len(changes) <= 4
 
     fleet.tell(story)
+
+
+def test_a_take_whose_reply_was_lost_is_taken_anew() -> None:
+    """The database died in the commit of a take: the role names a worker that does not know it.
+
+    It finds itself there, and takes the role once more, with the next epoch.
+    """
+    fleet = Fleet(63, size=1)
+
+    async def story() -> None:
+        (worker,) = fleet.workers
+        worker.link.delays, worker.link.slow_replies = (ROLE, 0.5), 6.0
+        fleet.start(worker)
+        await asyncio.sleep(20)
+        assert worker.held == {}
+        found = await fleet.store.get(ROLE)
+        assert found is not None
+        assert found.value["owner"] == incarnation_of(worker)
+        worker.link.delays, worker.link.slow_replies = None, 0.0
+        await asyncio.sleep(TIMEOUTS)
+        assert worker.held["work"] > found.value["epoch"]
+
+    fleet.tell(story)
+
+
+def test_a_role_that_cannot_even_be_read_disturbs_nothing_else() -> None:
+    """Bytes that are no JSON: who leads goes on, nobody else does, and other work is led."""
+    fleet = Fleet(64, listens=True, works=("work", "other"))
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        leader = one(fleet.leaders())
+        slot = fleet.store._data.slots[ROLE]
+        fleet.garble(ROLE)
+        fleet.store._data.topics.wake(["role/default/"])
+        await asyncio.sleep(60)
+        before = [link.requests for link in fleet.links]
+        await asyncio.sleep(20 * TIMING.beat)
+        for worker, sent in zip(fleet.workers, before, strict=True):
+            assert len(worker.told("store:record-set-aside")) == 1
+            assert worker.link.requests - sent <= 20 * 1.05 * 11
+        assert fleet.leaders() == [leader]
+        assert len(fleet.leaders("other")) == 1
+        fleet.store._data.slots[ROLE] = slot
+        leader.node.kill()
+        await asyncio.sleep(2 * TIMEOUTS)
+        fleet.judge_rest()
+
+    fleet.tell(story)
