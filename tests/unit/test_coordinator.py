@@ -1,11 +1,17 @@
 """A process that coordinates: on a thread of its own, in memory."""
 
 import asyncio
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from jobsync import Components, CoordinatorSettings, Hooks, Invalid, Membership, Term
+from jobsync import Components, CoordinatorSettings, Hooks, Invalid, Membership, Store, Term
+from jobsync.coordination.runner import OwnThread
+from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.memory import MemoryStore
 
 QUICK: dict[str, Any] = {"heartbeat_interval": 0.1, "worker_timeout": 0.7}
 
@@ -101,4 +107,37 @@ async def test_an_ill_formed_singleton_is_refused_at_once() -> None:
         await membership.coordinate("report", governs=["single//count"])
     report = await membership.coordinate("report")
     assert await report.ensure_coordinator() == membership.worker_id
+    await membership.leave()
+
+
+class Stalling(StoreDecorator):
+    """Holds up its whole thread in one write, as code that keeps the GIL would."""
+
+    def __init__(self, inner: Store, seconds: float) -> None:
+        super().__init__(inner)
+        self._seconds = seconds
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        seconds, self._seconds = self._seconds, 0.0
+        time.sleep(seconds)  # noqa: ASYNC251 - the fault itself
+        return await super().write(changes)
+
+
+async def test_a_thread_that_is_held_up_within_a_beat_warns_too() -> None:
+    """Starvation that begins while a beat is under way is told, like one between two beats."""
+    components = Components.system()
+    settings = CoordinatorSettings(heartbeat_interval=0.2, worker_timeout=2)
+    late = asyncio.Event()
+    components.events.on("coord:heartbeat-late", lambda _: late.set())
+    home = MemoryStore("held-up", components)
+    stalling = Stalling(MemoryStore("held-up", components), seconds=0.0)
+
+    async def open_own() -> Store:
+        return stalling
+
+    membership = Membership(home, components, settings, open_own=open_own, host=OwnThread())
+    await membership.start()
+    stalling._seconds = 1.0
+    async with asyncio.timeout(30):
+        await late.wait()
     await membership.leave()

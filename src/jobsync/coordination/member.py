@@ -107,6 +107,7 @@ class Member:
                 tasks = [
                     group.create_task(self._beat_for_ever()),
                     group.create_task(self._watch_for_ever()),
+                    group.create_task(self._feel_lag_for_ever()),
                 ]
                 if not self._store.is_dear:
                     tasks.append(group.create_task(self._listen_for_ever()))
@@ -213,16 +214,19 @@ class Member:
                 await self._beat()
             except _TROUBLE as trouble:
                 self._note_silence(trouble)
-            # A slow store is no fault of this thread's; getting up late is.
-            due = max(begun + self._timing.beat, self._clock.mono())
-            await self._beat_now.rest(due)
-            self._judge_lag(self._clock.mono() - due)
+            await self._beat_now.rest(begun + self._timing.beat)
 
-    def _judge_lag(self, lag: float) -> None:
-        if lag > self._timing.timeout / 10:
-            self._events.emit(
-                HeartbeatLate(worker_id=self._worker, lag=lag, worker_timeout=self._timing.timeout)
-            )
+    async def _feel_lag_for_ever(self) -> None:
+        """Warn when this thread gets up late, be a beat under way or not."""
+        timeout = self._timing.timeout
+        while True:
+            # Apart from the beats: a slow store is no fault of this thread's.
+            due = self._clock.mono() + self._timing.beat
+            await self._clock.sleep(self._timing.beat)
+            lag = self._clock.mono() - due
+            if lag > timeout / 10:
+                late = HeartbeatLate(worker_id=self._worker, lag=lag, worker_timeout=timeout)
+                self._events.emit(late)
 
     async def _beat(self) -> None:
         """Renew the session, or open another in place of a lost one."""
