@@ -127,8 +127,9 @@ class Candidate:
 
         async def stop(term: Term) -> None:
             self.say("lost", work=work, epoch=term.epoch)
-            ids = self._membership.components.ids
-            self._over[work] = Term(self._membership.store, term.epoch, lambda: True, ids)
+            # With all that it remembers, but for its end.
+            term._lasts = lambda: True
+            self._over[work] = term
 
         return Hooks(on_become=become, work=work_once, on_stop=stop)
 
@@ -136,7 +137,9 @@ class Candidate:
         """Write a singleton once; say whether the store has refused the term."""
         key = _singleton(work)
         try:
-            before = await term.get(key) or {"count": 0}
+            # What the term wrote last, be it ever so stale; else what stands.
+            sealed = term._sealed.get(key)
+            before = (await term.get(key) if sealed is None else sealed.value) or {"count": 0}
             facts = {
                 "work": work,
                 "epoch": term.epoch,
