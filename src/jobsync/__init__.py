@@ -29,6 +29,11 @@ from jobsync.errors import (
     Unavailable,
 )
 from jobsync.events import Event, Events
+from jobsync.jobs.claims import ClaimLost
+from jobsync.jobs.config import CoordinationConfig
+from jobsync.jobs.job import Job
+from jobsync.jobs.task import Task
+from jobsync.jobs.telling import RebalanceEvent
 from jobsync.stores.contract import (
     Applied,
     Conflicted,
@@ -44,9 +49,11 @@ from jobsync.stores.opening import open_store
 
 __all__ = [
     "Applied",
+    "ClaimLost",
     "Components",
     "Conflict",
     "Conflicted",
+    "CoordinationConfig",
     "Coordinator",
     "CoordinatorPlugin",
     "CoordinatorSettings",
@@ -63,6 +70,7 @@ __all__ = [
     "Incomplete",
     "Invalid",
     "InvalidRecord",
+    "Job",
     "JobsyncError",
     "Lock",
     "Membership",
@@ -76,9 +84,11 @@ __all__ = [
     "Plugin",
     "PluginStorage",
     "Put",
+    "RebalanceEvent",
     "Record",
     "Resource",
     "Store",
+    "Task",
     "Term",
     "Unavailable",
     "Unknown",
