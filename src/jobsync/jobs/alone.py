@@ -25,6 +25,7 @@ class Alone:
         self.token = token_of
         self._running: dict[str, None] = {}
         self._done: set[str] = set()
+        self.is_retiring = False
 
     @property
     def running(self) -> list[str]:
@@ -32,13 +33,19 @@ class Alone:
         return list(self._running)
 
     def can_claim(self, task: str) -> bool:
-        """Say yes."""
+        """Say yes, until told to stop."""
         del task
-        return True
+        return not self.is_retiring
+
+    def retire(self) -> None:
+        """Claim nothing more from now on."""
+        self.is_retiring = True
 
     async def claim(self, tasks: Sequence[str], since: float | None = None) -> dict[str, str]:
         """Take note; nobody can be in the way."""
         del since
+        if self.is_retiring:
+            return dict.fromkeys(tasks, "this node is stopping")
         self._running |= dict.fromkeys(tasks)
         return {}
 

@@ -119,6 +119,9 @@ class Crew:
         self._plan: Plan | None = None
         self._incarnation = ""
         self._changed = asyncio.Event()
+        self._roused = asyncio.Event()
+        self.is_retiring = False
+        """Whether it claims nothing more and hands over what it owns."""
         self.failure: BaseException | None = None
         """What has ended this node, if anything did."""
 
@@ -160,6 +163,7 @@ class Crew:
         """Hand over, then leave; `wait` is how long others may take to let go of us."""
         if self._following is None:
             return
+        self.is_retiring = True
         with suppress(*_TROUBLE, Conflict):
             await self._name.tell(stage="leaving")
             await self._hand_over(wait)
@@ -173,12 +177,22 @@ class Crew:
             await self._coordinator.stop()
         self._following = None
 
+    def retire(self) -> None:
+        """Claim nothing more from now on, and hand over; what runs goes on and is finished.
+
+        Called where the node lives.
+        """
+        self.is_retiring = True
+        self._roused.set()
+
     def token(self, task: str) -> int:
         """Give a task's token."""
         return token_of(task, self.settings.total_tokens, self.settings.hash_function)
 
     def can_claim(self, task: str) -> bool:
         """Say whether a task is this node's to do now. Touches no store."""
+        if self.is_retiring:
+            return False
         return self.holding.owns(task, self.token(task)) and not self.claims.refuses(task)
 
     async def claim(self, tasks: Sequence[str], since: float | None = None) -> dict[str, str]:
@@ -188,6 +202,8 @@ class Crew:
             tasks: their ids.
             since: what was done since then, by the store's clock, is not done again.
         """
+        if self.is_retiring:
+            return dict.fromkeys(tasks, "this node is stopping")
         tokens = {task: self.token(task) for task in tasks}
         foreign = {
             task: "it does not belong to this node now"
@@ -293,7 +309,7 @@ class Crew:
         named = Named(
             name=self.settings.node,
             incarnation=incarnation,
-            stage="ready",
+            stage="leaving" if self.is_retiring else "ready",
             applied=0,
             is_observer=self.settings.is_observer,
             created=self.claims.now,
@@ -310,6 +326,8 @@ class Crew:
             try:
                 if self.membership.incarnation != self._incarnation:
                     await self._join(self.membership.timing.timeout)
+                if self.is_retiring:
+                    await self._name.tell(stage="leaving")
                 await self._catch_up()
             except (*_TROUBLE, Conflict):
                 await self._clock.sleep(self.membership.timing.beat / 2)
@@ -338,7 +356,8 @@ class Crew:
         """Wait until the assignment changed, or the session did, or it is time to look anyway."""
         topic = self._places.assignment[: self._places.assignment.rfind("/") + 1]
         patience = self.settings.refresh_interval
-        await first_of(self._store.wait(topic, patience), self._hear())
+        await first_of(self._store.wait(topic, patience), self._hear(), self._roused.wait())
+        self._roused.clear()
 
     async def _hear(self) -> None:
         while (
@@ -355,10 +374,13 @@ class Crew:
         return max(numbers, default=0)
 
     async def _is_ready(self, minimum_nodes: int) -> bool:
+        if self.is_retiring or self.settings.is_observer:
+            # Who takes no tokens has no share to wait for.
+            return True
         plan = self._plan
         if plan is None or plan.assignment.moves:
             return False
-        is_member = plan.assignment.find(self._incarnation) or self.settings.is_observer
+        is_member = plan.assignment.find(self._incarnation)
         return bool(is_member) and len(plan.assignment.nodes) >= minimum_nodes
 
     async def _hand_over(self, wait: float) -> None:

@@ -116,6 +116,7 @@ class Job:
         self._membership: Membership | None = None
         self._node: Crew | Alone | None = None
         self._health: Health | None = None
+        self._is_stopping = False
 
     def __repr__(self) -> str:
         return f"Job({self.node_name!r}, date={self.date.isoformat()})"
@@ -129,6 +130,7 @@ class Job:
         """
         self._entrance = Entrance(2)
         self._background = Background(f"jobsync-{self.node_name}")
+        self._is_stopping = False
         try:
             if self.settings.enabled:
                 self._call(self._join())
@@ -206,6 +208,19 @@ class Job:
                 called again for each round.
         """
         return Walk(self._here, self._call, self.components.clock, source).steps()
+
+    def stop(self) -> None:
+        """Take no more tasks, and hand the rest over; for a signal handler.
+
+        Returns at once. `can_claim_task` says no from now on, and a loop over `tasks` ends
+        after the task in hand; so the block comes to its normal end, which marks what was
+        done. Safe to repeat, from any thread.
+        """
+        self._is_stopping = True
+        background, node = self._background, self._node
+        if background is not None and node is not None:
+            node.is_retiring = True
+            background.post(node.retire)
 
     def write_audit(self) -> None:
         """Mark everything that was added as done.
@@ -373,6 +388,8 @@ class Job:
         node = self._node
         if not isinstance(node, Crew):
             return
+        # Perhaps somebody said so before there was a node.
+        node.is_retiring = self._is_stopping
         await node.start(self._wait_on_enter)
         minimum = self.settings.minimum_nodes
         if not await node.ready(minimum, self._wait_on_enter) and node.count < minimum:

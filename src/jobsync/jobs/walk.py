@@ -50,14 +50,16 @@ class Walk:
         self._source = source if callable(source) else list(source)
 
     def steps(self) -> Iterator[Task]:
-        """Give the tasks that are this node's to do, each claimed."""
-        while True:
+        """Give the tasks that are this node's to do, each claimed; end when told to stop."""
+        while not self._node.is_retiring:
             since = self._call(self._node.store_time()) if callable(self._source) else 0.0
             undone = self._undone(self._read(), since)
             if not undone:
                 return
             given = 0
             for task in undone:
+                if self._node.is_retiring:
+                    return
                 if self._is_ours(task, since):
                     yield from self._give(task)
                     given += 1
