@@ -21,7 +21,7 @@ from jobsync.coordination.election import Election
 from jobsync.coordination.member import Member
 from jobsync.coordination.role import name_role
 from jobsync.coordination.runner import Host, OwnThread
-from jobsync.coordination.session import SESSIONS, Life, read_life
+from jobsync.coordination.session import SESSIONS, Life, Session, read_life
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.coordination.unopposed import Unopposed
 from jobsync.core.codec import Json
@@ -141,9 +141,14 @@ class Membership:
         return self._member.session.incarnation
 
     @property
+    def session(self) -> Session:
+        """The present session, to look at; another follows it when it is lost."""
+        return self._member.session
+
+    @property
     def is_trusted(self) -> bool:
         """Whether what this session holds may be acted on now. Asks the clock each time."""
-        return self.trust_left > 0
+        return self._member.session.trusted
 
     @property
     def trust_left(self) -> float:

@@ -32,6 +32,19 @@ SESSIONS = "session/"
 
 _REMEMBERED = 32
 
+_forks = 0
+"""How many forks lie between this process and the one that loaded this module."""
+
+
+def _count_fork() -> None:
+    # Counted, because asking for the process's number is a system call: too slow for a
+    # question that is asked for each task of a list.
+    global _forks  # noqa: PLW0603 - a fact about the process
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
 State: TypeAlias = Literal["new", "live", "lost", "ended"]
 
 
@@ -107,7 +120,7 @@ class Session:
         self._clock = components.clock
         self._ids = components.ids
         self._timing = timing
-        self._process = os.getpid()
+        self._forks = _forks
         self._base: Record | None = None
         self._sent: dict[str, Mono] = {}
         self._trusted_until: Mono | None = None
@@ -121,9 +134,10 @@ class Session:
     def trust_left(self) -> float:
         """For how many seconds it trusts itself if no further beat succeeds."""
         until = self._trusted_until
-        if self.state != "live" or until is None or os.getpid() != self._process:
+        if until is None or self.state != "live" or self._forks != _forks:
             return 0.0
-        return max(0.0, until - self._clock.mono())
+        left = until - self._clock.mono()
+        return left if left > 0.0 else 0.0
 
     async def open(self) -> None:
         """Record the session, and know that it is there, before it holds anything.

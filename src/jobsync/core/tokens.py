@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from hashlib import md5, sha256
 from typing import Literal, TypeAlias, get_args
 
-__all__ = ["HASH_FUNCTIONS", "HashFunction", "token_of"]
+__all__ = ["HASH_FUNCTIONS", "HashFunction", "token_maker", "token_of"]
 
 HashFunction: TypeAlias = Literal["md5", "sha256", "double_sha256"]
 
@@ -50,3 +50,13 @@ def token_of(task_id: object, total_tokens: int, hash_function: str = "md5") -> 
     check `hash_function` and `total_tokens`, and `Task` checks the id.
     """
     return _HASHES[hash_function](str(task_id).encode()) % total_tokens
+
+
+def token_maker(total_tokens: int, hash_function: str = "md5") -> Callable[[str], int]:
+    """Give the function that gives the token of a task's text, for those who ask often."""
+    hash_text = _HASHES[hash_function]
+
+    def make_token(text: str) -> int:
+        return hash_text(text.encode()) % total_tokens
+
+    return make_token

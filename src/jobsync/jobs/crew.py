@@ -20,7 +20,7 @@ from jobsync.coordination.waiting import first_of
 from jobsync.core.assignment import Plan, has_nothing
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
-from jobsync.core.tokens import token_of
+from jobsync.core.tokens import token_maker
 from jobsync.errors import (
     Conflict,
     Misconfigured,
@@ -83,6 +83,8 @@ class Crew:
         store, components = membership.store, membership.components
         self.membership = membership
         self.settings = settings
+        self.token = token_maker(settings.total_tokens, settings.hash_function)
+        """Gives a task's token."""
         self._store: Store = store
         self._components: Components = components
         self._clock = components.clock
@@ -103,7 +105,7 @@ class Crew:
             handover_memory=settings.handover_memory,
             once_per_date=settings.once_per_date,
         )
-        self.holding = Holding(membership, self._name, self.claims, self._tell)
+        self.holding = Holding(self._name, self.claims, self._tell)
         self._dealer = Dealer(
             store,
             components,
@@ -169,7 +171,7 @@ class Crew:
             await self._hand_over(wait)
         self._following.cancel()
         await asyncio.wait([self._following])
-        self.holding.join("")
+        self.holding.join(None)
         with suppress(*_TROUBLE, Conflict):
             await self.claims.settle(lambda _, __: False)
             await self._name.tell(stage="left")
@@ -184,10 +186,6 @@ class Crew:
         """
         self.is_retiring = True
         self._roused.set()
-
-    def token(self, task: str) -> int:
-        """Give a task's token."""
-        return token_of(task, self.settings.total_tokens, self.settings.hash_function)
 
     def can_claim(self, task: str) -> bool:
         """Say whether a task is this node's to do now. Touches no store."""
@@ -303,9 +301,10 @@ class Crew:
 
     async def _join(self, wait: float) -> None:
         """Hold the name, with the session that there is now, and be ready."""
-        incarnation = self.membership.incarnation
+        session = self.membership.session
+        incarnation = session.incarnation
         self.claims.abandon()
-        self.holding.join(incarnation)
+        self.holding.join(session)
         named = Named(
             name=self.settings.node,
             incarnation=incarnation,
@@ -338,7 +337,7 @@ class Crew:
         """Own nothing from the moment that nobody follows the assignment any more."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failure = error
-            self.holding.join("")
+            self.holding.join(None)
             self._events.emit(NodeFailed(node=self.settings.node, error=repr(error)))
 
     async def _catch_up(self) -> None:

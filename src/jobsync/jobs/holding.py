@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from jobsync.coordination.membership import Membership
+from jobsync.coordination.session import Session
 from jobsync.core.assignment import Ownership, Plan, owes
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.node import NodeName
@@ -33,7 +33,6 @@ class Holding:
     """This node's part of the assignment.
 
     Args:
-        membership: whose trust everything hangs on.
         name: where revocations are acknowledged.
         claims: what is under way, and what others do.
         tell: called with each change, after it was applied.
@@ -41,32 +40,30 @@ class Holding:
 
     def __init__(
         self,
-        membership: Membership,
         name: NodeName,
         claims: Claims,
         tell: Callable[[Change], object],
     ) -> None:
-        self._membership = membership
         self._name = name
         self._claims = claims
         self._tell = tell
+        self._session: Session | None = None
         self._incarnation = ""
         self._joined = 0.0
         self.mine = _NOTHING
 
-    def join(self, incarnation: str) -> None:
-        """Begin with nothing, in a new session."""
+    def join(self, session: Session | None) -> None:
+        """Begin with nothing, in a new session or in none."""
         self.mine = _NOTHING
-        self._incarnation = incarnation
+        self._session = session
+        self._incarnation = "" if session is None else session.incarnation
         self._joined = self._claims.now
 
     def owns(self, task: str, token: int) -> bool:
         """Say whether a task is this node's now. Asks the clock; touches no store."""
-        return (
-            self.mine.covers(task, token)
-            and self._membership.is_trusted
-            and self._membership.incarnation == self._incarnation
-        )
+        session = self._session
+        # A session that another has followed is trusted no more.
+        return self.mine.covers(task, token) and session is not None and session.trusted
 
     async def apply(self, plan: Plan) -> None:
         """Carry out an assignment, if it is later than the one that holds.

@@ -24,7 +24,7 @@ from typing import Any, Self, TypeVar
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership, describe_process
-from jobsync.core.tokens import token_of
+from jobsync.core.tokens import token_maker
 from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
 from jobsync.jobs.alone import Alone
 from jobsync.jobs.background import Background
@@ -102,6 +102,7 @@ class Job:
         self.components = components or Components.system()
         self.date = _day(date, self.components)
         self.settings = resolve_coordination(coordination_config, config, os.environ).value
+        self._token = token_maker(self.settings.total_tokens, self.settings.hash_function)
         self._url = url
         self._wait_on_enter = _check_wait("wait_on_enter", wait_on_enter)
         self._wait_on_exit = _check_wait("wait_on_exit", wait_on_exit)
@@ -159,7 +160,8 @@ class Job:
     def can_claim_task(self, task: Task | object) -> bool:
         """Say whether a task is this node's to do now. Touches no store."""
         node = self._node
-        return node is not None and node.can_claim(_text(task))
+        text = task.text if isinstance(task, Task) else str(task)
+        return node is not None and node.can_claim(text)
 
     def add_task(self, task: Task | object) -> None:
         """Claim a task, for this node alone, until `write_audit` or the end.
@@ -343,9 +345,6 @@ class Job:
             work.close()
             raise Invalid("job", self, "is not entered", "use it in a with statement")
         return background.call(work)
-
-    def _token(self, text: str) -> int:
-        return token_of(text, self.settings.total_tokens, self.settings.hash_function)
 
     def _claims(self) -> list[Claim]:
         return self._call(self._here.claims_of_date())
