@@ -1,0 +1,241 @@
+"""What sharing tasks costs, as ratios over bare PostgreSQL within one run.
+
+Bare is what somebody would write by hand who needs no exclusion: rows of the same columns
+into the same table, by a connection of psycopg's own that blocks. Both ways take turns, in
+many short rounds; a ratio is the median of the rounds' own ratios, so that what else goes
+on in the machine meets both alike.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from benchmarks.rounds import tell
+from proxy import Proxy
+from servers import PostgresServer
+
+from jobsync import Job, Task
+
+ROUNDS = 15
+QUESTIONS = 50_000
+SINGLES = 200
+BATCH = 10_000
+MINUTE = 60.0
+
+LEAST_QUESTIONS = 400_000
+LEAST_RATIO = 0.5
+MOST_STATEMENTS = 30
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of the table."""
+
+    label: str
+    found: str
+    budget: str
+    kept: bool
+
+
+class Bare:
+    """The rows that a job writes, written by hand."""
+
+    _ONE = """
+    INSERT INTO jobsync_record (key, value, seq, epoch, format, trail)
+    VALUES (%s, %s, %s, %s, %s, %s)
+    """
+    _MANY = """
+    INSERT INTO jobsync_record (key, value, seq, epoch, format, trail)
+    SELECT * FROM unnest(
+      %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::integer[], %s::text[]
+    )
+    """
+
+    def __init__(self, url: str) -> None:
+        self._connection = psycopg.connect(url, autocommit=True)
+        self._number = 0
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def rows(self, model: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
+        """Make rows like a model, each under a name of its own."""
+        self._number += 1
+        key, *rest = model
+        return [(f"{key}-{self._number:06d}-{i:06d}", *rest) for i in range(count)]
+
+    def model(self) -> tuple[Any, ...]:
+        """Give a row that the library wrote for a claim."""
+        row = self._connection.execute(
+            "SELECT key, value, seq, epoch, format, trail FROM jobsync_record "
+            "WHERE key LIKE 'claim/%' LIMIT 1"
+        ).fetchone()
+        assert row is not None
+        return row
+
+    def insert_each(self, rows: list[tuple[Any, ...]]) -> None:
+        """Insert rows, each in a transaction."""
+        for row in rows:
+            self._connection.execute(self._ONE, row)
+
+    def insert_all(self, rows: list[tuple[Any, ...]]) -> None:
+        """Insert rows in one statement."""
+        self._connection.execute(self._MANY, [list(column) for column in zip(*rows, strict=True)])
+
+
+def measure_questions(job: Job) -> Iterator[Line]:
+    """Measure how often a second of CPU time answers `can_claim_task`."""
+    tasks = [Task(f"customer-{number}") for number in range(QUESTIONS)]
+    ask = job.can_claim_task
+    rounds = []
+    for number in range(ROUNDS):
+        tell(f"can_claim_task: round {number} of {ROUNDS}")
+        begun = time.thread_time()
+        for task in tasks:
+            ask(task)
+        rounds.append(QUESTIONS / (time.thread_time() - begun))
+    found = statistics.median(rounds)
+    yield Line(
+        "can_claim_task",
+        f"{found:,.0f} a second of CPU",
+        f"at least {LEAST_QUESTIONS:,}",
+        found >= LEAST_QUESTIONS,
+    )
+
+
+def measure_writes(job: Job, bare: Bare) -> Iterator[Line]:
+    """Measure claims and audits against bare inserts."""
+    job.add_task("model")
+    job.write_audit()
+    model = bare.model()
+    numbers = iter(range(1_000_000))
+
+    def tasks(count: int) -> list[Task]:
+        run = next(numbers)
+        return [Task(f"customer-{run}-{number}") for number in range(count)]
+
+    def add_each(count: int) -> float:
+        wanted = tasks(count)
+        seconds = clock(lambda: [job.add_task(task) for task in wanted])
+        job.write_audit()
+        return seconds
+
+    def add_all(count: int) -> float:
+        wanted = tasks(count)
+        seconds = clock(lambda: job.add_tasks(wanted))
+        job.write_audit()
+        return seconds
+
+    def audit(count: int) -> float:
+        job.add_tasks(tasks(count))
+        return clock(job.write_audit)
+
+    def insert_each(count: int) -> float:
+        rows = bare.rows(model, count)
+        return clock(lambda: bare.insert_each(rows))
+
+    def insert_all(count: int) -> float:
+        rows = bare.rows(model, count)
+        return clock(lambda: bare.insert_all(rows))
+
+    yield compare("add_task", "INSERT and commit", SINGLES, add_each, insert_each)
+    yield compare(f"add_tasks({BATCH:,})", "unnest insert", BATCH, add_all, insert_all)
+    yield compare(f"write_audit, {BATCH:,}", "unnest insert", BATCH, audit, insert_all)
+
+
+def compare(
+    label: str, other: str, count: int, ours: Callable[[int], float], bare: Callable[[int], float]
+) -> Line:
+    """Do both ways in turns; judge by how much faster or slower ours is."""
+    spent: tuple[list[float], list[float]] = ([], [])
+    # One round more: the first warms up.
+    for number in range(ROUNDS + 1):
+        tell(f"{label}: round {number} of {ROUNDS}")
+        for way in (0, 1) if number % 2 else (1, 0):
+            spent[way].append((ours, bare)[way](count))
+    ratios = [their / our for our, their in zip(spent[0][1:], spent[1][1:], strict=True)]
+    ratio = statistics.median(ratios)
+    rates = [count / statistics.median(way[1:]) for way in spent]
+    return Line(
+        label,
+        f"{rates[0]:,.0f} a second, {ratio:.2f}x of {other} ({rates[1]:,.0f})",
+        f"at least {LEAST_RATIO:.2f}x",
+        ratio >= LEAST_RATIO,
+    )
+
+
+def clock(work: Callable[[], object]) -> float:
+    """Give how long something takes."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def measure_idle(url: str, port: int) -> Iterator[Line]:
+    """Count what a leader and a follower send in a minute in which nothing happens."""
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy("127.0.0.1", port)) for _ in range(2)]
+        jobs = []
+        for number, proxy in enumerate(proxies):
+            through = url.replace(f":{port}/", f":{proxy.port}/")
+            jobs.append(stack.enter_context(Job(f"idle-{number}", "bench", url=through)))
+        # Until whoever came first has given up what it must.
+        time.sleep(5)
+        before = [proxy.requests for proxy in proxies]
+        for second in range(int(MINUTE)):
+            tell(f"idle: second {second} of {MINUTE:.0f}")
+            time.sleep(1)
+        counts = [proxy.requests - was for proxy, was in zip(proxies, before, strict=True)]
+        assert [job.am_i_leader() for job in jobs] == [True, False]
+    for who, count in zip(("leader", "follower"), counts, strict=True):
+        yield Line(
+            f"idle {who}",
+            f"{count} statements a minute",
+            f"at most {MOST_STATEMENTS}",
+            count <= MOST_STATEMENTS,
+        )
+
+
+def measure(only: str | None) -> Iterator[Line]:
+    """Measure everything, or one part of it."""
+    with ExitStack() as stack:
+        server = stack.enter_context(PostgresServer())
+        url = server.create_database("bench")
+        if only in {None, "work"}:
+            with Job("worker-01", "bench", url=url) as job:
+                bare = Bare(url)
+                yield from measure_questions(job)
+                yield from measure_writes(job, bare)
+                bare.close()
+        if only in {None, "idle"}:
+            port = int(url.partition("127.0.0.1:")[2].partition("/")[0])
+            yield from measure_idle(server.create_database("idle"), port)
+
+
+def main() -> int:
+    """Measure, and judge by the budgets."""
+    parser = argparse.ArgumentParser(description="what sharing tasks costs on PostgreSQL")
+    parser.add_argument("--only", choices=["work", "idle"], help="measure this part alone")
+    kept = True
+    for line in measure(parser.parse_args().only):
+        kept &= line.kept
+        tell("")
+        over = "" if line.kept else "  OVER"
+        print(f"{line.label:22}{line.found:58}{line.budget}{over}", flush=True)
+    print("within budget" if kept else "OVER BUDGET")
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
