@@ -137,7 +137,7 @@ class Session:
         if until is None or self.state != "live" or self._forks != _forks:
             return 0.0
         left = until - self._clock.mono()
-        return left if left > 0.0 else 0.0
+        return max(0.0, left)
 
     async def open(self) -> None:
         """Record the session, and know that it is there, before it holds anything.

@@ -15,7 +15,7 @@ failed, which takes it or finds our own.
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date
 from typing import Literal, TypeAlias
 
@@ -34,6 +34,7 @@ __all__ = ["Claim", "ClaimLost", "ClaimState", "Claims", "read_claim"]
 ClaimState: TypeAlias = Literal["running", "done", "failed"]
 
 _PAGE = 5000
+_HERE = "this node does it already"
 
 
 class ClaimLost(JobsyncError):
@@ -82,9 +83,11 @@ def read_claim(record: Record) -> Claim:
 class _Refusal(msgspec.Struct, frozen=True):
     """Why a task is not this node's to do, for now."""
 
+    key: str
+    node: str
     owner: str
     until: Mono | None
-    """None: until its owner is dead."""
+    """None: until its owner is dead, or is seen to be done with it."""
 
 
 class Claims:
@@ -132,8 +135,10 @@ class Claims:
         self._died: dict[str, Mono] = {}
         self._unclosed: dict[str, Put] = {}
         self._in_flight: dict[str, int] = {}
+        self._started = asyncio.Event()
         self._landed = asyncio.Event()
         self._offset = 0.0
+        self._refreshed = components.clock.mono()
 
     async def set_clock(self) -> None:
         """Learn by how much the store's clock differs from ours."""
@@ -151,6 +156,16 @@ class Claims:
         """The tasks that this node has claimed and not finished, in the order of claiming."""
         return list(self._running)
 
+    def knows(self, task: str) -> bool:
+        """Say whether this node is claiming a task, does it, or has done it."""
+        return task in self._in_flight or task in self._running or task in self._finished
+
+    async def begun(self, tasks: Collection[str]) -> None:
+        """Wait until claims of tasks are under way."""
+        while not all(map(self.knows, tasks)):
+            self._started.clear()
+            await self._started.wait()
+
     def refuses(self, task: str) -> bool:
         """Say whether a task runs already, here or elsewhere, or was just finished elsewhere."""
         if task in self._running or (self._once and task in self._finished):
@@ -160,17 +175,39 @@ class Claims:
 
     async def load(self, tokens: Collection[int], since: float) -> None:
         """Learn what others do, or have finished since some time, of tokens that are gained."""
-        wanted = {"$or": [{"state": "running"}, {"ended": {"$gte": since}}]}
+        done = {"state": "done", "ended": {"$gte": 0.0 if self._once else since}}
+        wanted = {"$or": [{"state": "running"}, done]}
         after = ""
         while True:
             records = await self._store.scan(
                 self._places.claims(self._day), after=after, limit=_PAGE, where=wanted
             )
             for record in records:
-                self._take_in(record, tokens)
+                if (claim := self._read(record)) is not None:
+                    self._take_in(claim, tokens)
             if len(records) < _PAGE:
                 break
             after = records[-1].key
+        self._watch()
+
+    def note_deaths(self) -> None:
+        """Remember, by our own clock, since when the owners of what runs elsewhere are dead."""
+        for owner in self._membership.watched("claims"):
+            if owner not in self._died and self._membership.is_dead(owner):
+                self._died[owner] = self._clock.mono()
+
+    async def refresh(self) -> None:
+        """Look again, now and then, at what ran elsewhere: it may be over, and its owner live."""
+        now = self._clock.mono()
+        if now - self._refreshed < self.memory:
+            return
+        self._refreshed = now
+        keys = [each.key for each in self._refused.values() if each.until is None]
+        for at in range(0, len(keys), _PAGE):
+            for record in await self._store.get_many(keys[at : at + _PAGE]):
+                claim = None if record is None else self._read(record)
+                if claim is not None and claim.state != "running":
+                    self._take_in(claim, {claim.token})
         self._watch()
 
     async def add(
@@ -188,30 +225,50 @@ class Claims:
             may_run: asked again after the reply: trust may have run out meanwhile.
             since: what was done since then, by the store's clock, is not done again.
         """
-        lost = {task: self._why(task) for task in tasks if self.refuses(task)}
+        lost = {task: _HERE for task in tasks if task in self._in_flight}
+        lost |= {task: self._why(task) for task in tasks if self.refuses(task)}
         if since < math.inf:
             # What this node itself has done is read again, to see when.
             self._finished = {t: r for t, r in self._finished.items() if t not in tasks}
         wanted = {task: token for task, token in tasks.items() if task not in lost}
         with self._flying(wanted):
             await self._close()
-            changes = {task: self._draft(task, token, number) for task, token in wanted.items()}
-            taken = await self._send(changes)
-            again = [task for task in wanted if task not in taken]
-            if again:
-                changes, refused = await self._look_again(again, wanted, number, since)
-                lost |= refused
-                taken |= await self._send(changes)
-                lost |= {t: "another node was first" for t in changes if t not in taken}
-            late = [task for task in taken if not may_run(task, wanted[task])]
-            self._running |= taken
-            for task in taken:
-                self._finished.pop(task, None)
-                self._refused.pop(task, None)
+            taken: dict[str, Record] = {}
+            try:
+                lost |= await self._take(wanted, number, since, taken)
+            except BaseException:
+                # Who asked will not do them: they are not ours to mark as done.
+                self._give_back(taken)
+                raise
+            late = {task: r for task, r in taken.items() if not may_run(task, wanted[task])}
+            for task, record in taken.items():
+                if task not in late:
+                    self._running[task] = record
+                    self._finished.pop(task, None)
+                    self._refused.pop(task, None)
             if late:
-                await self.finish(late, "failed")
+                self._give_back(late)
                 lost |= dict.fromkeys(late, "this node's time was up before it could begin")
+                with suppress(Unavailable):
+                    await self._close()
         return lost
+
+    async def _take(
+        self, wanted: Mapping[str, int], number: int, since: float, taken: dict[str, Record]
+    ) -> dict[str, str]:
+        """Write claims; add those that are ours to `taken`, give the reasons of the others."""
+        changes = {task: self._draft(task, token, number) for task, token in wanted.items()}
+        await self._send(changes, taken)
+        again = [task for task in wanted if task not in taken]
+        if not again:
+            return {}
+        changes, refused = await self._look_again(again, wanted, number, since)
+        await self._send(changes, taken)
+        return refused | {t: "another node was first" for t in changes if t not in taken}
+
+    def _give_back(self, taken: Mapping[str, Record]) -> None:
+        """Close claims that nobody will act on, before anything else is claimed."""
+        self._unclosed |= {task: Put(r.key, r.value, r) for task, r in taken.items()}
 
     async def finish(self, tasks: Iterable[str], state: ClaimState) -> dict[str, str]:
         """End tasks of this node; give those whose end was refused, with the reason.
@@ -231,10 +288,10 @@ class Claims:
         for task, outcome in zip(bases, outcomes, strict=True):
             match outcome:
                 case Applied(record):
-                    del self._running[task]
+                    self._running.pop(task, None)
                     self._finished[task] = record
                 case Conflicted():
-                    del self._running[task]
+                    self._running.pop(task, None)
                     refused[task] = "another node has it by now"
                 case Unknown():
                     unknown += 1
@@ -243,8 +300,11 @@ class Claims:
         return refused
 
     def abandon(self) -> None:
-        """Forget everything: the session that claimed it is no more."""
-        self._running.clear()
+        """Forget what was known in a session that is no more.
+
+        What runs is kept: its end is a write in place of the claim, so whether somebody has
+        taken it over is the store's to say.
+        """
         self._finished.clear()
         self._refused.clear()
         self._unclosed.clear()
@@ -295,6 +355,7 @@ class Claims:
     @contextmanager
     def _flying(self, tasks: Mapping[str, int]) -> Iterator[None]:
         self._in_flight |= tasks
+        self._started.set()
         try:
             yield
         finally:
@@ -318,12 +379,11 @@ class Claims:
         key = self._places.claim(self._day, token, task)
         return Put(key, msgspec.to_builtins(claim), base)
 
-    async def _send(self, changes: Mapping[str, Put]) -> dict[str, Record]:
-        """Write claims; give those that are ours. Of unknown ones nothing is believed."""
+    async def _send(self, changes: Mapping[str, Put], taken: dict[str, Record]) -> None:
+        """Write claims; add those that are ours. Of unknown ones nothing is believed."""
         if not changes:
-            return {}
+            return
         outcomes = await self._store.write(list(changes.values()))
-        taken = {}
         for (task, change), outcome in zip(changes.items(), outcomes, strict=True):
             match outcome:
                 case Applied(record):
@@ -332,7 +392,6 @@ class Claims:
                     self._unclosed[task] = change
         if self._unclosed:
             await self._close()
-        return taken
 
     async def _close(self) -> None:
         """Close claims whose writes are unknown, so that none lands with nobody knowing."""
@@ -360,8 +419,11 @@ class Claims:
             if record is None or record.deleted:
                 changes[task] = self._draft(task, tokens[task], number, record)
                 continue
-            self._take_in(record, {tokens[task]}, finished=False)
-            claim = read_claim(record)
+            claim = self._read(record)
+            if claim is None:
+                refused[task] = "its record cannot be read"
+                continue
+            self._take_in(claim, {tokens[task]}, finished=False)
             if self.refuses(task):
                 refused[task] = self._why(task)
             elif claim.state == "done" and (claim.ended or 0.0) >= since:
@@ -371,20 +433,16 @@ class Claims:
         self._watch()
         return changes, refused
 
-    def _take_in(self, record: Record, tokens: Collection[int], *, finished: bool = True) -> None:
+    def _take_in(self, claim: Claim, tokens: Collection[int], *, finished: bool = True) -> None:
         """Remember what another node does or did with a task of these tokens."""
-        claim = self._read(record)
-        if claim is None or claim.token not in tokens:
+        if claim.token not in tokens or claim.owner == self._membership.incarnation:
             return
-        if claim.owner == self._membership.incarnation:
-            return
+        key = self._places.claim(self._day, claim.token, claim.task)
+        until = Mono(math.inf) if self._once else self._clock.mono() + self.memory
         if claim.state == "running":
-            self._refused[claim.task] = _Refusal(claim.owner, None)
-        elif claim.state == "done" and self._once:
-            self._refused[claim.task] = _Refusal(claim.owner, Mono(math.inf))
-        elif finished:
-            until = self._clock.mono() + self.memory
-            self._refused[claim.task] = _Refusal(claim.owner, until)
+            self._refused[claim.task] = _Refusal(key, claim.node, claim.owner, None)
+        elif claim.state == "done" and (self._once or finished):
+            self._refused[claim.task] = _Refusal(key, claim.node, claim.owner, until)
         else:
             self._refused.pop(claim.task, None)
 
@@ -399,21 +457,21 @@ class Claims:
         now = self._clock.mono()
         if refusal.until is not None:
             return now >= refusal.until
-        if not self._membership.is_dead(refusal.owner):
-            return False
-        # On our own clock, from when we first knew.
-        return now - self._died.setdefault(refusal.owner, now) >= self._reclaim_after
+        died = self._died.get(refusal.owner)
+        return died is not None and now - died >= self._reclaim_after
 
     def _why(self, task: str) -> str:
         if task in self._running:
-            return "this node does it already"
+            return _HERE
         if task in self._finished:
             return "this node has done it on this date"
         refusal = self._refused[task]
         what = "is doing it" if refusal.until is None else "has just done it"
-        return f"{refusal.owner} {what}"
+        return f"{refusal.node} {what}"
 
     def _watch(self) -> None:
         """Watch the owners of what runs elsewhere: their death makes it ours to do."""
         owners = {each.owner for each in self._refused.values() if each.until is None}
         self._membership.watch("claims", owners)
+        self._died = {owner: at for owner, at in self._died.items() if owner in owners}
+        self.note_deaths()

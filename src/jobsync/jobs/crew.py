@@ -191,7 +191,7 @@ class Crew:
         """Say whether a task is this node's to do now. Touches no store."""
         if self.is_retiring:
             return False
-        return self.holding.owns(task, self.token(task)) and not self.claims.refuses(task)
+        return self.holding.may_claim(task, self.token(task)) and not self.claims.refuses(task)
 
     async def claim(self, tasks: Sequence[str], since: float | None = None) -> dict[str, str]:
         """Claim tasks; give those that were not, with the reason.
@@ -200,8 +200,6 @@ class Crew:
             tasks: their ids.
             since: what was done since then, by the store's clock, is not done again.
         """
-        if self.is_retiring:
-            return dict.fromkeys(tasks, "this node is stopping")
         tokens = {task: self.token(task) for task in tasks}
         foreign = {
             task: "it does not belong to this node now"
@@ -328,6 +326,7 @@ class Crew:
                 if self.is_retiring:
                     await self._name.tell(stage="leaving")
                 await self._catch_up()
+                await self.claims.refresh()
             except (*_TROUBLE, Conflict):
                 await self._clock.sleep(self.membership.timing.beat / 2)
             else:
@@ -364,6 +363,7 @@ class Crew:
             and self._told_number() <= self.holding.mine.number
         ):
             await self.membership.change()
+            self.claims.note_deaths()
 
     def _told_number(self) -> int:
         """Give the highest assignment that a leader has told of with its beats."""

@@ -51,20 +51,23 @@ class Walk:
 
     def steps(self) -> Iterator[Task]:
         """Give the tasks that are this node's to do, each claimed; end when told to stop."""
-        while not self._node.is_retiring:
+        while not self._is_told_to_stop():
             since = self._call(self._node.store_time()) if callable(self._source) else 0.0
             undone = self._undone(self._read(), since)
             if not undone:
                 return
             given = 0
             for task in undone:
-                if self._node.is_retiring:
+                if self._is_told_to_stop():
                     return
                 if self._is_ours(task, since):
                     yield from self._give(task)
                     given += 1
             if not given:
                 self._call(self._clock.sleep(_PAUSE))
+
+    def _is_told_to_stop(self) -> bool:
+        return self._node.is_retiring
 
     def _is_ours(self, task: Task, since: float) -> bool:
         """Claim a task, unless that is to no avail."""

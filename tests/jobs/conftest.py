@@ -1,0 +1,48 @@
+"""Nodes on a store in memory, and empty places of every kind."""
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from hiring import Hire, hire_on
+
+from jobsync import Store, open_store
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def memory() -> str:
+    """The URL of an empty store in memory."""
+    return f"memory://jobs-{next(_numbers)}"
+
+
+@pytest.fixture
+async def store(memory: str) -> AsyncIterator[Store]:
+    """That store."""
+    opened = await open_store(memory)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def hire(memory: str) -> AsyncIterator[Hire]:
+    """Makes nodes on that store."""
+    async with AsyncExitStack() as stack:
+        yield hire_on(memory, stack)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty place of each kind."""
+    match request.param:
+        case "memory":
+            return str(request.getfixturevalue("memory"))
+        case "sqlite":
+            return f"sqlite:///{tmp_path / 'jobs.db'}"
+        case "postgres":
+            return f"{request.getfixturevalue('postgres').url}?schema=jobs_{next(_numbers)}"
+        case _:
+            return str(request.getfixturevalue("bucket_url"))

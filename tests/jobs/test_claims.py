@@ -1,0 +1,196 @@
+"""What nodes know and do about claims: exclusive, never marked by mistake, never lost."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from yards import DAY, MEMORY, RECLAIM_AFTER, TOKEN, Fragile, Yard, claim
+
+from jobsync import Unavailable
+from jobsync.jobs.places import Places
+from jobsync.stores.contract import Change, Outcome, Unknown
+
+
+@pytest.fixture
+def yard() -> Yard:
+    """Nobody yet."""
+    return Yard()
+
+
+async def test_one_of_several_gets_a_task(yard: Yard) -> None:
+    """Whoever comes second is told who was first."""
+    first, second = yard.node("a"), yard.node("b")
+    assert await claim(first, "x") == {}
+    assert await claim(second, "x") == {"x": "a is doing it"}
+    assert second.refuses("x")
+
+
+async def test_one_of_several_calls_of_a_node_gets_a_task(yard: Yard) -> None:
+    """Two threads of one node that claim one task at once do not both get it."""
+    node = yard.node("a")
+    lost = await asyncio.gather(claim(node, "x"), claim(node, "x"))
+    assert sorted(lost, key=len) == [{}, {"x": "this node does it already"}]
+
+
+async def test_a_task_that_failed_elsewhere_is_open_at_once(yard: Yard) -> None:
+    """Whoever gains its token may claim it."""
+    first, second = yard.node("a"), yard.node("b")
+    await claim(first, "x")
+    await first.finish(["x"], "failed")
+    await second.load({TOKEN}, since=0.0)
+    assert not second.refuses("x")
+    assert await claim(second, "x") == {}
+    assert await yard.state("x") == ("running", "b", 2)
+
+
+async def test_what_was_done_around_a_hand_over_is_refused_for_a_while(yard: Yard) -> None:
+    """A list from before is not done again; what is pending again later is."""
+    first, second = yard.node("a"), yard.node("b")
+    await claim(first, "x")
+    await first.finish(["x"], "done")
+    await second.load({TOKEN}, since=yard.clock.wall_seconds - 1)
+    assert second.refuses("x")
+    yard.pass_time(MEMORY)
+    assert not second.refuses("x")
+    assert await claim(second, "x") == {}
+
+
+async def test_once_per_date_means_once(yard: Yard) -> None:
+    """What anybody has done, however long ago, is refused for good."""
+    first, second = yard.node("a"), yard.node("b", once_per_date=True)
+    await claim(first, "x")
+    await first.finish(["x"], "done")
+    yard.pass_time(10 * MEMORY)
+    await second.load({TOKEN}, since=yard.clock.wall_seconds)
+    assert second.refuses("x")
+    assert await claim(second, "x") != {}
+
+
+async def test_what_a_dead_node_had_is_open_after_a_while(yard: Yard) -> None:
+    """The while counts from when the death was known, not from when somebody asked."""
+    first, second = yard.node("a"), yard.node("b")
+    await claim(first, "x")
+    await second.load({TOKEN}, since=0.0)
+    yard.pass_time(1000)
+    assert second.refuses("x")
+    yard.dead.add("a")
+    second.note_deaths()
+    yard.pass_time(RECLAIM_AFTER - 1)
+    assert second.refuses("x")
+    yard.pass_time(1)
+    assert not second.refuses("x")
+    assert await claim(second, "x") == {}
+    assert await yard.state("x") == ("running", "b", 2)
+
+
+async def test_a_task_is_open_again_when_its_node_lives_on_and_is_done_with_it(yard: Yard) -> None:
+    """What was running elsewhere at a hand-over is looked at again."""
+    first, second = yard.node("a"), yard.node("b")
+    await claim(first, "x")
+    await second.load({TOKEN}, since=0.0)
+    await first.finish(["x"], "done")
+    yard.pass_time(MEMORY)
+    await second.refresh()
+    assert second.refuses("x")
+    yard.pass_time(MEMORY)
+    assert not second.refuses("x")
+
+
+async def test_a_late_end_is_refused(yard: Yard) -> None:
+    """Whoever was taken for dead, and whose task somebody else has, is told."""
+    first, second = yard.node("a"), yard.node("b")
+    await claim(first, "x")
+    await second.load({TOKEN}, since=0.0)
+    yard.dead.add("a")
+    second.note_deaths()
+    yard.pass_time(RECLAIM_AFTER)
+    await claim(second, "x")
+    first.abandon()
+    assert await first.finish(["x"], "done") == {"x": "another node has it by now"}
+    assert await yard.state("x") == ("running", "b", 2)
+
+
+async def test_an_end_counts_that_comes_before_anybody_took_over(yard: Yard) -> None:
+    """A node that lost its session marks what it did, as long as nobody began it again."""
+    node = yard.node("a")
+    await claim(node, "x")
+    node.abandon()
+    assert await node.finish(["x"], "done") == {}
+    assert await yard.state("x") == ("done", "a", 1)
+
+
+async def test_an_end_and_a_lost_session_may_cross(yard: Yard) -> None:
+    """A session that is lost while an end is under way breaks nothing."""
+    node = yard.node("a")
+    await claim(node, "x")
+    ending = asyncio.create_task(node.finish(["x"], "done"))
+    await asyncio.sleep(0)
+    node.abandon()
+    assert await ending == {}
+
+
+async def test_a_claim_that_comes_too_late_is_no_claim(yard: Yard) -> None:
+    """Whose time was up when the reply came must not begin, and never marks it as done."""
+    node = yard.node("a")
+    lost = await claim(node, "x", may_run=False)
+    assert lost == {"x": "this node's time was up before it could begin"}
+    assert node.running == []
+    assert await yard.state("x") == ("failed", "a", 1)
+
+
+async def test_a_late_claim_that_cannot_be_closed_is_closed_before_the_next(yard: Yard) -> None:
+    """It is not marked as done meanwhile, whatever the store does."""
+    node = yard.node("a")
+
+    def lose_the_store(*_: object) -> bool:
+        yard.store.silent = True
+        return False
+
+    assert await node.add({"x": TOKEN}, 1, lose_the_store) != {}
+    assert node.running == []
+    with pytest.raises(Unavailable):
+        await claim(node, "y")
+    yard.store.silent = False
+    assert await claim(node, "y") == {}
+    assert await yard.state("x") == ("failed", "a", 1)
+
+
+async def test_an_unknown_claim_is_closed(yard: Yard) -> None:
+    """Nobody does it, nobody marks it as done, and it can be claimed anew."""
+    node = yard.node("a")
+    yard.store.lose_replies = 1
+    assert await claim(node, "x") == {}
+    assert await yard.state("x") == ("running", "a", 2)
+
+
+async def test_a_batch_that_could_not_be_closed_claims_nothing(yard: Yard) -> None:
+    """Who asked gets an error and does none of them; so none is marked as done."""
+    node = yard.node("a")
+
+    class Half(Fragile):
+        """Loses the reply for one of two, then everything."""
+
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            if self.silent:
+                raise Unavailable(self.name, "silent")
+            self.silent = True
+            outcomes = await self.inner.write(changes)
+            return [outcomes[0], Unknown("lost")]
+
+    node._store = Half(yard.store.inner)
+    with pytest.raises(Unavailable):
+        await claim(node, "x", "y")
+    assert node.running == []
+    node._store = yard.store
+    assert await claim(node, "z") == {}
+    assert await yard.state("x") == ("failed", "a", 1)
+    assert await yard.state("y") == ("failed", "a", 1)
+
+
+async def test_a_claim_that_cannot_be_read_stops_nobody(yard: Yard) -> None:
+    """It is refused and left as it is; the others of its batch are claimed."""
+    key = Places("sync_").claim(DAY, TOKEN, "x")
+    await yard.store.create(key, {"format": "unheard of"})
+    node = yard.node("a")
+    assert await claim(node, "x", "y") == {"x": "its record cannot be read"}
+    assert node.running == ["y"]

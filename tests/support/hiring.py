@@ -1,0 +1,47 @@
+"""Nodes that share tasks, made on the loop of a test."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import date
+from typing import Any, TypeAlias
+
+import msgspec
+
+from jobsync import Membership
+from jobsync.jobs.crew import Crew, CrewSettings
+
+__all__ = ["SETTINGS", "Hire", "hire_on"]
+
+SETTINGS = CrewSettings(
+    fleet="sync_",
+    node="",
+    site="test",
+    day=date(2026, 1, 5),
+    total_tokens=20,
+    hash_function="md5",
+    reclaim_after=60,
+    handover_memory=60,
+    once_per_date=False,
+    is_observer=False,
+    rebalance_interval=30,
+    refresh_interval=30,
+)
+
+Hire: TypeAlias = Callable[..., Awaitable[Crew]]
+
+
+def hire_on(url: str, stack: AsyncExitStack) -> Hire:
+    """Give what makes nodes that are ready, each with a session of its own."""
+
+    async def hire(node: str, **changes: Any) -> Crew:
+        membership = await Membership.join(
+            url, heartbeat_interval=0.2, worker_timeout=5, skip_cold_start=True
+        )
+        stack.push_async_callback(membership.leave)
+        crew = Crew(membership, msgspec.structs.replace(SETTINGS, node=node, **changes))
+        stack.push_async_callback(crew.stop, 5)
+        await crew.start(10)
+        assert await crew.ready(1, 30)
+        return crew
+
+    return hire
