@@ -4,9 +4,15 @@ A node owns what its latest assignment gives it, and only while its session trus
 so a node that was paused says no by itself. It gives up first: from the moment that it
 knows of a revocation it claims nothing of it; when no such claim is under way any more it
 acknowledges. What it gains it uses only after it has learned what others were doing there.
+
+A yes to "may I claim this?" is kept for a moment: a revocation that comes between the
+answer and the claim waits for the claim, so that a loop that asks first need not fear it.
 """
 
+import asyncio
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -17,7 +23,12 @@ from jobsync.jobs.node import NodeName
 
 __all__ = ["Change", "Holding"]
 
+_thread = threading.get_ident
+
 _NOTHING = Ownership(0)
+
+_GRACE = 0.2
+"""Seconds for which a yes is kept: far longer than a program takes from asking to claiming."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -49,7 +60,8 @@ class Holding:
         self._tell = tell
         self._session: Session | None = None
         self._incarnation = ""
-        self._joined = 0.0
+        self._joined: float | None = None
+        self._asked: dict[int, tuple[str, int]] = {}
         self.mine = _NOTHING
 
     def join(self, session: Session | None) -> None:
@@ -57,13 +69,21 @@ class Holding:
         self.mine = _NOTHING
         self._session = session
         self._incarnation = "" if session is None else session.incarnation
-        self._joined = self._claims.now
+        # Kept for good: whoever works here may go on with a list from before the session.
+        if self._joined is None:
+            self._joined = self._claims.now
 
     def owns(self, task: str, token: int) -> bool:
         """Say whether a task is this node's now. Asks the clock; touches no store."""
         session = self._session
         # A session that another has followed is trusted no more.
         return self.mine.covers(task, token) and session is not None and session.trusted
+
+    def may_claim(self, task: str, token: int) -> bool:
+        """Say whether a task is this node's now, and keep to a yes for a moment."""
+        # Before the answer: who revokes looks here after it has revoked.
+        self._asked[_thread()] = task, token
+        return self.owns(task, token)
 
     async def apply(self, plan: Plan) -> None:
         """Carry out an assignment, if it is later than the one that holds.
@@ -82,7 +102,7 @@ class Holding:
         gained = after.tokens - before.tokens
         if gained or after.own - before.own:
             await self._claims.set_clock()
-            since = max(self._joined, self._claims.now - self._claims.memory)
+            since = max(self._joined or 0.0, self._claims.now - self._claims.memory)
             await self._claims.load(self._tokens_of(gained, after, plan), since)
         self.mine = after
         change = Change(number, gained, before.tokens - after.tokens, is_initial=before.number == 0)
@@ -97,8 +117,26 @@ class Holding:
             before.others | after.others,
         )
         self.mine = kept
+        if promised := self._promised(before, kept):
+            self.mine = msgspec.structs.replace(kept, own=kept.own | promised)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GRACE):
+                    await self._claims.begun(promised)
+            self.mine = kept
         await self._claims.settle(kept.covers)
         await self._name.tell(applied=number)
+
+    def _promised(self, before: Ownership, kept: Ownership) -> frozenset[str]:
+        """Give what each thread asked for last and was told yes, and has not claimed yet."""
+        asked = list(self._asked.values())
+        self._asked.clear()
+        return frozenset(
+            task
+            for task, token in asked
+            if before.covers(task, token)
+            and not kept.covers(task, token)
+            and not self._claims.knows(task)
+        )
 
     @staticmethod
     def _tokens_of(gained: frozenset[int], after: Ownership, plan: Plan) -> frozenset[int]:
