@@ -51,6 +51,7 @@ __all__ = [
     "pack_move",
     "promised_to",
     "read_plan",
+    "served_by",
     "to_document",
     "tokens_of",
 ]
@@ -217,6 +218,11 @@ def count_moved(before: Assignment, after: Assignment) -> int:
     """Give how many tokens are meant for another node than before."""
     pairs = zip(_destinations(before), _destinations(after), strict=True)
     return sum(was != will for was, will in pairs)
+
+
+def served_by(assignment: Assignment) -> frozenset[str]:
+    """Give the nodes that have tokens or are about to; one that gives up all it has is none."""
+    return frozenset(_destinations(assignment)) - {""}
 
 
 def _destinations(assignment: Assignment) -> list[str]:

@@ -12,7 +12,7 @@ from jobsync.components import Components
 from jobsync.coordination.fencing import Term
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.waiting import first_of
-from jobsync.core.assignment import Node, Plan, count_moved, read_plan, to_document
+from jobsync.core.assignment import Node, Plan, count_moved, read_plan, served_by, to_document
 from jobsync.core.codec import Json
 from jobsync.core.handover import assign
 from jobsync.core.pins import Pin
@@ -142,8 +142,7 @@ class Dealer:
 
     async def _record(self, old: Plan, new: Plan, moved: int, seconds: float) -> None:
         """Keep in the history that tokens moved, and why."""
-        was = {node.incarnation for node in old.assignment.nodes}
-        will = {node.incarnation for node in new.assignment.nodes}
+        was, will = served_by(old.assignment), served_by(new.assignment)
         if not was:
             reason = "initial_distribution"
         elif was & self._dead:
