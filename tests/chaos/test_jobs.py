@@ -6,7 +6,6 @@ What is asserted is order, counts and what the store says. Times are figures.
 import asyncio
 import itertools
 import signal
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
