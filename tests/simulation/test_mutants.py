@@ -359,7 +359,7 @@ KILLERS: dict[Patch, ordeals.Ordeal] = {
     trust_from_a_resend: ordeals.a_beat_in_two_copies,
     trust_for_ever: ordeals.a_slow_clock_cut_off,
     belief_that_is_cached: ordeals.a_slow_clock_cut_off,
-    terms_that_come_back: ordeals.a_common_outage,
+    terms_that_come_back: ordeals.short_outages,
     death_of_any_version: ordeals.a_beat_at_the_last_moment,
     death_without_a_write: ordeals.a_return_from_silence,
     impatience: ordeals.a_lost_beat_and_a_stepped_clock,

@@ -38,6 +38,7 @@ __all__ = [
     "run_storm",
     "run_suspends",
     "storm",
+    "take_note",
 ]
 
 T = TypeVar("T")
@@ -121,8 +122,9 @@ class Worker:
     async def stand(self, work: str) -> Coordinator:
         """Stand for a kind of work."""
         assert self.membership is not None
+        governs = [f"{SINGLETON}-{work}"] if self.fleet.governs else []
         coordinator = await self.membership.coordinate(
-            work, self.fleet.hooks(self, work), governs=[f"{SINGLETON}-{work}"]
+            work, self.fleet.hooks(self, work), governs=governs
         )
         self.coordinators[work] = coordinator
         return coordinator
@@ -200,6 +202,18 @@ def keep_books(worker: Worker, work: str) -> Hooks:
     return Hooks(on_become=become, work=work_once, on_stop=stop)
 
 
+def take_note(worker: Worker, work: str) -> Hooks:
+    """Lead, and touch nothing."""
+
+    async def become(term: Term) -> None:
+        worker.note(work, "gained", term)
+
+    async def stop(term: Term) -> None:
+        worker.note(work, "lost", term)
+
+    return Hooks(on_become=become, on_stop=stop)
+
+
 class Fleet:
     """Workers in one world, each with its own way to the store.
 
@@ -209,6 +223,7 @@ class Fleet:
         works: what each of them stands for, unless told otherwise.
         settings: what their elections go by.
         hooks: what they do while they lead.
+        governs: whether a singleton is theirs to write while they do.
         rate: how far clocks are off, at most.
         store: what they share; a cheap one with a clock by default.
         listens: whether what they tell is kept, in `Worker.heard`.
@@ -224,6 +239,7 @@ class Fleet:
         works: Sequence[str] = ("work",),
         settings: CoordinatorSettings = SETTINGS,
         hooks: HookMaker = keep_books,
+        governs: bool = True,
         rate: float = 0.049,
         store: type[MemoryStore] = MemoryStore,
         listens: bool = False,
@@ -232,6 +248,7 @@ class Fleet:
         self.world = World(seed)
         self.settings = settings
         self.hooks = hooks
+        self.governs = governs
         self.violations: list[str] = []
         self.deaths = 0
         self.works = works
@@ -376,9 +393,12 @@ class Fleet:
     def judge_rest(self) -> None:
         """Check what must hold when all is quiet again: one leads, and everybody has a session."""
         for work in {work for worker in self._standing() for work in worker.works}:
-            leaders = [worker.node.name for worker in self.leaders(work)]
+            leaders = self.leaders(work)
+            names = [worker.node.name for worker in leaders]
             if len(leaders) != 1:
-                self.violations.append(f"when all is quiet {leaders} lead {work}")
+                self.violations.append(f"when all is quiet {names} lead {work}")
+            elif leaders[0].coordinators[work].term is None:
+                self.violations.append(f"when all is quiet {names} has {work} and does nothing")
         for worker in self._standing():
             if not worker.is_trusted:
                 self.violations.append(f"when all is quiet {worker.node.name} has no session")

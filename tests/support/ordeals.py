@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from fleets import SINGLETON, TIMING, DearStore, Fleet, Worker
+from fleets import SINGLETON, TIMING, DearStore, Fleet, Worker, take_note
 
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.errors import Unavailable
@@ -25,7 +25,6 @@ __all__ = [
     "a_beat_at_the_last_moment",
     "a_beat_in_two_copies",
     "a_clean_stop",
-    "a_common_outage",
     "a_dead_elder",
     "a_forced_hand_over",
     "a_hand_over_seen_late",
@@ -39,6 +38,7 @@ __all__ = [
     "a_removed_session",
     "a_return_from_silence",
     "a_slow_clock_cut_off",
+    "short_outages",
     "slow_looks",
     "unlike_timeouts",
 ]
@@ -95,19 +95,24 @@ def a_lost_beat_and_a_stepped_clock(seed: int = 1) -> list[str]:
     return _tell(fleet, story)
 
 
-def a_common_outage(seed: int = 2) -> list[str]:
-    """Nobody gets through for a minute: every term is over, and none comes back."""
-    fleet = Fleet(seed)
+def short_outages() -> list[str]:
+    """Two beats in a row are lost, for all: every term lapses for a moment, and none comes back."""
+    fleet = Fleet(2, rate=0.0, hooks=take_note, governs=False)
 
     async def story() -> None:
         await _warm_up(fleet)
-        for link in fleet.links:
-            link.weather = Weather(refused=1.0)
-        await asyncio.sleep(60)
-        for link in fleet.links:
-            link.weather = CALM
-        await asyncio.sleep(2 * TIMING.timeout)
-        fleet.judge_rest()
+        for _ in range(5):
+            # Whoever looks out of step with its beats may look before a lapse and after it.
+            await asyncio.sleep(fleet.world.dice.uniform(0, TIMING.beat))
+            fleet.store._data.topics.wake(["role/default/"])
+            await asyncio.sleep(2 * TIMING.beat)
+            for link in fleet.links:
+                link.weather = Weather(refused=1.0)
+            await asyncio.sleep(2.2 * TIMING.beat)
+            for link in fleet.links:
+                link.weather = CALM
+            await asyncio.sleep(2 * TIMING.timeout)
+            fleet.judge_rest()
 
     return _tell(fleet, story)
 
@@ -184,7 +189,7 @@ def a_return_from_silence() -> list[str]:
 
 def a_kill() -> list[str]:
     """The leader is killed; somebody else leads two timeouts later."""
-    fleet = Fleet(6)
+    fleet = Fleet(6, hooks=take_note, governs=False)
 
     async def story() -> None:
         (await _warm_up(fleet)).node.kill()
@@ -196,7 +201,7 @@ def a_kill() -> list[str]:
 
 def a_clean_stop() -> list[str]:
     """The leader stops in good order; somebody else leads soon."""
-    fleet = Fleet(7)
+    fleet = Fleet(7, hooks=take_note, governs=False)
 
     async def story() -> None:
         (await _warm_up(fleet)).stop()
