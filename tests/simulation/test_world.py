@@ -442,6 +442,21 @@ def test_watchers_see_each_occurrence_at_its_moment() -> None:
     assert len(world.history) == 2
 
 
+def test_a_world_ends_around_a_group_whose_tasks_have_ended() -> None:
+    """Closed there, a task group raises what closed it; that is nobody's failure."""
+
+    async def wait_in_a_group() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(0))
+            await asyncio.get_running_loop().create_future()
+
+    async def story(world: World) -> None:
+        world.node("a").run(wait_in_a_group())
+        await asyncio.sleep(1)
+
+    happen(story)
+
+
 def test_every_public_name_is_there_sorted_and_once() -> None:
     """`__all__` is the list of what users may import."""
     assert testing.__all__ == sorted(set(testing.__all__))

@@ -270,5 +270,6 @@ def _close(work: Any) -> None:
     for _ in range(_MOST_WAITS_AT_THE_END):
         if not inspect.iscoroutine(work) or inspect.getcoroutinestate(work) == inspect.CORO_CLOSED:
             return
-        with suppress(Exception, asyncio.CancelledError):
+        # A task group that is closed after its tasks have ended raises what closed it.
+        with suppress(Exception, asyncio.CancelledError, BaseExceptionGroup):
             work.close()
