@@ -33,6 +33,7 @@ QUESTIONS = 50_000
 SINGLES = 200
 BATCH = 10_000
 MINUTE = 60.0
+WARM_UP = 40.0
 
 LEAST_QUESTIONS = 400_000
 LEAST_RATIO = 0.5
@@ -191,8 +192,8 @@ def measure_idle(url: str, port: int) -> Iterator[Line]:
         for number, proxy in enumerate(proxies):
             through = url.replace(f":{port}/", f":{proxy.port}/")
             jobs.append(stack.enter_context(Job(f"idle-{number}", "bench", url=through)))
-        # Until whoever came first has given up what it must.
-        time.sleep(5)
+        # Until tokens are shared, and statements that come with every beat are prepared.
+        time.sleep(WARM_UP)
         before = [proxy.requests for proxy in proxies]
         for second in range(int(MINUTE)):
             tell(f"idle: second {second} of {MINUTE:.0f}")

@@ -340,6 +340,9 @@ class Crew:
             self._events.emit(NodeFailed(node=self.settings.node, error=repr(error)))
 
     async def _catch_up(self) -> None:
+        if self._dealer.number == self.holding.mine.number and self.is_leader:
+            # It has just been written here, by nobody else.
+            return
         record = await self._store.get(self._places.assignment)
         if record is None or record.value is None:
             return

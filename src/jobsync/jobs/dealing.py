@@ -76,21 +76,27 @@ class Dealer:
         self._patience = patience
         self._read_pins = read_pins
         self._dead: frozenset[str] = frozenset()
+        self.number: int | None = None
+        """The assignment that stands, while this node deals; None if that must be looked up."""
 
     async def deal_for_ever(self, term: Term) -> None:
         """Deal, and again whenever something has changed, until cancelled with the term."""
         plan: Plan | None = None
-        while True:
-            try:
-                plan = await self._deal(term, plan)
-            except (Unavailable, Misconfigured, OutcomeUnknown):
-                # What stands is read again: a write may have happened.
-                plan = None
-                await self._clock.sleep(self._membership.timing.beat / 2)
-            except Fenced:
-                return
-            else:
-                await self._wait(plan)
+        try:
+            while True:
+                try:
+                    plan = await self._deal(term, plan)
+                except (Unavailable, Misconfigured, OutcomeUnknown):
+                    # What stands is read again: a write may have happened.
+                    plan = self.number = None
+                    await self._clock.sleep(self._membership.timing.beat / 2)
+                else:
+                    self.number = plan.assignment.number
+                    await self._wait(plan)
+        except Fenced:
+            return
+        finally:
+            self.number = None
 
     async def _deal(self, term: Term, plan: Plan | None) -> Plan:
         """Decide once; give the plan that stands now."""
