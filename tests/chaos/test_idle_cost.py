@@ -65,10 +65,15 @@ class Counted(NamedTuple):
 
     async def count_requests(self, beats: int) -> tuple[int, int]:
         """Give the requests that so many beats take: by the meter, and by the proxy."""
-        await self.beat(1)
-        metered, sent = self.meter.requests, self.proxy.requests
+        metered, sent = await self._look_between_beats(1)
+        metered_then, sent_then = await self._look_between_beats(beats)
+        return metered_then - metered, sent_then - sent
+
+    async def _look_between_beats(self, beats: int) -> tuple[int, int]:
+        """Give what was counted until half a beat after some more, when nothing is under way."""
         await self.beat(beats)
-        return self.meter.requests - metered, self.proxy.requests - sent
+        await asyncio.sleep(self.membership.timing.beat / 2)
+        return self.meter.requests, self.proxy.requests
 
 
 @asynccontextmanager
