@@ -66,12 +66,19 @@ class Proof:
         """Keep what was shown, with the commit that showed it."""
         if not self._kept:
             return
-        commit = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        line = {"at": int(time.time()), "commit": commit, "what": what, **figures}
+        line = {"at": int(time.time()), "commit": _describe_commit(), "what": what, **figures}
         with self._path.open("a", encoding="utf-8") as runs:
             runs.write(json.dumps(line) + "\n")
+
+
+def _describe_commit() -> str:
+    """Name the commit that is at work; what runs have left in the proof makes it no other."""
+
+    def ask(*question: str) -> str:
+        return subprocess.run(["git", *question], capture_output=True, text=True, check=True).stdout
+
+    changed = ask("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)proof")
+    return ask("describe", "--always").strip() + ("-dirty" if changed else "")
 
 
 @pytest.fixture
