@@ -291,10 +291,10 @@ class Fleet:
         (outcome,) = await self.operator.write([Put(key, value, base, epoch=epoch, **how)])
         assert isinstance(outcome, Applied)
 
-    def garble(self, key: str, data: bytes = b"{") -> None:
+    def garble(self, key: str) -> None:
         """Break a record so that the store itself cannot read it."""
         slots = self.store._data.slots
-        slots[key] = msgspec.structs.replace(slots[key], data=data)
+        slots[key] = msgspec.structs.replace(slots[key], text="{")
 
     def tell(self, story: Callable[[], Awaitable[T]]) -> T:
         """Let a story happen to this fleet, and find nothing wrong."""
