@@ -16,9 +16,9 @@ from fleets import SINGLETON, TIMING, Apart, DearStore, Fleet, Worker, keep_book
 
 from jobsync.coordination.coordinator import Hooks
 from jobsync.coordination.fencing import Term
+from jobsync.coordination.observer import MOURNING
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.errors import Corrupt, Fenced, Misconfigured, NewerFormat, Unavailable
-from jobsync.stores.contract import BURIAL_AGE
 from jobsync.stores.memory import MemoryStore
 from jobsync.testing.network import CALM, Weather
 from jobsync.testing.world import Node
@@ -1099,7 +1099,7 @@ def test_all_die_and_others_start_a_week_later() -> None:
         assert one(fleet.leaders()).held["work"] == epoch + 1
         fleet.judge_rest()
         # Whoever leads counts anew; the oldest may have come to lead after a mandate.
-        await asyncio.sleep(1.06 * (BURIAL_AGE + 600))
+        await asyncio.sleep(1.06 * (MOURNING + 600))
         assert len(await fleet.store.heads("session/")) == len(fleet.workers)
 
     fleet.tell(story)

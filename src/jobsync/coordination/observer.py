@@ -16,10 +16,17 @@ from jobsync.coordination.session import SESSIONS, Life, read_life
 from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing, Watch
 from jobsync.errors import Corrupt
-from jobsync.stores.contract import BURIAL_AGE, Applied, Record, Store
+from jobsync.stores.contract import Applied, Record, Store
 from jobsync.stores.witness import Witness
 
-__all__ = ["Observer"]
+__all__ = ["MOURNING", "Observer"]
+
+MOURNING = 1200.0
+"""Seconds after which a dead session's record goes, if nobody names it any more.
+
+Longer than any request is under way: a late copy of the one that opened the session would
+bring it back. Whoever asks for it later finds it absent, which is as good as dead.
+"""
 
 _MOST = 10_000
 """How many sessions are watched at the most."""
@@ -161,7 +168,7 @@ class Observer:
         old = [
             incarnation
             for incarnation, since in self._dead.items()
-            if now - since > BURIAL_AGE and incarnation not in needed
+            if now - since > MOURNING and incarnation not in needed
         ]
         if old:
             await self._store.drop([f"{SESSIONS}{each}" for each in old])

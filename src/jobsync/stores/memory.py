@@ -7,7 +7,7 @@ stored by changing what it was given.
 
 import bisect
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -60,15 +60,13 @@ class _Data:
         self.streams: dict[str, dict[str, bytes]] = {}
         self.topics = Topics()
 
-    def under(self, prefix: str, after: str = "") -> Iterable[str]:
+    def under(self, prefix: str, after: str = "") -> list[str]:
         """List the keys of one level, in order."""
         start = bisect.bisect_right(self.keys, after or prefix)
-        for i in range(start, len(self.keys)):
-            key = self.keys[i]
-            if not key.startswith(prefix):
-                return
-            if "/" not in key[len(prefix) :]:
-                yield key
+        # "0" follows "/", so this is the end of everything under the prefix.
+        end = bisect.bisect_left(self.keys, f"{prefix[:-1]}0", start)
+        depth = prefix.count("/")
+        return [key for key in self.keys[start:end] if key.count("/") == depth]
 
 
 _shared: WeakValueDictionary[str, _Data] = WeakValueDictionary()

@@ -9,7 +9,8 @@ at the end answers without waiting for anything, as a `MemoryStore` does.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, TypeVar
@@ -242,11 +243,16 @@ class Link(StoreDecorator):
             delay += self._draw(weather.slow_by)
         if self._strikes(weather.late):
             delay += self._draw(weather.late_by)
-        start = self._world.start
-        self._travel(delay, lambda: start(self._deliver(work, reply)))
+        self._travel(delay, lambda: self._arrive(self._deliver(work, reply)))
         if self._strikes(weather.doubled):
             again = delay + self._draw(weather.late_by)
-            self._travel(again, lambda: start(self._repeat(work)))
+            self._travel(again, lambda: self._arrive(self._repeat(work)))
+
+    def _arrive(self, errand: Coroutine[Any, Any, None]) -> None:
+        """Carry something out at once, as far as the store can without waiting."""
+        # Almost always that is all, and a task would cost more than the errand.
+        with suppress(StopIteration):
+            self._world.start(_go_on(errand, errand.send(None)))
 
     async def _deliver(self, work: Callable[[], Awaitable[T]], reply: "asyncio.Future[T]") -> None:
         """Carry a request out, and put the answer on its way."""
@@ -292,6 +298,22 @@ class Link(StoreDecorator):
 
     def _draw(self, most: float) -> float:
         return self._world.dice.random() * most
+
+
+@types.coroutine
+def _go_on(errand: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """Finish what has begun and waits for something."""
+    with suppress(StopIteration):
+        while True:
+            try:
+                sent = yield awaited
+            except GeneratorExit:
+                errand.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is the errand's to take
+                awaited = errand.throw(error)
+            else:
+                awaited = errand.send(sent)
 
 
 class _NoAnswer(Exception):
