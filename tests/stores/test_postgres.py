@@ -102,9 +102,6 @@ async def until(admin: psycopg.Connection[Any], question: str) -> None:
             await asyncio.sleep(0)
 
 
-LISTENING = (
-    "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
-)
 BLOCKED = (
     "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 )
@@ -265,9 +262,9 @@ async def test_a_statement_given_up_is_unknown_and_its_connection_closed(
 
 
 async def test_a_cancelled_write_returns_at_once(
-    url: str, admin: psycopg.Connection[Any], connect: Connect
+    url: str, admin: psycopg.Connection[Any], connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Cancellation waits for no server, and its connection is not used again."""
+    """Cancellation waits for no server; its connection is not used again, without a warning."""
     store = await connect(url, connections=1)
     record = await store.create("n", 0)
     with psycopg.connect(url) as stranger:
@@ -279,16 +276,35 @@ async def test_a_cancelled_write_returns_at_once(
             with pytest.raises(asyncio.CancelledError):
                 await writing
         assert await store.get("n") == record
+    assert caplog.records == []
+
+
+async def begin_to_listen(store: PostgresStore) -> None:
+    """Wait until a store hears notifications: then whoever waits is woken once."""
+    async with asyncio.timeout(10):
+        await store.wait("hello/", 60)
+
+
+async def test_who_begins_to_listen_is_woken_once(url: str, connect: Connect) -> None:
+    """Nobody knows what was written before the first notification could be heard."""
+    store = await connect(url)
+    waits = [asyncio.create_task(store.wait(topic, 60)) for topic in ("n/", "m/")]
+    async with asyncio.timeout(10):
+        await asyncio.gather(*waits)
+    again = asyncio.create_task(store.wait("n/", 60))
+    await asyncio.wait([again], timeout=0.2)
+    assert not again.done()
+    again.cancel()
 
 
 async def test_waiting_ends_when_another_process_could_have_written(
-    url: str, admin: psycopg.Connection[Any], connect: Connect
+    url: str, connect: Connect
 ) -> None:
     """A notification of another store ends a wait, also one of many in a row, and of history."""
     waiter, writer = await connect(url), await connect(url)
     assert waiter._bell._listens
+    await begin_to_listen(waiter)
     waiting = asyncio.create_task(waiter.wait("n/", 60))
-    await until(admin, LISTENING)
     async with asyncio.timeout(10):
         await writer.create("n/1", 0)
         await waiting
@@ -304,13 +320,13 @@ async def test_waiting_ends_when_another_process_could_have_written(
 
 @pytest.mark.parametrize("kind", ["create", "replace", "delete", "batch", "append"])
 async def test_every_kind_of_change_notifies_with_its_commit(
-    url: str, admin: psycopg.Connection[Any], connect: Connect, kind: str
+    url: str, connect: Connect, kind: str
 ) -> None:
     """The first change of a process is told at once, without waiting for the end of a rest."""
     waiter, writer = await connect(url), await connect(url)
     made = await waiter.create("n/1", 0)
+    await begin_to_listen(waiter)
     waiting = asyncio.create_task(waiter.wait("history/a" if kind == "append" else "n/", 60))
-    await until(admin, LISTENING)
     match kind:
         case "create":
             await writer.create("n/2", 0)
@@ -327,18 +343,17 @@ async def test_every_kind_of_change_notifies_with_its_commit(
     assert "ring" not in writer._bell._tasks
 
 
-async def test_only_its_own_topic_ends_a_wait(
-    url: str, admin: psycopg.Connection[Any], connect: Connect
-) -> None:
+async def test_only_its_own_topic_ends_a_wait(url: str, connect: Connect) -> None:
     """Changes elsewhere, and writes that came to nothing, wake nobody."""
     waiter, writer = await connect(url), await connect(url)
     made = await writer.create("n/1", 0)
     await writer.create("n/2", 0)
     changed = await writer.put(made, 1)
     await writer._bell._tasks["ring"]
+    await begin_to_listen(waiter)
     waiting = asyncio.create_task(waiter.wait("n/", 60))
     other = asyncio.create_task(waiter.wait("m/", 60))
-    await until(admin, LISTENING)
+    await asyncio.sleep(0)
     for stale in ([made.replace(2)], [Put("n/1", 2)], [made.replace(2), Put("n/2", 2)]):
         loser = await connect(url)
         assert await loser.write(stale) == [Conflicted()] * len(stale)
@@ -396,9 +411,9 @@ async def test_a_waiter_survives_the_loss_of_its_connection(
 ) -> None:
     """When the listening session is back, waiters wake once; then notifications arrive again."""
     waiter, writer = await connect(url), await connect(url)
+    await begin_to_listen(waiter)
     waiting = asyncio.create_task(waiter.wait("n/", 60))
-    with psycopg.connect(url, autocommit=True) as admin:
-        await until(admin, LISTENING)
+    await asyncio.sleep(0)
     assert server.kill_backends() > 0
     async with asyncio.timeout(10):
         await waiting

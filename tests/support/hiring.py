@@ -23,8 +23,8 @@ SETTINGS = CrewSettings(
     handover_memory=60,
     once_per_date=False,
     is_observer=False,
-    rebalance_interval=30,
-    refresh_interval=30,
+    rebalance_interval=3600,
+    refresh_interval=3600,
 )
 
 Hire: TypeAlias = Callable[..., Awaitable[Crew]]

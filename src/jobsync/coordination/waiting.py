@@ -1,10 +1,14 @@
 """Waiting for whichever comes first."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
 
-__all__ = ["first_of"]
+__all__ = ["Heard", "first_of", "listening"]
+
+Heard: TypeAlias = Callable[[float], Awaitable[None]]
+"""Waits, for so many seconds at most."""
 
 
 async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
@@ -17,3 +21,27 @@ async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
             # In this order: a group's own would differ from run to run.
             for task in tasks:
                 task.cancel()
+
+
+@asynccontextmanager
+async def listening(*waits: Coroutine[Any, Any, object]) -> AsyncIterator[Heard]:
+    """Begin to wait for the first of several before the block reads what may change.
+
+    Whatever comes while the block runs counts, so that nothing falls between reading and
+    waiting. The block waits by calling what it is given; what one raises is raised there.
+    """
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+
+    async def heard(patience: float) -> None:
+        done, _ = await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    try:
+        # Each runs up to where it waits.
+        await asyncio.sleep(0)
+        yield heard
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

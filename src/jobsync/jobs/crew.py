@@ -16,7 +16,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.membership import Membership
-from jobsync.coordination.waiting import first_of
+from jobsync.coordination.waiting import Heard, listening
 from jobsync.core.assignment import Plan, has_nothing
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
@@ -39,6 +39,7 @@ __all__ = ["Crew", "CrewSettings"]
 
 _TROUBLE = (Unavailable, OutcomeUnknown)
 _MOMENT = 0.05
+_LONG = 3600.0
 _WORK = "jobs"
 
 
@@ -91,6 +92,8 @@ class Crew:
         self._events = components.events
         self._places = Places(settings.fleet)
         self._told = told
+        self._changed = asyncio.Event()
+        self._roused = asyncio.Event()
         self._facts = dict(facts or {})
         key = self._places.node(settings.node)
         self._name = NodeName(store, components, membership, key, self._facts)
@@ -115,13 +118,12 @@ class Crew:
             node=settings.node,
             patience=settings.rebalance_interval,
             read_pins=self._read_pins,
+            published=self._roused.set,
         )
         self._coordinator: Coordinator | None = None
         self._following: asyncio.Task[None] | None = None
         self._plan: Plan | None = None
         self._incarnation = ""
-        self._changed = asyncio.Event()
-        self._roused = asyncio.Event()
         self.is_retiring = False
         """Whether it claims nothing more and hands over what it owns."""
         self.failure: BaseException | None = None
@@ -319,18 +321,26 @@ class Crew:
 
     async def _follow_for_ever(self) -> None:
         """Apply each assignment; come back under a new session when the old one was lost."""
+        topic = self._places.assignments
         while True:
+            self._roused.clear()
             try:
-                if self.membership.incarnation != self._incarnation:
-                    await self._join(self.membership.timing.timeout)
-                if self.is_retiring:
-                    await self._name.tell(stage="leaving")
-                await self._catch_up()
-                await self.claims.refresh()
+                async with listening(
+                    self._store.wait(topic, _LONG), self._hear(), self._roused.wait()
+                ) as heard:
+                    await self._follow(heard)
             except (*_TROUBLE, Conflict):
                 await self._clock.sleep(self.membership.timing.beat / 2)
-            else:
-                await self._wait()
+
+    async def _follow(self, heard: Heard) -> None:
+        """Do once what is to be done, then wait until there may be more."""
+        if self.membership.incarnation != self._incarnation:
+            await self._join(self.membership.timing.timeout)
+        if self.is_retiring:
+            await self._name.tell(stage="leaving")
+        await self._catch_up()
+        await self.claims.refresh()
+        await heard(self.settings.refresh_interval)
 
     def _notice_end(self, task: "asyncio.Task[None]") -> None:
         """Own nothing from the moment that nobody follows the assignment any more."""
@@ -353,14 +363,8 @@ class Crew:
                 self._plan = plan
                 self._changed.set()
 
-    async def _wait(self) -> None:
-        """Wait until the assignment changed, or the session did, or it is time to look anyway."""
-        topic = self._places.assignment[: self._places.assignment.rfind("/") + 1]
-        patience = self.settings.refresh_interval
-        await first_of(self._store.wait(topic, patience), self._hear(), self._roused.wait())
-        self._roused.clear()
-
     async def _hear(self) -> None:
+        """Return when there is a later assignment than ours, or another session."""
         while (
             self.membership.incarnation == self._incarnation
             and self._told_number() <= self.holding.mine.number

@@ -11,7 +11,7 @@ from contextlib import suppress
 from jobsync.components import Components
 from jobsync.coordination.fencing import Term
 from jobsync.coordination.membership import Membership
-from jobsync.coordination.waiting import first_of
+from jobsync.coordination.waiting import listening
 from jobsync.core.assignment import Node, Plan, count_moved, read_plan, served_by, to_document
 from jobsync.core.codec import Json
 from jobsync.core.handover import assign
@@ -26,6 +26,7 @@ from jobsync.stores.witness import Witness
 __all__ = ["Dealer", "fetch_plan"]
 
 _MOST = 10_000
+_LONG = 3600.0
 
 
 async def fetch_plan(store: Store, places: Places, document: Record) -> Plan | None:
@@ -51,6 +52,7 @@ class Dealer:
         node: this node's name, for the history.
         patience: seconds between rounds when nothing is heard.
         read_pins: gives the pins that are in force.
+        published: called after each assignment that was written.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Dealer:
         node: str,
         patience: float,
         read_pins: Callable[[], Awaitable[Sequence[Pin]]],
+        published: Callable[[], object],
     ) -> None:
         self._store = store
         self._clock = components.clock
@@ -75,6 +78,7 @@ class Dealer:
         self._node = node
         self._patience = patience
         self._read_pins = read_pins
+        self._published = published
         self._dead: frozenset[str] = frozenset()
         self.number: int | None = None
         """The assignment that stands, while this node deals; None if that must be looked up."""
@@ -85,14 +89,16 @@ class Dealer:
         try:
             while True:
                 try:
-                    plan = await self._deal(term, plan)
+                    async with listening(
+                        self._store.wait(self._places.nodes, _LONG), self._hear_of_death()
+                    ) as heard:
+                        plan = await self._deal(term, plan)
+                        self.number = plan.assignment.number
+                        await heard(self._rest(plan))
                 except (Unavailable, Misconfigured, OutcomeUnknown):
                     # What stands is read again: a write may have happened.
                     plan = self.number = None
                     await self._clock.sleep(self._membership.timing.beat / 2)
-                else:
-                    self.number = plan.assignment.number
-                    await self._wait(plan)
         except Fenced:
             return
         finally:
@@ -132,6 +138,7 @@ class Dealer:
     async def _publish(self, term: Term, old: Plan, new: Plan) -> None:
         """Write a plan: what it refers to first."""
         begun = self._clock.mono()
+        self.number = None
         before, after = old.assignment.exceptions, new.assignment.exceptions
         if after and after != before:
             # Its name tells its content: if it is there, it is this.
@@ -140,6 +147,7 @@ class Dealer:
                     self._places.exceptions(after), to_document(new.exceptions)
                 )
         await term.put(self._places.assignment, to_document(new.assignment))
+        self._published()
         self._membership.tell(**{self._places.assignment: new.assignment.number})
         if moved := count_moved(old.assignment, new.assignment):
             await self._record(old, new, moved, self._clock.mono() - begun)
@@ -172,11 +180,10 @@ class Dealer:
                 self._witness.report(corrupt)
         return found
 
-    async def _wait(self, plan: Plan) -> None:
-        """Wait until a node says something, one dies, or it is time to look anyway."""
+    def _rest(self, plan: Plan) -> float:
+        """Give the time until it is to be looked at anyway, whether or not a node says a word."""
         is_moving = bool(plan.assignment.moves) or bool(plan.exceptions.tasks)
-        patience = self._membership.timing.beat if is_moving else self._patience
-        await first_of(self._store.wait(self._places.nodes, patience), self._hear_of_death())
+        return self._membership.timing.beat if is_moving else self._patience
 
     async def _hear_of_death(self) -> None:
         while self._find_dead() == self._dead:

@@ -20,9 +20,14 @@ class Places(msgspec.Struct, frozen=True):
         return f"fleet/{self._fleet}"
 
     @property
+    def assignments(self) -> str:
+        """The prefix of all assignments, to wait for changes of."""
+        return "assignment/"
+
+    @property
     def assignment(self) -> str:
         """Who owns which tokens: the singleton that only the leader writes."""
-        return f"assignment/{self._fleet}"
+        return f"{self.assignments}{self._fleet}"
 
     def exceptions(self, name: str) -> str:
         """What the assignment says of tasks that do not follow their token."""

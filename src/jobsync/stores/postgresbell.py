@@ -2,7 +2,7 @@
 
 Where the server's notifications reach us, a waiter is woken within 100 ms of a commit.
 Behind a pooler they do not: then one glance every half second tells whether anything at
-all was committed on the server. After a connection was lost everybody wakes once.
+all was committed on the server. Whenever listening begins, everybody wakes once.
 
 NOTIFY holds a lock of the whole server at commit, so a process notifies of one topic at
 most once per 50 ms: at once after a pause, then at the end of each 50 ms.
@@ -144,21 +144,19 @@ class Bell:
             await self._pool.run(_RING, [self.channel, list(topics)])
 
     async def _listen(self) -> None:
-        """Pass on notifications, for ever. Back after a loss, nobody knows what was missed."""
-        pause, missed = _FIRST_PAUSE, False
+        """Pass on notifications, for ever. Until one listens nobody knows what was missed."""
+        pause = _FIRST_PAUSE
         while True:
             with suppress(psycopg.OperationalError, Misconfigured, Unavailable):
                 connection = await self._pool.connect_apart()
                 try:
                     await connection.execute(_listen_to(self.channel))
-                    if missed:
-                        self._wake_all()
+                    self._wake_all()
                     pause = _FIRST_PAUSE
                     async for note in connection.notifies():
                         self._wake(note.payload)
                 finally:
                     await connection.close()
-            missed = True
             await self._clock.sleep(self._randomness.uniform(pause / 2, pause))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
