@@ -185,6 +185,4 @@ class Labourer:
 if __name__ == "__main__":
     # Events are told as facts; what else is logged is a complaint, and belongs on stderr.
     logging.getLogger("jobsync").addHandler(logging.NullHandler())
-    # Work that is cancelled closes its connection, of which the pool would warn.
-    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     Labourer(msgspec.json.decode(sys.argv[1], type=Orders)).live()

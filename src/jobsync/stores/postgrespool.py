@@ -11,6 +11,7 @@ be taken for that of the next one. After an outage connections come back by them
 """
 
 import asyncio
+import logging
 import os
 import select
 from collections.abc import Callable, Sequence
@@ -102,6 +103,18 @@ class Connection(AsyncConnection[TupleRow]):
         except psycopg.OperationalError:
             return True
         return self.closed
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Say whether psycopg's pool logs anything but that it got back a connection of ours, closed.
+
+    That is closed on purpose, and whoever gave up its statement knows.
+    """
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    return not any(isinstance(argument, Connection) for argument in arguments)
+
+
+logging.getLogger("psycopg.pool").addFilter(_is_news)
 
 
 def _has_news(socket: int) -> bool:
