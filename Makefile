@@ -15,8 +15,8 @@ help: ## what can be made
 setup: ## .venv with all that the tests need
 	@bash scripts/setup
 
-test: setup ## all tests
-	$(PY) -m pytest $(ARGS)
+test: setup ## all tests, on two cores
+	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup ## ruff, mypy, import-linter
 	.venv/bin/ruff check .
