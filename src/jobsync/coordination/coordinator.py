@@ -135,8 +135,9 @@ class Coordinator:
         """See to it that somebody leads; give the worker that does.
 
         Args:
-            force: ask the present coordinator to hand over. It does so at its next beat,
-                but not before `min_epoch_duration`; this does not wait for it.
+            force: ask the present coordinator to hand over. It does so at once where the
+                store tells of changes, else within two timeouts, but never before
+                `min_epoch_duration`; this does not wait for it.
             desired_coordinator: the worker that shall lead next.
 
         Raises:
