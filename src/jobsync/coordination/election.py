@@ -205,7 +205,7 @@ class Election:
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing in the store, or on its way there, gives this session the role."""
+        """Whether nothing in the store, or on its way there, gives our session the role."""
         owner = None if self._role is None else self._role.owner
         return self._doubtful is None and owner != self.session.incarnation
 
