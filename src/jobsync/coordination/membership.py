@@ -147,7 +147,7 @@ class Membership:
 
     @property
     def is_trusted(self) -> bool:
-        """whether what the session holds may be acted on now. Asks the clock each time."""
+        """Whether what the session holds may be acted on now. Asks the clock each time."""
         return self._member.session.trusted
 
     @property
