@@ -1,6 +1,6 @@
 """A node without a fleet: it owns everything and touches no store."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from jobsync.jobs.claims import Claim, ClaimState
 
@@ -13,6 +13,7 @@ class Alone:
     Args:
         total: how many tokens there are; all are its own.
         token_of: gives a task's token.
+        once_per_date: whether what was done is never done again.
     """
 
     is_leader = True
@@ -20,11 +21,15 @@ class Alone:
     number = 0
     is_trusted = True
 
-    def __init__(self, total: int, token_of: Callable[[str], int]) -> None:
+    def __init__(
+        self, total: int, token_of: Callable[[str], int], *, once_per_date: bool = False
+    ) -> None:
         self.tokens = frozenset(range(total))
         self.token = token_of
+        self._once = once_per_date
         self._running: dict[str, None] = {}
-        self._done: set[str] = set()
+        self._done: dict[str, int] = {}
+        """How often each task was done."""
         self.is_retiring = False
 
     @property
@@ -33,36 +38,36 @@ class Alone:
         return list(self._running)
 
     def can_claim(self, task: str) -> bool:
-        """Say yes, until told to stop."""
-        del task
-        return not self.is_retiring
+        """Say yes, until told to stop; not to what is being done, or done if once is enough."""
+        if self.is_retiring or task in self._running:
+            return False
+        return not (self._once and task in self._done)
 
     def retire(self) -> None:
         """Claim nothing more from now on."""
         self.is_retiring = True
 
-    async def claim(self, tasks: Sequence[str], since: float | None = None) -> dict[str, str]:
-        """Take note; nobody can be in the way."""
-        del since
-        self._running |= dict.fromkeys(tasks)
-        return {}
+    async def claim(
+        self, tasks: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Take note; nobody can be in the way, but one who does it already."""
+        lost = {task: "this node does it already" for task in tasks if task in self._running}
+        lost |= {task: "it is done" for task in tasks if self._is_refused(task, known)}
+        self._running |= dict.fromkeys(task for task in tasks if task not in lost)
+        return lost
 
     async def finish(self, tasks: Iterable[str], state: ClaimState = "done") -> dict[str, str]:
         """Take note of the end."""
         for task in tasks:
-            self._running.pop(task, None)
-            if state == "done":
-                self._done.add(task)
+            if task in self._running:
+                del self._running[task]
+                if state == "done":
+                    self._done[task] = self._done.get(task, 0) + 1
         return {}
 
-    async def done_since(self, tasks: Collection[str], since: float) -> set[str]:
-        """Give those that were done; time does not matter to one who is alone."""
-        del since
-        return self._done & set(tasks)
-
-    async def store_time(self) -> float:
-        """Give any time."""
-        return 0.0
+    async def done(self, tasks: Collection[str]) -> dict[str, str]:
+        """Give those tasks that are done, each with the mark of its completion."""
+        return {task: str(self._done[task]) for task in tasks if task in self._done}
 
     async def claims_of_date(self) -> list[Claim]:
         """Give nothing: nothing is recorded."""
@@ -71,3 +76,9 @@ class Alone:
     async def stop(self, wait: float) -> None:
         """Nothing is to be handed over."""
         del wait
+
+    def _is_refused(self, task: str, known: Mapping[str, str] | None) -> bool:
+        """Say whether a task is done and this completion may not be followed by another."""
+        if task not in self._done:
+            return False
+        return self._once or (known is not None and known.get(task) != str(self._done[task]))

@@ -23,6 +23,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
+from jobsync.coordination.reading import read_each
 from jobsync.core.clock import Mono
 from jobsync.errors import Corrupt, JobsyncError, OutcomeUnknown, Unavailable
 from jobsync.jobs.places import Places
@@ -215,7 +216,7 @@ class Claims:
         tasks: Mapping[str, int],
         number: int,
         may_run: Callable[[str, int], bool],
-        since: float = math.inf,
+        known: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
         """Claim tasks, given with their tokens; give those that were not, with the reason.
 
@@ -223,19 +224,20 @@ class Claims:
             tasks: each with its token.
             number: the assignment that makes them ours.
             may_run: asked again after the reply: trust may have run out meanwhile.
-            since: what was done since then, by the store's clock, is not done again.
+            known: of what is done, only these versions may be done again; all, if None.
         """
         lost = {task: _HERE for task in tasks if task in self._in_flight}
         lost |= {task: self._why(task) for task in tasks if self.refuses(task)}
-        if since < math.inf:
-            # What this node itself has done is read again, to see when.
-            self._finished = {t: r for t, r in self._finished.items() if t not in tasks}
+        if known is not None:
+            # What this node itself has done is read again, to see which completion it is.
+            for task in tasks:
+                self._finished.pop(task, None)
         wanted = {task: token for task, token in tasks.items() if task not in lost}
         with self._flying(wanted):
             await self._close()
             taken: dict[str, Record] = {}
             try:
-                lost |= await self._take(wanted, number, since, taken)
+                lost |= await self._take(wanted, number, known, taken)
             except BaseException:
                 # Who asked will not do them: they are not ours to mark as done.
                 self._give_back(taken)
@@ -254,7 +256,11 @@ class Claims:
         return lost
 
     async def _take(
-        self, wanted: Mapping[str, int], number: int, since: float, taken: dict[str, Record]
+        self,
+        wanted: Mapping[str, int],
+        number: int,
+        known: Mapping[str, str] | None,
+        taken: dict[str, Record],
     ) -> dict[str, str]:
         """Write claims; add those that are ours to `taken`, give the reasons of the others."""
         changes = {task: self._draft(task, token, number) for task, token in wanted.items()}
@@ -262,7 +268,7 @@ class Claims:
         again = [task for task in wanted if task not in taken]
         if not again:
             return {}
-        changes, refused = await self._look_again(again, wanted, number, since)
+        changes, refused = await self._look_again(again, wanted, number, known)
         await self._send(changes, taken)
         return refused | {t: "another node was first" for t in changes if t not in taken}
 
@@ -334,15 +340,17 @@ class Claims:
                 return found
             after = records[-1].key
 
-    async def done_since(self, tasks: Mapping[str, int], since: float) -> set[str]:
-        """Give those tasks, given with their tokens, that were done since then."""
+    async def done(self, tasks: Mapping[str, int]) -> dict[str, str]:
+        """Give those tasks, given with their tokens, that are done, with their versions."""
         keys = [self._places.claim(self._day, token, task) for task, token in tasks.items()]
-        done = set()
+        done = {}
         for at in range(0, len(keys), _PAGE):
-            for record in await self._store.get_many(keys[at : at + _PAGE]):
-                claim = None if record is None else self._read(record)
-                if claim is not None and claim.state == "done" and (claim.ended or 0.0) >= since:
-                    done.add(claim.task)
+            page = keys[at : at + _PAGE]
+            found = await read_each(self._store, page, self._witness.report)
+            for record in found.values():
+                claim = None if record is None or record.deleted else self._read(record)
+                if record is not None and claim is not None and claim.state == "done":
+                    done[claim.task] = record.version
         return done
 
     def is_abandoned(self, claim: Claim) -> bool:
@@ -407,7 +415,11 @@ class Claims:
             self._unclosed.pop(task, None)
 
     async def _look_again(
-        self, tasks: Sequence[str], tokens: Mapping[str, int], number: int, since: float
+        self,
+        tasks: Sequence[str],
+        tokens: Mapping[str, int],
+        number: int,
+        known: Mapping[str, str] | None,
     ) -> tuple[dict[str, Put], dict[str, str]]:
         """Read what stood in the way; give the claims to make in its place, and the refusals."""
         keys = [self._places.claim(self._day, tokens[task], task) for task in tasks]
@@ -426,7 +438,7 @@ class Claims:
             self._take_in(claim, {tokens[task]}, finished=False)
             if self.refuses(task):
                 refused[task] = self._why(task)
-            elif claim.state == "done" and (claim.ended or 0.0) >= since:
+            elif claim.state == "done" and known is not None and known.get(task) != record.version:
                 refused[task] = f"{claim.node} has done it meanwhile"
             else:
                 changes[task] = self._draft(task, tokens[task], number, record)

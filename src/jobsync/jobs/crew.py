@@ -6,7 +6,6 @@ with nothing. `Job` is the blocking face of this.
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
@@ -195,12 +194,14 @@ class Crew:
             return False
         return self.holding.may_claim(task, self.token(task)) and not self.claims.refuses(task)
 
-    async def claim(self, tasks: Sequence[str], since: float | None = None) -> dict[str, str]:
+    async def claim(
+        self, tasks: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
         """Claim tasks; give those that were not, with the reason.
 
         Args:
             tasks: their ids.
-            since: what was done since then, by the store's clock, is not done again.
+            known: of what is done, only these completions may be done again; all, if None.
         """
         tokens = {task: self.token(task) for task in tasks}
         foreign = {
@@ -209,12 +210,7 @@ class Crew:
             if not self.holding.owns(task, token)
         }
         ours = {task: token for task, token in tokens.items() if task not in foreign}
-        lost = await self.claims.add(
-            ours,
-            self.holding.mine.number,
-            self._may_run,
-            since=math.inf if since is None else since,
-        )
+        lost = await self.claims.add(ours, self.holding.mine.number, self._may_run, known)
         return foreign | lost
 
     async def finish(self, tasks: Iterable[str], state: ClaimState = "done") -> dict[str, str]:
@@ -228,10 +224,9 @@ class Crew:
         """Give all claims of the date."""
         return await self.claims.scan()
 
-    async def done_since(self, tasks: Collection[str], since: float) -> set[str]:
-        """Give those tasks that somebody has done since then, by the store's clock."""
-        tokens = {task: self.token(task) for task in tasks}
-        return await self.claims.done_since(tokens, since)
+    async def done(self, tasks: Collection[str]) -> dict[str, str]:
+        """Give those tasks that are done, each with the mark of its completion."""
+        return await self.claims.done({task: self.token(task) for task in tasks})
 
     async def store_time(self) -> float:
         """Give the time of day, by the store's clock where it has one."""

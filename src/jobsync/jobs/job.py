@@ -36,7 +36,7 @@ from jobsync.jobs.health import Health, NodeInfo
 from jobsync.jobs.sources import resolve_coordination
 from jobsync.jobs.task import Task
 from jobsync.jobs.telling import Teller
-from jobsync.jobs.walk import Walk
+from jobsync.jobs.walk import Walk, steps
 
 __all__ = ["Job"]
 
@@ -139,7 +139,8 @@ class Job:
                     self._lock_provider(self)
                 self._call(self._start())
             else:
-                self._node = Alone(self.settings.total_tokens, self._token)
+                total, once = self.settings.total_tokens, self._once_per_date
+                self._node = Alone(total, self._token, once_per_date=once)
         except BaseException:
             self._leave(is_done=False)
             raise
@@ -209,7 +210,10 @@ class Job:
             source: the tasks, or a function that gives those that are pending; it is
                 called again for each round.
         """
-        return Walk(self._here, self._call, self.components.clock, source).steps()
+        node = self._here
+        longest = node.membership.timing.beat if isinstance(node, Crew) else 1.0
+        walk = Walk(node, self.components.clock, source, longest_pause=longest)
+        return steps(walk, self._call)
 
     def stop(self) -> None:
         """Take no more tasks, and hand the rest over; for a signal handler.

@@ -1,27 +1,56 @@
 """Goes through a list of tasks until none is left undone, here or elsewhere.
 
-Exact, because it knows when it read its list. A function that gives what is pending is
-asked anew for each round: what anybody has done since is not done again, however long ago
-that was and whoever owns the task by now; what was done before is pending again. A list
-that is given as such has no time: each of its tasks is done once on the job's date.
+Exact, and by no clock. A list that is given as such is done once on the job's date, each
+task by whoever has it. A function that gives what is pending is asked anew for each round,
+and what it names may have been done while it was asked: a task that is done already is done
+again only if the very same completion stood there before the function was asked. If it did
+not, the function is asked once more; what it names still is pending again.
+
+The walk itself waits for the store and never for the caller. Whoever drives it reads the
+source in his own time and place: `steps` does so for those who block.
 """
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
 from jobsync.core.clock import Clock
-from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.jobs.alone import Alone
-from jobsync.jobs.crew import Crew
+from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
+from jobsync.jobs.claims import ClaimState
 from jobsync.jobs.task import Task
 
-__all__ = ["Source", "Walk"]
+__all__ = ["Call", "Source", "Walk", "steps"]
 
 Source: TypeAlias = Callable[[], Iterable[Task | object]] | Iterable[Task | object]
 
-_PAUSE = 0.5
-"""Seconds between rounds in which nothing could be done here."""
+_TROUBLE = (Unavailable, OutcomeUnknown)
+_SHORTEST_PAUSE = 0.5
+"""Seconds to wait after the first round in which nothing could be done here."""
+
+
+class Walker(Protocol):
+    """A node, as far as a walk needs one."""
+
+    failure: BaseException | None
+    is_retiring: bool
+
+    def can_claim(self, task: str) -> bool:
+        """Say whether a task is this node's to do now."""
+        ...
+
+    async def claim(
+        self, tasks: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Claim tasks; give those that were not, with the reason."""
+        ...
+
+    async def finish(self, tasks: Iterable[str], state: ClaimState = "done") -> dict[str, str]:
+        """End tasks."""
+        ...
+
+    async def done(self, tasks: Collection[str]) -> dict[str, str]:
+        """Give those tasks that are done, each with the mark of its completion."""
+        ...
 
 
 class Call(Protocol):
@@ -35,61 +64,137 @@ class Call(Protocol):
 class Walk:
     """One walk through a list.
 
+    Call `read` and `begin` for each round, `next` until it gives None; then the next round,
+    until `begin` says that nothing is left.
+
     Args:
         node: whose tasks they may be.
-        call: runs what the node does.
         clock: paces rounds in which nothing can be done.
         source: the tasks, or a function that gives those that are pending.
+        longest_pause: seconds between rounds that come to nothing, at the most.
     """
 
-    def __init__(self, node: Crew | Alone, call: Call, clock: Clock, source: Source) -> None:
+    def __init__(
+        self, node: Walker, clock: Clock, source: Source, *, longest_pause: float = 5.0
+    ) -> None:
         self._node = node
-        self._call = call
         self._clock = clock
         # Read once: a list may be a generator, which gives its tasks only once.
         self._source = source if callable(source) else list(source)
+        self._longest_pause = longest_pause
+        self._pause = _SHORTEST_PAUSE
+        self._done: dict[str, str] = {}
+        """What was done when last looked, each with the mark of its completion."""
+        self._round: Iterator[Task] = iter(())
+        self._in_hand: Task | None = None
+        self._has_given = False
 
-    def steps(self) -> Iterator[Task]:
-        """Give the tasks that are this node's to do, each claimed; end when told to stop."""
-        while not self._is_told_to_stop():
-            since = self._call(self._node.store_time()) if callable(self._source) else 0.0
-            undone = self._undone(self._read(), since)
-            if not undone:
-                return
-            given = 0
-            for task in undone:
-                if self._is_told_to_stop():
-                    return
-                if self._is_ours(task, since):
-                    yield from self._give(task)
-                    given += 1
-            if not given:
-                self._call(self._clock.sleep(_PAUSE))
-
-    def _is_told_to_stop(self) -> bool:
-        return self._node.is_retiring
-
-    def _is_ours(self, task: Task, since: float) -> bool:
-        """Claim a task, unless that is to no avail."""
-        if not self._node.can_claim(task.text):
-            return False
-        return not self._call(self._node.claim([task.text], since))
-
-    def _give(self, task: Task) -> Iterator[Task]:
-        """Give one task, and mark it when the next is asked for."""
-        try:
-            yield task
-        except BaseException:
-            with suppress(Unavailable, OutcomeUnknown):
-                self._call(self._node.finish([task.text], "failed"))
-            raise
-        self._call(self._node.finish([task.text]))
-
-    def _read(self) -> list[Task]:
+    def read(self) -> list[Task]:
+        """Ask the source. Runs the user's code, so call it where that belongs."""
         given = self._source() if callable(self._source) else self._source
         return [task if isinstance(task, Task) else Task(task) for task in given]
 
-    def _undone(self, tasks: list[Task], since: float) -> list[Task]:
-        """Leave out what somebody has done since the list was read."""
-        done = self._call(self._node.done_since([task.text for task in tasks], since))
-        return [task for task in tasks if task.text not in done]
+    async def begin(self, listed: Sequence[Task]) -> bool:
+        """Begin a round with what the source has just given; say whether to go on.
+
+        It is over when nothing is left undone, or when the node was told to stop. Waits while
+        the store does not answer.
+
+        Raises:
+            Unavailable: the node has failed.
+        """
+        self._check()
+        if self._node.is_retiring:
+            return False
+        if callable(self._source):
+            before, self._done = self._done, await self._look(listed)
+            is_old = {task for task, mark in self._done.items() if before.get(task) == mark}
+            undone = [t for t in listed if t.text not in self._done or t.text in is_old]
+            # Done while the source was asked, or long ago: the next answer tells.
+            is_over = not undone and not self._done
+        else:
+            left = [task for task in listed if task.text not in self._done]
+            self._done |= await self._look(left)
+            undone = [task for task in left if task.text not in self._done]
+            is_over = not undone
+        self._round, self._has_given = iter(undone), False
+        return not is_over
+
+    async def next(self) -> Task | None:
+        """End the task in hand as done, and claim the next one; None when the round is over.
+
+        Waits while the store does not answer; whatever it asked meanwhile stays true.
+        """
+        await self._end_as_done()
+        known = self._done if callable(self._source) else {}
+        try:
+            for task in self._round:
+                if self._node.is_retiring:
+                    return None
+                if self._node.can_claim(task.text) and not await self._node.claim(
+                    [task.text], known
+                ):
+                    self._in_hand, self._has_given = task, True
+                    return task
+        except _TROUBLE:
+            self._check()
+        await self._rest()
+        return None
+
+    async def fail(self) -> None:
+        """End the task in hand as failed: others may do it."""
+        task, self._in_hand = self._in_hand, None
+        if task is not None:
+            await self._node.finish([task.text], "failed")
+
+    async def _end_as_done(self) -> None:
+        task, self._in_hand = self._in_hand, None
+        while task is not None:
+            try:
+                await self._node.finish([task.text])
+            except _TROUBLE:
+                self._check()
+                await self._clock.sleep(_SHORTEST_PAUSE)
+            else:
+                return
+
+    async def _look(self, tasks: Sequence[Task]) -> dict[str, str]:
+        while True:
+            try:
+                return await self._node.done([task.text for task in tasks])
+            except _TROUBLE:
+                self._check()
+                await self._clock.sleep(_SHORTEST_PAUSE)
+
+    def _check(self) -> None:
+        """Wait for nothing that will never come.
+
+        Raises:
+            Unavailable: the node has failed.
+        """
+        if self._node.failure is not None:
+            raise Unavailable("the node", "has failed", "enter again") from self._node.failure
+
+    async def _rest(self) -> None:
+        """Wait before the next round, the longer the more often nothing could be done."""
+        if self._has_given:
+            self._pause = _SHORTEST_PAUSE
+            return
+        left = self._pause
+        while left > 0 and not self._node.is_retiring:
+            await self._clock.sleep(min(left, _SHORTEST_PAUSE))
+            left -= _SHORTEST_PAUSE
+        self._pause = min(2 * self._pause, self._longest_pause)
+
+
+def steps(walk: Walk, call: Call) -> Iterator[Task]:
+    """Give the tasks of a walk to one who blocks, each claimed; a loop left early fails one."""
+    while call(walk.begin(walk.read())):
+        while (task := call(walk.next())) is not None:
+            try:
+                yield task
+            except BaseException:
+                # Invalid: the loop was left together with the job, and so were its claims.
+                with suppress(*_TROUBLE, Invalid):
+                    call(walk.fail())
+                raise
