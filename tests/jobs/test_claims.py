@@ -194,3 +194,29 @@ async def test_a_claim_that_cannot_be_read_stops_nobody(yard: Yard) -> None:
     node = yard.node("a")
     assert await claim(node, "x", "y") == {"x": "its record cannot be read"}
     assert node.running == ["y"]
+
+
+async def test_a_claim_that_is_cancelled_is_closed(yard: Yard) -> None:
+    """Nobody is left who would do it, and whether it landed nobody knows."""
+    node = yard.node("a")
+    yard.store.gate = asyncio.Event()
+    claiming = asyncio.create_task(claim(node, "x"))
+    await asyncio.sleep(0)
+    claiming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await claiming
+    yard.store.gate = None
+    assert node.running == []
+    await node.settle(lambda *_: True)
+    assert await yard.state("x") == ("failed", "a", 1)
+
+
+async def test_what_cannot_be_closed_in_one_session_is_closed_in_the_next(yard: Yard) -> None:
+    """A claim that landed with nobody knowing would wait for its owner's death, and longer."""
+    node = yard.node("a")
+    yard.store.lose_replies = 2
+    with pytest.raises(Unavailable):
+        await claim(node, "x")
+    node.abandon()
+    await node.settle(lambda *_: True)
+    assert await yard.state("x") == ("failed", "a", 1)

@@ -1,5 +1,6 @@
 """Claims of several nodes on one store, with a clock that stands still until told."""
 
+import asyncio
 from collections.abc import Sequence
 from datetime import date
 from typing import Any, cast
@@ -41,14 +42,17 @@ class Sessions:
 
 
 class Fragile(StoreDecorator):
-    """Loses replies, or does not answer, when told to."""
+    """Loses replies, does not answer, or keeps writes waiting, when told to."""
 
     silent = False
     lose_replies = 0
+    gate: asyncio.Event | None = None
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         if self.silent:
             raise Unavailable(self.name, "silent")
+        if self.gate is not None:
+            await self.gate.wait()
         outcomes = await self.inner.write(changes)
         if self.lose_replies:
             self.lose_replies -= 1

@@ -236,20 +236,21 @@ class Claims:
         with self._flying(wanted):
             await self._close()
             taken: dict[str, Record] = {}
+            sent: dict[str, Put] = {}
             try:
-                lost |= await self._take(wanted, number, known, taken)
+                lost |= await self._take(wanted, number, known, taken, sent)
             except BaseException:
                 # Who asked will not do them: they are not ours to mark as done.
-                self._give_back(taken)
+                self._unclosed |= sent
                 raise
-            late = {task: r for task, r in taken.items() if not may_run(task, wanted[task])}
+            late = [task for task in taken if not may_run(task, wanted[task])]
             for task, record in taken.items():
                 if task not in late:
                     self._running[task] = record
                     self._finished.pop(task, None)
                     self._refused.pop(task, None)
             if late:
-                self._give_back(late)
+                self._unclosed |= {task: sent[task] for task in late}
                 lost |= dict.fromkeys(late, "this node's time was up before it could begin")
                 with suppress(Unavailable):
                     await self._close()
@@ -261,20 +262,20 @@ class Claims:
         number: int,
         known: Mapping[str, str] | None,
         taken: dict[str, Record],
+        sent: dict[str, Put],
     ) -> dict[str, str]:
-        """Write claims; add those that are ours to `taken`, give the reasons of the others."""
+        """Write claims; add those that are ours to `taken`, give the reasons of the others.
+
+        Those that may have landed, or may yet, are in `sent`, also if this is cancelled.
+        """
         changes = {task: self._draft(task, token, number) for task, token in wanted.items()}
-        await self._send(changes, taken)
+        await self._send(changes, taken, sent)
         again = [task for task in wanted if task not in taken]
         if not again:
             return {}
         changes, refused = await self._look_again(again, wanted, number, known)
-        await self._send(changes, taken)
+        await self._send(changes, taken, sent)
         return refused | {t: "another node was first" for t in changes if t not in taken}
-
-    def _give_back(self, taken: Mapping[str, Record]) -> None:
-        """Close claims that nobody will act on, before anything else is claimed."""
-        self._unclosed |= {task: Put(r.key, r.value, r) for task, r in taken.items()}
 
     async def finish(self, tasks: Iterable[str], state: ClaimState) -> dict[str, str]:
         """End tasks of this node; give those whose end was refused, with the reason.
@@ -309,11 +310,10 @@ class Claims:
         """Forget what was known in a session that is no more.
 
         What runs is kept: its end is a write in place of the claim, so whether somebody has
-        taken it over is the store's to say.
+        taken it over is the store's to say. So is what has yet to be closed.
         """
         self._finished.clear()
         self._refused.clear()
-        self._unclosed.clear()
 
     async def settle(self, is_ours: Callable[[str, int], bool]) -> None:
         """Wait until no claim is under way for what is no longer ours, and all are closed."""
@@ -387,32 +387,65 @@ class Claims:
         key = self._places.claim(self._day, token, task)
         return Put(key, msgspec.to_builtins(claim), base)
 
-    async def _send(self, changes: Mapping[str, Put], taken: dict[str, Record]) -> None:
+    async def _send(
+        self, changes: Mapping[str, Put], taken: dict[str, Record], sent: dict[str, Put]
+    ) -> None:
         """Write claims; add those that are ours. Of unknown ones nothing is believed."""
         if not changes:
             return
-        outcomes = await self._store.write(list(changes.values()))
-        for (task, change), outcome in zip(changes.items(), outcomes, strict=True):
+        sent |= changes
+        try:
+            outcomes = await self._store.write(list(changes.values()))
+        except Unavailable:
+            # Nothing was written.
+            for task in changes:
+                del sent[task]
+            raise
+        for task, outcome in zip(changes, outcomes, strict=True):
             match outcome:
                 case Applied(record):
                     taken[task] = record
+                case Conflicted():
+                    del sent[task]
                 case Unknown():
-                    self._unclosed[task] = change
-        if self._unclosed:
-            await self._close()
+                    self._unclosed[task] = sent.pop(task)
+        await self._close()
 
     async def _close(self) -> None:
-        """Close claims whose writes are unknown, so that none lands with nobody knowing."""
-        for task, change in list(self._unclosed.items()):
-            failed = {**change.value, "state": "failed", "ended": self.now}
-            (outcome,) = await self._store.write([Put(change.key, failed, change.base)])
-            if isinstance(outcome, Conflicted):
-                found = await self._store.get(change.key)
-                if found is not None and found.value == change.value:
-                    (outcome,) = await self._store.write([found.replace(failed)])
-            if isinstance(outcome, Unknown):
-                raise Unavailable(self._store.name, "a claim could not be closed")
-            self._unclosed.pop(task, None)
+        """Close claims that nobody does, so that none lands, or stays, with nobody knowing.
+
+        Raises:
+            Unavailable: they could not all be closed; call again.
+        """
+        while self._unclosed:
+            closing = dict(self._unclosed)
+            keys = [change.key for change in closing.values()]
+            found = await read_each(self._store, keys, self._witness.report)
+            changes: dict[str, Put] = {}
+            for task, change in closing.items():
+                if change.key not in found:
+                    raise Unavailable(self._store.name, "a claim could not be read")
+                if (closed := self._closed(change, found[change.key])) is None:
+                    self._unclosed.pop(task, None)
+                else:
+                    changes[task] = closed
+            outcomes = await self._store.write(list(changes.values())) if changes else []
+            for task, outcome in zip(changes, outcomes, strict=True):
+                if isinstance(outcome, Applied):
+                    self._unclosed.pop(task, None)
+                elif isinstance(outcome, Unknown):
+                    raise Unavailable(self._store.name, "a claim could not be closed")
+
+    def _closed(self, change: Put, found: Record | None) -> Put | None:
+        """Give the write that closes a claim; None if it has come to nothing by itself."""
+        failed = {**change.value, "state": "failed", "ended": self.now}
+        if found is not None and found.value == change.value:
+            return found.replace(failed)
+        base = change.base
+        there = None if found is None else found.version
+        is_pending = there == (None if base is None else base.version)
+        # Takes the name, so that the claim cannot land any more; or finds that it has landed.
+        return Put(change.key, failed, base) if is_pending else None
 
     async def _look_again(
         self,
