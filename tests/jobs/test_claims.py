@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from yards import DAY, MEMORY, RECLAIM_AFTER, TOKEN, Fragile, Yard, claim
 
-from jobsync import Unavailable
+from jobsync import OutcomeUnknown, Unavailable
 from jobsync.jobs.places import Places
 from jobsync.stores.contract import Change, Outcome, Unknown
 
@@ -106,7 +106,7 @@ async def test_a_late_end_is_refused(yard: Yard) -> None:
     yard.pass_time(RECLAIM_AFTER)
     await claim(second, "x")
     first.abandon()
-    assert await first.finish(["x"], "done") == {"x": "another node has it by now"}
+    assert await first.finish(["x"], "done") == {"x": "b has it by now"}
     assert await yard.state("x") == ("running", "b", 2)
 
 
@@ -218,5 +218,44 @@ async def test_what_cannot_be_closed_in_one_session_is_closed_in_the_next(yard: 
     with pytest.raises(Unavailable):
         await claim(node, "x")
     node.abandon()
+    await node.settle(lambda *_: True)
+    assert await yard.state("x") == ("failed", "a", 1)
+
+
+async def test_two_callers_may_end_the_same_task(yard: Yard) -> None:
+    """The second has nothing to do: it is neither refused nor written twice."""
+    node = yard.node("a")
+    await claim(node, "x")
+    yard.store.gate = asyncio.Event()
+    both = [asyncio.create_task(node.finish(["x"], "done")) for _ in range(2)]
+    await asyncio.sleep(0)
+    yard.store.gate.set()
+    assert await asyncio.gather(*both) == [{}, {}]
+    assert await yard.state("x") == ("done", "a", 1)
+
+
+async def test_an_end_that_nobody_knew_of_is_found_to_be_ours(yard: Yard) -> None:
+    """Told that it is unknown, the caller calls again; that it landed is no refusal."""
+    node = yard.node("a")
+    await claim(node, "x")
+    yard.store.lose_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        await node.finish(["x"], "done")
+    assert node.running == ["x"]
+    assert await node.finish(["x"], "done") == {}
+    assert node.running == []
+    assert await claim(node, "x") == {}
+
+
+@pytest.mark.parametrize("trouble", ["silent", "lose_replies"])
+async def test_what_failed_is_never_marked_as_done(yard: Yard, trouble: str) -> None:
+    """A failure that cannot be written now is written later; the end of all finds none."""
+    node = yard.node("a")
+    await claim(node, "x")
+    setattr(yard.store, trouble, 1)
+    with pytest.raises((Unavailable, OutcomeUnknown)):
+        await node.finish(["x"], "failed")
+    yard.store.silent = False
+    assert await node.finish(node.running, "done") == {}
     await node.settle(lambda *_: True)
     assert await yard.state("x") == ("failed", "a", 1)

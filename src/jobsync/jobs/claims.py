@@ -130,6 +130,7 @@ class Claims:
         self._once = once_per_date
         self._witness = Witness(store.name, components.events)
         self._running: dict[str, Record] = {}
+        self._ending: set[str] = set()
         # What is done can be claimed again without reading it first.
         self._finished: dict[str, Record] = {}
         self._refused: dict[str, _Refusal] = {}
@@ -280,31 +281,83 @@ class Claims:
     async def finish(self, tasks: Iterable[str], state: ClaimState) -> dict[str, str]:
         """End tasks of this node; give those whose end was refused, with the reason.
 
+        What cannot be ended as failed now is closed later. What somebody else here is ending
+        already is left to him.
+
         Raises:
             OutcomeUnknown: nobody can say of some; they stay as they are, and may be ended again.
             Unavailable: the store does not answer; nothing was written.
         """
-        ended = self.now
-        bases = {task: self._running[task] for task in tasks if task in self._running}
+        bases = {
+            task: self._running[task]
+            for task in tasks
+            if task in self._running and task not in self._ending
+        }
+        if not bases:
+            return {}
+        self._ending |= bases.keys()
+        try:
+            return await self._end(bases, state)
+        except (Unavailable, OutcomeUnknown):
+            if state == "failed":
+                left = {task: base for task, base in bases.items() if task in self._running}
+                self._unclosed |= {t: Put(base.key, base.value) for t, base in left.items()}
+                self._forget_running(left)
+            raise
+        finally:
+            self._ending -= bases.keys()
+
+    async def _end(self, bases: Mapping[str, Record], state: ClaimState) -> dict[str, str]:
         changes = [
-            base.replace({**base.value, "state": state, "ended": ended}) for base in bases.values()
+            base.replace({**base.value, "state": state, "ended": self.now})
+            for base in bases.values()
         ]
         outcomes = await self._store.write(changes)
-        refused: dict[str, str] = {}
+        conflicted: dict[str, Record] = {}
         unknown = 0
-        for task, outcome in zip(bases, outcomes, strict=True):
+        for (task, base), outcome in zip(bases.items(), outcomes, strict=True):
             match outcome:
                 case Applied(record):
-                    self._running.pop(task, None)
-                    self._finished[task] = record
+                    self._take_as_ended(task, record)
                 case Conflicted():
-                    self._running.pop(task, None)
-                    refused[task] = "another node has it by now"
+                    conflicted[task] = base
                 case Unknown():
                     unknown += 1
+        refused = await self._find_out(conflicted, state)
         if unknown:
             raise OutcomeUnknown(self._places.claims(self._day), f"{unknown} tasks")
         return refused
+
+    async def _find_out(
+        self, conflicted: Mapping[str, Record], state: ClaimState
+    ) -> dict[str, str]:
+        """Find out who was first to end tasks or to take them; give those that others took."""
+        keys = {base.key: task for task, base in conflicted.items()}
+        found = await read_each(self._store, list(keys), self._witness.report)
+        refused: dict[str, str] = {}
+        for key, record in found.items():
+            task = keys[key]
+            ours = read_claim(conflicted[task])
+            there = None if record is None or record.deleted else self._read(record)
+            is_ours = there is not None and (there.owner, there.run) == (ours.owner, ours.run)
+            if record is not None and there is not None and is_ours and there.state == state:
+                # An earlier attempt to end it, of which nobody knew, has landed.
+                self._take_as_ended(task, record)
+            else:
+                refused[task] = f"{'nobody' if there is None else there.node} has it by now"
+                self._forget_running([task])
+        if len(found) < len(keys):
+            raise OutcomeUnknown(self._places.claims(self._day), "a claim could not be read")
+        return refused
+
+    def _take_as_ended(self, task: str, record: Record) -> None:
+        self._forget_running([task])
+        self._finished[task] = record
+        self._refused.pop(task, None)
+
+    def _forget_running(self, tasks: Iterable[str]) -> None:
+        for task in tasks:
+            self._running.pop(task, None)
 
     def abandon(self) -> None:
         """Forget what was known in a session that is no more.
