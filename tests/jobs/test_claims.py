@@ -259,3 +259,18 @@ async def test_what_failed_is_never_marked_as_done(yard: Yard, trouble: str) -> 
     assert await node.finish(node.running, "done") == {}
     await node.settle(lambda *_: True)
     assert await yard.state("x") == ("failed", "a", 1)
+
+
+async def test_once_per_date_holds_for_ones_own_too(yard: Yard) -> None:
+    """However it is asked; what failed was not done."""
+    node = yard.node("a", once_per_date=True)
+    await claim(node, "x", "y")
+    await node.finish(["x"], "done")
+    await node.finish(["y"], "failed")
+    refused = {"x": "this node has done it on this date"}
+    assert await claim(node, "x") == refused
+    done = await node.done({"x": TOKEN})
+    assert await node.add({"x": TOKEN}, 1, lambda *_: True, done) == refused
+    node.abandon()
+    assert await node.add({"x": TOKEN}, 1, lambda *_: True, done) != {}
+    assert await claim(node, "y") == {}

@@ -170,10 +170,14 @@ class Claims:
 
     def refuses(self, task: str) -> bool:
         """Say whether a task runs already, here or elsewhere, or was just finished elsewhere."""
-        if task in self._running or (self._once and task in self._finished):
+        if task in self._running or (self._once and self._has_done(task)):
             return True
         refusal = self._refused.get(task)
         return refusal is not None and not self._is_over(refusal)
+
+    def _has_done(self, task: str) -> bool:
+        record = self._finished.get(task)
+        return record is not None and record.value["state"] == "done"
 
     async def load(self, tokens: Collection[int], since: float) -> None:
         """Learn what others do, or have finished since some time, of tokens that are gained."""
@@ -229,7 +233,7 @@ class Claims:
         """
         lost = {task: _HERE for task in tasks if task in self._in_flight}
         lost |= {task: self._why(task) for task in tasks if self.refuses(task)}
-        if known is not None:
+        if known is not None and not self._once:
             # What this node itself has done is read again, to see which completion it is.
             for task in tasks:
                 self._finished.pop(task, None)
@@ -521,15 +525,25 @@ class Claims:
             if claim is None:
                 refused[task] = "its record cannot be read"
                 continue
-            self._take_in(claim, {tokens[task]}, finished=False)
-            if self.refuses(task):
-                refused[task] = self._why(task)
-            elif claim.state == "done" and known is not None and known.get(task) != record.version:
-                refused[task] = f"{claim.node} has done it meanwhile"
+            if why := self._stands_in_the_way(record, claim, known):
+                refused[task] = why
             else:
                 changes[task] = self._draft(task, tokens[task], number, record)
         self._watch()
         return changes, refused
+
+    def _stands_in_the_way(
+        self, record: Record, claim: Claim, known: Mapping[str, str] | None
+    ) -> str:
+        """Say why a task cannot be claimed in place of a claim that was found; "" if it can."""
+        if claim.state == "done" and self._once:
+            self._take_in(claim, {claim.token})
+            return f"{claim.node} has done it on this date"
+        self._take_in(claim, {claim.token}, finished=False)
+        if self.refuses(claim.task):
+            return self._why(claim.task)
+        is_news = known is not None and known.get(claim.task) != record.version
+        return f"{claim.node} has done it meanwhile" if claim.state == "done" and is_news else ""
 
     def _take_in(self, claim: Claim, tokens: Collection[int], *, finished: bool = True) -> None:
         """Remember what another node does or did with a task of these tokens."""
@@ -561,7 +575,7 @@ class Claims:
     def _why(self, task: str) -> str:
         if task in self._running:
             return _HERE
-        if task in self._finished:
+        if self._once and self._has_done(task):
             return "this node has done it on this date"
         refusal = self._refused[task]
         what = "is doing it" if refusal.until is None else "has just done it"
