@@ -274,3 +274,17 @@ async def test_once_per_date_holds_for_ones_own_too(yard: Yard) -> None:
     node.abandon()
     assert await node.add({"x": TOKEN}, 1, lambda *_: True, done) != {}
     assert await claim(node, "y") == {}
+
+
+async def test_what_was_done_at_the_last_moment_is_not_done_again(yard: Yard) -> None:
+    """Who waits for an abandoned task and finds it done has what it wanted."""
+    first, second = yard.node("a"), yard.node("b")
+    await claim(first, "x")
+    await second.load([TOKEN], 0.0)
+    yard.dead.add("a")
+    second.note_deaths()
+    yard.pass_time(RECLAIM_AFTER)
+    assert not second.refuses("x")
+    await first.finish(["x"], "done")
+    assert await claim(second, "x") == {"x": "a has just done it"}
+    assert second.refuses("x")

@@ -539,7 +539,10 @@ class Claims:
         if claim.state == "done" and self._once:
             self._take_in(claim, {claim.token})
             return f"{claim.node} has done it on this date"
-        self._take_in(claim, {claim.token}, finished=False)
+        before = self._refused.get(claim.task)
+        # What was waited for to end, or to be given up, and has ended, was done just now.
+        is_recent = before is not None and before.until is None
+        self._take_in(claim, {claim.token}, finished=is_recent)
         if self.refuses(claim.task):
             return self._why(claim.task)
         is_news = known is not None and known.get(claim.task) != record.version
