@@ -288,3 +288,13 @@ async def test_what_was_done_at_the_last_moment_is_not_done_again(yard: Yard) ->
     await first.finish(["x"], "done")
     assert await claim(second, "x") == {"x": "a has just done it"}
     assert second.refuses("x")
+
+
+async def test_a_node_that_is_behind_does_not_do_again_what_its_successor_did(yard: Yard) -> None:
+    """One that slept with its clock believes in an assignment that is no more; the store knows."""
+    first, second = yard.node("a"), yard.node("b")
+    assert await second.add({"x": TOKEN}, 5, lambda *_: True) == {}
+    await second.finish(["x"], "done")
+    refused = await first.add({"x": TOKEN}, 4, lambda *_: True)
+    assert refused == {"x": "b was given it, and this node does not know yet"}
+    assert await first.add({"x": TOKEN}, 5, lambda *_: True) == {}

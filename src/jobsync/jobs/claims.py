@@ -525,7 +525,7 @@ class Claims:
             if claim is None:
                 refused[task] = "its record cannot be read"
                 continue
-            if why := self._stands_in_the_way(record, claim, known):
+            if why := self._stands_in_the_way(record, claim, number, known):
                 refused[task] = why
             else:
                 changes[task] = self._draft(task, tokens[task], number, record)
@@ -533,9 +533,12 @@ class Claims:
         return changes, refused
 
     def _stands_in_the_way(
-        self, record: Record, claim: Claim, known: Mapping[str, str] | None
+        self, record: Record, claim: Claim, number: int, known: Mapping[str, str] | None
     ) -> str:
         """Say why a task cannot be claimed in place of a claim that was found; "" if it can."""
+        if claim.number > number:
+            # Whoever was given the task since cannot have got it without our death.
+            return f"{claim.node} was given it, and this node does not know yet"
         if claim.state == "done" and self._once:
             self._take_in(claim, {claim.token})
             return f"{claim.node} has done it on this date"
