@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from chance import FakeClock
 from yards import DAY, MEMORY, RECLAIM_AFTER, TOKEN, Fragile, Yard, claim
 
 from jobsync import OutcomeUnknown, Unavailable
+from jobsync.core.clock import Wall
 from jobsync.jobs.places import Places
 from jobsync.stores.contract import Change, Outcome, Unknown
 
@@ -298,3 +300,29 @@ async def test_a_node_that_is_behind_does_not_do_again_what_its_successor_did(ya
     refused = await first.add({"x": TOKEN}, 4, lambda *_: True)
     assert refused == {"x": "b was given it, and this node does not know yet"}
     assert await first.add({"x": TOKEN}, 5, lambda *_: True) == {}
+
+
+async def test_a_step_of_the_wall_clock_does_not_date_what_is_done(yard: Yard) -> None:
+    """Time of day comes from the store; in between it is counted by what does not jump."""
+    node, served = yard.node("a"), FakeClock()
+    asked = 0
+
+    async def now() -> Wall:
+        nonlocal asked
+        asked += 1
+        return served.wall()
+
+    yard.store.now = now  # type: ignore[method-assign]
+    await node.set_clock()
+    await claim(node, "x")
+    yard.clock.wall_seconds -= 86_400
+    yard.pass_time(30)
+    await served.sleep(30)
+    await node.finish(["x"], "done")
+    (found,) = await node.scan()
+    assert found.ended == served.wall_seconds
+    assert asked == 1
+    await claim(node, "y")
+    yard.pass_time(31)
+    await node.finish(["y"], "done")
+    assert asked == 2

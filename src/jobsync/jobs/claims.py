@@ -35,6 +35,8 @@ __all__ = ["Claim", "ClaimLost", "ClaimState", "Claims", "read_claim"]
 ClaimState: TypeAlias = Literal["running", "done", "failed"]
 
 _PAGE = 5000
+_CLOCK_HOLDS = 60.0
+"""Seconds after which the store is asked again for the time, where it matters."""
 _HERE = "this node does it already"
 
 
@@ -139,19 +141,30 @@ class Claims:
         self._in_flight: dict[str, int] = {}
         self._started = asyncio.Event()
         self._landed = asyncio.Event()
-        self._offset = 0.0
+        self._time: float | None = None
+        """The store's time of day, when it was last asked."""
+        self._asked = components.clock.mono()
         self._refreshed = components.clock.mono()
 
     async def set_clock(self) -> None:
-        """Learn by how much the store's clock differs from ours."""
+        """Learn what time it is by the store's clock, where it has one.
+
+        Raises:
+            Unavailable: the store does not answer; what was known still holds.
+        """
         now = await self._store.now()
-        if now is not None:
-            self._offset = now - self._clock.wall()
+        self._asked = self._clock.mono()
+        self._time = None if now is None else now.seconds
 
     @property
     def now(self) -> float:
-        """The time of day, by the store's clock where it has one."""
-        return self._clock.wall().seconds + self._offset
+        """The time of day, by the store's clock where it has one.
+
+        Counted on from when it was last asked, so that a step of our own wall clock is nothing.
+        """
+        if self._time is None:
+            return self._clock.wall().seconds
+        return self._time + (self._clock.mono() - self._asked)
 
     @property
     def running(self) -> list[str]:
@@ -301,6 +314,8 @@ class Claims:
             return {}
         self._ending |= bases.keys()
         try:
+            if self._clock.mono() - self._asked > _CLOCK_HOLDS:
+                await self.set_clock()
             return await self._end(bases, state)
         except (Unavailable, OutcomeUnknown):
             if state == "failed":
