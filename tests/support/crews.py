@@ -1,133 +1,486 @@
-"""Nodes that share tasks in a simulated world, and what must hold there."""
+"""Nodes that share tasks in a simulated world, and what must hold there.
+
+A crew works through one list, each process as a user's would: by `job.tasks` (`Walk`), or by
+the loop that the guide prints. Everything is judged as it happens, in the order in which the
+store commits: who believes to own what (T1), who was given what and when (T3), which claims
+were accepted (T2, and one at a time), and whether anything was done twice. What was done twice
+for a reason, which is the death of whoever had it in hand, is listed and counted.
+"""
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from datetime import date
+from typing import Any, Literal, TypeAlias
 
-from fleets import SETTINGS
-
-from jobsync import Membership, Misconfigured, OutcomeUnknown, Unavailable
-from jobsync.coordination.runner import SameLoop
+from jobsync import CoordinatorSettings, Membership, Unavailable
+from jobsync.core.assignment import Plan, holders_of, owned_by, read_plan, tokens_of
+from jobsync.core.codec import Json
+from jobsync.errors import JobsyncError
 from jobsync.jobs.crew import Crew, CrewSettings
+from jobsync.jobs.holding import Change
+from jobsync.jobs.task import Task
+from jobsync.jobs.walk import Walk
+from jobsync.stores.contract import Store
 from jobsync.stores.memory import MemoryStore
+from jobsync.stores.metered import Meter, MeteredStore
 from jobsync.stores.settling import SettlingStore
+from jobsync.testing.joining import SimulatedThread
 from jobsync.testing.network import Link
-from jobsync.testing.world import Node, World
+from jobsync.testing.world import Node, Occurrence, World
 
-__all__ = ["CrewWorld"]
+__all__ = ["BEAT", "DAY", "RECLAIM_AFTER", "TIMEOUT", "TOKENS", "Crews", "Hand", "Style"]
+
+Style: TypeAlias = Literal["walk", "loop", "idle"]
+"""How a process works: by `job.tasks`, by the guide's printed loop, or not at all."""
 
 DAY = date(2026, 1, 5)
+BEAT, TIMEOUT = 5.0, 15.0
+RECLAIM_AFTER = 30.0
+TOKENS = 60
+
+_SETTINGS = CoordinatorSettings(
+    heartbeat_interval=BEAT, worker_timeout=TIMEOUT, skip_cold_start=True
+)
 
 
 class Hand:
-    """One process that works through a list of tasks."""
+    """One process that works through the list.
 
-    def __init__(self, world: "CrewWorld", node: Node, link: Link) -> None:
-        self.world = world
+    Attributes:
+        node: where it runs.
+        crew: its place among the others, once it has one.
+        in_hand: the task that it is doing.
+        told_to_stop: set when it is to end its loop and leave.
+        error: what kept it from joining, or ended it.
+        changes: what it was told of its tokens.
+        meter: counts what it asks the store.
+    """
+
+    def __init__(self, crews: "Crews", node: Node, style: Style, options: dict[str, Any]) -> None:
+        self.crews = crews
         self.node = node
-        self.link = link
+        self.style = style
+        self.membership: Membership | None = None
         self.crew: Crew | None = None
+        self.in_hand: str | None = None
+        self.has_joined = False
         self.told_to_stop = asyncio.Event()
+        self.error: BaseException | None = None
+        self.changes: list[Change] = []
+        self.meter = Meter()
+        self._options = options
 
     async def live(self) -> None:
-        """Join, work until nothing is left undone or told to stop, leave."""
-        components = self.node.components
-        settled = SettlingStore(self.link, components)
-        membership = Membership(settled, components, SETTINGS, open_own=self._open, host=SameLoop())
+        """Join, work, and leave when told to, or when cancelled as by SIGTERM."""
         try:
-            await membership.start()
-            self.crew = crew = Crew(membership, self.world.settings(self.node.name))
-            await crew.start(60)
-            await crew.ready(1, 60)
-            while not self.told_to_stop.is_set():
-                if not await self._pass(crew):
-                    await self.node.clock.sleep(1)
-            await crew.stop(30)
-            await membership.leave()
-        except (Unavailable, OutcomeUnknown, Misconfigured) as error:
-            self.world.note(self.node.name, "gave up", error=str(error))
+            await self._join()
+            assert self.crew is not None
+            if self.style == "walk":
+                await self._walk(self.crew)
+            elif self.style == "loop":
+                await self._loop(self.crew)
+            await self._rest(self.crew)
+        except JobsyncError as error:
+            self.error = error
+            self.crews.world.note(self.node.name, "gave up", error=str(error))
+        finally:
+            self.in_hand = None
+            await self._leave()
 
-    async def _pass(self, crew: Crew) -> int:
-        """Go once through the list as it is now, as the guide's loop does."""
-        todo = self.world.pending()
-        done = 0
-        for task in todo:
-            if self.told_to_stop.is_set():
-                break
-            if not crew.can_claim(task):
-                continue
-            try:
-                if await crew.claim([task]):
-                    continue
-            except (Unavailable, OutcomeUnknown):
-                continue
-            self.world.begin(self.node.name, task)
-            await self.node.clock.sleep(self.world.world.dice.uniform(0, 0.2))
-            self.world.end(self.node.name, task)
-            done += 1
-        with contextlib.suppress(Unavailable, OutcomeUnknown):
-            await crew.finish(list(crew.claims.running))
-        return done
+    def stop(self) -> None:
+        """Let it end its loop and leave, as a handler of SIGTERM does."""
+        self.told_to_stop.set()
+        if self.crew is not None:
+            self.crew.retire()
 
-    async def _open(self) -> Link:
-        return self.link
+    @property
+    def at_risk(self) -> set[str]:
+        """What it does now, or is about to: if it dies, others may do that again."""
+        claiming = set() if self.crew is None else set(self.crew.claims._in_flight)
+        return claiming | ({self.in_hand} if self.in_hand else set())
 
+    @property
+    def is_working(self) -> bool:
+        """Whether it takes part: it has a place, does not leave, and may own tokens."""
+        crew = self.crew
+        if crew is None or not self.has_joined or self.told_to_stop.is_set():
+            return False
+        return self.node.is_alive and not crew.settings.is_observer
 
-class CrewWorld:
-    """A list of tasks, and nodes that do them."""
+    @property
+    def believes(self) -> frozenset[int]:
+        """The tokens that it would use at this moment."""
+        crew = self.crew
+        if crew is None or not self.node.is_alive or crew.failure is not None:
+            return frozenset()
+        return frozenset(each for each in crew.tokens if crew.holding.owns("", each))
 
-    def __init__(self, seed: int, tasks: int) -> None:
-        self.world = World(seed)
-        self.store = MemoryStore(components=self.world.node("store").components)
-        self.tasks = [f"task-{n}" for n in range(tasks)]
-        self.begun: Counter[str] = Counter()
-        self.ended: Counter[str] = Counter()
-        self.by: dict[str, list[str]] = {}
-        self.hands: list[Hand] = []
-        self.violations: list[str] = []
+    async def _join(self) -> None:
+        node = self.node
+        settled = SettlingStore(await self._open(), node.components)
+        self.membership = Membership(
+            settled,
+            node.components,
+            _SETTINGS,
+            open_own=self._open,
+            host=SimulatedThread(node.host("session")),
+        )
+        await self.membership.start()
+        settings = self.crews.settings(node.name, **self._options)
+        facts: dict[str, Json] = {"host": f"host-of-{node.name}", "pid": 4242}
+        self.crew = crew = Crew(self.membership, settings, told=self.hear, facts=facts)
+        await crew.start(self.crews.wait_on_enter)
+        self.has_joined = True
+        await crew.ready(self.crews.minimum_nodes, self.crews.wait_on_enter)
 
-    def settings(self, name: str) -> CrewSettings:
-        return CrewSettings(
-            fleet="sync_",
-            node=name,
-            site="test",
-            day=DAY,
-            total_tokens=100,
-            hash_function="md5",
-            reclaim_after=60,
-            handover_memory=60,
-            once_per_date=False,
-            is_observer=False,
-            rebalance_interval=30,
-            refresh_interval=30,
+    async def _open(self) -> Store:
+        link = Link(self.crews.world, self.node, self.crews.store)
+        return MeteredStore(link, self.meter, self.node.clock)
+
+    def hear(self, change: Change) -> None:
+        """Take note of a change of what this node owns."""
+        self.changes.append(change)
+        self.crews.world.note(
+            self.node.name,
+            "tokens",
+            number=change.number,
+            added=sorted(change.added),
+            removed=sorted(change.removed),
         )
 
-    def add(self, name: str) -> Hand:
-        node = self.world.node(name, rate=self.world.dice.uniform(0.951, 1.049))
-        hand = Hand(self, node, Link(self.world, node, self.store))
-        self.hands.append(hand)
-        node.run(hand.live())
-        return hand
+    async def _leave(self) -> None:
+        if self.crew is not None:
+            await self.crew.stop(10)
+        if self.membership is not None:
+            with contextlib.suppress(Unavailable):
+                await self.membership.leave()
+
+    async def _walk(self, crew: Crew) -> None:
+        """Work as `for task in job.tasks(source)` does."""
+        crews = self.crews
+        source = crews.pending if crews.asks_anew else list(crews.tasks)
+        walk = Walk(crew, self.node.clock, source, longest_pause=BEAT)
+        while await walk.begin(walk.read()):
+            while (task := await walk.next()) is not None:
+                try:
+                    await self._do(task)
+                except BaseException:
+                    with contextlib.suppress(JobsyncError):
+                        await walk.fail()
+                    raise
+
+    async def _loop(self, crew: Crew) -> None:
+        """Work as the guide's continuous loop does, as it is printed."""
+        clock = self.node.clock
+        while not self.told_to_stop.is_set():
+            processed = 0
+            for task_id in self.crews.pending():
+                task = str(task_id)
+                if crew.can_claim(task):
+                    if await crew.claim([task]):
+                        self.crews.lost_claims += 1
+                        continue
+                    await self._do(Task(task))
+                    processed += 1
+                if self.told_to_stop.is_set():
+                    break
+            if processed:
+                await crew.finish(crew.running)
+            elif not self.crews.pending():
+                # The guide's loop ends here as soon as nothing is this node's to do.
+                break
+            await clock.sleep(1)
+
+    async def _rest(self, crew: Crew) -> None:
+        """Do nothing until told to stop, or until the node has failed."""
+        while not self.told_to_stop.is_set() and crew.failure is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT):
+                    await self.told_to_stop.wait()
+
+    async def _do(self, task: Task) -> None:
+        """Do one task: that takes a while."""
+        self.in_hand = task.text
+        self.crews.world.note(self.node.name, "begin", task=task.text)
+        try:
+            await self.node.clock.sleep(self.crews.world.dice.uniform(0, self.crews.longest_task))
+        except BaseException:
+            self.crews.world.note(self.node.name, "break", task=task.text)
+            raise
+        self.crews.end(self, task.text)
+        self.in_hand = None
+
+
+class Crews:
+    """A list of tasks, the nodes that do them, and a judge.
+
+    Args:
+        world: where.
+        tasks: how many there are.
+        longest_task: seconds that one takes, at the most.
+        asks_anew: whether walks ask for what is pending, or are given the list once.
+        store: what the nodes share.
+        trusts_clocks: whether clocks keep their promise; where machines are suspended, two
+            may believe to own one token, and only what the store accepts counts.
+        options: settings of the nodes that differ from the usual ones.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        tasks: int = 120,
+        longest_task: float = 0.2,
+        asks_anew: bool = False,
+        store: type[MemoryStore] = MemoryStore,
+        trusts_clocks: bool = True,
+        **options: Any,
+    ) -> None:
+        self.world = world
+        self.store = store(components=world.components)
+        self.tasks = [f"task-{n}" for n in range(tasks)]
+        self.asks_anew = asks_anew
+        self.longest_task = longest_task
+        self.wait_on_enter = 60.0
+        self.minimum_nodes = 1
+        self.forgets = False
+        """Whether what was done is pending all the same."""
+        self.hands: list[Hand] = []
+        self.ended: Counter[str] = Counter()
+        self.lost_claims = 0
+        self._has_ended = asyncio.Event()
+        self._options = options
+        self.judge = Judge(self, trusts_clocks=trusts_clocks)
+        world.watch(self.judge.see)
+
+    def settings(self, name: str, **options: Any) -> CrewSettings:
+        """Give what a node goes by."""
+        usual: dict[str, Any] = {
+            "node": name,
+            "fleet": "sync_",
+            "site": "test",
+            "day": DAY,
+            "total_tokens": TOKENS,
+            "hash_function": "md5",
+            "reclaim_after": RECLAIM_AFTER,
+            "handover_memory": 60.0,
+            "once_per_date": False,
+            "is_observer": False,
+            "rebalance_interval": 30.0,
+            "refresh_interval": 30.0,
+        }
+        return CrewSettings(**{**usual, **self._options, **options})
+
+    def add(self, name: str, style: Style = "walk", *, skew: float = 0.0, **options: Any) -> Node:
+        """Let another process run, with a clock of its own; a restart begins it anew."""
+        rate = self.world.dice.uniform(0.951, 1.049)
+        node = self.world.node(name, rate=rate, skew=skew)
+
+        async def live(node: Node) -> None:
+            """Run, and be started again by whoever looks after processes."""
+            while True:
+                hand = Hand(self, node, style, options)
+                self.hands.append(hand)
+                await hand.live()
+                if hand.told_to_stop.is_set():
+                    return
+                await node.clock.sleep(BEAT)
+
+        node.start(live)
+        return node
+
+    def hand(self, name: str) -> Hand:
+        """Give the latest process of a name."""
+        return next(hand for hand in reversed(self.hands) if hand.node.name == name)
+
+    @property
+    def leader(self) -> Hand:
+        """The process that deals the tokens."""
+        return next(hand for hand in self.living if hand.crew is not None and hand.crew.is_leader)
+
+    @property
+    def owners(self) -> dict[int, str]:
+        """The tokens that are owned now, with the names of their nodes."""
+        return {token: hand.node.name for hand in self.living for token in hand.believes}
 
     def pending(self) -> list[str]:
-        return [task for task in self.tasks if not self.ended[task]]
+        """Give what nobody has done, as a user's own records tell."""
+        return [task for task in self.tasks if self.forgets or not self.ended[task]]
 
-    def note(self, node: str, what: str, **details: object) -> None:
-        self.world.note(node, what, **details)
-
-    def begin(self, node: str, task: str) -> None:
-        self.begun[task] += 1
-        self.by.setdefault(task, []).append(node)
-        self.note(node, "begin", task=task)
-
-    def end(self, node: str, task: str) -> None:
+    def end(self, hand: Hand, task: str) -> None:
+        """Take note that a task is done."""
         self.ended[task] += 1
-        self.note(node, "end", task=task)
+        self._has_ended.set()
+        self.world.note(hand.node.name, "end", task=task)
 
-    def owners(self, token: int) -> list[str]:
-        return [
-            hand.node.name
-            for hand in self.hands
-            if hand.node.is_alive and hand.crew is not None and hand.crew.holding.owns("x", token)
-        ]
+    @property
+    def living(self) -> list[Hand]:
+        """The processes that run, and have a place among the others."""
+        return [hand for hand in self.hands if hand.node.is_alive and hand.has_joined]
+
+    @property
+    def twice(self) -> set[str]:
+        """What was done more than once."""
+        return {task for task, times in self.ended.items() if times > 1}
+
+    async def until_done(self, seconds: float = 600.0) -> None:
+        """Wait until everything is done; a violation, if it takes longer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.pending():
+                    self._has_ended.clear()
+                    await self._has_ended.wait()
+        if undone := self.pending():
+            self.world.violations.append(f"never done: {undone[:5]}, {len(undone)} in all")
+
+    def expect_done_once(self, but: Collection[str] = ()) -> None:
+        """Find a violation in what was done twice, but for what was at risk."""
+        if twice := self.twice - set(but):
+            self.world.violations.append(f"done twice: {sorted(twice)}")
+
+    async def until_settled(self, seconds: float) -> float:
+        """Wait until all tokens are owned and counts are within one (TL1, TL2); say how long."""
+        begun = self.world.loop.time()
+        while trouble := self._unsettled():
+            if self.world.loop.time() - begun > seconds:
+                self.world.violations.append(f"after {seconds:g} s {trouble}")
+                break
+            await asyncio.sleep(0.1)
+        return self.world.loop.time() - begun
+
+    def _unsettled(self) -> str:
+        counts = {hand.node.name: len(hand.believes) for hand in self.hands if hand.is_working}
+        if sum(counts.values()) != TOKENS:
+            return f"not all tokens are owned: {counts}"
+        if max(counts.values()) - min(counts.values()) > 1:
+            return f"counts are uneven: {counts}"
+        return ""
+
+
+class Judge:
+    """Looks at every commit, and every step of a node, as it happens."""
+
+    def __init__(self, crews: Crews, *, trusts_clocks: bool) -> None:
+        self._crews = crews
+        self._trusts_clocks = trusts_clocks
+        self._plans: dict[int, Plan] = {}
+        self._plan = Plan.empty(TOKENS)
+        self._dead: dict[str, float] = {}
+        self._named: dict[str, Json] = {}
+        """The nodes' records, by incarnation."""
+        self._claims: dict[str, Json] = {}
+        self._completed: Counter[tuple[str, int]] = Counter()
+        self._doing: defaultdict[str, list[Hand]] = defaultdict(list)
+        self.retaken: set[str] = set()
+        """Tasks that were claimed anew because whoever had them was dead."""
+
+    def see(self, what: Occurrence) -> Iterable[str]:
+        """Judge one occurrence."""
+        if what.what == "commit":
+            yield from self._see_commit(what)
+        elif what.what in ("begin", "break", "end"):
+            yield from self._see_work(what)
+        if what.what in ("commit", "tokens", "begin"):
+            yield from self._see_beliefs()
+
+    def _see_commit(self, what: Occurrence) -> Iterator[str]:
+        key, value = what.details["key"], what.details["value"]
+        kind = key.partition("/")[0]
+        if kind == "session" and (value is None or value["state"] == "dead"):
+            self._dead.setdefault(key.removeprefix("session/"), what.at)
+        elif kind == "node":
+            self._named[value["incarnation"]] = value
+        elif kind == "assignment" and value is not None:
+            yield from self._see_plan(read_plan(value, None, key))
+        elif kind == "claim":
+            yield from self._see_claim(key, value, what.at)
+
+    def _see_beliefs(self) -> Iterator[str]:
+        """T1: no token has two nodes that would use it now; each owns what its number gives it."""
+        if not self._trusts_clocks:
+            return
+        owners: dict[int, str] = {}
+        for hand in self._crews.hands:
+            tokens = hand.believes
+            if not tokens or hand.crew is None:
+                continue
+            number, incarnation = hand.crew.number, hand.crew.membership.incarnation
+            if not tokens <= owned_by(self._plans[number].assignment, incarnation):
+                yield f"T1: {hand.node.name} uses what number {number} does not give it"
+            for token in tokens:
+                other = owners.setdefault(token, hand.node.name)
+                if other != hand.node.name:
+                    yield f"T1: token {token} is used by {other} and {hand.node.name}"
+
+    def _see_plan(self, plan: Plan) -> Iterator[str]:
+        """T3: what changes hands was given up, or its owner is dead; numbers only grow."""
+        before, after = self._plan.assignment, plan.assignment
+        if after == before:
+            return
+        if after.number <= before.number:
+            yield f"T1: assignment {after.number} follows {before.number}"
+        was = _incarnations(self._plan)
+        will = _incarnations(plan)
+        revoked = {t: move.revoked for move in before.moves for t in tokens_of(move)}
+        for token, (old, new) in enumerate(zip(was, will, strict=True)):
+            if old not in ("", new) and not self._has_given_up(old, revoked.get(token)):
+                yield f"T3: token {token} went from {old} to {new or 'nobody'} at {after.number}"
+        self._plan = self._plans[after.number] = plan
+
+    def _has_given_up(self, incarnation: str, revoked: int | None) -> bool:
+        named = self._named.get(incarnation, {"applied": 0, "stage": "ready"})
+        is_gone = incarnation in self._dead or named["stage"] == "left"
+        return is_gone or (revoked is not None and named["applied"] >= revoked)
+
+    def _see_claim(self, key: str, claim: Json, at: float) -> Iterator[str]:
+        """One at a time: a claim replaces one that has ended, or whose owner is dead."""
+        before = self._claims.get(key, {"state": "failed", "run": 0, "owner": "", "number": 0})
+        is_same = (before["owner"], before["run"]) == (claim["owner"], claim["run"])
+        if claim["state"] == "running":
+            if claim["run"] != before["run"] + 1:
+                yield f"{key}: run {claim['run']} follows {before['run']}"
+            if before["state"] == "running":
+                yield from self._see_retaking(key, before, claim, at)
+            if claim["number"] < before["number"] and not is_same:
+                yield f"T2: {key} was claimed by {claim['node']} under an earlier assignment"
+        elif before["state"] == "running" and not is_same:
+            yield f"T2: {key} was ended by {claim['node']}, who did not have it"
+        elif before["state"] != "running" and claim["state"] == "done":
+            yield f"T2: {key} was ended and was not running"
+        if claim["state"] == "done":
+            self._completed[key, claim["run"]] += 1
+            if self._completed[key, claim["run"]] > 1:
+                yield f"{key}: run {claim['run']} was completed twice"
+        self._claims[key] = claim
+
+    def _see_retaking(self, key: str, before: Json, claim: Json, at: float) -> Iterator[str]:
+        died = self._dead.get(before["owner"])
+        if died is None:
+            yield f"{key}: claimed by {claim['node']} while {before['node']} has it and lives"
+        elif at - died < 0.9 * RECLAIM_AFTER:
+            yield f"{key}: claimed anew {at - died:g} s after its owner's death"
+        self.retaken.add(claim["task"])
+
+    def _see_work(self, what: Occurrence) -> Iterator[str]:
+        """Nothing is begun that another does or did, unless that one has died with it in hand."""
+        task, hand = what.details["task"], self._crews.hand(what.node)
+        if what.what != "begin":
+            self._doing[task].remove(hand)
+            return
+        others = [each for each in self._doing[task] if each.node.is_alive and each is not hand]
+        is_done = self._crews.ended[task] and not self._crews.forgets
+        if (others or is_done) and task not in self.retaken:
+            yield f"{task} is begun by {what.node} and was begun by others that live"
+        assert hand.crew is not None
+        token, incarnation = hand.crew.token(task), hand.crew.membership.incarnation
+        if self._trusts_clocks and _incarnations(self._plan)[token] != incarnation:
+            yield f"T2: {task} is begun by {what.node}, whose it is no more"
+        self._doing[task].append(hand)
+
+
+def _incarnations(plan: Plan) -> list[str]:
+    """Give each token's owner, or whoever has yet to give it up."""
+    names = ["", *(node.incarnation for node in plan.assignment.nodes)]
+    return [names[holder] for holder in holders_of(plan.assignment)]

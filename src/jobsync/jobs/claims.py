@@ -223,8 +223,10 @@ class Claims:
         self._refreshed = now
         keys = [each.key for each in self._refused.values() if each.until is None]
         for at in range(0, len(keys), _PAGE):
-            for record in await self._store.get_many(keys[at : at + _PAGE]):
-                claim = None if record is None else self._read(record)
+            page = keys[at : at + _PAGE]
+            found = await read_each(self._store, page, self._witness.report)
+            for record in found.values():
+                claim = None if record is None or record.deleted else self._read(record)
                 if claim is not None and claim.state != "running":
                     self._take_in(claim, {claim.token})
         self._watch()
@@ -528,11 +530,15 @@ class Claims:
     ) -> tuple[dict[str, Put], dict[str, str]]:
         """Read what stood in the way; give the claims to make in its place, and the refusals."""
         keys = [self._places.claim(self._day, tokens[task], task) for task in tasks]
-        found = await self._store.get_many(keys, tombstones=True)
+        found = await read_each(self._store, keys, self._witness.report)
         changes: dict[str, Put] = {}
         refused: dict[str, str] = {}
-        for task, record in zip(tasks, found, strict=True):
+        for task, key in zip(tasks, keys, strict=True):
             self._finished.pop(task, None)
+            if key not in found:
+                refused[task] = "its record cannot be read"
+                continue
+            record = found[key]
             if record is None or record.deleted:
                 changes[task] = self._draft(task, tokens[task], number, record)
                 continue

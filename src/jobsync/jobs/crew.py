@@ -20,23 +20,20 @@ from jobsync.core.assignment import Plan, has_nothing
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
 from jobsync.core.tokens import token_maker
-from jobsync.errors import (
-    Conflict,
-    Misconfigured,
-    OutcomeUnknown,
-    Unavailable,
-)
+from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.jobs.claims import Claim, Claims, ClaimState
 from jobsync.jobs.dealing import Dealer, fetch_plan
 from jobsync.jobs.events import AuditRefused, NodeFailed, NodeJoined, TokensChanged
 from jobsync.jobs.holding import Change, Holding
-from jobsync.jobs.node import Named, NodeName, read_named
+from jobsync.jobs.node import Named, NameTaken, NodeName, read_named
 from jobsync.jobs.places import Places
 from jobsync.stores.contract import Store
 
 __all__ = ["Crew", "CrewSettings"]
 
-_TROUBLE = (Unavailable, OutcomeUnknown)
+_PASSING = (Unavailable, OutcomeUnknown, Conflict, Corrupt, Misconfigured)
+"""What may be over after a while: an outage, a burst of refusals, a record that is mended."""
+
 _MOMENT = 0.05
 _LONG = 3600.0
 _WORK = "jobs"
@@ -167,13 +164,13 @@ class Crew:
         if self._following is None:
             return
         self.is_retiring = True
-        with suppress(*_TROUBLE, Conflict):
+        with suppress(*_PASSING):
             await self._name.tell(stage="leaving")
             await self._hand_over(wait)
         self._following.cancel()
         await asyncio.wait([self._following])
         self.holding.join(None)
-        with suppress(*_TROUBLE, Conflict):
+        with suppress(*_PASSING):
             await self.claims.settle(lambda _, __: False)
             await self._name.tell(stage="left")
         if self._coordinator is not None:
@@ -324,7 +321,9 @@ class Crew:
                     self._store.wait(topic, _LONG), self._hear(), self._roused.wait()
                 ) as heard:
                     await self._follow(heard)
-            except (*_TROUBLE, Conflict):
+            except NameTaken:
+                raise
+            except _PASSING:
                 await self._clock.sleep(self.membership.timing.beat / 2)
 
     async def _follow(self, heard: Heard) -> None:

@@ -18,11 +18,15 @@ from jobsync.core.codec import Json
 from jobsync.errors import Conflict, Corrupt, Misconfigured
 from jobsync.stores.contract import Record, Store
 
-__all__ = ["Named", "NodeName", "Stage", "read_named"]
+__all__ = ["NameTaken", "Named", "NodeName", "Stage", "read_named"]
 
 Stage: TypeAlias = Literal["joining", "ready", "leaving", "left"]
 
 _LOOK_AGAIN = 1.0
+
+
+class NameTaken(Misconfigured):
+    """Another process of this name lives."""
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +87,7 @@ class NodeName:
         """Hold the name from now on; wait for the one who holds it to leave or to die.
 
         Raises:
-            Misconfigured: it lives on; names its host and process.
+            NameTaken: it lives on; names its host and process.
         """
         while True:
             base = await self._store.get(self._key, tombstones=True)
@@ -96,7 +100,7 @@ class NodeName:
                 self._membership.watch("name", ())
                 return
             if self._clock.mono() >= until:
-                raise Misconfigured(
+                raise NameTaken(
                     "node_name",
                     named.name,
                     f"is held by process {holder.pid} on {holder.host}, which lives",
