@@ -12,6 +12,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
+from jobsync.coordination.role import worker_of
 from jobsync.coordination.session import SESSIONS, read_life
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
@@ -138,7 +139,9 @@ class NodeName:
         return await self._store.put(base, {**known, **msgspec.to_builtins(named)})
 
     async def _is_gone(self, holder: Named) -> bool:
-        if holder.stage == "left" or holder.incarnation == self._membership.incarnation:
+        # An earlier session of this very process: what it had is void, dead or not.
+        is_ours = worker_of(holder.incarnation) == self._membership.worker_id
+        if holder.stage == "left" or is_ours:
             return True
         self._membership.watch("name", {holder.incarnation})
         record = await self._store.get(f"{SESSIONS}{holder.incarnation}")
