@@ -153,10 +153,7 @@ class Crew:
             left = until - self._clock.mono()
             if left <= 0:
                 return False
-            self._changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, self.membership.timing.beat)):
-                    await self._changed.wait()
+            await self._wait_for_change(min(left, self.membership.timing.beat))
         return True
 
     async def stop(self, wait: float) -> None:
@@ -207,7 +204,8 @@ class Crew:
             if not self.holding.owns(task, token)
         }
         ours = {task: token for task, token in tokens.items() if task not in foreign}
-        lost = await self.claims.add(ours, self.holding.mine.number, self._may_run, known)
+        number, may_run = self.holding.mine.number, self._may_run(self._incarnation)
+        lost = await self.claims.add(ours, number, may_run, known)
         return foreign | lost
 
     async def finish(self, tasks: Iterable[str], state: ClaimState = "done") -> dict[str, str]:
@@ -390,15 +388,27 @@ class Crew:
             plan = self._plan
             if plan is None or has_nothing(plan, self._incarnation):
                 return
-            self._changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_MOMENT):
-                    await self._changed.wait()
+            await self._wait_for_change(_MOMENT)
 
-    def _may_run(self, task: str, token: int) -> bool:
-        """Say whether a claim that was just made may be acted on: the session still trusts."""
-        del task, token
-        return self.membership.is_trusted and self.membership.incarnation == self._incarnation
+    async def _wait_for_change(self, seconds: float) -> None:
+        """Wait until another assignment was applied, or for so long."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            # A moment at least: a clock that is slower than the loop's must not spin it.
+            async with asyncio.timeout(max(seconds, _MOMENT)):
+                await self._changed.wait()
+
+    def _may_run(self, incarnation: str) -> Callable[[str, int], bool]:
+        """Give the question whether a claim that a session made may be acted on now.
+
+        Not in the session that followed it: what it owns is another matter.
+        """
+        membership = self.membership
+
+        def ask(_task: str, _token: int) -> bool:
+            return membership.is_trusted and membership.incarnation == incarnation
+
+        return ask
 
     async def _read_pins(self) -> Sequence[Pin]:
         return ()
