@@ -7,6 +7,7 @@ over goes on where the other stopped, and a round that changes nothing writes no
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 from jobsync.components import Components
 from jobsync.coordination.fencing import Term
@@ -26,6 +27,9 @@ from jobsync.stores.witness import Witness
 __all__ = ["Dealer", "fetch_plan"]
 
 _MOST = 10_000
+
+_Facts: TypeAlias = tuple[list[Node], dict[str, int], frozenset[str], Sequence[Pin]]
+"""What a decision rests on, besides the plan that stands."""
 _LONG = 3600.0
 
 
@@ -80,6 +84,7 @@ class Dealer:
         self._read_pins = read_pins
         self._published = published
         self._dead: frozenset[str] = frozenset()
+        self._decided_on: _Facts | None = None
         self.number: int | None = None
         """The assignment that stands, while this node deals; None if that must be looked up."""
 
@@ -97,12 +102,13 @@ class Dealer:
                         await heard(self._rest(plan))
                 except (Unavailable, Misconfigured, OutcomeUnknown):
                     # What stands is read again: a write may have happened.
-                    plan = self.number = None
+                    plan = self.number = self._decided_on = None
                     await self._clock.sleep(self._membership.timing.beat / 2)
         except Fenced:
             return
         finally:
-            self.number = None
+            self.number = self._decided_on = None
+            self._membership.watch("dealing", ())
 
     async def _deal(self, term: Term, plan: Plan | None) -> Plan:
         """Decide once; give the plan that stands now."""
@@ -121,9 +127,14 @@ class Dealer:
         ]
         acks = {node.incarnation: node.applied for node in nodes}
         pins = await self._read_pins()
+        facts = (members, acks, dead, pins)
+        if facts == self._decided_on:
+            # Most hints are about something else, and a decision costs a look at every token.
+            return plan
         new = assign(plan, members, acks=acks, dead=dead, pins=pins)
         if new is not plan:
             await self._publish(term, plan, new)
+        self._decided_on = facts if new is plan else None
         return new
 
     async def _read(self, term: Term) -> Plan:
