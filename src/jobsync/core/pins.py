@@ -11,7 +11,7 @@ character, a backslash makes the next character plain; upper and lower case diff
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, lru_cache
 
 import msgspec
@@ -113,9 +113,9 @@ def in_force(pins: Iterable[Pin], now: Wall) -> list[Pin]:
     return [pin for pin in pins if pin.expires_at is None or now.seconds < pin.expires_at]
 
 
-def pattern_in_force(pin: Pin, names: Sequence[str]) -> str | None:
+def pattern_in_force(patterns: Iterable[str], names: Collection[str]) -> str | None:
     """Give the first pattern of a pin that any of the nodes matches."""
-    return next((p for p in pin.patterns if any(map(like(p), names))), None)
+    return next((p for p in patterns if any(map(like(p), names))), None)
 
 
 def resolve(pins: Iterable[Pin], names: Mapping[int, str]) -> Wishes:

@@ -23,9 +23,17 @@ from jobsync.core.tokens import token_maker
 from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.jobs.claims import Claim, Claims, ClaimState
 from jobsync.jobs.dealing import Dealer, fetch_plan
-from jobsync.jobs.events import AuditRefused, NodeFailed, NodeJoined, TokensChanged
+from jobsync.jobs.events import (
+    AuditRefused,
+    NodeFailed,
+    NodeJoined,
+    PinsExpired,
+    PinsIgnored,
+    TokensChanged,
+)
 from jobsync.jobs.holding import Change, Holding
-from jobsync.jobs.node import Named, NameTaken, NodeName, read_named
+from jobsync.jobs.node import Named, NameTaken, NodeName, Stage, read_named
+from jobsync.jobs.pinboard import Pinboard
 from jobsync.jobs.places import Places
 from jobsync.stores.contract import Store
 
@@ -57,6 +65,8 @@ class CrewSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between looks of the leader when nothing is heard."""
     refresh_interval: float
     """Seconds between looks at the assignment when nothing is heard."""
+    locks_enabled: bool = True
+    """Whether pins hold, as far as this node leads."""
 
 
 class Crew:
@@ -105,6 +115,7 @@ class Crew:
             once_per_date=settings.once_per_date,
         )
         self.holding = Holding(self._name, self.claims, self._tell)
+        self.pins = Pinboard(store, components, self._places, self.token)
         self._dealer = Dealer(
             store,
             components,
@@ -114,19 +125,35 @@ class Crew:
             node=settings.node,
             patience=settings.rebalance_interval,
             read_pins=self._read_pins,
+            pins_left=lambda: self.pins.left,
             published=self._roused.set,
         )
         self._coordinator: Coordinator | None = None
         self._following: asyncio.Task[None] | None = None
         self._plan: Plan | None = None
         self._incarnation = ""
+        self._ignored = 0
         self.is_retiring = False
         """Whether it claims nothing more and hands over what it owns."""
         self.failure: BaseException | None = None
         """What has ended this node, if anything did."""
 
+    async def enter(self, wait: float, stage: Stage = "joining") -> None:
+        """Agree with the fleet and take the name; own nothing yet.
+
+        Args:
+            wait: seconds to wait for an earlier process of this name to end.
+            stage: "ready" if `start` follows at once.
+
+        Raises:
+            Misconfigured: another node's settings differ, or its name is taken, with the fix.
+        """
+        await self._agree()
+        await self.claims.set_clock()
+        await self._join(wait, stage)
+
     async def start(self, wait: float) -> None:
-        """Agree with the fleet, take the name, and begin to own.
+        """Begin to own; `enter` first, if that was not done.
 
         Args:
             wait: seconds to wait for an earlier process of this name to end.
@@ -134,9 +161,11 @@ class Crew:
         Raises:
             Misconfigured: another node's settings differ, or its name is taken, with the fix.
         """
-        await self._agree()
-        await self.claims.set_clock()
-        await self._join(wait)
+        if not self._incarnation:
+            await self.enter(wait, "ready")
+        # A session that was lost meanwhile is followed by another, which is ready at once.
+        with suppress(Conflict):
+            await self._name.tell(stage="ready")
         self._following = asyncio.get_running_loop().create_task(self._follow_for_ever())
         self._following.add_done_callback(self._notice_end)
         self._coordinator = await self.membership.coordinate(
@@ -234,6 +263,11 @@ class Crew:
         return 0 if self._plan is None else len(self._plan.assignment.nodes)
 
     @property
+    def names(self) -> list[str]:
+        """The names of the nodes that the assignment names."""
+        return [] if self._plan is None else [node.name for node in self._plan.assignment.nodes]
+
+    @property
     def running(self) -> list[str]:
         """The tasks that this node has claimed and not finished."""
         return self.claims.running
@@ -289,8 +323,8 @@ class Crew:
                     "give the same, or use another appname",
                 )
 
-    async def _join(self, wait: float) -> None:
-        """Hold the name, with the session that there is now, and be ready."""
+    async def _join(self, wait: float, stage: Stage = "ready") -> None:
+        """Hold the name, with the session that there is now."""
         session = self.membership.session
         incarnation = session.incarnation
         self.claims.abandon()
@@ -298,7 +332,7 @@ class Crew:
         named = Named(
             name=self.settings.node,
             incarnation=incarnation,
-            stage="leaving" if self.is_retiring else "ready",
+            stage="leaving" if self.is_retiring else stage,
             applied=0,
             is_observer=self.settings.is_observer,
             created=self.claims.now,
@@ -411,7 +445,19 @@ class Crew:
         return ask
 
     async def _read_pins(self) -> Sequence[Pin]:
-        return ()
+        """Give the pins that are in force, and remove those that no longer are."""
+        pins = await self.pins.pins()
+        if not self.settings.locks_enabled:
+            self._report_ignored(len(pins))
+            return ()
+        if expired := await self.pins.sweep():
+            self._events.emit(PinsExpired(node=self.settings.node, count=expired))
+        return pins
+
+    def _report_ignored(self, count: int) -> None:
+        if count != self._ignored:
+            self._ignored = count
+            self._events.emit(PinsIgnored(node=self.settings.node, count=count))
 
     def _tell(self, change: Change) -> None:
         self._events.emit(

@@ -56,6 +56,7 @@ class Dealer:
         node: this node's name, for the history.
         patience: seconds between rounds when nothing is heard.
         read_pins: gives the pins that are in force.
+        pins_left: for how many seconds those that were given last stay so.
         published: called after each assignment that was written.
     """
 
@@ -70,6 +71,7 @@ class Dealer:
         node: str,
         patience: float,
         read_pins: Callable[[], Awaitable[Sequence[Pin]]],
+        pins_left: Callable[[], float],
         published: Callable[[], object],
     ) -> None:
         self._store = store
@@ -82,6 +84,7 @@ class Dealer:
         self._node = node
         self._patience = patience
         self._read_pins = read_pins
+        self._pins_left = pins_left
         self._published = published
         self._dead: frozenset[str] = frozenset()
         self._decided_on: _Facts | None = None
@@ -95,7 +98,9 @@ class Dealer:
             while True:
                 try:
                     async with listening(
-                        self._store.wait(self._places.nodes, _LONG), self._hear_of_death()
+                        self._store.wait(self._places.nodes, _LONG),
+                        self._store.wait(self._places.pins, _LONG),
+                        self._hear_of_death(),
                     ) as heard:
                         plan = await self._deal(term, plan)
                         self.number = plan.assignment.number
@@ -172,8 +177,11 @@ class Dealer:
             reason = "initial_distribution"
         elif was & self._dead:
             reason = "dead_nodes"
+        elif was != will:
+            reason = "membership_change"
         else:
-            reason = "membership_change" if was != will else "distribution"
+            # Those who share the tokens being the same, only pins can have changed.
+            reason = "locks_changed"
         facts: dict[str, Json] = {"nodes_before": len(was), "nodes_after": len(will)}
         facts |= {"tokens_moved": moved}
         line = {"trigger_reason": reason, "leader_node": self._node, **facts}

@@ -5,7 +5,15 @@ from typing import ClassVar
 
 from jobsync.events import Event
 
-__all__ = ["AuditRefused", "NodeFailed", "NodeJoined", "Rebalanced", "TokensChanged"]
+__all__ = [
+    "AuditRefused",
+    "NodeFailed",
+    "NodeJoined",
+    "PinsExpired",
+    "PinsIgnored",
+    "Rebalanced",
+    "TokensChanged",
+]
 
 
 class _AboutNode(Event, frozen=True, kw_only=True):
@@ -64,3 +72,21 @@ class AuditRefused(_AboutNode, frozen=True, kw_only=True):
 
     task_id: str
     reason: str
+
+
+class PinsExpired(_AboutNode, frozen=True, kw_only=True):
+    """This node leads, and has removed pins whose time was over."""
+
+    name: ClassVar[str] = "jobs:pins-expired"
+    level: ClassVar[int] = logging.INFO
+
+    count: int
+
+
+class PinsIgnored(_AboutNode, frozen=True, kw_only=True):
+    """This node leads with `locks_enabled=False`, and there are pins."""
+
+    name: ClassVar[str] = "jobs:pins-ignored"
+    level: ClassVar[int] = logging.WARNING
+
+    count: int

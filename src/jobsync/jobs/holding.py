@@ -62,6 +62,7 @@ class Holding:
         self._incarnation = ""
         self._joined: float | None = None
         self._asked: dict[int, tuple[str, int]] = {}
+        self._exempt: dict[str, int] = {}
         self.mine = _NOTHING
 
     def join(self, session: Session | None) -> None:
@@ -100,11 +101,12 @@ class Holding:
         if owes(plan, self._incarnation):
             await self._give_up(before, after, number)
         gained = after.tokens - before.tokens
-        if gained or after.own - before.own:
+        if tokens := gained | self._tokens_of_tasks(before, after, plan):
             await self._claims.set_clock()
             since = max(self._joined or 0.0, self._claims.now - self._claims.memory)
-            await self._claims.load(self._tokens_of(gained, after, plan), since)
+            await self._claims.load(tokens, since)
         self.mine = after
+        self._exempt = {each.task: each.token for each in plan.exceptions.tasks}
         change = Change(number, gained, before.tokens - after.tokens, is_initial=before.number == 0)
         self._tell(change)
 
@@ -138,8 +140,10 @@ class Holding:
             and not self._claims.knows(task)
         )
 
-    @staticmethod
-    def _tokens_of(gained: frozenset[int], after: Ownership, plan: Plan) -> frozenset[int]:
-        """Give the tokens whose claims matter: those gained, and those of tasks gained alone."""
-        tasks = plan.exceptions.tasks
-        return gained | {exempt.token for exempt in tasks if exempt.task in after.own}
+    def _tokens_of_tasks(self, before: Ownership, after: Ownership, plan: Plan) -> frozenset[int]:
+        """Give the tokens of tasks that are gained by themselves: their claims matter too."""
+        apart = after.own - before.own
+        # What went a way of its own until now, and is back with its token, which is ours.
+        back = (before.others - after.others) & self._exempt.keys()
+        found = {each.token for each in plan.exceptions.tasks if each.task in apart}
+        return frozenset(found | {self._exempt[task] for task in back})

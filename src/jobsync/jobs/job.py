@@ -18,8 +18,9 @@ from a signal handler that interrupted another call.
 import asyncio
 import datetime as dt
 import os
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from jobsync.components import Components
@@ -33,6 +34,7 @@ from jobsync.jobs.config import CoordinationConfig
 from jobsync.jobs.crew import Crew, CrewSettings
 from jobsync.jobs.entrance import Entrance
 from jobsync.jobs.health import Health, NodeInfo
+from jobsync.jobs.pinning import LockInfo, Pinning
 from jobsync.jobs.sources import resolve_coordination
 from jobsync.jobs.task import Task
 from jobsync.jobs.telling import Teller
@@ -93,7 +95,7 @@ class Job:
         on_tokens_removed: Callable[[frozenset[int]], object] | None = None,
         components: Components | None = None,
     ) -> None:
-        del skip_db_init, clear_existing_locks
+        del skip_db_init
         if isinstance(site, CoordinationConfig):
             # As the newer release has it: the second argument is the configuration.
             coordination_config, site = site, None
@@ -107,6 +109,7 @@ class Job:
         self._wait_on_enter = _check_wait("wait_on_enter", wait_on_enter)
         self._wait_on_exit = _check_wait("wait_on_exit", wait_on_exit)
         self._lock_provider = lock_provider
+        self._clear_existing_locks = clear_existing_locks
         self._is_observer = observer
         self._once_per_date = once_per_date
         self._teller = Teller(
@@ -118,6 +121,7 @@ class Job:
         self._node: Crew | Alone | None = None
         self._health: Health | None = None
         self._is_stopping = False
+        self._pinning = Pinning(None, self._call, self._token)
 
     def __repr__(self) -> str:
         return f"Job({self.node_name!r}, date={self.date.isoformat()})"
@@ -135,8 +139,7 @@ class Job:
         try:
             if self.settings.enabled:
                 self._call(self._join())
-                if self._lock_provider is not None:
-                    self._lock_provider(self)
+                self._provide_locks()
                 self._call(self._start())
             else:
                 total, once = self.settings.total_tokens, self._once_per_date
@@ -315,6 +318,62 @@ class Job:
         """Give the body and the status of a liveness probe. Never touches the store."""
         return {"status": "alive"}, 200
 
+    def register_lock(
+        self,
+        task_id: Task | object,
+        node_patterns: str | Sequence[str],
+        reason: str | None = None,
+        expires_in_days: float | None = None,
+    ) -> None:
+        """Pin a task to nodes. Effective at once; outlives this node.
+
+        Args:
+            task_id: which task.
+            node_patterns: which nodes, as SQL's LIKE reads it; of several patterns the first
+                that any node matches.
+            reason: for people.
+            expires_in_days: when it ends; never, by default.
+
+        Raises:
+            Invalid: names what is wrong.
+            Misconfigured: `locks_enabled` is False.
+        """
+        self._pins_here.register([(task_id, node_patterns, reason)], expires_in_days)
+
+    def register_locks_bulk(
+        self, locks: Iterable[Sequence[Any]], expires_in_days: float | None = None
+    ) -> None:
+        """Pin many tasks in one write, each given as (task_id, pattern or patterns, reason).
+
+        Several of one task are alternatives. Raises what `register_lock` raises; then none
+        of them was registered.
+        """
+        self._pins_here.register(locks, expires_in_days)
+
+    def register_task_lock(
+        self,
+        task_id: Task | object,
+        node_pattern: str | Sequence[str],
+        reason: str | None = None,
+        expires_in_days: float | None = None,
+    ) -> None:
+        """Pin a task to nodes: `register_lock` as the guide spells it."""
+        self.register_lock(task_id, node_pattern, reason, expires_in_days)
+
+    register_task_locks_bulk = register_locks_bulk
+
+    def list_locks(self) -> list[LockInfo]:
+        """Give the pins of all nodes that are in force, each with the pattern that counts."""
+        return self._pins_here.listed()
+
+    def clear_locks_by_creator(self, creator: str) -> int:
+        """Remove the pins that one node has made; count them."""
+        return self._pins_here.remove_by(_check_text("creator", creator))
+
+    def clear_all_locks(self) -> int:
+        """Remove the pins of all nodes; count them."""
+        return self._pins_here.remove_all()
+
     # The guide's own spellings.
 
     @property
@@ -341,6 +400,22 @@ class Job:
         if self._node.failure is not None:
             raise Unavailable("the node", "has failed", "enter again") from self._node.failure
         return self._node
+
+    @property
+    def _pins_here(self) -> Pinning:
+        """This node's pins; it must have been entered and not left."""
+        if self._background is None:
+            raise Invalid("job", self, "is not entered", "use it in a with statement")
+        return self._pinning
+
+    def _provide_locks(self) -> None:
+        """Register what `lock_provider` asks for, before this node owns anything."""
+        provider, replacing = self._lock_provider, self._clear_existing_locks
+        if isinstance(self._node, Crew) and (provider is not None or replacing):
+            # Under its name, so that nobody registers in the name of another that lives.
+            self._call(self._node.enter(self._wait_on_enter))
+            bound = None if provider is None else partial(provider, self)
+            self._pinning.provide(bound, replacing=replacing)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something on the background loop, and wait for it."""
@@ -380,11 +455,13 @@ class Job:
                 is_observer=self._is_observer,
                 rebalance_interval=self.settings.rebalance_check_interval_sec,
                 refresh_interval=self.settings.token_refresh_steady_interval_sec,
+                locks_enabled=self.settings.locks_enabled,
             ),
             told=self._teller.tell,
             facts=describe_process(self.components),
         )
         self._health = Health(self._node)
+        self._pinning = Pinning(self._node, self._call, self._token)
 
     async def _start(self) -> None:
         """Take the name, and wait for this node's share."""

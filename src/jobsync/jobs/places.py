@@ -51,6 +51,15 @@ class Places(msgspec.Struct, frozen=True):
         return f"{self.claims(day)}{token:06d}.{escape(task, 'task_id')}"
 
     @property
+    def pins(self) -> str:
+        """The prefix of all pins."""
+        return f"pin/{self._fleet}/"
+
+    def pins_of(self, creator: str) -> str:
+        """The pins that one node has made."""
+        return f"{self.pins}{escape(creator, 'node_name')}"
+
+    @property
     def rebalances(self) -> str:
         """The history of assignments."""
         return f"history/{self._fleet}/rebalance"

@@ -1,0 +1,307 @@
+"""Tasks that only certain nodes may do, on fleets that run."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from teams import Team, gather
+
+from jobsync import Invalid, Job, Misconfigured
+from jobsync.jobs.events import PinsExpired, PinsIgnored, Rebalanced
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store that no other test uses."""
+    match request.param:
+        case "memory":
+            return f"memory://pins-{next(_numbers)}"
+        case "sqlite":
+            return f"sqlite:///{tmp_path / 'jobs.db'}"
+        case _:
+            schema = f"pins_{os.getpid()}_{next(_numbers)}"
+            return f"{request.getfixturevalue('postgres').url}?schema={schema}"
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> str:
+    """A store for what is the same on all of them."""
+    return f"sqlite:///{tmp_path / 'jobs.db'}"
+
+
+def members(team_jobs: list[Job], task: object) -> list[str]:
+    """Give the nodes that may do a task now."""
+    return [job.node_name for job in team_jobs if job.can_claim_task(task)]
+
+
+def enter(team: Team, *names: str) -> list[Job]:
+    """Enter jobs, and wait until all tokens are somebody's."""
+    jobs = [team.add(name) for name in names]
+    team.until(lambda: sum(len(job.my_tokens) for job in jobs) == 60)
+    return jobs
+
+
+def version(jobs: list[Job]) -> int:
+    """Give the number of the assignment, as far as anybody has heard."""
+    return max(job.token_version for job in jobs)
+
+
+def elsewhere(jobs: list[Job], node: str) -> str:
+    """Give a task that is not that node's by itself."""
+    return next(f"t{n}" for n in itertools.count() if members(jobs, f"t{n}") not in ([node], []))
+
+
+def test_a_pin_is_effective_at_once_and_is_one_hand_over(url: str) -> None:
+    """Everything that has to move because of it moves in one rebalance, which says why."""
+    with gather(url) as team:
+        jobs = enter(team, "a", "b-gpu")
+        task = elsewhere(jobs, "b-gpu")
+        before = team.count(Rebalanced)
+        jobs[0].register_task_lock(task, "%-gpu", "needs a GPU")
+        team.until(lambda: members(jobs, task) == ["b-gpu"])
+        team.until(lambda: sum(len(job.my_tokens) for job in jobs) == 60)
+        rebalances = [event for event in team.events if isinstance(event, Rebalanced)][before:]
+        assert [event.reason for event in rebalances] == ["locks_changed"]
+        assert abs(len(jobs[0].my_tokens) - len(jobs[1].my_tokens)) <= 2
+
+
+def test_a_task_that_nobody_matches_waits_alone(url: str) -> None:
+    """Other tasks of its token go on; clearing the pin lets it go on too, at once."""
+    with gather(url) as team:
+        jobs = enter(team, "a", "b")
+        token = jobs[0].task_to_token("t")
+        others = [f"o{n}" for n in range(600) if jobs[0].task_to_token(f"o{n}") == token]
+        jobs[1].register_task_lock("t", "gone-%")
+        team.until(lambda: members(jobs, "t") == [])
+        team.until(lambda: all(len(members(jobs, other)) == 1 for other in others))
+        before = version(jobs)
+        assert jobs[0].clear_locks_by_creator("b") == 1
+        team.until(lambda: len(members(jobs, "t")) == 1)
+        assert version(jobs) - before <= 2
+        assert others
+        assert jobs[0].list_locks() == []
+
+
+def test_a_pin_expires_by_itself(url: str) -> None:
+    """Nobody need look at the right moment; what has expired is removed and reported."""
+    with gather(url) as team:
+        jobs = enter(team, "a", "b")
+        jobs[0].register_task_lock("t", "gone-%", expires_in_days=1.5 / 86_400)
+        (lock,) = jobs[1].list_locks()
+        assert 1.4 < (lock["expires_at"] - lock["created_at"]).total_seconds() < 1.6
+        team.until(lambda: members(jobs, "t") == [])
+        team.until(lambda: len(members(jobs, "t")) == 1)
+        assert team.count(PinsExpired) == 1
+        assert jobs[1].list_locks() == []
+
+
+def test_ordered_fallbacks_follow_who_is_there(url: str) -> None:
+    """The first pattern that anybody matches counts; it changes with the fleet."""
+    with gather(url) as team:
+        jobs = enter(team, "a", "spare-1")
+        jobs[0].register_lock("t", ["best-%", "spare-%"], "prefers the best")
+        team.until(lambda: members(jobs, "t") == ["spare-1"])
+        assert jobs[0].list_locks()[0]["node_pattern"] == "spare-%"
+        jobs.append(team.add("best-1"))
+        team.until(lambda: members(jobs, "t") == ["best-1"])
+        (lock,) = jobs[0].list_locks()
+        assert lock["node_pattern"] == "best-%"
+        assert lock["node_patterns"] == ["best-%", "spare-%"]
+        assert (lock["task_id"], lock["token_id"]) == ("t", jobs[0].task_to_token("t"))
+        assert (lock["reason"], lock["created_by"]) == ("prefers the best", "a")
+
+
+def test_several_nodes_for_one_task_are_alternatives(url: str) -> None:
+    """As the guide registers them, one row for each; the third node never has the task."""
+    with gather(url) as team:
+        jobs = enter(team, "a", "b", "c")
+        tasks = [f"t{n}" for n in range(30)]
+        jobs[2].register_task_locks_bulk(
+            [(task, node, "resource") for task in tasks for node in ("a", "b")]
+        )
+        team.until(lambda: all(members(jobs, task) in (["a"], ["b"]) for task in tasks))
+        assert len(jobs[0].list_locks()) == 60
+
+
+def test_ten_thousand_pins_are_all_kept(url: str) -> None:
+    """Where nobody matches, their tasks wait and no other task of any token does."""
+    tasks = [f"p{n}" for n in range(10_000)]
+    with gather(url) as team:
+        jobs = enter(team, "a", "b")
+        locks = [(task, ["gone-1", f"gone-{n % 50}"], "none") for n, task in enumerate(tasks)]
+        jobs[0].register_locks_bulk(locks)
+        assert len(jobs[1].list_locks()) == 10_000
+        team.until(lambda: not any(members(jobs, task) for task in tasks[::97]))
+        team.until(lambda: sum(len(job.my_tokens) for job in jobs) == 60)
+        assert not any(members(jobs, task) for task in tasks)
+        assert all(len(members(jobs, f"o{n}")) == 1 for n in range(1000))
+        jobs[0].register_locks_bulk([(task, ["gone-1", "b"]) for task in tasks])
+        team.until(lambda: all(members(jobs, task) == ["b"] for task in tasks[::97]))
+        assert all(members(jobs, task) == ["b"] for task in tasks)
+        assert jobs[1].clear_all_locks() == 20_000
+
+
+def test_pins_outlive_the_process_that_made_them(
+    postgres: object, quick: str, tmp_path: Path
+) -> None:
+    """Killed, not stopped."""
+    del postgres
+    program = f"""
+        import os, signal
+        from jobsync import CoordinationConfig, Job
+        config = CoordinationConfig(
+            total_tokens=60, heartbeat_interval_sec=1, heartbeat_timeout_sec=4
+        )
+        with Job("doomed", "test", coordination_config=config, url={quick!r}) as job:
+            job.register_task_lock("t", "b", "stays")
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False)
+    assert ran.returncode == -signal.SIGKILL
+    with gather(quick) as team:
+        jobs = [team.add("a"), team.add("b")]
+        team.until(lambda: sum(len(job.my_tokens) for job in jobs) == 60)
+        team.until(lambda: members(jobs, "t") == ["b"])
+        assert [lock["created_by"] for lock in jobs[0].list_locks()] == ["doomed"]
+
+
+def test_a_task_that_comes_back_to_its_token_is_not_done_again(quick: str) -> None:
+    """What its own node has just finished is refused, as after any hand-over."""
+    with gather(quick) as team:
+        jobs = enter(team, "a", "b")
+        token = jobs[0].task_to_token("t")
+        other = next(f"o{n}" for n in range(600) if jobs[0].task_to_token(f"o{n}") == token)
+        first, second = [f"o{n}" for n in range(6000) if jobs[0].task_to_token(f"o{n}") == token][
+            1:3
+        ]
+        # Two of the token's tasks want `a` and one wants `b`: the one goes a way of its own.
+        jobs[0].register_task_locks_bulk([(first, "a"), (second, "a")])
+        jobs[1].register_task_lock(other, "b")
+        team.until(lambda: members(jobs, other) == ["b"] and members(jobs, first) == ["a"])
+        jobs[1].add_task(other)
+        jobs[1].write_audit()
+        assert jobs[0].clear_locks_by_creator("b") == 1
+        before = version(jobs)
+        team.until(lambda: jobs[0].token_version >= before + 2 and not members(jobs[1:], other))
+        assert members(jobs, other) == []
+        assert "b" in str(jobs[0].incomplete_tasks() or jobs[0].get_audit())
+
+
+def test_a_provider_registers_before_the_node_owns_anything(url: str) -> None:
+    """The first share that it gets follows the pins."""
+    owned: list[set[int]] = []
+
+    def provide(job: Job) -> None:
+        job.register_task_lock("t", "b")
+        job.register_task_locks_bulk([("u", "b", "why")])
+        owned.append(job.my_tokens)
+
+    with gather(url) as team:
+        first = team.add("b", lock_provider=provide)
+        assert owned == [set()]
+        jobs = [first, team.add("a")]
+        team.until(lambda: all(job.my_tokens for job in jobs))
+        assert members(jobs, "t") == members(jobs, "u") == ["b"]
+
+
+def test_own_pins_are_replaced_in_one_write(quick: str) -> None:
+    """Others' pins stay; a provider that fails leaves its node's earlier ones."""
+    with gather(quick) as team:
+        other = team.add("other")
+        other.register_task_lock("o", "other")
+        with team.make("a", lock_provider=lambda job: job.register_task_lock("old", "a")) as job:
+            assert {lock["task_id"] for lock in job.list_locks()} == {"o", "old"}
+
+        def fail(job: Job) -> None:
+            job.register_task_lock("half", "a")
+            raise RuntimeError("the provider's own")
+
+        failing = team.make("a", lock_provider=fail, clear_existing_locks=True)
+        with pytest.raises(RuntimeError, match="the provider's own"):
+            failing.__enter__()
+        assert {lock["task_id"] for lock in other.list_locks()} == {"o", "old"}
+
+        seen: list[set[str]] = []
+
+        def provide(job: Job) -> None:
+            job.register_task_lock("new", "a")
+            seen.append({lock["task_id"] for lock in other.list_locks()})
+
+        team.add("a", lock_provider=provide, clear_existing_locks=True)
+        assert seen == [{"o", "old"}]
+        assert {lock["task_id"] for lock in other.list_locks()} == {"o", "new"}
+
+
+def test_saying_the_same_again_renews_it(quick: str) -> None:
+    """A job that registers its permanent pins at each start does not pile them up."""
+    with gather(quick) as team:
+        job = team.add("a")
+        job.register_task_lock("t", "a", "first", expires_in_days=1)
+        job.register_task_lock("t", "a", "second")
+        (lock,) = job.list_locks()
+        assert (lock["reason"], lock["expires_at"]) == ("second", None)
+
+
+def test_pins_can_be_switched_off(quick: str) -> None:
+    """Then new ones are refused, and those there are have no effect and are reported."""
+    with gather(quick) as team:
+        with team.make("a") as job:
+            job.register_task_lock("t", "gone-%")
+            team.until(lambda: not job.can_claim_task("t"))
+        job = team.add("a", settings={"locks_enabled": False})
+        team.until(lambda: job.can_claim_task("t"))
+        assert team.count(PinsIgnored) == 1
+        with pytest.raises(Misconfigured, match="locks_enabled"):
+            job.register_task_lock("t", "a")
+
+
+def test_without_a_fleet_there_is_nothing_to_pin(quick: str) -> None:
+    """The node owns everything; registering is checked and has no effect."""
+    with gather(quick) as team:
+        job = team.add("a", settings={"enabled": False})
+        job.register_task_lock("t", "gone-%")
+        assert job.can_claim_task("t")
+        assert job.list_locks() == []
+        assert job.clear_locks_by_creator("a") == job.clear_all_locks() == 0
+        with pytest.raises(Invalid, match="node_pattern"):
+            job.register_task_lock("t", "")
+
+
+@pytest.mark.parametrize(
+    ("locks", "days", "field"),
+    [
+        ([("t", "a", "r", "x")], None, r"locks\[0\]"),
+        ([("t", "a"), "ta"], None, r"locks\[1\]"),
+        ([("t", [])], None, "node_patterns"),
+        ([("t", "a\\")], None, "node_pattern"),
+        ([("t", 5)], None, "node_pattern"),
+        ([("t", "a\0")], None, "node_pattern"),
+        ([("t", "a", "\0")], None, "reason"),
+        ([("", "a")], None, "id"),
+        ([("t", "a")], 0, "expires_in_days"),
+        ([("t", "a")], float("inf"), "expires_in_days"),
+    ],
+)
+def test_what_cannot_be_a_pin_is_refused(
+    quick: str, locks: list[tuple[object, ...]], days: float | None, field: str
+) -> None:
+    """With the field, and before anything is registered."""
+    with gather(quick) as team:
+        job = team.add("a", settings={"enabled": False})
+        with pytest.raises(Invalid, match=field):
+            job.register_locks_bulk([("good", "a"), *locks][-len(locks) :], days)
+
+
+def test_a_job_that_is_not_entered_cannot_pin(quick: str) -> None:
+    """Nor one that was left."""
+    with gather(quick) as team:
+        job = team.make("a")
+        with pytest.raises(Invalid, match="not entered"):
+            job.list_locks()
