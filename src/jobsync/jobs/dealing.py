@@ -201,8 +201,9 @@ class Dealer:
 
     def _rest(self, plan: Plan) -> float:
         """Give the time until it is to be looked at anyway, whether or not a node says a word."""
-        is_moving = bool(plan.assignment.moves) or bool(plan.exceptions.tasks)
-        return self._membership.timing.beat if is_moving else self._patience
+        is_moving = bool(plan.assignment.moves) or any(e.revoked for e in plan.exceptions.tasks)
+        patience = self._membership.timing.beat if is_moving else self._patience
+        return min(patience, self._pins_left())
 
     async def _hear_of_death(self) -> None:
         while self._find_dead() == self._dead:
