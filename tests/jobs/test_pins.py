@@ -148,11 +148,8 @@ def test_ten_thousand_pins_are_all_kept(url: str) -> None:
         assert jobs[1].clear_all_locks() == 20_000
 
 
-def test_pins_outlive_the_process_that_made_them(
-    postgres: object, quick: str, tmp_path: Path
-) -> None:
+def test_pins_outlive_the_process_that_made_them(quick: str) -> None:
     """Killed, not stopped."""
-    del postgres
     program = f"""
         import os, signal
         from jobsync import CoordinationConfig, Job
