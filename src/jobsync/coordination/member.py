@@ -281,9 +281,11 @@ class Member:
         living = self._observer.take_in(
             {key.removeprefix(SESSIONS): found[key] for key in sessions if key in found}
         )
-        self.seen = living
         self._tell_of_beats(living)
-        await self._declare_dead()
+        for incarnation in await self._declare_dead():
+            # At once: what it held may be taken now, not a beat later.
+            living.pop(incarnation, None)
+        self.seen = living
         for election in elections:
             await self._step(election, found, living)
         self._leaving = [each for each in self._leaving if not each.is_clear]
@@ -309,9 +311,12 @@ class Member:
         await self._declare_dead()
         await self._observer.forget_long_dead({*owners, *self.watched})
 
-    async def _declare_dead(self) -> None:
-        for incarnation in await self._observer.declare_dead():
+    async def _declare_dead(self) -> list[str]:
+        """Write down who died, and tell of it; give the incarnations."""
+        died = await self._observer.declare_dead()
+        for incarnation in died:
             self._events.emit(WorkerDied(worker_id=worker_of(incarnation), incarnation=incarnation))
+        return died
 
     def _tell_of_beats(self, living: Mapping[str, Life]) -> None:
         """Tell of the leaders' beats, which were seen at no further cost."""
