@@ -14,6 +14,7 @@ from jobsync.database.plugin import Plugin
 from jobsync.database.resource import Resource
 from jobsync.database.storage import PluginStorage
 from jobsync.errors import (
+    ClaimLost,
     Conflict,
     Corrupt,
     Fenced,
@@ -29,7 +30,6 @@ from jobsync.errors import (
     Unavailable,
 )
 from jobsync.events import Event, Events
-from jobsync.jobs.claims import ClaimLost
 from jobsync.jobs.config import CoordinationConfig
 from jobsync.jobs.job import Job
 from jobsync.jobs.task import Task

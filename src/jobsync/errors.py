@@ -7,6 +7,7 @@
     │   └── MissingExtra  a package is not installed: run the line it gives
     ├── NotFound          there is no such thing: create it first, or ask for another
     ├── Conflict          somebody else wrote first: read again, decide again
+    ├── ClaimLost         the task is another node's: do not do it here
     ├── Fenced            your term is over, or a newer one has written: stop
     ├── NewerFormat       newer code has written: leave it alone, upgrade this process
     ├── Incomplete        part of a batch was not written: see which part, and why
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = [
+    "ClaimLost",
     "Conflict",
     "Corrupt",
     "Fenced",
@@ -163,6 +165,18 @@ class Corrupt(_AboutKey):
     """What is stored cannot be read. It is reported and left as it is."""
 
     _what = "{key} cannot be read and was left as it is; mend or remove it by hand"
+
+
+class ClaimLost(JobsyncError):
+    """The task is another node's, or this node may not claim now. Do not do it."""
+
+    def __init__(self, task_id: str, reason: str) -> None:
+        super().__init__(task_id, reason)
+        self.task_id = task_id
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"task {self.task_id!r} was not claimed: {self.reason}; do not do it here"
 
 
 class Fenced(JobsyncError):

@@ -1,22 +1,26 @@
 """Nodes on a store in memory, and empty places of every kind."""
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from hiring import Hire, hire_on
 
-from jobsync import Store, open_store
+from jobsync import Components, Store, open_store
+from jobsync.stores.memory import MemoryStore
 
 _numbers = itertools.count()
 
 
 @pytest.fixture
-def memory() -> str:
-    """The URL of an empty store in memory."""
-    return f"memory://jobs-{next(_numbers)}"
+def memory() -> Iterator[str]:
+    """The URL of an empty store in memory, which stays as long as the test."""
+    name = f"jobs-{next(_numbers)}"
+    kept = MemoryStore(name, Components.system())
+    yield f"memory://{name}"
+    del kept
 
 
 @pytest.fixture

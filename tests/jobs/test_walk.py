@@ -20,6 +20,7 @@ class Walking:
         self.claims = yard.node(name)
         self.failure: BaseException | None = None
         self.is_retiring = False
+        self.pace = 5.0
 
     def can_claim(self, task: str) -> bool:
         return not self.claims.refuses(task)

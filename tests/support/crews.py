@@ -161,7 +161,7 @@ class Hand:
         """Work as `for task in job.tasks(source)` does."""
         crews = self.crews
         source = crews.pending if crews.asks_anew else list(crews.tasks)
-        walk = Walk(crew, self.node.clock, source, longest_pause=BEAT)
+        walk = Walk(crew, self.node.clock, source)
         while await walk.begin(walk.read()):
             while (task := await walk.next()) is not None:
                 try:

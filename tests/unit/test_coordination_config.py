@@ -129,12 +129,6 @@ def test_reclaiming_waits_for_four_timeouts_and_a_minute() -> None:
     assert CoordinationConfig(reclaim_after=8).reclaim_delay(OBJECTS) == 8
 
 
-def test_plans_are_read_more_often_in_the_first_minutes() -> None:
-    """As the guide says: five minutes."""
-    config = CoordinationConfig()
-    assert [config.refresh_interval(age) for age in (0, 299, 300)] == [5, 5, 30]
-
-
 @pytest.mark.parametrize(
     ("options", "url"),
     [

@@ -8,6 +8,7 @@ import pytest
 
 from jobsync import errors
 from jobsync.errors import (
+    ClaimLost,
     Conflict,
     Corrupt,
     Fenced,
@@ -42,6 +43,10 @@ SAMPLES: list[tuple[JobsyncError, str]] = [
     (
         Corrupt("{a}", "not JSON"),
         "{a} cannot be read and was left as it is; mend or remove it by hand: not JSON",
+    ),
+    (
+        ClaimLost("ann", "node-2 is doing it"),
+        "task 'ann' was not claimed: node-2 is doing it; do not do it here",
     ),
     (Fenced("a/b", 3, 5), "a/b: epoch 3 was replaced by 5; stop acting on it"),
     (

@@ -66,13 +66,14 @@ class CoordinatorSettings(Settings, frozen=True, kw_only=True):
                 "lower it, or raise max_epoch_duration",
             )
         if self.heartbeat_interval is not None or self.worker_timeout is not None:
-            self._timing(is_dear=False)
+            self.timing_of(is_dear=False)
 
     def timing(self, store: Store) -> Timing:
         """Give the beat and the timeout of sessions in a store."""
-        return self._timing(is_dear=store.is_dear)
+        return self.timing_of(is_dear=store.is_dear)
 
-    def _timing(self, *, is_dear: bool) -> Timing:
+    def timing_of(self, *, is_dear: bool) -> Timing:
+        """Give the beat and the timeout of sessions, by whether requests cost money."""
         beat, timeout = self.heartbeat_interval, self.worker_timeout
         if beat is None:
             usual = 30.0 if is_dear else 5.0

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from jobsync.jobs.claims import Claim, ClaimState
+from jobsync.jobs.retention import Forgotten
 
 __all__ = ["Alone"]
 
@@ -17,6 +18,7 @@ class Alone:
     """
 
     is_leader = True
+    pace = 0.1
     failure: BaseException | None = None
     number = 0
     is_trusted = True
@@ -72,6 +74,11 @@ class Alone:
     async def claims_of_date(self) -> list[Claim]:
         """Give nothing: nothing is recorded."""
         return []
+
+    async def forget(self, days: float) -> Forgotten:
+        """Nothing is kept."""
+        del days
+        return Forgotten(dates=0, claims=0, nodes=0, rebalances=0)
 
     async def stop(self, wait: float) -> None:
         """Nothing is to be handed over."""

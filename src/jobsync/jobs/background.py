@@ -7,11 +7,18 @@ nothing here holds a lock while it waits.
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, TypeVar
+
+from jobsync.errors import Unavailable
 
 __all__ = ["Background"]
 
 T = TypeVar("T")
+
+_LOOK_UP = 1.0
+"""Seconds after which a caller that waits looks whether there is anybody to wait for."""
 
 
 class Background:
@@ -24,12 +31,31 @@ class Background:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something there, and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Run something there, and wait for it.
+
+        Raises:
+            Unavailable: the loop was stopped, by another thread or a signal handler.
+        """
+        if self._loop.is_closed():
+            work.close()
+            raise _left()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        while True:
+            try:
+                return future.result(_LOOK_UP)
+            except CancelledError as error:
+                raise _left() from error
+            except TimeoutError:
+                if future.done():
+                    # What was run has raised it, or has ended at this very moment.
+                    return future.result()
+                if not self._thread.is_alive():
+                    raise _left() from None
 
     def post(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something there soon."""
-        self._loop.call_soon_threadsafe(call, *arguments)
+        """Call something there soon, if the loop still runs."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *arguments)
 
     def stop(self) -> None:
         """End the loop, with whatever still runs there. Safe to repeat."""
@@ -51,3 +77,7 @@ class Background:
             task.cancel()
         if left:
             self._loop.run_until_complete(asyncio.wait(left))
+
+
+def _left() -> Unavailable:
+    return Unavailable("the job", "was left meanwhile", "enter again")

@@ -25,12 +25,12 @@ from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.reading import read_each
 from jobsync.core.clock import Mono
-from jobsync.errors import Corrupt, JobsyncError, OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.jobs.places import Places
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store, Unknown
 from jobsync.stores.witness import Witness
 
-__all__ = ["Claim", "ClaimLost", "ClaimState", "Claims", "read_claim"]
+__all__ = ["Claim", "ClaimState", "Claims", "read_claim"]
 
 ClaimState: TypeAlias = Literal["running", "done", "failed"]
 
@@ -38,18 +38,6 @@ _PAGE = 5000
 _CLOCK_HOLDS = 60.0
 """Seconds after which the store is asked again for the time, where it matters."""
 _HERE = "this node does it already"
-
-
-class ClaimLost(JobsyncError):
-    """The task is another node's, or this node may not claim now. Do not do it."""
-
-    def __init__(self, task_id: str, reason: str) -> None:
-        super().__init__(task_id, reason)
-        self.task_id = task_id
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"task {self.task_id!r} was not claimed: {self.reason}; do not do it here"
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,8 +21,6 @@ from jobsync.settings import Settings, check_given
 
 __all__ = ["ADDRESS", "CoordinationConfig"]
 
-_FIRST_MINUTES = 300.0
-
 _BEATS = ("heartbeat_interval_sec", "heartbeat_timeout_sec")
 _LONGEST_BEAT = 3600.0
 _DURATIONS = (
@@ -84,11 +82,11 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
         locks_enabled: False refuses new pins and ignores those there are.
         rebalance_check_interval_sec: the leader compares plan and fleet at least this often,
             whether or not it is told of a change.
-        dead_node_check_interval_sec: the leader looks for dead nodes at least this often, and
-            at every beat if that is sooner.
-        token_refresh_initial_interval_sec: a node looks for a new plan at least this often in
-            its first five minutes, whether or not it is told of one.
-        token_refresh_steady_interval_sec: the same, afterwards.
+        dead_node_check_interval_sec: accepted and unused. The leader looks at every beat.
+        token_refresh_initial_interval_sec: accepted and unused. A node hears of a new plan
+            within a beat.
+        token_refresh_steady_interval_sec: a node looks for a new plan at least this often,
+            whether or not it is told of one.
         leader_lock_timeout_sec: accepted and unused. Leadership ends with the leader's session,
             after `heartbeat_timeout_sec`.
         health_check_interval_sec: accepted and unused. Health is looked at when it is asked for.
@@ -206,12 +204,6 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
     def reclaim_delay(self, timing: Timing) -> float:
         """Give how long after a node's death its unfinished tasks may be started again."""
         return self.reclaim_after or max(60.0, 4 * timing.timeout)
-
-    def refresh_interval(self, age: float) -> float:
-        """Give how long a node that was started so long ago may go without reading the plan."""
-        if age < _FIRST_MINUTES:
-            return self.token_refresh_initial_interval_sec
-        return self.token_refresh_steady_interval_sec
 
     def reveal_url(self) -> str | None:
         """Give the whole URL of the store, password included, if anything names a store.

@@ -16,7 +16,7 @@ from jobsync.components import Components
 from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.waiting import Heard, listening
-from jobsync.core.assignment import Plan, has_nothing
+from jobsync.core.assignment import Plan, has_nothing, promised_to
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
 from jobsync.core.tokens import token_maker
@@ -32,9 +32,10 @@ from jobsync.jobs.events import (
     TokensChanged,
 )
 from jobsync.jobs.holding import Change, Holding
-from jobsync.jobs.node import Named, NameTaken, NodeName, Stage, read_named
+from jobsync.jobs.node import Named, NameTaken, NodeName, Stage
 from jobsync.jobs.pinboard import Pinboard
 from jobsync.jobs.places import Places
+from jobsync.jobs.retention import Forgotten, forget, note_date
 from jobsync.stores.contract import Store
 
 __all__ = ["Crew", "CrewSettings"]
@@ -150,6 +151,7 @@ class Crew:
         """
         await self._agree()
         await self.claims.set_clock()
+        await note_date(self._store, self._places, self.settings.day, self.claims.now)
         await self._join(wait, stage)
 
     async def start(self, wait: float) -> None:
@@ -258,6 +260,11 @@ class Crew:
         return self.claims.now
 
     @property
+    def pace(self) -> float:
+        """The most seconds between looks of one who waits for others: each look is paid for."""
+        return self.membership.timing.beat / 2
+
+    @property
     def count(self) -> int:
         """How many nodes the assignment names."""
         return 0 if self._plan is None else len(self._plan.assignment.nodes)
@@ -289,7 +296,21 @@ class Crew:
 
     async def nodes(self) -> list[Named]:
         """Give the nodes of the fleet, those that have left too."""
-        return [read_named(each) for each in await self._store.scan(self._places.nodes)]
+        return await self._dealer.list_nodes()
+
+    async def forget(self, days: float) -> Forgotten:
+        """Remove what is older than so many days: claims, nodes that are gone, history.
+
+        Raises:
+            Invalid: that is less than a day.
+        """
+        return await forget(
+            self._store,
+            self._places,
+            self._dealer.read_node,
+            now=await self.store_time(),
+            days=days,
+        )
 
     @property
     def is_leader(self) -> bool:
@@ -410,7 +431,7 @@ class Crew:
             # Who takes no tokens has no share to wait for.
             return True
         plan = self._plan
-        if plan is None or plan.assignment.moves:
+        if plan is None or promised_to(plan.assignment, self._incarnation):
             return False
         is_member = plan.assignment.find(self._incarnation)
         return bool(is_member) and len(plan.assignment.nodes) >= minimum_nodes

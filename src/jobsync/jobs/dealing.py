@@ -117,7 +117,7 @@ class Dealer:
 
     async def _deal(self, term: Term, plan: Plan | None) -> Plan:
         """Decide once; give the plan that stands now."""
-        nodes = await self._list_nodes()
+        nodes = await self.list_nodes()
         if plan is None:
             plan = await self._read(term)
         known = {node.incarnation for node in plan.assignment.nodes}
@@ -190,14 +190,18 @@ class Dealer:
         number = new.assignment.number
         self._events.emit(Rebalanced(node=self._node, number=number, reason=reason, **facts))
 
-    async def _list_nodes(self) -> list[Named]:
-        found = []
-        for record in await self._store.scan(self._places.nodes, limit=_MOST):
-            try:
-                found.append(read_named(record))
-            except Corrupt as corrupt:
-                self._witness.report(corrupt)
-        return found
+    async def list_nodes(self) -> list[Named]:
+        """Give the nodes of the fleet, those that have left too."""
+        records = await self._store.scan(self._places.nodes, limit=_MOST)
+        return [node for record in records if (node := self.read_node(record)) is not None]
+
+    def read_node(self, record: Record) -> Named | None:
+        """Understand a node's record; one that cannot be is reported and left alone."""
+        try:
+            return read_named(record)
+        except Corrupt as corrupt:
+            self._witness.report(corrupt)
+            return None
 
     def _rest(self, plan: Plan) -> float:
         """Give the time until it is to be looked at anyway, whether or not a node says a word."""

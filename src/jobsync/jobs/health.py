@@ -1,17 +1,15 @@
 """Which nodes live, and since when this one has not been heard of."""
 
+import asyncio
 import datetime as dt
-from typing import Any, TypeAlias
 
 from jobsync.coordination.session import SESSIONS, read_life
 from jobsync.jobs.crew import Crew
+from jobsync.jobs.describing import NodeInfo
 from jobsync.jobs.node import Named
 from jobsync.stores.contract import Record
 
-__all__ = ["Health", "NodeInfo"]
-
-NodeInfo: TypeAlias = dict[str, Any]
-"""name, created_on, last_heartbeat, host, pid, is_leader, stage"""
+__all__ = ["Health"]
 
 
 class Health:
@@ -46,11 +44,11 @@ class Health:
         nodes = sorted(await self._crew.nodes(), key=lambda node: node.incarnation)
         keys = [f"{SESSIONS}{node.incarnation}" for node in nodes]
         sessions = await store.get_many(keys) if keys else []
+        heard = await asyncio.gather(*map(self._heard, sessions))
         found = []
-        for node, session in zip(nodes, sessions, strict=True):
+        for node, session, last in zip(nodes, sessions, heard, strict=True):
             is_alive = session is not None and read_life(session).state == "live"
-            info = self._describe(node)
-            info["last_heartbeat"] = await self._heard(session)
+            info = self._describe(node) | {"last_heartbeat": last}
             found.append((info, is_alive and node.stage != "left"))
         return found
 

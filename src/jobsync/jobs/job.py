@@ -18,27 +18,34 @@ from a signal handler that interrupted another call.
 import asyncio
 import datetime as dt
 import os
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Self, TypeVar
 
+import msgspec
+
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership, describe_process
+from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.tokens import token_maker
-from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
+from jobsync.core.urls import ObjectsUrl
+from jobsync.errors import ClaimLost, Invalid, OutcomeUnknown, Unavailable
 from jobsync.jobs.alone import Alone
+from jobsync.jobs.arguments import check_callables, read_date, read_name, read_seconds
 from jobsync.jobs.background import Background
-from jobsync.jobs.claims import Claim, ClaimLost
+from jobsync.jobs.claims import Claim
 from jobsync.jobs.config import CoordinationConfig
 from jobsync.jobs.crew import Crew, CrewSettings
+from jobsync.jobs.describing import NodeInfo, describe_alone, describe_claim
 from jobsync.jobs.entrance import Entrance
-from jobsync.jobs.health import Health, NodeInfo
+from jobsync.jobs.health import Health
 from jobsync.jobs.pinning import LockInfo, Pinning
 from jobsync.jobs.sources import resolve_coordination
-from jobsync.jobs.task import Task
+from jobsync.jobs.task import Task, to_task
 from jobsync.jobs.telling import Teller
 from jobsync.jobs.walk import Walk, steps
+from jobsync.stores.opening import read_url
 
 __all__ = ["Job"]
 
@@ -80,8 +87,8 @@ class Job:
         site: str | CoordinationConfig | None = None,
         config: object = None,
         date: dt.date | dt.datetime | None = None,
-        wait_on_enter: float = 120,
-        wait_on_exit: float = 0,
+        wait_on_enter: float | dt.timedelta = 120,
+        wait_on_exit: float | dt.timedelta = 0,
         skip_db_init: bool = False,  # noqa: FBT001, FBT002 - as the guide has it
         lock_provider: Callable[["Job"], object] | None = None,
         clear_existing_locks: bool = False,  # noqa: FBT001, FBT002 - likewise
@@ -97,19 +104,27 @@ class Job:
     ) -> None:
         del skip_db_init
         if isinstance(site, CoordinationConfig):
-            # As the newer release has it: the second argument is the configuration.
+            # As the newer release has it: the configuration comes second, the date third.
             coordination_config, site = site, None
-        self.node_name = _check_text("node_name", node_name)
-        self.site = "" if site is None else _check_text("site", site)
+            if isinstance(config, dt.date):
+                date, config = config, None
+        self.node_name = read_name("node_name", node_name)
+        self.site = "" if site is None else read_name("site", site)
         self.components = components or Components.system()
-        self.date = _day(date, self.components)
+        self.date = read_date(date, self.components)
         self.settings = resolve_coordination(coordination_config, config, os.environ).value
         self._token = token_maker(self.settings.total_tokens, self.settings.hash_function)
         self._url = url
-        self._wait_on_enter = _check_wait("wait_on_enter", wait_on_enter)
-        self._wait_on_exit = _check_wait("wait_on_exit", wait_on_exit)
+        self._wait_on_enter = read_seconds("wait_on_enter", wait_on_enter)
+        self._wait_on_exit = read_seconds("wait_on_exit", wait_on_exit)
         self._lock_provider = lock_provider
         self._clear_existing_locks = clear_existing_locks
+        check_callables(
+            lock_provider=lock_provider,
+            on_rebalance=on_rebalance,
+            on_tokens_added=on_tokens_added,
+            on_tokens_removed=on_tokens_removed,
+        )
         self._is_observer = observer
         self._once_per_date = once_per_date
         self._teller = Teller(
@@ -122,6 +137,7 @@ class Job:
         self._health: Health | None = None
         self._is_stopping = False
         self._pinning = Pinning(None, self._call, self._token)
+        self._in_blocks: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Job({self.node_name!r}, date={self.date.isoformat()})"
@@ -133,6 +149,8 @@ class Job:
             Misconfigured: the name is taken or the fleet has other settings, with the fix.
             TimeoutError: fewer than `minimum_nodes` came in time.
         """
+        if self._background is not None:
+            raise Invalid("job", self, "is entered already", "leave it first, or make another")
         self._entrance = Entrance(2)
         self._background = Background(f"jobsync-{self.node_name}")
         self._is_stopping = False
@@ -154,6 +172,9 @@ class Job:
 
         Called by hand while the block still runs, as from a signal handler, it marks
         nothing: what was added and not audited is done again elsewhere. Safe to repeat.
+
+        Raises:
+            Unavailable, OutcomeUnknown: the node has left, but not everything is marked.
         """
         entrance, self._entrance = self._entrance, None
         if entrance is not None:
@@ -164,7 +185,7 @@ class Job:
     def can_claim_task(self, task: Task | object) -> bool:
         """Say whether a task is this node's to do now. Touches no store."""
         node = self._node
-        text = task.text if isinstance(task, Task) else str(task)
+        text = task.text if isinstance(task, Task) else Task(task).text
         return node is not None and node.can_claim(text)
 
     def add_task(self, task: Task | object) -> None:
@@ -173,17 +194,21 @@ class Job:
         Raises:
             ClaimLost: it is another node's; do not do it.
         """
-        text = _text(task)
+        text = to_task(task).text
         if lost := self._call(self._here.claim([text])):
             raise ClaimLost(text, lost[text])
 
     def add_tasks(self, tasks: Iterable[Task | object]) -> list[Task]:
         """Claim tasks in one request; give those that are this node's to do."""
-        wanted = {_text(task): task if isinstance(task, Task) else Task(task) for task in tasks}
+        wanted = {task.text: task for task in map(to_task, tasks)}
         lost = self._call(self._here.claim(list(wanted)))
         return [task for text, task in wanted.items() if text not in lost]
 
-    set_claim = add_task
+    def set_claim(self, task: Task | object) -> None:
+        """Claim a task, or each of several, as `add_task` does."""
+        several = isinstance(task, Iterable) and not isinstance(task, str | bytes)
+        for each in task if several else (task,):  # type: ignore[attr-defined]
+            self.add_task(each)
 
     @contextmanager
     def task(self, task: Task | object) -> Iterator[Task]:
@@ -192,18 +217,26 @@ class Job:
         Raises:
             ClaimLost: it is another node's; the block is not entered.
         """
-        self.add_task(task)
+        claimed = to_task(task)
+        if claimed.text in self._in_blocks:
+            raise ClaimLost(claimed.text, "this node does it already")
+        self._in_blocks.add(claimed.text)
         try:
-            yield task if isinstance(task, Task) else Task(task)
-        except BaseException:
-            with suppress(Unavailable, OutcomeUnknown):
-                self._call(self._here.finish([_text(task)], "failed"))
-            raise
-        self._call(self._here.finish([_text(task)]))
+            self.add_task(claimed)
+            try:
+                yield claimed
+            except BaseException:
+                # Invalid: the block was left together with the job, and so was its claim.
+                with suppress(Unavailable, OutcomeUnknown, Invalid):
+                    self._call(self._here.finish([claimed.text], "failed"))
+                raise
+            self._call(self._here.finish([claimed.text]))
+        finally:
+            self._in_blocks.discard(claimed.text)
 
     def tasks(
         self, source: Callable[[], Iterable[Task | object]] | Iterable[Task | object]
-    ) -> Iterator[Task]:
+    ) -> Generator[Task, None, None]:
         """Give tasks to do, one by one, until none of them is left undone anywhere.
 
         Each is claimed before it is given and marked as done when the next is asked for;
@@ -213,9 +246,7 @@ class Job:
             source: the tasks, or a function that gives those that are pending; it is
                 called again for each round.
         """
-        node = self._here
-        longest = node.membership.timing.beat if isinstance(node, Crew) else 1.0
-        walk = Walk(node, self.components.clock, source, longest_pause=longest)
+        walk = Walk(self._here, self.components.clock, source, self._in_blocks)
         return steps(walk, self._call)
 
     def stop(self) -> None:
@@ -232,28 +263,39 @@ class Job:
             background.post(node.retire)
 
     def write_audit(self) -> None:
-        """Mark everything that was added as done.
+        """Mark everything that was added as done; what a block or a loop has in hand is not.
 
         Raises:
             OutcomeUnknown: nobody can say of some of them; call again.
             Unavailable: the store does not answer; call again.
         """
-        self._call(self._here.finish(self._here.running))
+        self._call(self._here.finish(self._added(self._here)))
 
     def get_audit(self) -> list[dict[str, Any]]:
         """Give what was done on the job's date, by all nodes."""
-        return [_describe(claim) for claim in self._claims() if claim.state == "done"]
+        return [describe_claim(claim) for claim in self._claims() if claim.state == "done"]
 
     def incomplete_tasks(self) -> list[dict[str, Any]]:
         """Give what was claimed on the job's date and is not done, by all nodes.
 
         Running here or elsewhere, failed, or abandoned by a node that is dead.
         """
-        return [_describe(claim) for claim in self._claims() if claim.state != "done"]
+        return [describe_claim(claim) for claim in self._claims() if claim.state != "done"]
+
+    def forget(self, *, older_than_days: float) -> dict[str, int]:
+        """Remove what is older than so many days; give how many records of each kind.
+
+        Claims of dates that nobody has begun to work on since, nodes that have left or died
+        before, and the history of rebalances. Nothing that is in use is touched.
+
+        Raises:
+            Invalid: that is less than a day.
+        """
+        return msgspec.to_builtins(self._call(self._here.forget(older_than_days)))  # type: ignore[no-any-return]
 
     def task_to_token(self, task: Task | object) -> int:
         """Give the token that a task belongs to."""
-        return self._token(_text(task))
+        return self._token(to_task(task).text)
 
     @property
     def my_tokens(self) -> set[int]:
@@ -280,7 +322,10 @@ class Job:
 
     def get_active_nodes(self) -> list[NodeInfo]:
         """Give the nodes that live, the oldest first."""
-        return [] if self._health is None else self._call(self._health.active())
+        if self._health is None:
+            # Alone, or not entered.
+            return [] if self._node is None else [describe_alone(self.node_name)]
+        return self._call(self._health.active())
 
     def get_dead_nodes(self) -> list[NodeInfo]:
         """Give the nodes that have left or died."""
@@ -368,7 +413,7 @@ class Job:
 
     def clear_locks_by_creator(self, creator: str) -> int:
         """Remove the pins that one node has made; count them."""
-        return self._pins_here.remove_by(_check_text("creator", creator))
+        return self._pins_here.remove_by(read_name("creator", creator))
 
     def clear_all_locks(self) -> int:
         """Remove the pins of all nodes; count them."""
@@ -425,18 +470,17 @@ class Job:
             raise Invalid("job", self, "is not entered", "use it in a with statement")
         return background.call(work)
 
+    def _added(self, node: Crew | Alone) -> list[str]:
+        """Give what runs here, but for what is marked by the end of its own block."""
+        return [task for task in node.running if task not in self._in_blocks]
+
     def _claims(self) -> list[Claim]:
         return self._call(self._here.claims_of_date())
 
     async def _join(self) -> None:
         """Open a session."""
         url = self._url or self.settings.reveal_url()
-        given = self.settings.given
-        beat, timeout = "heartbeat_interval_sec", "heartbeat_timeout_sec"
-        options = {
-            "heartbeat_interval": getattr(self.settings, beat) if beat in given else None,
-            "worker_timeout": getattr(self.settings, timeout) if timeout in given else None,
-        }
+        options = self._beat_options(url)
         membership = await Membership.join(url, self.components, skip_cold_start=True, **options)
         self._membership = membership
         timing = membership.timing
@@ -463,6 +507,14 @@ class Job:
         self._health = Health(self._node)
         self._pinning = Pinning(self._node, self._call, self._token)
 
+    def _beat_options(self, url: str | None) -> dict[str, float]:
+        """Give the beat and the timeout of the session, if one of them was given."""
+        if not self.settings.given & {"heartbeat_interval_sec", "heartbeat_timeout_sec"}:
+            return {}
+        is_dear = isinstance(read_url(url), ObjectsUrl)
+        timing = self.settings.timing(CoordinatorSettings().timing_of(is_dear=is_dear))
+        return {"heartbeat_interval": timing.beat, "worker_timeout": timing.timeout}
+
     async def _start(self) -> None:
         """Take the name, and wait for this node's share."""
         node = self._node
@@ -484,58 +536,23 @@ class Job:
         if background is None:
             return
         node, self._node = self._node, None
-        background.call(self._end(node, is_done=is_done))
-        background.stop()
-        self._teller.stop(_EXIT_GRACE)
+        membership, self._membership = self._membership, None
+        self._health = None
+        try:
+            if node is not None and is_done:
+                background.call(node.finish(self._added(node)))
+        finally:
+            try:
+                background.call(self._end(node, membership))
+            finally:
+                background.stop()
+                self._teller.stop(_EXIT_GRACE)
 
-    async def _end(self, node: Crew | Alone | None, *, is_done: bool) -> None:
+    async def _end(self, node: Crew | Alone | None, membership: Membership | None) -> None:
         # What is not done by then is left to the session's end, which silence brings too.
         with suppress(TimeoutError, Unavailable, OutcomeUnknown):
             async with asyncio.timeout(_EXIT_GRACE + self._wait_on_exit):
-                if node is not None and is_done:
-                    await node.finish(node.running)
                 if node is not None:
                     await node.stop(_EXIT_GRACE / 2 + self._wait_on_exit)
-                if self._membership is not None:
-                    await self._membership.leave()
-
-
-def _text(task: Task | object) -> str:
-    return task.text if isinstance(task, Task) else str(task)
-
-
-def _describe(claim: Claim) -> dict[str, Any]:
-    zone = dt.UTC
-    return {
-        "task_id": claim.task,
-        "item": claim.task,
-        "node": claim.node,
-        "state": claim.state,
-        "run": claim.run,
-        "created_on": dt.datetime.fromtimestamp(claim.started, zone),
-        "date": dt.date.fromisoformat(claim.date),
-    }
-
-
-def _day(given: dt.date | dt.datetime | None, components: Components) -> dt.date:
-    """Give the date; today in the process's own zone, if none was given."""
-    if given is None:
-        now = dt.datetime.fromtimestamp(components.clock.wall().seconds, dt.UTC)
-        return now.astimezone().date()
-    if isinstance(given, dt.datetime):
-        return given.date()
-    if isinstance(given, dt.date):
-        return given
-    raise Invalid("date", given, "is no date", "give a datetime.date")
-
-
-def _check_text(field: str, value: object) -> str:
-    if isinstance(value, str) and value:
-        return value
-    raise Invalid(field, value, "is no name", "give some text")
-
-
-def _check_wait(field: str, value: float) -> float:
-    if value >= 0:
-        return value
-    raise Invalid(field, value, "is no duration", "give seconds, 0 or more")
+                if membership is not None:
+                    await membership.leave()

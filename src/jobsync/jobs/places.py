@@ -42,6 +42,15 @@ class Places(msgspec.Struct, frozen=True):
         """One node's record; its name can be held by one live process at a time."""
         return f"{self.nodes}{escape(name, 'node_name')}"
 
+    @property
+    def dates(self) -> str:
+        """The prefix of the dates that somebody has worked on."""
+        return f"date/{self._fleet}/"
+
+    def work_date(self, day: date) -> str:
+        """When somebody last began to work on a date."""
+        return f"{self.dates}{day.isoformat()}"
+
     def claims(self, day: date) -> str:
         """The prefix of the claims of a date."""
         return f"claim/{self._fleet}/{day.isoformat()}/"

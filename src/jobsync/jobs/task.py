@@ -7,7 +7,7 @@ import msgspec
 
 from jobsync.errors import Invalid
 
-__all__ = ["Task"]
+__all__ = ["Task", "to_task"]
 
 _PLAIN = (str, int)
 
@@ -63,6 +63,15 @@ class Task(msgspec.Struct, frozen=True, eq=False):
     def _rank(self) -> tuple[int, int, str]:
         text = self.text
         return (0, int(text), "") if _is_whole(text) else (1, 0, text)
+
+
+def to_task(given: object) -> Task:
+    """Give a task as it is, or that of an id.
+
+    Raises:
+        Invalid: the id cannot stand for the same task on every node.
+    """
+    return given if isinstance(given, Task) else Task(given)
 
 
 def _is_whole(text: str) -> bool:

@@ -66,6 +66,8 @@ class Teller:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._calls.put(None)
             self._thread.join(wait)
+            # Should the job be entered again, there will be another.
+            self._thread = None
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
         if self._thread is None:

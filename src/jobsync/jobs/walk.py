@@ -10,14 +10,23 @@ The walk itself waits for the store and never for the caller. Whoever drives it 
 source in his own time and place: `steps` does so for those who block.
 """
 
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
 from jobsync.core.clock import Clock
 from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
 from jobsync.jobs.claims import ClaimState
-from jobsync.jobs.task import Task
+from jobsync.jobs.task import Task, to_task
 
 __all__ = ["Call", "Source", "Walk", "steps"]
 
@@ -33,6 +42,11 @@ class Walker(Protocol):
 
     failure: BaseException | None
     is_retiring: bool
+
+    @property
+    def pace(self) -> float:
+        """The most seconds between rounds that come to nothing: each look is paid for."""
+        ...
 
     def can_claim(self, task: str) -> bool:
         """Say whether a task is this node's to do now."""
@@ -71,17 +85,17 @@ class Walk:
         node: whose tasks they may be.
         clock: paces rounds in which nothing can be done.
         source: the tasks, or a function that gives those that are pending.
-        longest_pause: seconds between rounds that come to nothing, at the most.
+        in_blocks: the tasks in hand, which only their own ends mark; is kept up to date.
     """
 
     def __init__(
-        self, node: Walker, clock: Clock, source: Source, *, longest_pause: float = 5.0
+        self, node: Walker, clock: Clock, source: Source, in_blocks: set[str] | None = None
     ) -> None:
         self._node = node
         self._clock = clock
         # Read once: a list may be a generator, which gives its tasks only once.
-        self._source = source if callable(source) else list(source)
-        self._longest_pause = longest_pause
+        self._source = source if callable(source) else list(map(to_task, source))
+        self._in_blocks = set() if in_blocks is None else in_blocks
         self._pause = _SHORTEST_PAUSE
         self._done: dict[str, str] = {}
         """What was done when last looked, each with the mark of its completion."""
@@ -91,8 +105,7 @@ class Walk:
 
     def read(self) -> list[Task]:
         """Ask the source. Runs the user's code, so call it where that belongs."""
-        given = self._source() if callable(self._source) else self._source
-        return [task if isinstance(task, Task) else Task(task) for task in given]
+        return list(map(to_task, self._source())) if callable(self._source) else self._source
 
     async def begin(self, listed: Sequence[Task]) -> bool:
         """Begin a round with what the source has just given; say whether to go on.
@@ -131,9 +144,7 @@ class Walk:
             for task in self._round:
                 if self._node.is_retiring:
                     return None
-                if self._node.can_claim(task.text) and not await self._node.claim(
-                    [task.text], known
-                ):
+                if self._node.can_claim(task.text) and await self._claim(task.text, known):
                     self._in_hand, self._has_given = task, True
                     return task
         except _TROUBLE:
@@ -145,18 +156,40 @@ class Walk:
         """End the task in hand as failed: others may do it."""
         task, self._in_hand = self._in_hand, None
         if task is not None:
-            await self._node.finish([task.text], "failed")
+            try:
+                await self._node.finish([task.text], "failed")
+            finally:
+                self._in_blocks.discard(task.text)
+
+    async def _claim(self, task: str, known: Mapping[str, str]) -> bool:
+        """Claim a task; say whether it is ours."""
+        # Before the claim: nobody else may mark it from the moment that it is made.
+        self._in_blocks.add(task)
+        is_claimed = False
+        try:
+            is_claimed = not await self._node.claim([task], known)
+        finally:
+            if not is_claimed:
+                self._in_blocks.discard(task)
+        return is_claimed
 
     async def _end_as_done(self) -> None:
         task, self._in_hand = self._in_hand, None
-        while task is not None:
-            try:
-                await self._node.finish([task.text])
-            except _TROUBLE:
-                self._check()
+        if task is None:
+            return
+        try:
+            while not await self._is_ended(task):
                 await self._clock.sleep(_SHORTEST_PAUSE)
-            else:
-                return
+        finally:
+            self._in_blocks.discard(task.text)
+
+    async def _is_ended(self, task: Task) -> bool:
+        try:
+            await self._node.finish([task.text])
+        except _TROUBLE:
+            self._check()
+            return False
+        return True
 
     async def _look(self, tasks: Sequence[Task]) -> dict[str, str]:
         while True:
@@ -184,10 +217,10 @@ class Walk:
         while left > 0 and not self._node.is_retiring:
             await self._clock.sleep(min(left, _SHORTEST_PAUSE))
             left -= _SHORTEST_PAUSE
-        self._pause = min(2 * self._pause, self._longest_pause)
+        self._pause = min(2 * self._pause, self._node.pace)
 
 
-def steps(walk: Walk, call: Call) -> Iterator[Task]:
+def steps(walk: Walk, call: Call) -> Generator[Task, None, None]:
     """Give the tasks of a walk to one who blocks, each claimed; a loop left early fails one."""
     while call(walk.begin(walk.read())):
         while (task := call(walk.next())) is not None:

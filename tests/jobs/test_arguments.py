@@ -1,0 +1,397 @@
+"""What a job is given: every argument, where settings come from, and what is refused."""
+
+import datetime as dt
+import re
+import threading
+from datetime import date, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from servers import PostgresServer
+
+from jobsync import (
+    ClaimLost,
+    Components,
+    CoordinationConfig,
+    Invalid,
+    Job,
+    Misconfigured,
+    RebalanceEvent,
+    Task,
+)
+from jobsync.core.clock import Wall
+from jobsync.core.system import SystemClock
+
+DAY = date(2026, 1, 5)
+FEW = CoordinationConfig(total_tokens=10)
+NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
+
+
+def settings(**values: Any) -> SimpleNamespace:
+    """Make a config module, as the guide has it."""
+    return SimpleNamespace(sync=SimpleNamespace(coordination=SimpleNamespace(**values)))
+
+
+# Where settings come from
+
+
+def test_what_is_written_out_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`coordination_config`, then `config`, then the environment, then the default."""
+    monkeypatch.setenv("SYNC_TOTAL_TOKENS", "30")
+    monkeypatch.setenv("SYNC_HEARTBEAT_INTERVAL", "3")
+    config = settings(total_tokens=20, minimum_nodes=2)
+    job = Job("a", "s", config, coordination_config=CoordinationConfig(total_tokens=10))
+    assert job.settings.total_tokens == 10
+    assert job.settings.minimum_nodes == 2
+    assert job.settings.heartbeat_interval_sec == 3
+    assert job.settings.heartbeat_timeout_sec == 15
+    assert Job("a", "s", config).settings.total_tokens == 20
+    assert Job("a", "s").settings.total_tokens == 30
+
+
+def test_url_comes_before_everything(memory: str) -> None:
+    """Also before a server that the settings name."""
+    elsewhere = CoordinationConfig(host="nowhere.invalid", dbname="x", total_tokens=10)
+    with Job("a", "s", coordination_config=elsewhere, url=memory) as job:
+        assert len(job.my_tokens) == 10
+
+
+def test_a_server_may_be_named_in_parts(postgres: PostgresServer) -> None:
+    """As the newer release has it."""
+    place = re.match(r"postgresql://(\w+)(?::(\w+))?@([\w.]+):(\d+)/(\w+)", postgres.url)
+    assert place is not None
+    user, password, host, port, dbname = place.groups()
+    parts: dict[str, Any] = {"user": user, "password": password, "host": host, "port": int(port)}
+    config = CoordinationConfig(
+        dbname=dbname,
+        appname="parts_",
+        total_tokens=10,
+        **{name: value for name, value in parts.items() if value},
+    )
+    with Job("a", config) as job:
+        assert len(job.my_tokens) == 10
+
+
+def test_both_releases_call_it_their_own_way(memory: str) -> None:
+    """The guide gives site and config; the newer release the configuration, then the date."""
+    older = Job("a", "s", None, DAY, 120, 0, False, None, False, FEW)
+    newer = Job("a", FEW, DAY)
+    assert (older.settings.total_tokens, newer.settings.total_tokens) == (10, 10)
+    assert (older.date, newer.date) == (DAY, DAY)
+    assert (older.site, newer.site) == ("s", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (DAY, DAY),
+        (datetime(2026, 1, 5, 23, 59, tzinfo=dt.UTC), DAY),
+        (None, datetime.now().astimezone().date()),
+    ],
+    ids=["date", "datetime", "today"],
+)
+def test_the_date(given: Any, found: date) -> None:
+    """A date, a datetime's date, or today in this process's zone."""
+    assert Job("a", "s", date=given).date - found <= timedelta(days=1)
+    if given:
+        assert Job("a", "s", date=given).date == found
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"node_name": ""}, "node_name='': is no name"),
+        ({"node_name": 7}, "node_name=7: is no name"),
+        ({"site": ""}, "site='': is no name"),
+        ({"date": "2026-01-05"}, "is no date; give a datetime.date"),
+        ({"wait_on_enter": -1}, "wait_on_enter=-1: is no duration"),
+        ({"wait_on_exit": "5"}, "wait_on_exit='5': is no duration"),
+        ({"on_rebalance": 1}, "on_rebalance=1: cannot be called"),
+        ({"lock_provider": "x"}, "lock_provider='x': cannot be called"),
+        ({"coordination_config": {}}, "is not a CoordinationConfig"),
+    ],
+    ids=lambda case: str(case)[:30],
+)
+def test_what_cannot_be_taken_is_refused_with_the_fix(
+    options: dict[str, Any], problem: str
+) -> None:
+    """Before anything is opened."""
+    with pytest.raises(Invalid) as refused:
+        Job(**{"node_name": "a", "site": "s"} | options)
+    assert problem in str(refused.value)
+
+
+def test_a_mistyped_setting_is_refused_with_what_was_meant() -> None:
+    """In code and in a config."""
+    with pytest.raises(Invalid, match="did you mean total_tokens"):
+        CoordinationConfig(totl_tokens=5)  # type: ignore[call-arg]
+    with pytest.raises(Misconfigured, match=r"config\.sync\.coordination\.totl_tokens.*did you"):
+        Job("a", "s", settings(totl_tokens=5))
+
+
+def test_impossible_settings_are_refused_with_the_fix() -> None:
+    """No tokens, and a timeout of less than three beats."""
+    with pytest.raises(Invalid, match=r"total_tokens=0: .*give 1 to"):
+        CoordinationConfig(total_tokens=0)
+    with pytest.raises(Invalid, match=r"heartbeat_timeout_sec=10.*three beats.*at least 15"):
+        CoordinationConfig(heartbeat_interval_sec=5, heartbeat_timeout_sec=10)
+
+
+def test_a_beat_that_does_not_fit_the_store_s_timeout_is_refused_in_our_words(memory: str) -> None:
+    """Only one of the two was given: the error names the other as a job's setting."""
+    slow = CoordinationConfig(heartbeat_interval_sec=10)
+    with (
+        pytest.raises(Invalid, match=r"heartbeat_timeout_sec=15.*give at least 30"),
+        Job("a", "s", coordination_config=slow, url=memory),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"site": "staging"}, r"site='staging': the other nodes of 'sync_' have 'production'"),
+        (
+            {"coordination_config": CoordinationConfig(total_tokens=20)},
+            r"total_tokens=20: the other nodes of 'sync_' have 10; give the same, or use another",
+        ),
+        (
+            {"coordination_config": CoordinationConfig(total_tokens=10, hash_function="sha256")},
+            r"hash_function='sha256': the other nodes of 'sync_' have 'md5'",
+        ),
+    ],
+    ids=["site", "total_tokens", "hash_function"],
+)
+def test_a_node_that_disagrees_with_the_fleet_is_refused(
+    url: str, options: dict[str, Any], problem: str
+) -> None:
+    """Whether or not the others still live."""
+    with Job("a", "production", coordination_config=FEW, url=url):
+        pass
+    chosen: dict[str, Any] = {"node_name": "b", "site": "production"}
+    chosen |= {"coordination_config": FEW} | options
+    with pytest.raises(Misconfigured, match=problem), Job(**chosen, url=url):
+        pass
+
+
+def test_another_appname_is_another_fleet(memory: str) -> None:
+    """It may have other settings, and owns everything."""
+    other = CoordinationConfig(total_tokens=20, appname="other_")
+    with (
+        Job("a", "production", coordination_config=FEW, url=memory) as first,
+        Job("a", "staging", coordination_config=other, url=memory) as second,
+    ):
+        assert (len(first.my_tokens), len(second.my_tokens)) == (10, 20)
+        first.add_task("x")
+        second.add_task("x")
+
+
+def test_two_nodes_of_one_name_are_refused(url: str) -> None:
+    """The second waits, then is told who has it; when the first has left it may come."""
+    with (
+        Job("a", "s", coordination_config=FEW, url=url),
+        pytest.raises(Misconfigured, match=r"node_name='a': is held by process \d+ on .+stop"),
+        Job("a", "s", coordination_config=FEW, url=url, wait_on_enter=0.2),
+    ):
+        pass
+    with Job("a", "s", coordination_config=FEW, url=url) as job:
+        assert len(job.my_tokens) == 10
+
+
+@pytest.mark.parametrize(
+    "bad", [None, [1], {}, "", "a\0b", object()], ids=lambda bad: type(bad).__name__
+)
+def test_what_names_no_task_is_refused(memory: str, bad: object) -> None:
+    """By every call that takes a task."""
+    with Job("a", "s", coordination_config=FEW, url=memory) as job:
+        for call in (job.can_claim_task, job.add_task, job.task_to_token):
+            with pytest.raises(Invalid):
+                call(bad)
+        with pytest.raises(Invalid):
+            job.add_tasks([bad])
+
+
+# What it is told, and tells
+
+
+def test_without_coordination_no_store_is_touched() -> None:
+    """One node owns everything, and audits nothing anywhere."""
+    alone = CoordinationConfig(enabled=False, total_tokens=10, url=NOWHERE)
+    with Job("a", "s", coordination_config=alone) as job:
+        assert job.my_tokens == set(range(10))
+        assert job.am_i_healthy()
+        assert job.am_i_leader()
+        assert not job._coordination_enabled
+        assert [node["name"] for node in job.get_active_nodes()] == ["a"]
+        assert job.get_dead_nodes() == []
+        assert job.health_ready()[1] == 200
+        for number in range(3):
+            assert job.can_claim_task(number)
+            job.add_task(number)
+        job.write_audit()
+        with job.task("x"):
+            pass
+        assert [task.id for task in job.tasks(["y", "z"])] == ["y", "z"]
+        assert len(job.add_tasks(range(5))) == 5
+        assert job.get_audit() == job.incomplete_tasks() == []
+        assert job.get_coordination_status()["enabled"] is False
+        job.stop()
+        assert not job.can_claim_task(1)
+
+
+def test_entering_waits_for_minimum_nodes(memory: str) -> None:
+    """Fewer than that in time is an error that counts them; enough let all of them in."""
+    two = CoordinationConfig(total_tokens=10, minimum_nodes=2)
+    with (
+        pytest.raises(TimeoutError, match=r"1 of minimum_nodes=2 came within wait_on_enter=0\.3 s"),
+        Job("a", "s", coordination_config=two, url=memory, wait_on_enter=timedelta(seconds=0.3)),
+    ):
+        pass
+    counts = []
+
+    def enter(name: str) -> None:
+        with Job(name, "s", coordination_config=two, url=memory) as job:
+            counts.append(len(job.my_tokens))
+            barrier.wait(60)
+
+    barrier = threading.Barrier(2)
+    threads = [threading.Thread(target=enter, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert counts == [5, 5]
+
+
+def test_the_lock_provider_is_called_before_anything_is_owned(memory: str) -> None:
+    """With the job, which has joined."""
+    seen = []
+
+    def provide(job: Job) -> None:
+        seen.append((job.node_name, job.my_tokens, job.date))
+
+    with Job("a", "s", None, DAY, url=memory, coordination_config=FEW, lock_provider=provide):
+        pass
+    assert seen == [("a", set(), DAY)]
+
+
+def test_changes_are_told_in_order(memory: str) -> None:
+    """What was gained and given up, and the event, each to whoever wants it."""
+    told: list[tuple[str, Any]] = []
+    given_up = threading.Event()
+
+    def remove(tokens: frozenset[int]) -> None:
+        told.append(("removed", len(tokens)))
+        given_up.set()
+
+    first = Job(
+        "a",
+        "s",
+        coordination_config=FEW,
+        url=memory,
+        on_rebalance=lambda event: told.append(("rebalance", event)),
+        on_tokens_added=lambda tokens: told.append(("added", len(tokens))),
+        on_tokens_removed=remove,
+    )
+    with first:
+        with Job("b", "s", coordination_config=FEW, url=memory):
+            assert given_up.wait(60)
+        first.stop()
+    assert told[:2] == [
+        ("added", 10),
+        ("rebalance", RebalanceEvent(True, 1, 10, 0)),
+    ]
+    assert ("removed", 5) in told
+    kinds = [event for kind, event in told if kind == "rebalance"]
+    assert [event.tokens_removed for event in kinds[:2]] == [0, 5]
+    assert [event.is_initial for event in kinds[:2]] == [True, False]
+
+
+def test_on_rebalance_may_take_nothing_and_may_fail(memory: str) -> None:
+    """It is called without an argument; what it raises becomes an event."""
+    calls = []
+    failed: list[Any] = []
+    components = Components.system()
+    components.events.on("jobsync:handler-failed", failed.append)
+
+    def count() -> None:
+        calls.append(1)
+        raise ValueError("no luck")
+
+    with Job(
+        "a", "s", coordination_config=FEW, url=memory, on_rebalance=count, components=components
+    ):
+        pass
+    assert calls
+    assert failed[0].error == "ValueError: no luck"
+
+
+def test_many_threads_get_each_task_once(url: str) -> None:
+    """All ask for the same tasks; each is claimed by one of them."""
+    got: list[str] = []
+    lost: list[str] = []
+    start = threading.Barrier(6)
+
+    def work(job: Job) -> None:
+        start.wait()
+        for number in range(8):
+            try:
+                job.add_task(number)
+            except ClaimLost as error:
+                lost.append(error.task_id)
+            else:
+                got.append(str(number))
+
+    with Job("a", "s", coordination_config=FEW, url=url) as job:
+        threads = [threading.Thread(target=work, args=(job,)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert sorted(got) == [str(number) for number in range(8)]
+        assert len(lost) == 5 * 8
+        job.write_audit()
+        assert len(job.get_audit()) == 8
+
+
+def test_set_claim_takes_one_or_several(memory: str) -> None:
+    """As in the newer release."""
+    with Job("a", "s", coordination_config=FEW, url=memory) as job:
+        job.set_claim("x")
+        job.set_claim([1, Task(2)])
+        assert job.get_coordination_status()["running_tasks"] == ["x", "1", "2"]
+
+
+class _Wrong(SystemClock):
+    """A machine whose time of day is five minutes off."""
+
+    def wall(self) -> Wall:
+        return super().wall() + 300.0
+
+
+def test_a_node_whose_wall_clock_is_wrong_works_as_the_others(postgres: PostgresServer) -> None:
+    """It joins, gets its share, refuses what was just done elsewhere, and dates claims truly."""
+    url = f"{postgres.url}?schema=jobs_clock"
+    wrong = msgspec.structs.replace(Components.system(), clock=_Wrong())
+    few = CoordinationConfig(total_tokens=100)
+    with Job("right", "s", coordination_config=few, url=url, date=DAY) as right:
+        with Job("wrong", "s", coordination_config=few, url=url, date=DAY, components=wrong) as job:
+            assert len(job.my_tokens) == 50
+            mine = [n for n in range(100) if job.can_claim_task(n)]
+            theirs = [n for n in range(100) if right.can_claim_task(n)]
+            assert sorted(mine + theirs) == list(range(100))
+            job.add_tasks(mine[:5])
+            job.write_audit()
+            right.add_tasks(theirs[:5])
+            right.write_audit()
+            times = [line["created_on"] for line in job.get_audit()]
+            assert max(times) - min(times) < timedelta(minutes=1)
+        while len(right.my_tokens) < 100:
+            right._call(right.components.clock.sleep(0.05))
+        assert not any(right.can_claim_task(n) for n in mine[:5])
+        assert all(right.can_claim_task(n) for n in mine[5:])

@@ -1,0 +1,286 @@
+"""`Job` on every store: what it owns, claims, marks and tells."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from jobsync import ClaimLost, CoordinationConfig, Job, Task
+
+DAY = date(2026, 1, 5)
+QUICK = CoordinationConfig(
+    total_tokens=100, heartbeat_interval_sec=0.5, heartbeat_timeout_sec=5, reclaim_after=1
+)
+
+
+def make(url: str, node: str = "worker-01", **options: Any) -> Job:
+    """Make a node of a fleet that beats quickly."""
+    chosen: dict[str, Any] = {"date": DAY, "coordination_config": QUICK} | options
+    return Job(node, "production", url=url, **chosen)
+
+
+@contextmanager
+def entered(url: str, *nodes: str, **options: Any) -> Iterator[list[Job]]:
+    """Enter several nodes, one after the other."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(make(url, node, **options)) for node in nodes]
+
+
+def ids(lines: list[dict[str, Any]]) -> set[str]:
+    """Give which tasks are described."""
+    return {line["task_id"] for line in lines}
+
+
+# What a node does
+
+
+def test_the_basic_loop_of_the_guide(url: str) -> None:
+    """Ask, add, do, audit: everything is this node's, and is marked once it is audited."""
+    done = []
+    with make(url) as job:
+        assert len(job.my_tokens) == 100
+        assert job.token_version >= 1
+        for number in range(5):
+            task = Task(number)
+            if job.can_claim_task(task):
+                job.add_task(task)
+                done.append(number)
+        assert ids(job.incomplete_tasks()) == {"0", "1", "2", "3", "4"}
+        assert job.get_audit() == []
+        job.write_audit()
+        assert done == list(range(5))
+        assert ids(job.get_audit()) == {"0", "1", "2", "3", "4"}
+        assert job.incomplete_tasks() == []
+
+
+def test_what_is_audited_is_described(url: str) -> None:
+    """Under the names of both releases, with date, node and time."""
+    with make(url) as job:
+        job.add_task("customer-X")
+        job.write_audit()
+        (line,) = job.get_audit()
+    assert line["task_id"] == line["item"] == "customer-X"
+    assert (line["node"], line["date"], line["state"], line["run"]) == (
+        "worker-01",
+        DAY,
+        "done",
+        1,
+    )
+    assert abs(line["created_on"] - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+def test_a_batch_is_claimed_and_marked_at_once(url: str) -> None:
+    """`add_tasks` gives those that are ours."""
+    with make(url) as job:
+        job.add_task(1)
+        added = job.add_tasks([1, 2, Task(3), "3"])
+        assert [task.id for task in added] == [2, "3"]
+        job.write_audit()
+        assert ids(job.get_audit()) == {"1", "2", "3"}
+
+
+def test_two_nodes_share_tokens_and_none_is_both_s(url: str) -> None:
+    """Half each; every task is claimable by one of them; who leaves hands over."""
+    with entered(url, "worker-01", "worker-02") as (first, second):
+        assert first.my_tokens | second.my_tokens == set(range(100))
+        assert not first.my_tokens & second.my_tokens
+        assert len(first.my_tokens) == len(second.my_tokens) == 50
+        assert first.am_i_leader()
+        assert not second.am_i_leader()
+        for number in range(50):
+            claimers = [job for job in (first, second) if job.can_claim_task(number)]
+            assert len(claimers) == 1
+            assert (job_owns := first.task_to_token(number) in first.my_tokens) == (
+                claimers == [first]
+            ), job_owns
+        theirs = next(n for n in range(50) if second.can_claim_task(n))
+        with pytest.raises(ClaimLost, match=r"was not claimed: .*do not do it here"):
+            first.add_task(theirs)
+        assert [node["name"] for node in first.get_active_nodes()] == ["worker-01", "worker-02"]
+        second.__exit__(None, None, None)
+        while len(first.my_tokens) < 100:
+            first._call(first.components.clock.sleep(0.05))
+        assert [node["name"] for node in first.nodes] == ["worker-01"]
+        assert [node["name"] for node in first.get_dead_nodes()] == ["worker-02"]
+
+
+def test_a_block_marks_its_task(url: str) -> None:
+    """Its end marks the task as done, an exception as failed, which can be done again."""
+    with make(url) as job:
+        with job.task("good") as task:
+            assert task == Task("good")
+            assert ids(job.incomplete_tasks()) == {"good"}
+        with pytest.raises(ValueError, match="no luck"), job.task("bad"):
+            raise ValueError("no luck")
+        assert ids(job.get_audit()) == {"good"}
+        (failed,) = job.incomplete_tasks()
+        assert (failed["task_id"], failed["state"]) == ("bad", "failed")
+        with job.task("bad"):
+            pass
+        assert {line["run"] for line in job.get_audit()} == {1, 2}
+
+
+def test_an_audit_leaves_alone_what_a_block_has_in_hand(url: str) -> None:
+    """It is not known to be done before the block, or the step of a loop, has ended."""
+    with make(url) as job:
+        job.add_task("added")
+        steps = job.tasks(["step"])
+        next(steps)
+        with job.task("block"):
+            job.write_audit()
+            assert ids(job.get_audit()) == {"added"}
+        assert list(steps) == []
+        assert ids(job.get_audit()) == {"added", "block", "step"}
+
+
+def test_tasks_gives_each_once(url: str) -> None:
+    """A list is gone through by two nodes until nothing is left; each task is done once."""
+    done: list[tuple[str, Any]] = []
+
+    def work(job: Job) -> None:
+        done.extend((job.node_name, task.id) for task in job.tasks(range(40)))
+
+    with entered(url, "worker-01", "worker-02") as jobs:
+        threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert sorted(task for _, task in done) == list(range(40))
+        assert len({node for node, _ in done}) == 2
+        assert len(jobs[0].get_audit()) == 40
+
+
+def test_tasks_asks_a_function_again_until_nothing_is_pending(url: str) -> None:
+    """What is pending again, after it was done, is done again: the second time it is named.
+
+    The first time it may have been named before it was done.
+    """
+    rounds = iter([["a", "b"], ["b"], ["b"], []])
+    with make(url) as job:
+        assert [task.id for task in job.tasks(lambda: next(rounds))] == ["a", "b", "b"]
+        assert {line["task_id"]: line["run"] for line in job.get_audit()} == {"a": 1, "b": 2}
+
+
+def test_a_loop_that_is_left_marks_its_task_as_failed(url: str) -> None:
+    """The ones before are done; the one in hand is not."""
+    with make(url) as job:
+        for task in job.tasks(["a", "b", "c"]):
+            if task.id == "b":
+                break
+        assert ids(job.get_audit()) == {"a"}
+        assert {line["task_id"]: line["state"] for line in job.incomplete_tasks()} == {
+            "b": "failed"
+        }
+
+
+def test_the_same_task_again_on_one_date(url: str) -> None:
+    """It is a new run, unless the job says once per date."""
+    with make(url) as job:
+        for _ in range(2):
+            assert job.can_claim_task("x")
+            job.add_task("x")
+            job.write_audit()
+        assert [line["run"] for line in job.get_audit()] == [2]
+    with make(url, once_per_date=True) as job:
+        assert not job.can_claim_task("x")
+        with pytest.raises(ClaimLost):
+            job.add_task("x")
+    with make(url, once_per_date=True, date=DAY + timedelta(days=1)) as job:
+        job.add_task("x")
+        job.write_audit()
+        assert not job.can_claim_task("x")
+
+
+def test_an_observer_owns_nothing_and_sees_everything(url: str) -> None:
+    """It takes no tokens, though it came first."""
+    observer = make(url, "watcher", observer=True)
+    with observer, make(url) as job:
+        assert observer.my_tokens == set()
+        assert not observer.can_claim_task("x")
+        assert len(job.my_tokens) == 100
+        job.add_task("x")
+        assert ids(observer.incomplete_tasks()) == {"x"}
+        assert {node["name"] for node in observer.nodes} == {"watcher", "worker-01"}
+
+
+def test_status_and_health(url: str) -> None:
+    """The guide's bodies, and what there is to know of a node."""
+    job = make(url)
+    assert job.health_ready() == ({"status": "not_ready"}, 503)
+    assert job.health_live() == ({"status": "alive"}, 200)
+    with job:
+        job.add_task("x")
+        assert job.health_ready() == (
+            {"status": "ready", "node": "worker-01", "token_count": 100},
+            200,
+        )
+        status = job.get_coordination_status()
+        assert status | {"token_version": 0, "last_heartbeat": None} == {
+            "node_name": "worker-01",
+            "enabled": True,
+            "is_healthy": True,
+            "is_leader": True,
+            "token_count": 100,
+            "token_version": 0,
+            "total_tokens": 100,
+            "last_heartbeat": None,
+            "active_nodes": ["worker-01"],
+            "running_tasks": ["x"],
+        }
+        assert abs(status["last_heartbeat"] - datetime.now(UTC)) < timedelta(minutes=1)
+        (node,) = job.get_active_nodes()
+        assert node["is_leader"]
+        assert node["stage"] == "ready"
+    assert job.health_ready() == ({"status": "not_ready"}, 503)
+    assert not job.am_i_healthy()
+
+
+def test_the_guide_s_manual_health_check_runs(url: str) -> None:
+    """Its underscored names are those of public ones."""
+    with make(url) as job:
+        found: dict[str, Any] = {
+            "node_name": job.node_name,
+            "is_healthy": job.am_i_healthy(),
+            "is_leader": job.am_i_leader(),
+            "token_count": len(job._my_tokens),
+            "token_version": job._token_version,
+            "last_heartbeat": job._last_heartbeat_sent,
+            "active_nodes": len(job.get_active_nodes()),
+            "coordination_enabled": job._coordination_enabled,
+        }
+        assert found["token_version"] == job.token_version
+        # A beat may come in between.
+        assert abs(found["last_heartbeat"] - datetime.now(UTC)) < timedelta(minutes=1)
+        assert (found["token_count"], found["active_nodes"]) == (100, 1)
+        assert found["coordination_enabled"]
+        assert job.date == DAY
+
+
+def test_the_past_can_be_forgotten(url: str) -> None:
+    """Claims of dates that nobody works on, and nothing else."""
+    old, older = date(2020, 1, 1), date(2019, 1, 1)
+    for day in (old, older):
+        with make(url, date=day) as job:
+            job.add_tasks(range(5))
+    with make(url) as job:
+        job.add_task("today's")
+        # Somebody has begun to work on them a moment ago.
+        assert job.forget(older_than_days=1)["claims"] == 0
+        assert job._membership is not None
+        store = job._membership.store
+        for day in (old, older):
+            record = job._call(store.get(f"date/sync__/{day}"))
+            assert record is not None
+            long_ago = {"used": record.value["used"] - 10 * 86_400}
+            job._call(store.put(record, long_ago))
+        removed = job.forget(older_than_days=5)
+        assert (removed["dates"], removed["claims"]) == (2, 10)
+        assert ids(job.incomplete_tasks()) == {"today's"}
+        assert job.forget(older_than_days=5)["dates"] == 0
+    with make(url, date=old) as job:
+        assert job.incomplete_tasks() == []
+        assert job.can_claim_task(1)
