@@ -5,9 +5,10 @@
 
 PY := .venv/bin/python
 ELECTION := tests/chaos/test_election.py tests/chaos/test_idle_cost.py
+JOBS := tests/chaos/test_jobs.py
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo prove-stores prove-election certify-s3 simulate \
-  bench-stores bench-resources clean
+.PHONY: help setup test lint format demo prove-stores prove-election prove-jobs certify-s3 \
+  simulate bench-stores bench-resources bench-jobs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,10 +33,13 @@ demo: setup ## two processes, one SQLite file, no lost update
 	@$(PY) examples/increment.py
 
 prove-stores: setup ## races, lost replies and exits at full scale; appends to proof/runs.jsonl
-	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py $(ELECTION:%=--ignore=%) --scale=full -s $(ARGS)
+	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py $(ELECTION:%=--ignore=%) $(JOBS:%=--ignore=%) --scale=full -s $(ARGS)
 
 prove-election: setup ## real processes elect, are killed and held up; appends to proof/runs.jsonl
 	$(PY) -m pytest $(ELECTION) --scale=full -s $(ARGS)
+
+prove-jobs: setup ## real processes share tasks, join, leave, are killed and frozen; appends to proof/runs.jsonl
+	$(PY) -m pytest $(JOBS) --scale=full -s $(ARGS)
 
 certify-s3: setup ## the conformance suite and the probe on four S3 servers
 	@bash scripts/install-ceph
@@ -55,6 +59,9 @@ bench-stores: setup ## CPU a hop and a row, as ratios over bare drivers
 
 bench-resources: setup ## insert_many of 10,000 over a bare insert on PostgreSQL
 	@$(PY) benchmarks/resources.py
+
+bench-jobs: setup ## claims and audits, as ratios over bare PostgreSQL, and what idle nodes send
+	@$(PY) benchmarks/jobs.py
 
 clean: ## remove what setup and tests made
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

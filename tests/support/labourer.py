@@ -164,8 +164,9 @@ class Labourer:
         with self._enter() as job:
             self.say("ready", tokens=len(job.my_tokens))
             while not self._is_stopping:
+                asked = time.monotonic()
                 mine = [task for task in self._all if job.can_claim_task(task)]
-                self.say("may claim", tasks=mine, healthy=job.am_i_healthy())
+                self.say("may claim", asked=asked, tasks=mine)
                 time.sleep(0.05)
 
     def _get_pending_tasks(self, day: date) -> list[str]:

@@ -195,6 +195,24 @@ class Workshop:
                 self._deeds.append(deed)
         return [deed for deed in self._deeds if not what or deed.what in what]
 
+    def last(self, what: str, worker: Worker) -> Deed:
+        """Give the latest of a worker's facts of a kind."""
+        return [deed for deed in self.deeds(what) if deed.who == worker.name][-1]
+
+    async def shared(self, workers: Sequence[Worker], since: float = 0.0) -> None:
+        """Wait until each task is one worker's to claim, and no other's, as they all say."""
+
+        def is_shared() -> bool:
+            words = [self.last("may claim", worker) for worker in workers]
+            claimable = [task for word in words for task in word.facts["tasks"]]
+            is_late = all(word.facts["asked"] >= since for word in words)
+            return (
+                is_late and sorted(claimable) == self.tasks and all(w.facts["tasks"] for w in words)
+            )
+
+        await self.told("may claim", workers)
+        await until(is_shared, f"{workers} share all tasks")
+
     def audit(self) -> tuple[dict[str, str], dict[str, str]]:
         """Read the tasks that are audited as done, and the others claimed, with their states."""
         settings = CoordinationConfig(**self._settings)
