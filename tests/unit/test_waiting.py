@@ -48,3 +48,23 @@ async def test_what_the_block_raises_ends_all_waits() -> None:
         async with listening(asyncio.Event().wait()):
             raise KeyError
     assert asyncio.all_tasks() == before
+
+
+async def test_a_block_that_is_closed_waits_for_nothing_more() -> None:
+    """As a program ends, or a simulated world: there is nobody left to go on with it."""
+    hint = asyncio.Event()
+    before = asyncio.all_tasks()
+
+    async def listen() -> None:
+        async with listening(hint.wait()) as heard:
+            await heard(60)
+
+    listener = listen()
+    # By hand: a task would close it only when it is collected.
+    listener.send(None)
+    await asyncio.sleep(0)
+    waits = asyncio.all_tasks() - before
+    listener.send(None)
+    listener.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.gather(*waits)

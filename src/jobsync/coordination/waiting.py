@@ -31,6 +31,7 @@ async def listening(*waits: Coroutine[Any, Any, object]) -> AsyncIterator[Heard]
     waiting. The block waits by calling what it is given; what one raises is raised there.
     """
     tasks = [asyncio.ensure_future(wait) for wait in waits]
+    is_closed = False
 
     async def heard(patience: float) -> None:
         done, _ = await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -41,7 +42,12 @@ async def listening(*waits: Coroutine[Any, Any, object]) -> AsyncIterator[Heard]
         # Each runs up to where it waits.
         await asyncio.sleep(0)
         yield heard
+    except GeneratorExit:
+        # Closed where it stood, and run by nobody any more: who waits now waits in vain.
+        is_closed = True
+        raise
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if not is_closed:
+            await asyncio.gather(*tasks, return_exceptions=True)
