@@ -69,9 +69,8 @@ def trust_from_a_resend(patch: pytest.MonkeyPatch) -> None:
 
 def trust_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A session trusts itself until it hears that it is lost."""
-    patch.setattr(
-        Session, "trust_left", property(lambda self: 60.0 if self.state == "live" else 0.0)
-    )
+    patch.setattr(Session, "trusted", property(lambda self: self.state == "live"))
+    patch.setattr(Session, "trust_left", property(lambda self: 60.0 if self.trusted else 0.0))
 
 
 def belief_that_is_cached(patch: pytest.MonkeyPatch) -> None:

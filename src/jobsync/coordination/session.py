@@ -128,7 +128,11 @@ class Session:
     @property
     def trusted(self) -> bool:
         """Whether what it holds may be acted on now. Asks the clock each time."""
-        return self.trust_left > 0
+        # Asked for each task of a list: it compares, where `trust_left` counts.
+        until = self._trusted_until
+        if until is None or self.state != "live" or self._forks != _forks:
+            return False
+        return self._clock.mono() < until
 
     @property
     def trust_left(self) -> float:

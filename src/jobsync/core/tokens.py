@@ -10,6 +10,7 @@ changing its token.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import md5, sha256
 from typing import Literal, TypeAlias, get_args
 
@@ -23,23 +24,23 @@ HASH_FUNCTIONS: tuple[str, ...] = get_args(HashFunction)
 _number = int.from_bytes
 
 
-def _hash_md5(text: bytes) -> int:
+def _token_by_md5(total: int, text: str) -> int:
     # Not for security: where FIPS forbids md5 otherwise, tasks must keep their tokens.
-    return _number(md5(text, usedforsecurity=False).digest())
+    return _number(md5(text.encode(), usedforsecurity=False).digest()) % total
 
 
-def _hash_sha256(text: bytes) -> int:
-    return _number(sha256(text).digest()[:8])
+def _token_by_sha256(total: int, text: str) -> int:
+    return _number(sha256(text.encode()).digest()[:8]) % total
 
 
-def _hash_double_sha256(text: bytes) -> int:
-    return _number(sha256(sha256(text).digest()).digest()[:8])
+def _token_by_double_sha256(total: int, text: str) -> int:
+    return _number(sha256(sha256(text.encode()).digest()).digest()[:8]) % total
 
 
-_HASHES: Mapping[str, Callable[[bytes], int]] = {
-    "md5": _hash_md5,
-    "sha256": _hash_sha256,
-    "double_sha256": _hash_double_sha256,
+_MAKERS: Mapping[str, Callable[[int, str], int]] = {
+    "md5": _token_by_md5,
+    "sha256": _token_by_sha256,
+    "double_sha256": _token_by_double_sha256,
 }
 
 
@@ -49,14 +50,9 @@ def token_of(task_id: object, total_tokens: int, hash_function: str = "md5") -> 
     Nothing is checked here, because this runs for every task of every list: the settings
     check `hash_function` and `total_tokens`, and `Task` checks the id.
     """
-    return _HASHES[hash_function](str(task_id).encode()) % total_tokens
+    return _MAKERS[hash_function](total_tokens, str(task_id))
 
 
 def token_maker(total_tokens: int, hash_function: str = "md5") -> Callable[[str], int]:
     """Give the function that gives the token of a task's text, for those who ask often."""
-    hash_text = _HASHES[hash_function]
-
-    def make_token(text: str) -> int:
-        return hash_text(text.encode()) % total_tokens
-
-    return make_token
+    return partial(_MAKERS[hash_function], total_tokens)
