@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from jobsync import Components, CoordinatorSettings, Hooks, Invalid, Membership, Store, Term
+from jobsync import (
+    Components,
+    CoordinatorSettings,
+    Hooks,
+    Invalid,
+    Membership,
+    Store,
+    Term,
+    Unavailable,
+)
 from jobsync.coordination.runner import OwnThread
 from jobsync.stores.contract import Change, Outcome
 from jobsync.stores.decorator import StoreDecorator
@@ -141,3 +150,70 @@ async def test_a_thread_that_is_held_up_within_a_beat_warns_too() -> None:
     async with asyncio.timeout(30):
         await late.wait()
     await membership.leave()
+
+
+class Deaf(StoreDecorator):
+    """A store that breaks, on demand, as no store should."""
+
+    is_broken = False
+
+    async def get_many(self, keys: Sequence[str], *, tombstones: bool = False) -> list[Any]:
+        if self.is_broken:
+            raise ZeroDivisionError("a bug")
+        return await super().get_many(keys, tombstones=tombstones)
+
+
+@pytest.mark.parametrize("end", ["leaves", "fails"])
+async def test_who_waits_for_a_coordinator_hears_of_the_end(end: str) -> None:
+    """Nobody waits for ever for a leader of whom nothing can be heard any more."""
+    store = Deaf(MemoryStore())
+    # It looks around for long: nobody leads meanwhile.
+    slow = CoordinatorSettings(cold_start_observation_window=600, **QUICK)
+    membership = Membership(
+        store, Components.system(), slow, open_own=lambda: _give(store), host=OwnThread()
+    )
+    await membership.start()
+    report = await membership.coordinate("report")
+    waiting = asyncio.ensure_future(report.ensure_coordinator())
+    await asyncio.sleep(0)
+    if end == "leaves":
+        await membership.leave()
+        with pytest.raises(Invalid, match="work='default/report': is stood for no longer"):
+            await waiting
+    else:
+        store.is_broken = True
+        with pytest.raises(Unavailable, match="the session: has ended; join again"):
+            await waiting
+        with pytest.raises(ExceptionGroup, match="unhandled errors"):
+            await membership.ended()
+    with pytest.raises((Invalid, Unavailable)):
+        await report.ensure_coordinator()
+
+
+async def _give(store: Store) -> Store:
+    return store
+
+
+async def test_work_that_stops_its_own_coordination_goes_on_to_its_end() -> None:
+    """It is not cancelled by its own wish, is not called again, and `on_stop` comes after it."""
+    calls: list[str] = []
+    over = asyncio.Event()
+
+    async def work(_: Term) -> None:
+        await report.stop()
+        await asyncio.sleep(0)
+        calls.append("work")
+
+    async def stop(_: Term) -> None:
+        await report.stop()
+        calls.append("stop")
+        over.set()
+
+    async with await Membership.join(
+        "memory://", coordinator_work_interval=0.01, **QUICK
+    ) as membership:
+        report = await membership.coordinate("report", Hooks(work=work, on_stop=stop))
+        await over.wait()
+        await report.stop()
+        assert calls == ["work", "stop"]
+        assert not report.is_coordinator

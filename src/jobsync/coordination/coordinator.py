@@ -13,7 +13,7 @@ import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,6 +26,7 @@ from jobsync.coordination.unopposed import Unopposed
 from jobsync.errors import (
     Corrupt,
     Fenced,
+    Invalid,
     Misconfigured,
     NewerFormat,
     NotFound,
@@ -77,6 +78,8 @@ class Coordinator:
         self._events = membership.components.events
         self._witness = Witness(membership.store.name, self._events)
         self._task: asyncio.Task[None] | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._stopped_by: asyncio.Task[Any] | None = None
         self._is_stopping = False
         self._has_begun = False
         self._term: Term | None = None
@@ -105,19 +108,30 @@ class Coordinator:
             return self.worker_id if isinstance(self.election, Unopposed) else None
         return worker_of(role.owner)
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether it is one of its own hooks that asks."""
+        caller = asyncio.current_task()
+        return caller is not None and caller in {self._task, self._working}
+
     def start(self) -> None:
         """Begin to stand and to lead. Safe to repeat."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._lead_for_ever())
 
     async def stop(self) -> None:
-        """Give the role up and stand no longer; `on_stop` has returned. Safe to repeat."""
+        """Give the role up and stand no longer; `on_stop` has returned. Safe to repeat.
+
+        A hook that calls it goes on to its own end; what is to come after that comes later.
+        """
         self._is_stopping = True
+        if self._stopped_by is None and self.is_calling:
+            self._stopped_by = asyncio.current_task()
         with suppress(Unavailable):
             await self._membership.withdraw(self.election.name)
         self._membership.ring()
         task = self._task
-        if task is None or task is asyncio.current_task():
+        if task is None or self.is_calling:
             return
         await asyncio.wait([task])
         if not task.cancelled():
@@ -142,13 +156,13 @@ class Coordinator:
 
         Raises:
             NotFound: no such worker lives and stands for this work.
+            Invalid: this worker stands no longer, and so hears of nobody.
+            Unavailable: its session has ended.
         """
         store, name = self._membership.store, self.election.name
         self._membership.hurry()
         if not force:
-            while (leader := self.coordinator_id) is None:
-                await self._membership.change()
-            return leader
+            return await self._hear_of_leader()
         role = read_role(await store.get(f"{ROLES}{name}", tombstones=True))
         workers = [worker_of(e) for e in await list_eligible(store, name, self._witness.report)]
         if desired_coordinator not in {None, *workers}:
@@ -162,6 +176,15 @@ class Coordinator:
             if not await ask(store, name, request):
                 raise OutcomeUnknown(name, "the request to hand over")
         return worker_of(role.owner)
+
+    async def _hear_of_leader(self) -> str:
+        while (leader := self.coordinator_id) is None:
+            if self._is_stopping:
+                fix = "coordinate it again"
+                raise Invalid("work", self.election.name, "is stood for no longer", fix)
+            self._membership.check()
+            await self._membership.change()
+        return leader
 
     async def _lead_for_ever(self) -> None:
         while not self._is_stopping:
@@ -202,9 +225,11 @@ class Coordinator:
         )
         self._has_begun = False
         async with asyncio.TaskGroup() as group:
-            work = group.create_task(self._work(term))
+            self._working = group.create_task(self._work(term))
             await self._until_over(held, in_the_way)
-            work.cancel()
+            # Whoever stops us from the work itself has more to do.
+            if self._working is not self._stopped_by:
+                self._working.cancel()
         self._term = None
         self._tell_of_the_end(held, role)
         if self._has_begun:
@@ -223,9 +248,10 @@ class Coordinator:
             return
         self._has_begun = True
         await self._call("on_become", self._hooks.on_become, term)
-        while True:
+        while not self._is_stopping:
             await self._call("coordinator_work", self._hooks.work, term)
-            await self._clock.sleep(self._interval)
+            if not self._is_stopping:
+                await self._clock.sleep(self._interval)
 
     async def _seal(self, term: Term) -> bool:
         """Shut earlier terms out before anything is done; say whether this term may go on."""

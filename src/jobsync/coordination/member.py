@@ -67,6 +67,8 @@ class Member:
         self.elections: dict[str, Election] = {}
         self.watched: frozenset[str] = frozenset()
         """Sessions that somebody here wants to know the end of."""
+        self.has_ended = False
+        """Whether it lives no more, be it in good order or by an error."""
         self.seen: Mapping[str, Life] = {}
         """What those who lead this worker, and those watched, told of themselves last."""
         self._store = store
@@ -121,6 +123,7 @@ class Member:
             self._events.emit(MemberFailed(worker_id=self._worker, error=repr(error)))
             raise
         finally:
+            self.has_ended = True
             self.session.abandon()
             self._changed()
 

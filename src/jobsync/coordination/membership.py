@@ -193,6 +193,23 @@ class Membership:
         finally:
             await store.close()
 
+    def check(self) -> None:
+        """Refuse to go on without a session.
+
+        Raises:
+            Unavailable: it has ended.
+        """
+        if self._member.has_ended:
+            raise Unavailable("the session", "has ended", "join again")
+
+    async def ended(self) -> None:
+        """Wait until the session has ended.
+
+        Raises:
+            Exception: what ended it, unless it was `leave`.
+        """
+        await self._host.finish()
+
     async def leave(self) -> None:
         """Hand over what is held and end the session. Safe to repeat.
 
