@@ -1,9 +1,7 @@
-"""Plugins of which one instance in the whole fleet does the central work, and locks."""
+"""Plugins of which one instance in the whole fleet does the central work."""
 
 import asyncio
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,61 +150,24 @@ def test_an_unknown_option_is_refused() -> None:
         Sweeper(worker_timeouts=3)
 
 
-async def test_a_lock_is_held_by_one_at_a_time() -> None:
-    """Of several processes, and of several tasks of one."""
-    inside = 0
-    most = 0
-    fences: list[int] = []
+async def test_classes_that_share_a_slug_are_one_kind() -> None:
+    """A class may refine another, or be defined anew, and stand for the same work."""
 
-    async def work(db: Database) -> None:
-        nonlocal inside, most
-        async with db.open_storage("test").lock("door") as lock:
-            inside += 1
-            most = max(most, inside)
-            fences.append(lock.fence)
-            assert lock.lasts
-            await asyncio.sleep(0.01)
-            inside -= 1
+    class _Careful(Sweeper):
+        slug = "sweeper"
 
-    async with Database("memory://door") as one, Database("memory://door") as two:
-        await asyncio.gather(*(work(db) for db in (one, two) for _ in range(4)))
-        async with one.open_storage("test").lock("door"):
-            with pytest.raises(TimeoutError, match="is held by worker-"):
-                async with two.open_storage("test").lock("door", timeout=0.05):
-                    pass
-            async with two.open_storage("test", "other").lock("door"):
-                pass
-    assert most == 1
-    assert fences == sorted(set(fences))
+    class _PickyPlugin(CoordinatorPlugin):
+        pass
 
-
-_CRASH = """
-import asyncio, os
-from jobsync import Database
-
-async def main():
-    db = await Database("sqlite:///locks.db").connect()
-    async with db.open_storage("test").lock("door"):
-        os._exit(0)
-
-asyncio.run(main())
-"""
-
-
-async def test_a_crash_leaves_no_lock_stuck(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once the session of the process that held it is dead, the next one has it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JOBSYNC_HEARTBEAT_INTERVAL", "0.3")
-    monkeypatch.setenv("JOBSYNC_WORKER_TIMEOUT", "1")
-    crashing = await asyncio.create_subprocess_exec(sys.executable, "-c", _CRASH)
-    assert await crashing.wait() == 0
-    async with Database("sqlite:///locks.db") as db:
-        store = db.store
-        (held,) = await store.scan("lock/test/default/")
-        async with asyncio.timeout(30), db.open_storage("test").lock("door") as lock:
-            assert lock.fence > held.seq
-            dead = await store.get(f"session/{held.value['owner']}")
-            assert dead is not None
-            assert dead.value["state"] == "dead"
+    assert _PickyPlugin.slug == "picky"
+    async with Database("memory://kind") as one, Database("memory://kind") as two:
+        first = await one.use_plugin(Sweeper())
+        await first.worked.wait()
+        second = _Careful()
+        heard: list[Event] = []
+        second.on("plg:sweeper:coordinator-elected", heard.append)
+        await two.use_plugin(second)
+        assert await second.ensure_coordinator() == first.worker_id
+        await until(lambda: bool(heard))
+        assert heard[0]["worker_id"] == first.worker_id
+        assert not second.is_coordinator

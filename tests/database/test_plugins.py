@@ -157,6 +157,8 @@ async def test_what_cannot_be_added_is_refused() -> None:
         await one.use_plugin(S3QueuePlugin(), "a/b")
     with pytest.raises(Invalid, match="namespace=''"):
         S3QueuePlugin(namespace="")
+    with pytest.raises(Invalid, match="slug='my slug'"):
+        type("OddPlugin", (Plugin,), {"slug": "my slug"})
     with pytest.raises(Invalid, match="is not attached to a database"):
         await S3QueuePlugin().start()
 

@@ -1,19 +1,23 @@
 """The one session that a database's plugins share: open while one of them needs it.
 
-The first who comes opens it, the last who leaves ends it. Everything that plugins hold,
-roles and locks, hangs on it.
+The first who comes opens it, the last who leaves ends it, and so does the database at its
+own end. Everything that plugins hold, roles and locks, hangs on it.
 """
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership, describe_process
 from jobsync.coordination.runner import OwnThread, SameLoop
 from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.core.urls import StoreUrl
+from jobsync.database.supervisor import Work
 from jobsync.errors import Invalid
 from jobsync.stores.contract import Store
 from jobsync.stores.decorator import StoreDecorator
-from jobsync.stores.opening import open_another, read_url
+from jobsync.stores.opening import open_another
 
 __all__ = ["Attendance"]
 
@@ -26,18 +30,33 @@ class Attendance:
         url: where that is, so that the session can have a way of its own to it; None where
             the database was given a store, which the session then shares.
         components: time, randomness and events.
+        run: runs what watches over the session: if that ends by an error, so must the
+            database.
     """
 
-    def __init__(self, store: Store, url: str | None, components: Components) -> None:
+    def __init__(
+        self,
+        store: Store,
+        url: StoreUrl | None,
+        components: Components,
+        run: Callable[[Work, str], object],
+    ) -> None:
         self._store = store
         self._url = url
         self._components = components
+        self._run = run
         self._turn = asyncio.Lock()
         self._count = 0
         self._membership: Membership | None = None
 
-    async def enter(self, settings: CoordinatorSettings) -> Membership:
+    async def enter(
+        self, settings: CoordinatorSettings, *, at_any_pace: bool = False
+    ) -> Membership:
         """Need the session from now on.
+
+        Args:
+            settings: what it goes by, if it is not open yet.
+            at_any_pace: whether it may go by others, if it is.
 
         Raises:
             Invalid: it beats at another pace than these settings ask for.
@@ -48,7 +67,8 @@ class Attendance:
                 membership = self._make(settings)
                 await membership.start()
                 self._membership = membership
-            else:
+                self._run(membership.ended, "session")
+            elif not at_any_pace:
                 _check_pace(self._membership, settings)
             self._count += 1
             return self._membership
@@ -57,23 +77,30 @@ class Attendance:
         """Need it no longer."""
         async with self._turn:
             self._count -= 1
-            if self._count == 0 and self._membership is not None:
-                membership, self._membership = self._membership, None
-                await membership.leave()
+            if self._count <= 0:
+                await self._end()
+
+    async def end(self) -> None:
+        """End the session, whoever needs it."""
+        async with self._turn:
+            await self._end()
+
+    async def _end(self) -> None:
+        if self._membership is not None:
+            membership, self._membership = self._membership, None
+            await membership.leave()
 
     def _make(self, settings: CoordinatorSettings) -> Membership:
-        own = self._url is not None
+        facts, components = describe_process(self._components), self._components
+        if self._url is None:
+            lend, host = self._lend, SameLoop()
+            return Membership(
+                self._store, components, settings, open_own=lend, host=host, facts=facts
+            )
+        open_own = partial(open_another, self._store, self._url, components)
         return Membership(
-            self._store,
-            self._components,
-            settings,
-            open_own=self._open_own if own else self._lend,
-            host=OwnThread() if own else SameLoop(),
-            facts=describe_process(self._components),
+            self._store, components, settings, open_own=open_own, host=OwnThread(), facts=facts
         )
-
-    async def _open_own(self) -> Store:
-        return await open_another(self._store, read_url(self._url or None), self._components)
 
     async def _lend(self) -> Store:
         return _Lent(self._store)

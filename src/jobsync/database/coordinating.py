@@ -10,7 +10,10 @@ session; each kind of work has a coordinator of its own, and an instance that do
 the plugin is never elected to it.
 """
 
+import asyncio
 import os
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +27,7 @@ from jobsync.coordination.fencing import Term
 from jobsync.coordination.membership import Membership, Peer
 from jobsync.coordination.role import name_role
 from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.database.attendance import Attendance
 from jobsync.database.plugin import Plugin
 from jobsync.errors import Invalid
 from jobsync.events import Event
@@ -31,11 +35,14 @@ from jobsync.settings import Sources, resolve
 
 __all__ = ["CoordinatorPlugin"]
 
-_OWN: dict[str, type[Event]] = {
+_ABOUT_LEADERS: dict[str, type[Event]] = {
     "elected": CoordinatorElected,
     "promoted": CoordinatorPromoted,
     "demoted": CoordinatorDemoted,
 }
+
+_facts: dict[str, Mapping[type[Event], type[Event]]] = {}
+"""What plugins of a kind tell, by slug: classes that share a slug tell the same."""
 
 
 class CoordinatorPlugin(Plugin):
@@ -52,25 +59,13 @@ class CoordinatorPlugin(Plugin):
     governs: ClassVar[tuple[str, ...]] = ()
     """Keys of the records that only the coordinator writes."""
 
-    _kinds: ClassVar[dict[type[Event], type[Event]]] = {}
+    _facts: ClassVar[Mapping[type[Event], type[Event]]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # Each kind of plugin tells of its coordinators under names of its own, too.
-        cls._kinds = {
-            kind: type(
-                f"{cls.__name__}{fact.capitalize()}",
-                (kind,),
-                {
-                    "__module__": cls.__module__,
-                    "__doc__": f"As `{kind.name}`, of this kind of plugin.",
-                    "name": f"plg:{cls.slug}:coordinator-{fact}",
-                },
-                frozen=True,
-                kw_only=True,
-            )
-            for fact, kind in _OWN.items()
-        }
+        if cls.slug not in _facts:
+            _facts[cls.slug] = _name_facts(cls.slug, cls.__module__)
+        cls._facts = _facts[cls.slug]
 
     def __init__(self, *, namespace: str | None = None, **options: Any) -> None:
         super().__init__(namespace=namespace)
@@ -109,8 +104,14 @@ class CoordinatorPlugin(Plugin):
 
     async def members(self) -> list[Peer]:
         """Give the workers that live and stand for this work, the oldest first."""
-        peers = await self._joined().members()
-        return [peer for peer in peers if self._role in peer.works]
+        membership = self._joined()
+        # What this worker stands for may be told with its next beat only.
+        own = None if self._coordinator is None else membership.incarnation
+        return [
+            peer
+            for peer in await membership.members()
+            if self._role in peer.works or peer.incarnation == own
+        ]
 
     async def ensure_coordinator(
         self, *, force: bool = False, desired_coordinator: str | None = None
@@ -122,39 +123,42 @@ class CoordinatorPlugin(Plugin):
             force=force, desired_coordinator=desired_coordinator
         )
 
-    async def start(self) -> None:
-        """Start, and stand for election, unless it runs already."""
-        await super().start()
-        if self._membership is None and self.is_running:
-            await self._stand()
+    @property
+    def is_calling(self) -> bool:
+        """Whether it is a hook of its own that asks, for which `stop` waits."""
+        return self._coordinator is not None and self._coordinator.is_calling
 
-    async def stop(self) -> None:
-        """Stand no longer, give up the role if it is held, and stop."""
-        membership, self._membership = self._membership, None
-        if membership is not None:
-            if self._coordinator is not None:
-                await self._coordinator.stop()
-                self._coordinator = None
-            self.database.events.off("coord:*", self._overhear)
-        await super().stop()
-        if membership is not None:
-            await self.database.attendance.leave()
-
-    async def _stand(self) -> None:
+    async def _set_up(self, undo: AsyncExitStack) -> None:
+        """Join the session, start, and stand for election."""
         attendance = self.database.attendance
         self._membership = await attendance.enter(self.coordination)
-        self.database.events.on("coord:*", self._overhear)
+        undo.push_async_callback(self._leave, attendance)
+        await super()._set_up(undo)
+        events = self.database.events
+        events.on("coord:*", self._overhear)
+        undo.callback(events.off, "coord:*", self._overhear)
+        self._coordinator = await self._membership.coordinate(
+            self.slug,
+            Hooks(on_become=self._become, work=self._work, on_stop=self._cease),
+            namespace=self.namespace,
+            governs=self.governs,
+            settings=self.coordination,
+        )
+        undo.push_async_callback(self._stand_down, self._coordinator)
+
+    async def _stand_down(self, coordinator: Coordinator) -> None:
+        """Stand no longer, and give up the role if it is held."""
         try:
-            self._coordinator = await self._membership.coordinate(
-                self.slug,
-                Hooks(on_become=self._become, work=self._work, on_stop=self._cease),
-                namespace=self.namespace,
-                governs=self.governs,
-                settings=self.coordination,
-            )
-        except BaseException:
-            await self.stop()
+            await coordinator.stop()
+        except asyncio.CancelledError:
+            coordinator.abandon()
             raise
+        finally:
+            self._coordinator = None
+
+    async def _leave(self, attendance: Attendance) -> None:
+        self._membership = None
+        await attendance.leave()
 
     @property
     def _role(self) -> str:
@@ -179,6 +183,24 @@ class CoordinatorPlugin(Plugin):
         if getattr(event, "role", self._role) != self._role:
             return
         self.events.overhear(event)
-        own = self._kinds.get(type(event))
+        own = self._facts.get(type(event))
         if own is not None:
             self.emit(own(**{field: event[field] for field in event.__struct_fields__}))
+
+
+def _name_facts(slug: str, module: str) -> dict[type[Event], type[Event]]:
+    """Make the events by which one kind of plugin tells of its coordinators."""
+    return {
+        kind: type(
+            f"{slug.title().replace('-', '')}{fact.capitalize()}",
+            (kind,),
+            {
+                "__module__": module,
+                "__doc__": f"As `{kind.name}`, of this kind of plugin.",
+                "name": f"plg:{slug}:coordinator-{fact}",
+            },
+            frozen=True,
+            kw_only=True,
+        )
+        for fact, kind in _ABOUT_LEADERS.items()
+    }

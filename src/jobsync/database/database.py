@@ -27,10 +27,11 @@ from jobsync.database.plugin import Plugin, check_plugin_name
 from jobsync.database.resource import Resource
 from jobsync.database.storage import PluginStorage
 from jobsync.database.supervisor import Supervisor, Work
+from jobsync.database.turn import Turn
 from jobsync.errors import Invalid
 from jobsync.events import Event, Teller
 from jobsync.stores.contract import Store
-from jobsync.stores.opening import open_store
+from jobsync.stores.opening import open_store, read_url
 
 __all__ = ["Database", "DatabaseConnected", "DatabaseDisconnected"]
 
@@ -85,7 +86,7 @@ class Database(Teller):
             raise Invalid("url", len(given), "stores are named", fix)
         self._place: str | Store | None = given[0] if given else None
         self.components = components or Components.system()
-        self._turn = asyncio.Lock()
+        self._turn = Turn("database")
         self._link: _Link | None = None
         self._catalogue = Catalogue(lambda: self.store, self.components)
         self._plugins: dict[str, Plugin] = {}
@@ -114,23 +115,26 @@ class Database(Teller):
             Invalid, Misconfigured: the store is named wrongly, or cannot serve as one.
             Unavailable: it does not answer.
         """
-        async with self._turn:
-            if self._link is None:
-                await self._open()
-            self._use()
+        if not self._is_part_of("connect"):
+            async with self._turn.take("connect"):
+                if self._link is None:
+                    await self._open()
+                self._use()
         return self
 
     async def disconnect(self) -> None:
         """Stop the plugins and what else runs, then let go of the store. Safe to repeat."""
-        async with self._turn:
+        if self._is_part_of("disconnect"):
+            return
+        async with self._turn.take("disconnect"):
             if self._link is not None:
                 told = DatabaseDisconnected(store=self._title)
                 await self._close(self._link, told)
 
     @property
     def is_connected(self) -> bool:
-        """Whether it was connected and not disconnected since."""
-        return self._link is not None
+        """Whether it was connected, and is not, or not being, disconnected since."""
+        return self._link is not None and self._turn.doing != "disconnect"
 
     @property
     def store(self) -> Store:
@@ -223,7 +227,7 @@ class Database(Teller):
                 raise Invalid("alias", name, "is taken", "pass another alias")
             plugin.attach(self, name, alias)
             self._plugins[name] = plugin
-        if self._link is not None:
+        if self.is_connected:
             await plugin.start()
         return plugin
 
@@ -232,7 +236,12 @@ class Database(Teller):
         check_plugin_name("slug", slug)
         check_plugin_name("namespace", namespace)
         return PluginStorage(
-            lambda: self.store, slug, namespace, self.components, lambda: self.attendance
+            lambda: self.store,
+            slug,
+            namespace,
+            self.components,
+            lambda: self.attendance,
+            self._run_while_connected,
         )
 
     def run_in_background(self, work: Work, name: str) -> asyncio.Task[None]:
@@ -262,15 +271,28 @@ class Database(Teller):
         self._link.supervisor.check()
         return self._link
 
+    def _run_while_connected(self, work: Work, name: str) -> None:
+        """Run work in the background, unless the end of all makes it needless."""
+        if self.is_connected:
+            self.run_in_background(work, name)
+
+    def _is_part_of(self, what: str) -> bool:
+        is_stopping = self._turn.doing == "disconnect"
+        is_hook = is_stopping and any(plugin.is_calling for plugin in self._plugins.values())
+        return self._turn.is_part_of(what, self._title, is_hook=is_hook)
+
     async def _open(self) -> None:
         place = self._place
         own = not isinstance(place, Store)
+        # Read once: neither the environment nor the working directory need stay as they are.
+        url = None if isinstance(place, Store) else read_url(place)
         store = place if isinstance(place, Store) else await open_store(place, self.components)
-        url = None if isinstance(place, Store) else place or ""
-        attendance = Attendance(store, url, self.components)
-        link = self._link = _Link(store, Supervisor(self.components), attendance, own)
+        supervisor = Supervisor(self.components)
+        attendance = Attendance(store, url, self.components, supervisor.run)
+        link = _Link(store, supervisor, attendance, own)
         try:
-            await link.supervisor.start()
+            await supervisor.start()
+            self._link = link
             await self.list_resources()
             for plugin in list(self._plugins.values()):
                 await plugin.start()
@@ -287,6 +309,7 @@ class Database(Teller):
             if link.own:
                 stack.push_async_callback(link.store.close)
             stack.push_async_callback(link.supervisor.stop)
+            stack.push_async_callback(link.attendance.end)
             if told is not None:
                 stack.callback(self.events.emit, told)
             for plugin in self._plugins.values():

@@ -1,16 +1,20 @@
 """What attaches to a database: installed once, started and stopped with it.
 
-`start` and `stop` may be called by anybody, in any order and as often as one likes; each
-takes effect once. A plugin that is stopped runs nothing in the background any more. Its
-events are heard by who listens to it, and by who listens to the database.
+`start` and `stop` may be called by anybody, also by the plugin's own hooks and work, in any
+order and as often as one likes; each takes effect once. A plugin that is stopped runs
+nothing in the background any more. Whoever loses patience with a `stop`, and cancels it,
+leaves nothing running either. Its events are heard by who listens to it, and by who listens
+to the database.
 """
 
 import asyncio
 import re
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, ClassVar
 
 from jobsync.database.storage import PluginStorage
 from jobsync.database.supervisor import Work
+from jobsync.database.turn import Turn
 from jobsync.errors import Invalid
 from jobsync.events import Event, Events, Teller
 
@@ -59,14 +63,16 @@ class Plugin(Teller):
         super().__init_subclass__()
         if "slug" not in vars(cls):
             words = _humps.split(cls.__name__.removesuffix("Plugin"))
-            cls.slug = "-".join(words).lower() or "plugin"
+            cls.slug = "-".join(words).lower().strip("_-") or "plugin"
+        check_plugin_name("slug", cls.slug)
 
     def __init__(self, *, namespace: str | None = None) -> None:
         self.namespace = "" if namespace is None else check_plugin_name("namespace", namespace)
         self.name = ""
         self.events = Events()
         self._database: Database | None = None
-        self._turn = asyncio.Lock()
+        self._turn = Turn("plugin")
+        self._undo = AsyncExitStack()
         self._installed = False
         self._running = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -143,40 +149,54 @@ class Plugin(Teller):
         self._database = database
         self.events.join(database.events)
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether it is a hook of its own that asks, for which `stop` waits."""
+        return False
+
     async def start(self) -> None:
         """Start, unless it runs already.
 
         Raises:
             Invalid: its database is not connected.
         """
-        async with self._turn:
+        if self._is_part_of("start"):
+            return
+        async with self._turn.take("start"):
             if self._running:
                 return
             if not self.database.is_connected:
                 fix = "await database.connect() first"
                 raise Invalid("plugin", self.name, "its database is not connected", fix)
-            try:
-                if not self._installed:
-                    await self.on_install()
-                    self._installed = True
-                await self.on_start()
-            except BaseException:
-                await self._cancel_work()
-                raise
+            async with AsyncExitStack() as undo:
+                await self._set_up(undo)
+                self._undo = undo.pop_all()
             self._running = True
         self.emit(PluginStarted(plugin=self.name))
 
     async def stop(self) -> None:
         """Stop, if it runs."""
-        async with self._turn:
+        if self._is_part_of("stop"):
+            return
+        async with self._turn.take("stop"):
             if not self._running:
                 return
             self._running = False
-            try:
-                await self.on_stop()
-            finally:
-                await self._cancel_work()
+            await self._undo.aclose()
         self.emit(PluginStopped(plugin=self.name))
+
+    async def _set_up(self, undo: AsyncExitStack) -> None:
+        """Start step by step; what undoes the steps is called from the last to the first."""
+        if not self._installed:
+            await self.on_install()
+            self._installed = True
+        undo.push_async_callback(self._cancel_work)
+        await self.on_start()
+        undo.push_async_callback(self.on_stop)
+
+    def _is_part_of(self, what: str) -> bool:
+        is_hook = self._turn.doing == "stop" and self.is_calling
+        return self._turn.is_part_of(what, self.name, is_hook=is_hook)
 
     async def _cancel_work(self) -> None:
         # Whoever stops the plugin from its own work goes on to its end.

@@ -6,6 +6,7 @@ the clock of the machine that set it: afterwards it reads as absent. That serves
 what must never be held by two hangs on a lock, not on a clock.
 """
 
+import math
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from jobsync.core.keys import escape
 from jobsync.database.attendance import Attendance
 from jobsync.database.locking import Lock, hold_lock
 from jobsync.database.shelf import Shelf, Verdict
+from jobsync.database.supervisor import Work
 from jobsync.errors import Corrupt, Invalid
 from jobsync.settings import Sources, resolve
 from jobsync.stores.contract import (
@@ -71,6 +73,7 @@ class PluginStorage:
         namespace: which of that kind.
         components: the clock by which values expire.
         attendance: gives the session that locks hang on.
+        run: runs what is left to do later, while the database is connected.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class PluginStorage:
         namespace: str,
         components: Components,
         attendance: Callable[[], Attendance],
+        run: Callable[[Work, str], object],
     ) -> None:
         prefix = f"{PLUGINS}{slug}/{namespace}/"
         self._shelf = Shelf(source, prefix, components, f"{slug}/{namespace}")
@@ -87,6 +91,7 @@ class PluginStorage:
         self._clock = components.clock
         self._locks = f"{LOCKS}{slug}/{namespace}/"
         self._attendance = attendance
+        self._run = run
 
     async def get(self, key: str, default: Json = None) -> Json:
         """Give a value, or the default where there is none. One request."""
@@ -130,8 +135,9 @@ class PluginStorage:
         Its end stays as it is.
 
         Raises:
-            Invalid: the value is no number.
+            Invalid: the value is no number, or what is added is none.
         """
+        _check_number("by", by, "write 1")
         total: float = by
 
         def decide(current: Record | None) -> Json:
@@ -162,6 +168,7 @@ class PluginStorage:
 
     async def list(self, prefix: str = "") -> Names:
         """Give the keys that begin so and have a value, in order."""
+        _check_key(prefix)
         now = self._clock.wall().seconds
         lasting: Where = {"$or": [{"expires_at": None}, {"expires_at": {"$gt": now}}]}
         keys = [self._shelf.name(record.key) async for record in self._scan(lasting)]
@@ -180,12 +187,15 @@ class PluginStorage:
             Unavailable: the store does not answer.
         """
         key = f"{self._locks}{escape(_check_key(name), 'name')}"
+        if timeout is not None:
+            _check_number("timeout", timeout, "write 60, or nothing to wait for ever")
         attendance = self._attendance()
         sources = Sources.load(os.environ, Path.cwd())
-        membership = await attendance.enter(resolve(CoordinatorSettings, {}, sources).value)
+        settings = resolve(CoordinatorSettings, {}, sources).value
+        membership = await attendance.enter(settings, at_any_pace=True)
         try:
-            store = self._shelf.store
-            async with hold_lock(membership, store, self._components, key, timeout) as held:
+            store, components = self._shelf.store, self._components
+            async with hold_lock(membership, store, components, key, timeout, self._run) as held:
                 yield held
         finally:
             await attendance.leave()
@@ -236,7 +246,7 @@ class PluginStorage:
         if ttl is None:
             return {"value": value, "expires_at": None}
         seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
-        if type(seconds) not in {int, float} or not seconds > 0:
+        if not (type(seconds) in {int, float} and 0 < seconds < math.inf):
             raise Invalid("ttl", ttl, "is not a number of seconds above 0", "write 3600")
         return {"value": value, "expires_at": self._clock.wall().seconds + seconds}
 
@@ -257,3 +267,8 @@ def _check_key(key: Any) -> str:
     if not isinstance(key, str):
         raise Invalid("key", key, f"{type(key).__name__} is not text", "use str(key)")
     return key
+
+
+def _check_number(name: str, value: Any, fix: str) -> None:
+    if type(value) not in {int, float} or not math.isfinite(value):
+        raise Invalid(name, value, "is not a number", fix)

@@ -57,14 +57,17 @@ async def open_store(url: str | None = None, components: Components | None = Non
 
 
 def read_url(url: str | None = None) -> StoreUrl:
-    """Understand a URL, or the one that the settings name.
+    """Understand a URL, or the one that the settings name; it means the same ever after.
 
     Raises:
         Invalid: it cannot be understood.
     """
-    sources = Sources.load(os.environ, Path.cwd())
+    here = Path.cwd()
+    sources = Sources.load(os.environ, here)
     settings = resolve(StoreSettings, {"url": url}, sources).value
-    return parse_url(settings.url, os.environ)
+    found = parse_url(settings.url, os.environ)
+    # Processes that change their directory must not find another file then.
+    return SqliteUrl(str(here / found.path)) if isinstance(found, SqliteUrl) else found
 
 
 async def open_bare(url: StoreUrl, components: Components) -> Store:

@@ -1,0 +1,219 @@
+"""Locks: held by one at a time, and stuck by nothing that happens to whoever has them."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import pytest
+
+from jobsync import (
+    CoordinatorPlugin,
+    Database,
+    Event,
+    Invalid,
+    PluginStorage,
+    Unavailable,
+)
+from jobsync.stores.contract import Change, Outcome, Record
+from jobsync.stores.memory import MemoryStore
+
+T = TypeVar("T")
+Moment: TypeAlias = Literal["unsent", "unheard", "late"]
+
+
+class Interrupted(MemoryStore):
+    """Keeps one request about locks waiting, before it happens, after it, or until later."""
+
+    def __init__(self, moment: Moment) -> None:
+        super().__init__()
+        self.left = 0
+        """How many requests there are up to that one."""
+        self.waits = asyncio.Event()
+        self.late: asyncio.Task[Any] | None = None
+        self._moment = moment
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        ask = super().get_many
+        return await self._send(keys[0], lambda: ask(keys, tombstones=tombstones))
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        ask = super().write
+        return await self._send(changes[0].key, lambda: ask(changes))
+
+    async def _send(self, key: str, ask: Callable[[], Awaitable[T]]) -> T:
+        if key.startswith("lock/"):
+            self.left -= 1
+            if self.left == 0:
+                await self._hang(ask)
+        return await ask()
+
+    async def _hang(self, ask: Callable[[], Awaitable[Any]]) -> None:
+        if self._moment == "unheard":
+            await ask()
+        self.waits.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if self._moment == "late":
+                self.late = asyncio.ensure_future(_in_a_while(ask))
+
+
+async def _in_a_while(ask: Callable[[], Awaitable[Any]]) -> None:
+    await asyncio.sleep(0.01)
+    await ask()
+
+
+@pytest.mark.parametrize("moment", ["unsent", "unheard", "late"])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+async def test_whoever_is_cancelled_leaves_no_lock_stuck(number: int, moment: Moment) -> None:
+    """Whichever request it was about, and be it that the request arrives later than that."""
+    store = Interrupted(moment)
+
+    async def hold() -> None:
+        async with storage.lock("door"):
+            pass
+
+    async with Database(connection=store) as db:
+        storage = db.open_storage("test")
+        # Its session lives on, so that no end of it frees anything.
+        async with storage.lock("other"):
+            store.left = number
+            holding = asyncio.ensure_future(hold())
+            await store.waits.wait()
+            holding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await holding
+            await _take_turns(storage)
+            if store.late is not None:
+                await store.late
+            await _take_turns(storage)
+
+
+async def _take_turns(storage: PluginStorage) -> None:
+    for _ in range(2):
+        async with asyncio.timeout(10), storage.lock("door") as lock:
+            assert lock.lasts
+
+
+class Failing(MemoryStore):
+    """Does not answer to questions about locks, when told so."""
+
+    is_away = False
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        if self.is_away and changes[0].key.startswith("lock/"):
+            raise Unavailable(self.name, "away")
+        return await super().write(changes)
+
+
+async def test_a_lock_that_cannot_be_given_back_is_given_back_later() -> None:
+    """The block has done its work, and so raises nothing; the next one waits for the store."""
+    store = Failing()
+    async with Database(connection=store) as db:
+        storage = db.open_storage("test")
+        told: list[Event] = []
+        db.on("db:work-postponed", told.append)
+        async with storage.lock("other"):
+            async with storage.lock("door"):
+                store.is_away = True
+            with pytest.raises(Unavailable):
+                async with asyncio.timeout(10), storage.lock("free"):
+                    pass
+            store.is_away = False
+            await _take_turns(storage)
+        assert told == [] or told[0]["work"].startswith("give back lock/test/default/")
+
+
+async def test_a_lock_ends_with_its_database() -> None:
+    """Disconnecting ends the session whoever holds a lock; leaving the block is no error then."""
+    async with Database("memory://ends") as other:
+        db = await Database("memory://ends").connect()
+        async with db.open_storage("test").lock("door") as lock:
+            await db.disconnect()
+            assert not lock.lasts
+            assert await other.store.scan("session/", where={"state": "live"}) == []
+        async with asyncio.timeout(30), other.open_storage("test").lock("door"):
+            pass
+
+
+async def test_a_lock_takes_the_session_as_it_is() -> None:
+    """It asks for no pace of its own, whatever the environment says; a bad timeout is refused."""
+    async with Database("memory://") as db:
+        await db.use_plugin(QuickPlugin(heartbeat_interval=0.2, worker_timeout=1))
+        storage = db.open_storage("test")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("JOBSYNC_HEARTBEAT_INTERVAL", "7")
+            async with storage.lock("door"):
+                pass
+        for timeout in ("1", float("nan")):
+            with pytest.raises(Invalid, match="timeout="):
+                async with storage.lock("door", timeout=timeout):  # type: ignore[arg-type]
+                    pass
+
+
+class QuickPlugin(CoordinatorPlugin):
+    """Has a session."""
+
+
+async def test_a_lock_is_held_by_one_at_a_time() -> None:
+    """Of several processes, and of several tasks of one."""
+    inside = 0
+    most = 0
+    fences: list[int] = []
+
+    async def work(db: Database) -> None:
+        nonlocal inside, most
+        async with db.open_storage("test").lock("door") as lock:
+            inside += 1
+            most = max(most, inside)
+            fences.append(lock.fence)
+            assert lock.lasts
+            await asyncio.sleep(0.01)
+            inside -= 1
+
+    async with Database("memory://door") as one, Database("memory://door") as two:
+        await asyncio.gather(*(work(db) for db in (one, two) for _ in range(4)))
+        async with one.open_storage("test").lock("door"):
+            with pytest.raises(TimeoutError, match="is held by worker-"):
+                async with two.open_storage("test").lock("door", timeout=0.05):
+                    pass
+            async with two.open_storage("test", "other").lock("door"):
+                pass
+    assert most == 1
+    assert fences == sorted(set(fences))
+
+
+_CRASH = """
+import asyncio, os
+from jobsync import Database
+
+async def main():
+    db = await Database("sqlite:///locks.db").connect()
+    async with db.open_storage("test").lock("door"):
+        os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_crash_leaves_no_lock_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the session of the process that held it is dead, the next one has it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JOBSYNC_HEARTBEAT_INTERVAL", "0.3")
+    monkeypatch.setenv("JOBSYNC_WORKER_TIMEOUT", "1")
+    crashing = await asyncio.create_subprocess_exec(sys.executable, "-c", _CRASH)
+    assert await crashing.wait() == 0
+    async with Database("sqlite:///locks.db") as db:
+        store = db.store
+        (held,) = await store.scan("lock/test/default/")
+        async with asyncio.timeout(30), db.open_storage("test").lock("door") as lock:
+            assert lock.fence > held.seq
+            dead = await store.get(f"session/{held.value['owner']}")
+            assert dead is not None
+            assert dead.value["state"] == "dead"
