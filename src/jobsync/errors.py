@@ -123,15 +123,19 @@ class MissingExtra(Misconfigured):
 class NotFound(JobsyncError):
     """There is no such thing."""
 
-    def __init__(self, kind: str, name: str, known: Sequence[str] = ()) -> None:
-        super().__init__(kind, name, tuple(known))
+    def __init__(
+        self, kind: str, name: str, known: Sequence[str] = (), hint: str | None = None
+    ) -> None:
+        super().__init__(kind, name, tuple(known), hint)
         self.kind = kind
         self.name = name
         self.known = tuple(known)
+        self.hint = hint
 
     def __str__(self) -> str:
         there = f"; there are: {', '.join(self.known)}" if self.known else ""
-        return f"no {self.kind} {self.name!r}{there}"
+        meant = f" (did you mean {self.hint}?)" if self.hint else ""
+        return f"no {self.kind} {self.name!r}{meant}{there}"
 
 
 class _AboutKey(JobsyncError):

@@ -86,6 +86,9 @@ async def test_no_increment_is_lost(storage: PluginStorage) -> None:
     await storage.set("text", "x")
     with pytest.raises(Invalid, match="text='x': is not a number"):
         await storage.increment("text")
+    for by in ("1", float("nan"), True):
+        with pytest.raises(Invalid, match="by="):
+            await storage.increment("n", by=by)  # type: ignore[arg-type]
 
 
 async def test_a_value_whose_time_is_over_is_absent(
@@ -133,7 +136,7 @@ async def test_keys_are_listed_by_prefix_in_order(storage: PluginStorage) -> Non
     assert len(await storage.list()) == 5
 
 
-@pytest.mark.parametrize("ttl", [0, -1, "10", True, float("nan")])
+@pytest.mark.parametrize("ttl", [0, -1, "10", True, float("nan"), float("inf")])
 async def test_a_time_to_live_is_a_number_of_seconds(storage: PluginStorage, ttl: Any) -> None:
     """Anything else is refused before anything is written."""
     with pytest.raises(Invalid, match="ttl="):

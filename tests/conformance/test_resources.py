@@ -313,6 +313,7 @@ async def test_queries_filter_sort_and_cut(sessions: Resource) -> None:
         ({"limit": -1}, "limit=-1"),
         ({"offset": 1.5}, "offset=1.5"),
         ({"sort": "-"}, "sort='-'"),
+        ({"sort": 5}, "sort=5"),
     ],
 )
 async def test_a_bad_question_is_refused(
@@ -321,6 +322,28 @@ async def test_a_bad_question_is_refused(
     """A question that cannot be meant is an error, not an empty answer."""
     with pytest.raises(Invalid, match=message):
         await sessions.query(**arguments)
+
+
+async def test_several_things_may_come_in_any_form_but_a_text(sessions: Resource) -> None:
+    """A text is one id, not a list of its letters; so nothing is deleted by mistake."""
+    made = await sessions.insert_many({**ANN, "id": name} for name in ("a", "b", "ab"))
+    assert [document.id for document in made] == ["a", "b", "ab"]
+    assert len(await sessions.get_many(iter(["a", "b"]))) == 2
+    one: Any = ANN
+    for verb in (sessions.delete_many("ab"), sessions.get_many("ab"), sessions.insert_many(one)):
+        with pytest.raises(Invalid, match="is not a list"):
+            await verb
+    assert await sessions.delete_many({"ab", "b"}) == 2
+    assert await sessions.list_ids() == ["a"]
+
+
+async def test_a_bad_page_is_refused(sessions: Resource) -> None:
+    """The error names the argument."""
+    for size in (0, -1, "5", 100_001):
+        with pytest.raises(Invalid, match=f"size={size!r}"):
+            await sessions.page(size=size)  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match="after=5"):
+        await sessions.page(after=5)  # type: ignore[arg-type]
 
 
 async def test_what_is_no_document_is_set_aside(
@@ -376,6 +399,8 @@ async def test_hooks_stand_around_every_verb(sessions: Resource) -> None:
     ]
     with pytest.raises(Invalid, match=r"did you mean before_insert\?"):
         sessions.before("inser", print)  # type: ignore[call-overload]
+    with pytest.raises(Invalid, match="before_insert=None: cannot be called"):
+        sessions.add_hooks({"before_insert": None})
 
 
 async def test_a_hook_that_fails_afterwards_is_an_event(

@@ -35,6 +35,10 @@ SAMPLES: list[tuple[JobsyncError, str]] = [
     ),
     (NotFound("queue", "a"), "no queue 'a'"),
     (NotFound("queue", "a", ["b", "c"]), "no queue 'a'; there are: b, c"),
+    (
+        NotFound("queue", "bb", ["b", "c"], "b"),
+        "no queue 'bb' (did you mean b?); there are: b, c",
+    ),
     (Conflict("a/b"), "a/b was written by somebody else; read it again and decide again"),
     (
         OutcomeUnknown("a/b", "timeout"),

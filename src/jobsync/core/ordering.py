@@ -37,7 +37,7 @@ def parse_sort(given: str | Sequence[str] | None) -> tuple[SortKey, ...]:
     """
     if given is None:
         return ()
-    return tuple(_parse_key(name) for name in ([given] if isinstance(given, str) else given))
+    return tuple(map(_parse_key, given if isinstance(given, list | tuple) else [given]))
 
 
 def _parse_key(name: Any) -> SortKey:

@@ -1,9 +1,11 @@
 """Which resources there are: defined in the store, and so the same for every process.
 
 Of several who define one at a time, each goes on from what the others have made. Within a
-process there is one `Resource` for each name, whatever its definition becomes.
+process there is one `Resource` for each name, whatever its definition becomes; it never goes
+back to an earlier one.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,9 +14,10 @@ from jobsync.components import Components
 from jobsync.core.codec import Json
 from jobsync.core.schema import Fields, Schema
 from jobsync.database.definition import DEFINITIONS, Definition
+from jobsync.database.named import Named
 from jobsync.database.resource import Resource
 from jobsync.database.shelf import Shelf, Verdict
-from jobsync.errors import Conflict, Corrupt, Invalid, NotFound
+from jobsync.errors import Conflict, Corrupt, Invalid
 from jobsync.events import Event
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.witness import Witness
@@ -65,6 +68,8 @@ class Catalogue:
         self._events = components.events
         self._witness = Witness("resources", components.events)
         self._shelf = Shelf(source, DEFINITIONS, components, "resource")
+        # Whoever reads must not remember what somebody else here has changed meanwhile.
+        self._turn = asyncio.Lock()
 
     async def define(self, name: str, fields: Fields | None, *, strict: bool | None) -> Resource:
         """Define one, or change the definition that is there; None keeps what it says.
@@ -73,6 +78,8 @@ class Catalogue:
             Invalid: it is no name, or records that are there would no longer pass.
         """
         _check_name(name)
+        if not (strict is None or isinstance(strict, bool)):
+            raise Invalid("strict", strict, "is neither True nor False", "write strict=True")
         before: Definition | None = None
         after = Definition(name)
 
@@ -87,8 +94,9 @@ class Catalogue:
             after = Definition(name, wanted) if before is None else before.evolve(wanted)
             return Verdict.KEEP if after == before else after.write(current)
 
-        await self._shelf.change(name, decide)
-        resource = self._remember(after)
+        async with self._turn:
+            await self._shelf.change(name, decide)
+            resource = self._remember(after)
         if before is None:
             self._events.emit(ResourceCreated(resource=name))
         elif before != after:
@@ -97,6 +105,10 @@ class Catalogue:
 
     async def look(self) -> list[str]:
         """Read all definitions; give their names."""
+        async with self._turn:
+            return await self._look()
+
+    async def _look(self) -> list[str]:
         names: list[str] = []
         after = ""
         while True:
@@ -117,9 +129,14 @@ class Catalogue:
             Conflict: its definition was changed meanwhile.
             Incomplete: some records could not be removed.
         """
+        async with self._turn:
+            await self._drop(name)
+        self._events.emit(ResourceDropped(resource=name))
+
+    async def _drop(self, name: str) -> None:
         there = await self._shelf.get(name)
         if there is None:
-            raise NotFound("resource", name, sorted(self.resources))
+            raise Named("resource", self.resources).lack(name)
         await self._remember(Definition.read(there)).delete_all()
 
         def decide(current: Record | None) -> Verdict:
@@ -129,17 +146,26 @@ class Catalogue:
 
         await self._shelf.change(name, decide)
         self.resources.pop(name, None)
-        self._events.emit(ResourceDropped(resource=name))
 
     def forget(self) -> None:
         """Know nothing any more, as before the first look."""
         self.resources.clear()
 
+    async def _renew(self, name: str) -> bool:
+        """Read one's definition again; say whether it has changed."""
+        async with self._turn:
+            record = await self._shelf.get(name)
+            known = self.resources.get(name)
+            if record is None or known is None:
+                return False
+            before = known.definition
+            return self._remember(Definition.read(record)).definition != before
+
     def _remember(self, definition: Definition) -> Resource:
         """Give the one resource of a name, with its newest definition."""
         resource = self.resources.get(definition.name)
         if resource is None:
-            resource = Resource(definition, self._source, self._components)
+            resource = Resource(definition, self._source, self._components, self._renew)
             self.resources[definition.name] = resource
         resource.define(definition)
         return resource

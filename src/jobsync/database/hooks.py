@@ -8,6 +8,7 @@ it raises becomes the event `jobsync:handler-failed`, because what is written is
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 from jobsync.core.names import closest
@@ -54,12 +55,16 @@ class Hooks:
         Raises:
             Invalid: there is no such place, or it cannot be called.
         """
-        if name not in _PLACES:
-            hint = closest(name, _PLACES)
-            fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_PLACES)}"
-            raise Invalid("hook", name, "is no place for a hook", fix)
-        if hook is None:
-            return lambda decorated: self.place(name, decorated)
+        _check_place(name)
+        return partial(self.add, name) if hook is None else self.add(name, hook)
+
+    def add(self, name: str, hook: Any) -> Any:
+        """Add one, and give it back.
+
+        Raises:
+            Invalid: there is no such place, or it cannot be called.
+        """
+        _check_place(name)
         if not callable(hook):
             raise Invalid(name, hook, "cannot be called", "pass a function of one argument")
         placed = self._hooks.setdefault(name, [])
@@ -99,6 +104,13 @@ class Hooks:
         called = getattr(hook, "__qualname__", type(hook).__qualname__)
         told = "".join(traceback.format_exception_only(error)).strip()
         self._events.emit(HandlerFailed(event=name, callback=called, error=told))
+
+
+def _check_place(name: str) -> None:
+    if name not in _PLACES:
+        hint = closest(name, _PLACES)
+        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_PLACES)}"
+        raise Invalid("hook", name, "is no place for a hook", fix)
 
 
 async def _call(hook: Hook, given: Any) -> Any:

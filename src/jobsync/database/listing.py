@@ -22,6 +22,7 @@ __all__ = ["Listing", "Page"]
 
 _RECORDS = 1000
 _HEADS = 10_000
+_MOST = 100_000
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -90,6 +91,10 @@ class Listing:
     async def page(self, where: Where, *, size: int, after: str | None) -> Page:
         """Give one page, and the name after which the next one begins."""
         _check_filter(where)
+        if type(size) is not int or not 0 < size <= _MOST:
+            raise Invalid("size", size, f"is not between 1 and {_MOST:,}", "ask page by page")
+        if not (after is None or isinstance(after, str)):
+            raise Invalid("after", after, "is no id", "pass the `next` of the page before")
         records = await self._scan(where, "" if after is None else self._shelf.key(after), size)
         more = len(records) == size
         return Page(

@@ -25,7 +25,7 @@ class Named(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._things:
-            raise NotFound(self._kind, name, sorted(self._things))
+            raise self.lack(name)
         return self._things[name]
 
     def __getattr__(self, name: str) -> T:
@@ -36,6 +36,11 @@ class Named(Generic[T]):
                 f"no {self._kind} {name!r}" + (f"; did you mean {hint}?" if hint else "")
             )
         return self._things[name]
+
+    def lack(self, name: str) -> NotFound:
+        """Give the error that says that there is no such thing, and what was probably meant."""
+        hint = closest(str(name), self._things)
+        return NotFound(self._kind, name, sorted(self._things), hint)
 
     def __contains__(self, name: object) -> bool:
         return name in self._things

@@ -4,12 +4,22 @@ Promises: what a verb returned is in the store. Of several who write with `if_ve
 one version, at most one does; who writes without it loses nobody's fields but those that it
 gives. An id that was deleted can be used again. `insert` and `get` are one request each.
 
+What a schema refuses is refused by the newest definition there is, so that whoever has heard
+of an older one alone keeps up with those who have widened it.
+
 A verb that raises `OutcomeUnknown` may have written; any other error means that it has not,
 but for batches, where `Incomplete` tells what was.
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, TypeAlias, TypeVar, overload
 
 from jobsync.components import Components
@@ -22,7 +32,7 @@ from jobsync.database.drafting import Drafting
 from jobsync.database.hooks import Hook, Hooks, Verb
 from jobsync.database.listing import Listing, Page
 from jobsync.database.shelf import Shelf, Verdict
-from jobsync.errors import Conflict, Incomplete, Invalid, NotFound
+from jobsync.errors import Conflict, Incomplete, Invalid, InvalidRecord, NotFound
 from jobsync.events import Event, Events, Teller
 from jobsync.stores.contract import Record, Store, Where
 
@@ -71,10 +81,15 @@ class Resource(Teller):
         definition: its name and what its records look like.
         source: gives the store, or raises what keeps it from being used.
         components: time, randomness, and the events that this resource's are part of.
+        renew: looks whether there is a newer definition, and goes on with it; says so.
     """
 
     def __init__(
-        self, definition: Definition, source: Callable[[], Store], components: Components
+        self,
+        definition: Definition,
+        source: Callable[[], Store],
+        components: Components,
+        renew: Callable[[str], Awaitable[bool]],
     ) -> None:
         self.name = definition.name
         self.events = Events()
@@ -84,6 +99,7 @@ class Resource(Teller):
         self._clock = components.clock
         self._ids = components.ids
         self._listing = Listing(self._shelf, components.events)
+        self._renew = renew
         self.define(definition)
 
     def __repr__(self) -> str:
@@ -91,12 +107,12 @@ class Resource(Teller):
 
     @property
     def schema(self) -> Schema:
-        """What its records look like."""
-        return self._definition.schema
+        """What its records look like, as far as this process has heard."""
+        return self.definition.schema
 
     def define(self, definition: Definition) -> None:
         """Go on with a newer definition."""
-        self._definition = definition
+        self.definition = definition
         self._drafting = Drafting(definition.name, definition.schema)
 
     @overload
@@ -129,7 +145,7 @@ class Resource(Teller):
         """Add hooks by names such as `before_insert`: a function each, or a list of them."""
         for name, given in hooks.items():
             for hook in given if isinstance(given, list | tuple) else [given]:
-                self._hooks.place(name, hook)
+                self._hooks.add(name, hook)
 
     async def insert(self, record: Mapping[str, Json]) -> Document:
         """Add a record; one without an id is given one that sorts by time.
@@ -166,7 +182,7 @@ class Resource(Teller):
         """
 
         async def work(changes: Any) -> Document:
-            return await self._rewrite(id, if_version, self._drafting.updated, changes)
+            return await self._rewrite(id, if_version, Drafting.updated, changes)
 
         return await self._around("update", _with_id(id, changes), work)
 
@@ -182,7 +198,7 @@ class Resource(Teller):
         """
 
         async def work(record: Any) -> Document:
-            return await self._rewrite(id, if_version, self._drafting.replaced, record)
+            return await self._rewrite(id, if_version, Drafting.replaced, record)
 
         return await self._around("replace", _with_id(id, record), work)
 
@@ -208,7 +224,7 @@ class Resource(Teller):
 
         return await self._around("delete", id, work)
 
-    async def insert_many(self, records: Sequence[Mapping[str, Json]]) -> list[Document]:
+    async def insert_many(self, records: Iterable[Mapping[str, Json]]) -> list[Document]:
         """Add records, in as few requests as the store allows.
 
         No transaction: where the store refuses some, the others are written all the same.
@@ -218,8 +234,9 @@ class Resource(Teller):
             Invalid: two have one id. Nothing was written.
             Incomplete: not all were written; tells which.
         """
-        records = await self._hooks.before_all("insert", records)
-        drafted = self._drafting.fresh_all(records, self._ids.records(len(records)), self._now())
+        given = await self._hooks.before_all("insert", _gather("records", records))
+        fresh = self._ids.records(len(given))
+        drafted = await self._draft(lambda draft: draft.fresh_all(given, fresh, self._now()))
         values = {document["id"]: document for document in drafted}
         _refuse_twins(values, drafted)
         tally = await batch.create_many(self._shelf, values)
@@ -229,21 +246,23 @@ class Resource(Teller):
         self._check_complete(tally, conflicts=tally.kept)
         return [made[name] for name in values]
 
-    async def get_many(self, ids: Sequence[str]) -> list[Document | None]:
+    async def get_many(self, ids: Iterable[str]) -> list[Document | None]:
         """Read records in the order of their ids; None where there is none."""
-        asked = list(map(_check_id, await self._hooks.before_all("get", ids)))
+        given = await self._hooks.before_all("get", _gather("ids", ids))
+        asked = list(map(_check_id, given))
         records = await self._shelf.get_many(asked)
         found = [None if record is None else Document(record) for record in records]
         await self._hooks.after_all("get", found)
         return found
 
-    async def delete_many(self, ids: Sequence[str]) -> int:
+    async def delete_many(self, ids: Iterable[str]) -> int:
         """Remove records; count those that were there.
 
         Raises:
             Incomplete: not all were removed; tells which.
         """
-        asked = list(map(_check_id, await self._hooks.before_all("delete", ids)))
+        given = await self._hooks.before_all("delete", _gather("ids", ids))
+        asked = list(map(_check_id, given))
         tally = await batch.remove_many(self._shelf, asked)
         self._tell(RecordsDeleted, *tally.written)
         await self._hooks.after_all("delete", [one in tally.written for one in asked])
@@ -333,7 +352,7 @@ class Resource(Teller):
 
     async def _insert(self, given: Any) -> Document:
         (fresh,) = self._ids.records(1)
-        value = self._drafting.fresh(given, fresh, self._now())
+        value = await self._draft(lambda draft: draft.fresh(given, fresh, self._now()))
         made = Document(await self._shelf.create(value["id"], value))
         self._tell(RecordsInserted, value["id"])
         return made
@@ -349,18 +368,32 @@ class Resource(Teller):
         self,
         id: str,
         if_version: str | None,
-        draft: Callable[[Json, Any, float], Json],
+        draft: Callable[[Drafting, Json, Any, float], Json],
         given: Any,
     ) -> Document:
         def decide(current: Record | None) -> Json:
             if current is None:
                 raise NotFound(f"record of {self.name}", id)
             self._check_version(current, if_version, id)
-            return draft(value_of(current), given, self._now())
+            return draft(self._drafting, value_of(current), given, self._now())
 
-        made = Document(await self._shelf.put(_check_id(id), decide))
+        try:
+            record = await self._shelf.put(_check_id(id), decide)
+        except InvalidRecord:
+            if not await self._renew(self.name):
+                raise
+            record = await self._shelf.put(_check_id(id), decide)
         self._tell(RecordsUpdated, id)
-        return made
+        return Document(record)
+
+    async def _draft(self, make: Callable[[Drafting], T]) -> T:
+        """Make documents; by a newer definition, if the one at hand refuses them."""
+        try:
+            return make(self._drafting)
+        except InvalidRecord:
+            if not await self._renew(self.name):
+                raise
+            return make(self._drafting)
 
     async def _upsert(self, given: Any) -> Document:
         name = given.get("id") if isinstance(given, Mapping) else None
@@ -419,6 +452,13 @@ def _check_id(id: Any) -> str:
     if not isinstance(id, str):
         raise Invalid("id", id, f"{type(id).__name__} is not text", "use str(id)")
     return id
+
+
+def _gather(name: str, given: Iterable[T]) -> Sequence[T]:
+    """Give several things as a list, however they come; a text or a record is one thing."""
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise Invalid(name, given, "is not a list", "write [...]")
+    return given if isinstance(given, list) else list(given)
 
 
 def _refuse_twins(values: Mapping[str, Json], drafted: Sequence[Json]) -> None:
