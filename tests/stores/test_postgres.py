@@ -285,6 +285,33 @@ async def begin_to_listen(store: PostgresStore) -> None:
         await store.wait("hello/", 60)
 
 
+async def test_a_cancellation_while_a_connection_is_handed_over_counts(
+    url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool gives the connection all the same; it goes back, and the caller ends."""
+    store = await connect(url)
+    pool = store._pool._pool
+    get, waits = pool.getconn, asyncio.Event()
+
+    async def forget_cancellation(timeout: float) -> Any:
+        try:
+            waits.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return await get(timeout)
+
+    monkeypatch.setattr(pool, "getconn", forget_cancellation)
+    for _ in range(2 * pool.max_size):
+        asking = asyncio.ensure_future(store.get("n/a"))
+        await waits.wait()
+        waits.clear()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    monkeypatch.undo()
+    assert await store.get("n/a") is None
+
+
 async def test_who_begins_to_listen_is_woken_once(url: str, connect: Connect) -> None:
     """Nobody knows what was written before the first notification could be heard."""
     store = await connect(url)

@@ -267,7 +267,7 @@ class PostgresPool:
         waited = 0.0
         while True:
             try:
-                return await self._pool.getconn(_LOOK_UP)
+                return await self._get()
             except PoolClosed as error:
                 raise Unavailable(self.name, "the store is closed", "connect again") from error
             except PoolTimeout as error:
@@ -275,6 +275,18 @@ class PostgresPool:
                 # Nobody waits long for a connection that the server refuses to make.
                 if self._trouble is not None or waited >= self._patience:
                     raise self._explain_wait() from error
+
+    async def _get(self) -> Connection:
+        """Wait for a connection; whoever is cancelled meanwhile gets none."""
+        task = asyncio.current_task()
+        wishes = task.cancelling() if task else 0
+        connection = await self._pool.getconn(_LOOK_UP)
+        # The pool forgets a cancellation that comes while it hands a connection over, and
+        # whoever cancelled would wait for ever for a loop that goes on.
+        if task is not None and task.cancelling() > wishes:
+            await self._pool.putconn(connection)
+            raise asyncio.CancelledError
+        return connection
 
     def _note(self, error: psycopg.Error | None) -> None:
         """Remember why the latest attempt to connect failed, or that it did not."""
