@@ -27,7 +27,7 @@ from jobsync.coordination.membership import Membership
 from jobsync.errors import Fenced, JobsyncError, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.events import Event
 
-__all__ = ["Candidate", "Orders"]
+__all__ = ["Candidate", "Orders", "Speaker", "listen", "now"]
 
 _GLANCE = 0.1
 _TROUBLE = (Unavailable, OutcomeUnknown, Misconfigured)
@@ -44,6 +44,19 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     works: tuple[str, ...]
     options: dict[str, Any]
     """Of its membership."""
+    manner: str = ""
+    """How it ends when told to, if it knows several."""
+
+
+class Speaker:
+    """Tells facts, as lines of a file."""
+
+    def __init__(self, path: str) -> None:
+        self._words = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def say(self, what: str, **facts: object) -> None:
+        """Tell a fact, at once and for good."""
+        os.write(self._words, json.dumps({"at": now(), "what": what, **facts}).encode() + b"\n")
 
 
 class Candidate:
@@ -51,7 +64,7 @@ class Candidate:
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
-        self._words = os.open(orders.words, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.say = Speaker(orders.words).say
         self._components = Components.system()
         self._components.events.on("*", self._hear)
         self._coordinators: dict[str, Coordinator] = {}
@@ -59,13 +72,9 @@ class Candidate:
         self._leaving = asyncio.Event()
         self._membership: Membership
 
-    def say(self, what: str, **facts: object) -> None:
-        """Tell a fact, at once and for good."""
-        os.write(self._words, json.dumps({"at": now(), "what": what, **facts}).encode() + b"\n")
-
     async def live(self) -> None:
         """Stand and lead until told to leave."""
-        orders = await _listen()
+        orders = await listen()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leaving.set)
         self.say("ready")
         await orders.readline()
@@ -238,7 +247,7 @@ def _singleton(work: str) -> str:
     return f"single/{work}"
 
 
-async def _listen() -> asyncio.StreamReader:
+async def listen() -> asyncio.StreamReader:
     """Read standard input without a thread."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(

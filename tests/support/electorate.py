@@ -63,7 +63,7 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 class Citizen:
     """A candidate, seen from outside."""
 
-    def __init__(self, orders: candidate.Orders) -> None:
+    def __init__(self, orders: candidate.Orders, script: str) -> None:
         self.works = orders.works
         self.path = Path(orders.words)
         self.is_paused = False
@@ -73,7 +73,7 @@ class Citizen:
         self._stderr = self.path.with_suffix(".err")
         with self._stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, candidate.__file__, msgspec.json.encode(orders).decode()],
+                [sys.executable, script, msgspec.json.encode(orders).decode()],
                 stdin=subprocess.PIPE,
                 stderr=stderr,
             )
@@ -161,6 +161,7 @@ class Electorate:
         folder: where their words are kept.
         timing: of all of them.
         works: what each stands for, unless told otherwise.
+        script: what each of them runs.
     """
 
     def __init__(
@@ -169,12 +170,14 @@ class Electorate:
         folder: Path,
         timing: Timing,
         works: Sequence[str] = ("schedule", "sweep"),
+        script: str = candidate.__file__,
     ) -> None:
         self.works = works
         self.timing = timing
         self.everybody: list[Citizen] = []
         self._url = url
         self._folder = folder
+        self._script = script
         self._numbers = itertools.count()
 
     async def __aenter__(self) -> Self:
@@ -194,7 +197,7 @@ class Electorate:
         """Those who get on."""
         return [citizen for citizen in self.everybody if citizen.is_running]
 
-    def prepare(self, works: Sequence[str] | None = None) -> Citizen:
+    def prepare(self, works: Sequence[str] | None = None, manner: str = "") -> Citizen:
         """Start a process that stands for nothing before it is told to."""
         number = next(self._numbers)
         orders = candidate.Orders(
@@ -206,14 +209,18 @@ class Electorate:
                 "worker_timeout": self.timing.timeout,
                 "coordinator_work_interval": self.timing.beat / 4,
             },
+            manner=manner,
         )
-        citizen = Citizen(orders)
+        citizen = Citizen(orders, self._script)
         self.everybody.append(citizen)
         return citizen
 
     async def start(self, count: int, works: Sequence[str] | None = None) -> list[Citizen]:
         """Start processes, and let them stand all at once."""
-        citizens = [self.prepare(works) for _ in range(count)]
+        return await self.let_go([self.prepare(works) for _ in range(count)])
+
+    async def let_go(self, citizens: list[Citizen]) -> list[Citizen]:
+        """Let processes that were prepared stand, all at once."""
         await until(lambda: all(each.said("ready") for each in citizens), "all are ready")
         for citizen in citizens:
             citizen.order("go")
