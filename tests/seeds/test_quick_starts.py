@@ -1,25 +1,52 @@
-"""The database parts of the documents' quick starts, line by line, on every kind of store."""
+"""The database parts of the documents' quick starts, line by line, on every kind of store.
 
-from pathlib import Path
+What the documents give to the plugins of the library is given to plugins of one's own here:
+an action is called by hand, a message handler is never called.
+"""
+
+from typing import Any
 
 import pytest
 
-from jobsync import Components, Database
+from jobsync import Components, Database, Invalid, Plugin
 
 
-@pytest.fixture(params=["sqlite", "postgres", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where the documents say `s3://key:secret@bucket`."""
-    match request.param:
-        case "sqlite":
-            return f"sqlite:///{tmp_path / 'jobs.db'}"
-        case "postgres":
-            return f"{request.getfixturevalue('postgres').url}?schema={request.node.originalname}"
-        case _:
-            return str(request.getfixturevalue("bucket_url"))
+class StandIn(Plugin):
+    """Takes any options, as the plugins of the library do, and does nothing."""
+
+    def __init__(self, *, namespace: str | None = None, **options: Any) -> None:
+        super().__init__(namespace=namespace)
+        self.options = options
+
+    async def on_install(self) -> None:
+        await self.database.create_resource(f"plg_{self.namespace}_{self.slug.replace('-', '_')}")
 
 
-async def test_the_schedulers_quick_start(url: str) -> None:
+class S3QueuePlugin(StandIn):
+    """In the place of a queue."""
+
+
+class CachePlugin(StandIn):
+    """In the place of a cache."""
+
+
+class TTLPlugin(StandIn):
+    """In the place of expiry."""
+
+
+class SchedulerPlugin(StandIn):
+    """In the place of a scheduler."""
+
+    async def run_job(self, name: str) -> Any:
+        return await self.options["jobs"][name]["action"](self.database)
+
+
+def now() -> float:
+    """Give what `Date.now()` gives, in seconds."""
+    return Components.system().clock.wall().seconds
+
+
+async def test_the_schedulers_quick_start(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Sessions: those that have expired are found and marked, all are counted."""
     # Step 1: Create database
     db = Database(connection_string=url)
@@ -34,31 +61,95 @@ async def test_the_schedulers_quick_start(url: str) -> None:
             "active": "boolean",
         },
     )
-    now = Components.system().clock.wall().seconds
+    then = now()
     for number in range(5):
-        await sessions.insert(
-            {"user_id": f"u{number}", "expires_at": now - 2.5 + number, "active": number != 1}
-        )
+        # Two have expired, one of them is not active; the others have an hour to go.
+        record = {"user_id": f"u{number}", "expires_at": then + 3600 * (number - 2) - 1}
+        await sessions.insert({**record, "active": number != 1})
 
-    # The action of `cleanup_sessions`
-    sessions = db.resources.sessions
+    # Step 3: Configure scheduler
+    # Clean up expired sessions every hour
+    async def cleanup_sessions(db: Database) -> dict[str, int]:
+        moment = now()
+        sessions = db.resources.sessions
 
-    # Find expired sessions
-    expired = await sessions.query({"expires_at": {"$lt": now}, "active": True})
-    assert [session.user_id for session in expired] == ["u0", "u2"]
+        # Find expired sessions
+        expired = await sessions.query({"expires_at": {"$lt": moment}, "active": True})
 
-    # Mark as inactive
-    for session in expired:
-        await sessions.update(session.id, {"active": False})
-    assert await sessions.query({"expires_at": {"$lt": now}, "active": True}) == []
+        print(f"Found {len(expired)} expired sessions to clean up")
 
-    # The action of `daily_report`
-    assert await sessions.count() == 5
+        # Mark as inactive
+        for session in expired:
+            await sessions.update(session.id, {"active": False})
+
+        return {"cleaned": len(expired)}
+
+    # Daily report at 8am
+    async def daily_report(db: Database) -> dict[str, int]:
+        sessions = db.resources.sessions
+        count = await sessions.count()
+
+        print(f"Daily Report: {count} total sessions")
+
+        return {"total_sessions": count}
+
+    scheduler_plugin = SchedulerPlugin(
+        jobs={
+            "cleanup_sessions": {
+                "schedule": "0 * * * *",
+                "action": cleanup_sessions,
+                "retries": 3,
+                "timeout": 30,
+            },
+            "daily_report": {
+                "schedule": "0 8 * * *",
+                "timezone": "America/New_York",
+                "action": daily_report,
+            },
+        }
+    )
+
+    await db.use_plugin(scheduler_plugin)
+
+    # Step 4: Start the scheduler
+    await scheduler_plugin.start()
+
+    # Step 6: Manually trigger a job (optional)
+    assert await scheduler_plugin.run_job("cleanup_sessions") == {"cleaned": 2}
+    assert await scheduler_plugin.run_job("cleanup_sessions") == {"cleaned": 0}
+    assert await scheduler_plugin.run_job("daily_report") == {"total_sessions": 5}
+    assert capsys.readouterr().out.splitlines() == [
+        "Found 2 expired sessions to clean up",
+        "Found 0 expired sessions to clean up",
+        "Daily Report: 5 total sessions",
+    ]
     assert await sessions.count({"active": True}) == 2
+    assert await sessions.query({"expires_at": {"$lt": now()}, "active": True}) == []
+
+    # Step 7: Stop scheduler when done (optional)
+    await scheduler_plugin.stop()
     await db.disconnect()
 
 
-async def test_the_queues_quick_start(url: str) -> None:
+async def test_the_schedulers_installation(url: str) -> None:
+    """One line is enough, before or after connect."""
+    db = Database(connection_string=url)
+    done: list[Database] = []
+
+    async def daily_cleanup(db: Database) -> None:
+        done.append(db)
+
+    plugin = await db.use_plugin(
+        SchedulerPlugin(jobs={"daily_cleanup": {"schedule": "0 3 * * *", "action": daily_cleanup}})
+    )
+    await db.connect()
+    await plugin.run_job("daily_cleanup")
+    assert done == [db]
+    assert db.plugins.scheduler is plugin
+    await db.disconnect()
+
+
+async def test_the_queues_thirty_second_setup(url: str) -> None:
     """Tasks: an id is required and made where it is missing; data is any JSON."""
     # 1. Connect to S3
     db = Database(connection=url)
@@ -69,9 +160,57 @@ async def test_the_queues_quick_start(url: str) -> None:
         name="tasks",
         attributes={"id": "string|required", "type": "string|required", "data": "json"},
     )
+
+    # 3. Setup queue
+    async def on_message(task: Any) -> dict[str, bool]:
+        print("Processing:", task.type)
+        return {"done": True}
+
+    queue = S3QueuePlugin(resource="tasks", on_message=on_message)
+
+    await db.use_plugin(queue)
+    assert queue.is_running
+
+    # 4. Enqueue tasks: here, keep one
     task = await tasks.insert({"type": "send-email", "data": {"to": "user@example.com"}})
     assert task.type == task["type"] == "send-email"
     found = await tasks.get(task.id)
     assert found is not None
     assert found.data == {"to": "user@example.com"}
+    with pytest.raises(Invalid, match="type=None: is missing"):
+        await tasks.insert({"data": {}})
+    assert await tasks.count() == 1
     await db.disconnect()
+
+
+async def test_the_queues_production_ready_configuration(url: str) -> None:
+    """Plugins that are added before connect start with it, in the order in which they came."""
+    started: list[str] = []
+    db = Database(connection_string=url)
+    db.on("db:plugin-started", lambda event: started.append(event.plugin))
+
+    # Add cache for deduplication
+    await db.use_plugin(CachePlugin(driver="memory", ttl=3600))
+
+    # Add TTL for auto-cleanup (processed messages deleted after 7 days)
+    await db.use_plugin(TTLPlugin(default_ttl=604_800))
+
+    # Create queue
+    queue = S3QueuePlugin(resource="tasks", workers=5, visibility_timeout=300, max_retries=3)
+
+    await db.use_plugin(queue)
+    assert started == []
+    await db.connect()
+    assert started == ["cache", "ttl", "s3-queue"]
+    assert sorted(db.resources) == ["plg_default_cache", "plg_default_s3_queue", "plg_default_ttl"]
+    await db.disconnect()
+
+
+async def test_the_queues_namespaces(url: str) -> None:
+    """Several of one kind: `namespace` or an alias, and what they keep is called by it."""
+    async with Database(connection_string=url) as db:
+        emails = await db.use_plugin(S3QueuePlugin(resource="tasks", namespace="emails"))
+        sms = await db.use_plugin(S3QueuePlugin(resource="tasks"), "sms")
+        assert await db.list_resources() == ["plg_emails_s3_queue", "plg_sms_s3_queue"]
+        await emails.storage.set("tickets", 1)
+        assert await sms.storage.get("tickets") is None
