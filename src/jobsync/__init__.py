@@ -1,51 +1,59 @@
-"""Leader election, durable queues, cron and task ownership on the storage you already have."""
+"""Leader election, durable queues, cron and task ownership on the storage you already have.
 
-from jobsync.components import Components
-from jobsync.coordination.coordinator import Coordinator, Hooks
-from jobsync.coordination.fencing import Term
-from jobsync.coordination.membership import Membership, Peer
-from jobsync.coordination.settings import CoordinatorSettings
-from jobsync.database.coordinating import CoordinatorPlugin
-from jobsync.database.database import Database
-from jobsync.database.document import Document
-from jobsync.database.listing import Page
-from jobsync.database.locking import Lock
-from jobsync.database.plugin import Plugin
-from jobsync.database.resource import Resource
-from jobsync.database.storage import PluginStorage
-from jobsync.errors import (
-    ClaimLost,
-    Conflict,
-    Corrupt,
-    Fenced,
-    Incomplete,
-    Invalid,
-    InvalidRecord,
-    JobsyncError,
-    Misconfigured,
-    MissingExtra,
-    NewerFormat,
-    NotFound,
-    OutcomeUnknown,
-    Unavailable,
-)
-from jobsync.events import Event, Events
-from jobsync.jobs.config import CoordinationConfig
-from jobsync.jobs.job import Job
-from jobsync.jobs.task import Task
-from jobsync.jobs.telling import RebalanceEvent
-from jobsync.stores.contract import (
-    Applied,
-    Conflicted,
-    Delete,
-    Entry,
-    Head,
-    Put,
-    Record,
-    Store,
-    Unknown,
-)
-from jobsync.stores.opening import open_store
+Every public name is here. Its module is loaded when it is first asked for: a command line
+that only prints its help need not load a database.
+"""
+
+import importlib as _importlib
+import typing as _typing
+
+if _typing.TYPE_CHECKING:
+    from jobsync.components import Components
+    from jobsync.coordination.coordinator import Coordinator, Hooks
+    from jobsync.coordination.fencing import Term
+    from jobsync.coordination.membership import Membership, Peer
+    from jobsync.coordination.settings import CoordinatorSettings
+    from jobsync.database.coordinating import CoordinatorPlugin
+    from jobsync.database.database import Database
+    from jobsync.database.document import Document
+    from jobsync.database.listing import Page
+    from jobsync.database.locking import Lock
+    from jobsync.database.plugin import Plugin
+    from jobsync.database.resource import Resource
+    from jobsync.database.storage import PluginStorage
+    from jobsync.errors import (
+        ClaimLost,
+        Conflict,
+        Corrupt,
+        Fenced,
+        Incomplete,
+        Invalid,
+        InvalidRecord,
+        JobsyncError,
+        Misconfigured,
+        MissingExtra,
+        NewerFormat,
+        NotFound,
+        OutcomeUnknown,
+        Unavailable,
+    )
+    from jobsync.events import Event, Events
+    from jobsync.jobs.config import CoordinationConfig
+    from jobsync.jobs.job import Job
+    from jobsync.jobs.task import Task
+    from jobsync.jobs.telling import RebalanceEvent
+    from jobsync.stores.contract import (
+        Applied,
+        Conflicted,
+        Delete,
+        Entry,
+        Head,
+        Put,
+        Record,
+        Store,
+        Unknown,
+    )
+    from jobsync.stores.opening import open_store
 
 __all__ = [
     "Applied",
@@ -94,3 +102,74 @@ __all__ = [
     "Unknown",
     "open_store",
 ]
+
+_HOMES = {
+    "components": ("Components",),
+    "coordination.coordinator": (
+        "Coordinator",
+        "Hooks",
+    ),
+    "coordination.fencing": ("Term",),
+    "coordination.membership": (
+        "Membership",
+        "Peer",
+    ),
+    "coordination.settings": ("CoordinatorSettings",),
+    "database.coordinating": ("CoordinatorPlugin",),
+    "database.database": ("Database",),
+    "database.document": ("Document",),
+    "database.listing": ("Page",),
+    "database.locking": ("Lock",),
+    "database.plugin": ("Plugin",),
+    "database.resource": ("Resource",),
+    "database.storage": ("PluginStorage",),
+    "errors": (
+        "ClaimLost",
+        "Conflict",
+        "Corrupt",
+        "Fenced",
+        "Incomplete",
+        "Invalid",
+        "InvalidRecord",
+        "JobsyncError",
+        "Misconfigured",
+        "MissingExtra",
+        "NewerFormat",
+        "NotFound",
+        "OutcomeUnknown",
+        "Unavailable",
+    ),
+    "events": (
+        "Event",
+        "Events",
+    ),
+    "jobs.config": ("CoordinationConfig",),
+    "jobs.job": ("Job",),
+    "jobs.task": ("Task",),
+    "jobs.telling": ("RebalanceEvent",),
+    "stores.contract": (
+        "Applied",
+        "Conflicted",
+        "Delete",
+        "Entry",
+        "Head",
+        "Put",
+        "Record",
+        "Store",
+        "Unknown",
+    ),
+    "stores.opening": ("open_store",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> _typing.Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(_importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
