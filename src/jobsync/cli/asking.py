@@ -1,0 +1,107 @@
+"""How commands that only look get at a store, and what they all take."""
+
+import asyncio
+import datetime as dt
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from jobsync.components import Components
+from jobsync.core.urls import SqliteUrl
+from jobsync.errors import Misconfigured
+from jobsync.jobs.arguments import read_date
+from jobsync.jobs.survey import FleetSurvey, look_at_fleet
+from jobsync.stores.contract import Store
+from jobsync.stores.opening import open_store, read_url
+
+__all__ = ["app_option", "ask", "ask_fleet", "date_option", "json_option", "url_option"]
+
+T = TypeVar("T")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def url_option(command: _Command) -> _Command:
+    """Take the store's URL."""
+    return click.option(
+        "--url", envvar="JOBSYNC_URL", show_envvar=True, help="Which store; see the docs."
+    )(command)
+
+
+def json_option(command: _Command) -> _Command:
+    """Take --json."""
+    return click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        envvar="JOBSYNC_JSON",
+        show_envvar=True,
+        help="Print JSON.",
+    )(command)
+
+
+def app_option(command: _Command) -> _Command:
+    """Take the name under which nodes share tasks."""
+    return click.option(
+        "--app",
+        envvar=["JOBSYNC_APP", "SYNC_SQL_APPNAME"],
+        default="sync_",
+        show_default=True,
+        show_envvar=True,
+        help="The fleet: the appname of its configuration.",
+    )(command)
+
+
+def date_option(command: _Command) -> _Command:
+    """Take a date; today in this process's zone by default."""
+    return click.option(
+        "--date",
+        "day",
+        type=click.DateTime(["%Y-%m-%d"]),
+        callback=_read_day,
+        envvar="JOBSYNC_DATE",
+        show_envvar=True,
+        help="Which date's tasks; today by default.",
+    )(command)
+
+
+def _read_day(_: click.Context, __: click.Parameter, day: dt.datetime | None) -> dt.date:
+    return read_date(day, Components.system())
+
+
+def ask(url: str | None, question: Callable[[Store, Components], Awaitable[T]]) -> T:
+    """Put a question to a store that is there.
+
+    Raises:
+        Misconfigured: there is none.
+    """
+    found = read_url(url)
+    if isinstance(found, SqliteUrl) and not Path(found.path).exists():
+        # To look must not make a file.
+        raise Misconfigured(
+            "url", str(found), "there is no such file", "name the file that the fleet uses"
+        )
+
+    async def put() -> T:
+        components = Components.system()
+        store = await open_store(url, components)
+        try:
+            return await question(store, components)
+        finally:
+            await store.close()
+
+    return asyncio.run(put())
+
+
+def ask_fleet(url: str | None, app: str, question: Callable[[FleetSurvey], Awaitable[T]]) -> T:
+    """Put a question about nodes that share tasks.
+
+    Raises:
+        NotFound: nobody has ever shared tasks under this name.
+    """
+
+    async def put(store: Store, components: Components) -> T:
+        return await question(await look_at_fleet(store, components, app))
+
+    return ask(url, put)

@@ -1,0 +1,57 @@
+"""`jobsync cluster`: who is there, and who leads what."""
+
+import click
+import msgspec
+
+from jobsync.cli.asking import ask, json_option, url_option
+from jobsync.cli.render import Column, Table, ago, moment, show_tables
+from jobsync.coordination.survey import survey
+
+__all__ = ["cluster"]
+
+_MEMBERS = (
+    "worker_id",
+    "state",
+    Column("heard", ago),
+    "host",
+    "pid",
+    "leads",
+    Column("works", spare=True),
+    Column("version", spare=True),
+)
+_ROLES = (
+    "namespace",
+    "work",
+    "state",
+    "epoch",
+    "leader",
+    "candidates",
+    Column("since", moment, spare=True),
+    Column("until", moment, spare=True),
+)
+
+
+@click.command()
+@url_option
+@json_option
+def cluster(url: str | None, *, as_json: bool) -> None:
+    """Show the workers that live or died lately, and who leads each kind of work."""
+    seen = ask(url, survey)
+    members = [
+        {
+            "worker_id": session.worker_id,
+            "state": session.state,
+            "heard": session.heard,
+            "host": session.facts.get("host"),
+            "pid": session.facts.get("pid"),
+            "version": session.facts.get("version"),
+            "leads": session.leads,
+            "works": session.works,
+        }
+        for session in seen.sessions
+    ]
+    tables = {
+        "members": Table(_MEMBERS, members),
+        "roles": Table(_ROLES, [msgspec.structs.asdict(role) for role in seen.roles]),
+    }
+    show_tables(tables, as_json=as_json)

@@ -1,0 +1,111 @@
+"""`jobsync resources`: which resources there are, and what is in them."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from jobsync.cli.asking import ask, json_option, url_option
+from jobsync.cli.render import show_rows
+from jobsync.components import Components
+from jobsync.core.attributes import render
+from jobsync.core.codec import Json
+from jobsync.database.database import Database
+from jobsync.errors import Invalid, NotFound
+from jobsync.stores.contract import Store
+
+__all__ = ["resources"]
+
+T = TypeVar("T")
+
+
+@click.group()
+def resources() -> None:
+    """Show resources and their records."""
+
+
+@resources.command("list")
+@url_option
+@json_option
+def list_(url: str | None, *, as_json: bool) -> None:
+    """Show the resources, with their fields."""
+
+    async def look(database: Database) -> list[dict[str, object]]:
+        names = await database.list_resources()
+        schemas = {name: database.resource(name).schema for name in names}
+        return [
+            {"name": name, "strict": schema.strict, "attributes": render(schema.fields)}
+            for name, schema in schemas.items()
+        ]
+
+    show_rows(["name", "strict", "attributes"], _ask(url, look), as_json=as_json)
+
+
+@resources.command()
+@click.argument("resource")
+@click.argument("id")
+@url_option
+@json_option
+def get(url: str | None, resource: str, id: str, *, as_json: bool) -> None:
+    """Show one record of RESOURCE, by its ID."""
+
+    async def look(database: Database) -> dict[str, Json]:
+        found = await database.resource(resource).get(id)
+        if found is None:
+            raise NotFound(f"record of {resource}", id)
+        return dict(found)
+
+    record = _ask(url, look)
+    rows = [{"field": name, "value": value} for name, value in record.items()]
+    show_rows(["field", "value"], [record] if as_json else rows, as_json=as_json)
+
+
+@resources.command()
+@click.argument("resource")
+@click.option(
+    "--where",
+    default="{}",
+    envvar="JOBSYNC_WHERE",
+    show_envvar=True,
+    help='A filter, as JSON: {"age": {"$gt": 30}}',
+)
+@click.option(
+    "--limit",
+    default=20,
+    envvar="JOBSYNC_LIMIT",
+    show_envvar=True,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="The most records.",
+)
+@url_option
+@json_option
+def query(url: str | None, resource: str, where: str, limit: int, *, as_json: bool) -> None:
+    """Show records of RESOURCE."""
+    condition = _read_filter(where)
+
+    async def look(database: Database) -> list[dict[str, Json]]:
+        found = await database.resource(resource).query(condition, limit=limit)
+        return [dict(record) for record in found]
+
+    rows = _ask(url, look)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    show_rows(names, [dict.fromkeys(names) | row for row in rows], as_json=as_json)
+
+
+def _read_filter(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise Invalid(
+            "--where", text, f"is no filter ({error})", 'give JSON: {"age": 30}'
+        ) from None
+
+
+def _ask(url: str | None, question: Callable[[Database], Awaitable[T]]) -> T:
+    async def put(store: Store, components: Components) -> T:
+        async with Database(connection=store, components=components) as database:
+            return await question(database)
+
+    return ask(url, put)

@@ -1,0 +1,98 @@
+"""`jobsync tokens`, `pins` and `jobs`: nodes that share tasks, seen from outside."""
+
+import datetime as dt
+
+import click
+import msgspec
+
+from jobsync.cli.asking import app_option, ask_fleet, date_option, json_option, url_option
+from jobsync.cli.render import Column, Table, ago, moment, show_rows, show_tables
+from jobsync.jobs.claims import Claim
+from jobsync.jobs.survey import FleetSurvey
+
+__all__ = ["jobs", "pins", "tokens"]
+
+_NODES = ("node", "state", "leads", "tokens", Column("heard", ago), "host", "pid")
+_CLAIMS = ("task_id", "token", "node", "state", "run", Column("started", moment))
+
+
+@click.command()
+@url_option
+@app_option
+@json_option
+def tokens(url: str | None, app: str, *, as_json: bool) -> None:
+    """Show the nodes of a fleet, and how many tokens each one has."""
+
+    async def look(fleet: FleetSurvey) -> FleetSurvey:
+        return fleet
+
+    fleet = ask_fleet(url, app, look)
+    nodes = [msgspec.structs.asdict(node) for node in fleet.nodes()]
+    shares = [
+        {"assignment": fleet.number, **msgspec.structs.asdict(share)} for share in fleet.shares()
+    ]
+    columns = ("assignment", "node", "tokens", "incoming", "outgoing", "pinned")
+    tables = {"nodes": Table(_NODES, nodes), "shares": Table(columns, shares)}
+    show_tables(tables, as_json=as_json)
+
+
+@click.command()
+@url_option
+@app_option
+@json_option
+def pins(url: str | None, app: str, *, as_json: bool) -> None:
+    """Show the pins of a fleet: which task must run where, and whether anybody matches."""
+    columns = (
+        "task_id",
+        "token",
+        "patterns",
+        Column("in_force", lambda pattern: str(pattern or "nobody matches")),
+        "reason",
+        "created_by",
+        Column("expires", moment),
+    )
+    found = ask_fleet(url, app, FleetSurvey.pins)
+    show_rows(columns, [msgspec.structs.asdict(pin) for pin in found], as_json=as_json)
+
+
+@click.group()
+def jobs() -> None:
+    """Show what a fleet has done on a date, and what it has not finished."""
+
+
+@jobs.command()
+@url_option
+@app_option
+@date_option
+@json_option
+def audits(url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
+    """Show the tasks that are done."""
+    found = ask_fleet(url, app, lambda fleet: fleet.claims(day))
+    _show_claims([claim for claim in found if claim.state == "done"], as_json=as_json)
+
+
+@jobs.command()
+@url_option
+@app_option
+@date_option
+@json_option
+def incomplete(url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
+    """Show the tasks that were begun and are not done: running, failed or abandoned."""
+    found = ask_fleet(url, app, lambda fleet: fleet.claims(day))
+    _show_claims([claim for claim in found if claim.state != "done"], as_json=as_json)
+
+
+def _show_claims(claims: list[Claim], *, as_json: bool) -> None:
+    rows = [
+        {
+            "task_id": claim.task,
+            "token": claim.token,
+            "node": claim.node,
+            "state": claim.state,
+            "run": claim.run,
+            "started": claim.started,
+            "ended": claim.ended,
+        }
+        for claim in claims
+    ]
+    show_rows((*_CLAIMS, Column("ended", moment)), rows, as_json=as_json)
