@@ -341,7 +341,9 @@ def _check_name(name: object) -> None:
 def _write(event: Event, error: Exception | None = None) -> None:
     if _log.isEnabledFor(event.level):
         fields = (f"{field}={_show(event[field])}" for field in event.__struct_fields__)
-        _log.log(event.level, "%s", " ".join((event.name, *fields)), exc_info=error)
+        line = " ".join((event.name, *fields))
+        # The event itself comes along, for those who want its fields.
+        _log.log(event.level, "%s", line, exc_info=error, extra={"fact": event})
 
 
 def _show(value: object) -> str:

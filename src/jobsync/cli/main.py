@@ -17,12 +17,14 @@ _FAILED, _USAGE = 1, 2
 _COMMANDS = {
     "cluster": ("cluster", "Show who is there, and who leads what."),
     "doctor": ("doctor", "Probe a store for everything that jobsync needs of it."),
+    "health": ("health", "Ask how a `jobsync work` on this machine is."),
     "jobs": ("sharing", "Show what a fleet has done on a date, and what it has not finished."),
     "pins": ("sharing", "Show which tasks must run where."),
     "resources": ("resources", "Show resources and their records."),
     "schema": ("schema", "Print the tables, or the policy, that a store needs."),
     "tokens": ("sharing", "Show which node of a fleet has how many tokens."),
     "why": ("why", "Say what a task waits for."),
+    "work": ("work", "Run the plugins of a database until told to stop."),
 }
 """Where each word's command is, and what it does."""
 

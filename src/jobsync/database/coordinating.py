@@ -11,6 +11,7 @@ the plugin is never elected to it.
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -128,6 +129,13 @@ class CoordinatorPlugin(Plugin):
         """Whether it is a hook of its own that asks, for which `stop` waits."""
         return self._coordinator is not None and self._coordinator.is_calling
 
+    def unready(self) -> str:
+        """Tell what keeps it from working now: its session is not current, for one."""
+        membership = self._membership
+        if membership is not None and not membership.is_trusted:
+            return "its session is not current: the store has not answered in time"
+        return super().unready()
+
     async def _set_up(self, undo: AsyncExitStack) -> None:
         """Join the session, start, and stand for election."""
         attendance = self.database.attendance
@@ -198,6 +206,8 @@ def _name_facts(slug: str, module: str) -> dict[type[Event], type[Event]]:
                 "__module__": module,
                 "__doc__": f"As `{kind.name}`, of this kind of plugin.",
                 "name": f"plg:{slug}:coordinator-{fact}",
+                # The fact is logged already, under its general name.
+                "level": logging.DEBUG,
             },
             frozen=True,
             kw_only=True,

@@ -10,7 +10,7 @@ raises the same, until it is disconnected.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -63,6 +63,7 @@ class Database(Teller):
         connection_string: another name for `url`.
         connection: another name for `url`; or an open store, which `disconnect` leaves
             open.
+        plugins: what to add, as `use_plugin` does.
         components: time, randomness and events; this machine's by default.
 
     Attributes:
@@ -78,6 +79,7 @@ class Database(Teller):
         *,
         connection_string: str | None = None,
         connection: str | Store | None = None,
+        plugins: Sequence[Plugin] = (),
         components: Components | None = None,
     ) -> None:
         given = [place for place in (url, connection_string, connection) if place is not None]
@@ -93,9 +95,11 @@ class Database(Teller):
         self.events = self.components.events
         self.resources = Named("resource", self._catalogue.resources)
         self.plugins = Named("plugin", self._plugins)
+        for plugin in plugins:
+            self._add(plugin)
 
     def __repr__(self) -> str:
-        return f"Database({self._title!r})"
+        return f"Database({self.place!r})"
 
     async def __aenter__(self) -> Self:
         return await self.connect()
@@ -128,7 +132,7 @@ class Database(Teller):
             return
         async with self._turn.take("disconnect"):
             if self._link is not None:
-                told = DatabaseDisconnected(store=self._title)
+                told = DatabaseDisconnected(store=self.place)
                 await self._close(self._link, told)
 
     @property
@@ -219,17 +223,25 @@ class Database(Teller):
         Raises:
             Invalid: it is none, belongs to another database, or its name is taken.
         """
-        if not isinstance(plugin, Plugin):
-            raise Invalid("plugin", plugin, "is not a Plugin", "inherit jobsync.Plugin")
-        if plugin not in self._plugins.values():
-            name = plugin.name_under(alias)
-            if name in self._plugins:
-                raise Invalid("alias", name, "is taken", "pass another alias")
-            plugin.attach(self, name, alias)
-            self._plugins[name] = plugin
+        self._add(plugin, alias)
         if self.is_connected:
             await plugin.start()
         return plugin
+
+    def unready(self) -> list[str]:
+        """Tell what keeps this database and its plugins from working; nothing, if all is well.
+
+        Asks no store, and may be called from any thread.
+        """
+        link = self._link
+        if link is None or not self.is_connected:
+            return ["the database is not connected"]
+        try:
+            link.supervisor.check()
+        except BaseException as cause:  # noqa: BLE001 - told, whatever it is
+            return [f"the database has failed: {cause!r}"]
+        plugins = list(self._plugins.values())
+        return [f"{each.name}: {why}" for each in plugins if (why := each.unready())]
 
     def open_storage(self, slug: str, namespace: str = "default") -> PluginStorage:
         """Give what plugins of a kind keep in a namespace."""
@@ -252,8 +264,19 @@ class Database(Teller):
         """
         return self._use().supervisor.run(work, name)
 
+    def _add(self, plugin: Plugin, alias: str | None = None) -> None:
+        if not isinstance(plugin, Plugin):
+            raise Invalid("plugin", plugin, "is not a Plugin", "inherit jobsync.Plugin")
+        if plugin in self._plugins.values():
+            return
+        name = plugin.name_under(alias)
+        if name in self._plugins:
+            raise Invalid("alias", name, "is taken", "pass another alias")
+        plugin.attach(self, name, alias)
+        self._plugins[name] = plugin
+
     @property
-    def _title(self) -> str:
+    def place(self) -> str:
         """Which store, without secrets."""
         match self._place if self._link is None else self._link.store:
             case None:
@@ -267,7 +290,7 @@ class Database(Teller):
         """Give what connects to the store, or raise what keeps it from being used."""
         if self._link is None:
             fix = "await database.connect() first"
-            raise Invalid("database", self._title, "is not connected", fix)
+            raise Invalid("database", self.place, "is not connected", fix)
         self._link.supervisor.check()
         return self._link
 
@@ -279,7 +302,7 @@ class Database(Teller):
     def _is_part_of(self, what: str) -> bool:
         is_stopping = self._turn.doing == "disconnect"
         is_hook = is_stopping and any(plugin.is_calling for plugin in self._plugins.values())
-        return self._turn.is_part_of(what, self._title, is_hook=is_hook)
+        return self._turn.is_part_of(what, self.place, is_hook=is_hook)
 
     async def _open(self) -> None:
         place = self._place
@@ -299,7 +322,7 @@ class Database(Teller):
         except BaseException:
             await self._close(link)
             raise
-        self.events.emit(DatabaseConnected(store=self._title))
+        self.events.emit(DatabaseConnected(store=self.place))
 
     async def _close(self, link: "_Link", told: Event | None = None) -> None:
         """Stop and close everything, whatever of it raises."""

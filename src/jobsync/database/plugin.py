@@ -126,6 +126,10 @@ class Plugin(Teller):
         """Whether it was started and not stopped since."""
         return self._running
 
+    def unready(self) -> str:
+        """Tell what keeps it from working now; nothing, if all is well. Asks no store."""
+        return "" if self._running else "does not run"
+
     def name_under(self, alias: str | None) -> str:
         """Give the name that it has in a database.
 

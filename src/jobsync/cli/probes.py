@@ -1,0 +1,125 @@
+"""Where probes ask: an HTTP server on a thread of its own, and a file that grows old."""
+
+import http.server
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from jobsync.cli.pulse import Pulse, Report
+from jobsync.core.clock import Wall
+from jobsync.errors import Invalid, Misconfigured
+
+__all__ = ["Heartbeat", "read_address", "read_heartbeat", "serving", "write_heartbeat"]
+
+_HIGHEST_PORT = 65_535
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file says."""
+
+    pid: int
+    at: float
+    """When it was written, by this machine's wall clock."""
+    reasons: list[str] = []
+    """What keeps the process from working; nothing, if it is ready."""
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """Understand [HOST:]PORT; without a host, only this machine may ask.
+
+    Raises:
+        Invalid: it is none.
+    """
+    host, _, port = text.rpartition(":")
+    if port.isdecimal() and 0 <= int(port) <= _HIGHEST_PORT:
+        return host.strip("[]") or "127.0.0.1", int(port)
+    raise Invalid("--http", text, "is no address", "give a port, or 0.0.0.0:8080 for all to ask")
+
+
+@contextmanager
+def serving(address: tuple[str, int], pulse: Pulse) -> Iterator[str]:
+    """Answer probes over HTTP; give the address that is listened on.
+
+    Raises:
+        Misconfigured: it cannot be listened on.
+    """
+    answers: Mapping[str, Callable[[], Report]] = {
+        "/livez": pulse.live,
+        "/health/live": pulse.live,
+        "/readyz": pulse.ready,
+        "/health/ready": pulse.ready,
+    }
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            probe = answers.get(self.path.partition("?")[0])
+            if probe is None:
+                self._send(404, {"status": "unknown", "paths": sorted(answers)})
+            else:
+                report = probe()
+                self._send(200 if report.is_well else 503, report.body())
+
+        do_HEAD = do_GET  # noqa: N815 - as the server looks for it
+
+        def _send(self, status: int, body: Mapping[str, object]) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Say nothing: probes come every few seconds."""
+
+    try:
+        server = http.server.ThreadingHTTPServer(address, Answer)
+    except OSError as error:
+        host, port = address
+        raise Misconfigured(
+            "--http", f"{host}:{port}", error.strerror or str(error), "choose another"
+        ) from None
+    thread = threading.Thread(target=server.serve_forever, name="jobsync-probes", daemon=True)
+    thread.start()
+    try:
+        yield f"http://{address[0]}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def write_heartbeat(path: Path, report: Report, now: Wall) -> None:
+    """Leave word that the loop turns, in one piece.
+
+    Raises:
+        Misconfigured: the file cannot be written.
+    """
+    beat = Heartbeat(pid=os.getpid(), at=now.seconds, reasons=report.reasons)
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(msgspec.json.encode(beat))
+        draft.replace(path)
+    except OSError as error:
+        fix = "name a file in a folder that can be written"
+        raise Misconfigured("--heartbeat-file", str(path), str(error.strerror), fix) from None
+
+
+def read_heartbeat(path: Path) -> Heartbeat | None:
+    """Give what the file says; None where there is none.
+
+    Raises:
+        Misconfigured: it is not such a file.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Heartbeat)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        fix = "give the same file as to `jobsync work`"
+        raise Misconfigured("--heartbeat-file", str(path), str(error), fix) from None

@@ -1,0 +1,111 @@
+"""One process at work: connects a database, and leaves in good order when it is told to.
+
+The first signal lets everything finish, for the time of grace; the second ends the process
+where it stands, which costs what a crash costs: others take over after a timeout.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from jobsync.cli.probes import write_heartbeat
+from jobsync.cli.pulse import PERIOD, Pulse
+from jobsync.database.database import Database
+
+__all__ = ["Shift"]
+
+_log = logging.getLogger("jobsync.work")
+_FAILED = 1
+
+
+class Shift:
+    """Runs what is attached to a database until a signal comes, or it fails.
+
+    Args:
+        database: what is connected.
+        pulse: is told that the loop turns.
+        grace: seconds that everything has to finish.
+        heartbeat: the file that tells that the loop turns, if there is to be one.
+        leave: ends the process at once.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        pulse: Pulse,
+        *,
+        grace: float,
+        heartbeat: Path | None = None,
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._database = database
+        self._clock = database.components.clock
+        self._pulse = pulse
+        self._grace = grace
+        self._heartbeat = heartbeat
+        self._leave = leave
+        self._told = asyncio.Event()
+
+    async def work(self) -> int:
+        """Work until told to stop; give the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._hear, signal.Signals(number).name)
+        self._database.on("db:failed", self._fail)
+        beating = asyncio.create_task(self._beat())
+        try:
+            await self._begin()
+            await self._told.wait()
+            return await self._finish()
+        finally:
+            beating.cancel()
+
+    async def _begin(self) -> None:
+        """Connect, unless the signal comes first."""
+        connecting = asyncio.create_task(self._database.connect())
+        told = asyncio.create_task(self._told.wait())
+        await asyncio.wait({connecting, told}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not connecting.done():
+            connecting.cancel()
+            await asyncio.wait({connecting})
+        elif connecting.exception() is None:
+            _log.info("at work")
+        else:
+            connecting.result()
+
+    async def _finish(self) -> int:
+        """Let everything end in good order, for as long as grace lasts."""
+        try:
+            async with asyncio.timeout(self._grace):
+                await self._database.disconnect()
+        except TimeoutError:
+            _log.error("not everything had ended after %g s of grace", self._grace)
+            return _FAILED
+        if self._pulse.failure:
+            return _FAILED
+        _log.info("stopped")
+        return 0
+
+    def _hear(self, name: str) -> None:
+        if self._told.is_set():
+            _log.warning("%s again: stopping at once", name)
+            self._leave(_FAILED)
+            return
+        _log.info("%s: stopping, within %g s", name, self._grace)
+        self._told.set()
+
+    def _fail(self, event: object) -> None:
+        self._pulse.failure = str(getattr(event, "error", event))
+        self._told.set()
+
+    async def _beat(self) -> None:
+        """Tell once a second that the loop turns."""
+        while True:
+            self._pulse.turn()
+            if self._heartbeat is not None:
+                write_heartbeat(self._heartbeat, self._pulse.ready(), self._clock.wall())
+            await self._clock.sleep(PERIOD)
