@@ -5,11 +5,11 @@ nothing here holds a lock while it waits.
 """
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from jobsync.errors import Unavailable
 
@@ -26,6 +26,9 @@ class Background:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._is_stopping = asyncio.Event()
+        # The loop itself holds on to none of them.
+        self._under_way: dict[asyncio.Task[None], _Errand[Any]] = {}
         # A daemon: a program that forgets to leave must still end.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -36,21 +39,18 @@ class Background:
         Raises:
             Unavailable: the loop was stopped, by another thread or a signal handler.
         """
-        if self._loop.is_closed():
+        errand = _Errand(work)
+        try:
+            self._loop.call_soon_threadsafe(self._begin, errand)
+        except RuntimeError as error:
+            # The loop is closed.
             work.close()
-            raise _left()
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise _left() from error
         while True:
-            try:
-                return future.result(_LOOK_UP)
-            except CancelledError as error:
-                raise _left() from error
-            except TimeoutError:
-                if future.done():
-                    # What was run has raised it, or has ended at this very moment.
-                    return future.result()
-                if not self._thread.is_alive():
-                    raise _left() from None
+            with suppress(queue.Empty):
+                return errand.result(_LOOK_UP)
+            if not self._thread.is_alive():
+                errand.end()
 
     def post(self, call: Callable[..., object], *arguments: object) -> None:
         """Call something there soon, if the loop still runs."""
@@ -58,25 +58,73 @@ class Background:
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def stop(self) -> None:
-        """End the loop, with whatever still runs there. Safe to repeat."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        """End the loop, with whatever still runs there. Safe to repeat, from any other thread."""
+        self.post(self._is_stopping.set)
+        self._thread.join()
+
+    def _begin(self, errand: "_Errand[Any]") -> None:
+        task = self._loop.create_task(errand.run())
+        self._under_way[task] = errand
+        task.add_done_callback(self._end)
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        self._under_way.pop(task).end()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            self._loop.run_until_complete(self._is_stopping.wait())
         finally:
             self._cancel_all()
             self._loop.close()
 
     def _cancel_all(self) -> None:
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
-            task.cancel()
-        if left:
+        # Calls may come, and begin, until the very end.
+        while left := asyncio.all_tasks(self._loop):
+            for task in left:
+                task.cancel()
             self._loop.run_until_complete(asyncio.wait(left))
+
+
+class _Errand(Generic[T]):
+    """Something that is run on the loop, and whoever waits for it.
+
+    It wakes its caller by itself: to have a future do so takes the loop two rounds more.
+
+    Args:
+        work: what to run.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._outcomes: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
+
+    async def run(self) -> None:
+        """Run it, on the loop."""
+        try:
+            self._outcomes.put((await self._work,))
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            self._outcomes.put(error)
+
+    def end(self) -> None:
+        """Take it for over, also if it was never begun."""
+        self._outcomes.put(None)
+
+    def result(self, seconds: float) -> T:
+        """Give what it came to, as soon as it has.
+
+        Raises:
+            queue.Empty: it goes on after so many seconds.
+            Unavailable: it was not begun, or ended together with the loop.
+        """
+        match self._outcomes.get(timeout=seconds):
+            case None | asyncio.CancelledError():
+                self._work.close()
+                raise _left()
+            case BaseException() as error:
+                raise error
+            case (value,):
+                return value
 
 
 def _left() -> Unavailable:

@@ -1,0 +1,95 @@
+"""A loop on a thread of its own: callers get what came of their calls, or learn that it is over."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from jobsync.errors import Unavailable
+from jobsync.jobs.background import Background, _Errand
+
+
+@pytest.fixture
+def background() -> Iterator[Background]:
+    """A loop that runs."""
+    loop = Background("test")
+    yield loop
+    loop.stop()
+
+
+def test_a_caller_gets_what_it_came_to(background: Background) -> None:
+    """The value, on the loop's own thread."""
+
+    async def work() -> str:
+        await asyncio.sleep(0)
+        return threading.current_thread().name
+
+    assert background.call(work()) == "test"
+
+
+@pytest.mark.parametrize("error", [KeyError("a"), TimeoutError("late"), SystemExit(3)])
+def test_a_caller_gets_what_was_raised(background: Background, error: BaseException) -> None:
+    """As it is, also what would end a loop."""
+
+    async def work() -> None:
+        raise error
+
+    async def go_on() -> bool:
+        return True
+
+    with pytest.raises(type(error)) as raised:
+        background.call(work())
+    assert raised.value is error
+    assert background.call(go_on())
+
+
+def test_who_waits_when_the_loop_is_stopped_is_told(background: Background) -> None:
+    """Nobody waits for what never comes."""
+    threading.Timer(0.05, background.stop).start()
+    with pytest.raises(Unavailable, match="was left meanwhile"):
+        background.call(asyncio.Event().wait())
+
+
+def test_what_was_never_begun_is_told() -> None:
+    """A call that came together with the end; nothing warns of what was not awaited."""
+
+    async def work() -> None:
+        """Do nothing."""
+
+    errand = _Errand(work())
+    errand.end()
+    with pytest.raises(Unavailable, match="was left meanwhile"):
+        errand.result(1)
+
+
+def test_a_loop_that_was_stopped_takes_no_calls(background: Background) -> None:
+    """It says so at once."""
+
+    async def work() -> None:
+        """Do nothing."""
+
+    background.stop()
+    with pytest.raises(Unavailable, match="enter again"):
+        background.call(work())
+
+
+def test_several_may_stop_it_at_once(background: Background) -> None:
+    """As a signal handler and the end of the block do; what still runs there ends first."""
+    ended = threading.Event()
+
+    async def end_slowly() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            ended.set()
+
+    background.post(lambda: background._begin(_Errand(end_slowly())))
+    threads = [threading.Thread(target=background.stop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended.is_set()
+    assert background._loop.is_closed()
