@@ -18,7 +18,7 @@ async def test_what_comes_while_the_block_runs_is_heard() -> None:
 
     async with asyncio.timeout(10), listening(wait()) as heard:
         hint.set()
-        await heard(60)
+        assert await heard(60)
 
 
 async def test_patience_ends_it() -> None:
@@ -26,7 +26,7 @@ async def test_patience_ends_it() -> None:
     waits = asyncio.Event()
     before = asyncio.all_tasks()
     async with listening(waits.wait(), waits.wait()) as heard:
-        await heard(0.001)
+        assert not await heard(0.001)
     assert asyncio.all_tasks() == before
 
 

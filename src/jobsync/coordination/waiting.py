@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 __all__ = ["Heard", "first_of", "listening"]
 
-Heard: TypeAlias = Callable[[float], Awaitable[None]]
-"""Waits, for so many seconds at most."""
+Heard: TypeAlias = Callable[[float], Awaitable[bool]]
+"""Waits, for so many seconds at most; says whether anything came."""
 
 
 async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
@@ -33,10 +33,11 @@ async def listening(*waits: Coroutine[Any, Any, object]) -> AsyncIterator[Heard]
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     is_closed = False
 
-    async def heard(patience: float) -> None:
+    async def heard(patience: float) -> bool:
         done, _ = await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
+        return bool(done)
 
     try:
         # Each runs up to where it waits.

@@ -88,12 +88,14 @@ class Dealer:
         self._published = published
         self._dead: frozenset[str] = frozenset()
         self._decided_on: _Facts | None = None
+        self._pins: Sequence[Pin] | None = None
         self.number: int | None = None
         """The assignment that stands, while this node deals; None if that must be looked up."""
 
     async def deal_for_ever(self, term: Term) -> None:
         """Deal, and again whenever something has changed, until cancelled with the term."""
         plan: Plan | None = None
+        is_told = True
         try:
             while True:
                 try:
@@ -102,20 +104,21 @@ class Dealer:
                         self._store.wait(self._places.pins, _LONG),
                         self._hear_of_death(),
                     ) as heard:
-                        plan = await self._deal(term, plan)
+                        plan = await self._deal(term, plan, is_told=is_told)
                         self.number = plan.assignment.number
-                        await heard(self._rest(plan))
+                        is_told = await heard(self._rest(plan))
                 except (Unavailable, Misconfigured, OutcomeUnknown):
                     # What stands is read again: a write may have happened.
                     plan = self.number = self._decided_on = None
+                    is_told = True
                     await self._clock.sleep(self._membership.timing.beat / 2)
         except Fenced:
             return
         finally:
-            self.number = self._decided_on = None
+            self.number = self._decided_on = self._pins = None
             self._membership.watch("dealing", ())
 
-    async def _deal(self, term: Term, plan: Plan | None) -> Plan:
+    async def _deal(self, term: Term, plan: Plan | None, *, is_told: bool) -> Plan:
         """Decide once; give the plan that stands now."""
         nodes = await self.list_nodes()
         if plan is None:
@@ -131,7 +134,7 @@ class Dealer:
             if node.stage == "ready" and not node.is_observer and node.incarnation not in dead
         ]
         acks = {node.incarnation: node.applied for node in nodes}
-        pins = await self._read_pins()
+        pins = await self._find_pins(is_told=is_told)
         facts = (members, acks, dead, pins)
         if facts == self._decided_on:
             # Most hints are about something else, and a decision costs a look at every token.
@@ -141,6 +144,20 @@ class Dealer:
             await self._publish(term, plan, new)
         self._decided_on = facts if new is plan else None
         return new
+
+    async def _find_pins(self, *, is_told: bool) -> Sequence[Pin]:
+        """Give the pins that are in force.
+
+        Where the store tells of changes and told of none, every other look will do: each one
+        is a statement that an idle fleet sends for nothing.
+        """
+        is_quiet = not is_told and not self._store.is_dear and self._pins_left() > 0
+        if self._pins is None or not is_quiet:
+            self._pins = await self._read_pins()
+            return self._pins
+        # Forgotten, so that the next look is one at the pins.
+        pins, self._pins = self._pins, None
+        return pins
 
     async def _read(self, term: Term) -> Plan:
         value = await term.get(self._places.assignment)
