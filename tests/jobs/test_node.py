@@ -9,7 +9,7 @@ from chance import FakeClock, SeededRandomness
 from jobsync import Components, Conflict, Corrupt
 from jobsync.coordination.session import SESSIONS, Life
 from jobsync.core.trust import Timing
-from jobsync.events import Events
+from jobsync.events import Event, Events
 from jobsync.jobs.node import Named, NameTaken, NodeName, read_named
 from jobsync.stores.memory import MemoryStore
 
@@ -153,6 +153,43 @@ async def test_whose_name_is_anothers_is_told(street: Street) -> None:
     with pytest.raises(Conflict):
         await first.tell(applied=3)
     assert (await street.holder()).applied == 0
+
+
+@pytest.mark.parametrize("how", ["deleted", "buried"])
+async def test_a_record_that_somebody_deletes_is_written_again(street: Street, how: str) -> None:
+    """By the next thing that there is to tell, or when somebody looks; and it is a fact."""
+    told: list[Event] = []
+    street.components.events.on("jobs:node-restored", told.append)
+    name, named, _ = street.process("first")
+    await name.take(named, until=street.clock.mono())
+    for tell in (lambda: name.tell(applied=3), name.restore):
+        record = await street.store.get(KEY)
+        assert record is not None
+        await street.store.delete(record)
+        if how == "buried":
+            await street.store.drop([KEY])
+        await tell()
+        assert (await name.tell()).applied == 3
+        again = await street.store.get(KEY)
+        assert again is not None
+        assert read_named(again).applied == 3
+    await name.restore()
+    assert len(told) == 2
+
+
+async def test_a_deleted_name_that_another_took_is_anothers(street: Street) -> None:
+    """Restoring leaves it alone."""
+    name, named, _ = street.process("first")
+    await name.take(named, until=street.clock.mono())
+    record = await street.store.get(KEY)
+    assert record is not None
+    await street.store.delete(record)
+    second, other, _ = street.process("second")
+    await second.take(other, until=street.clock.mono())
+    await name.restore()
+    assert (await second.tell(applied=1)).incarnation == other.incarnation
+    with pytest.raises(Conflict):
+        await name.tell(applied=1)
 
 
 async def test_what_nobody_wrote_is_no_node(street: Street) -> None:

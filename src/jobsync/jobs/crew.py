@@ -128,6 +128,7 @@ class Crew:
             read_pins=self._read_pins,
             pins_left=lambda: self.pins.left,
             published=self._roused.set,
+            restore=self._name.restore,
         )
         self._coordinator: Coordinator | None = None
         self._following: asyncio.Task[None] | None = None
@@ -386,6 +387,9 @@ class Crew:
         if self.is_retiring:
             await self._name.tell(stage="leaving")
         await self._catch_up()
+        if not (self._store.is_dear or self.is_leader):
+            # Where there is SQL somebody may delete it; of the leader's own the dealer knows.
+            await self._name.restore()
         await self.claims.refresh()
         await heard(self.settings.refresh_interval)
 

@@ -58,6 +58,7 @@ class Dealer:
         read_pins: gives the pins that are in force.
         pins_left: for how many seconds those that were given last stay so.
         published: called after each assignment that was written.
+        restore: called when this node's own record is missing, to write it again.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Dealer:
         read_pins: Callable[[], Awaitable[Sequence[Pin]]],
         pins_left: Callable[[], float],
         published: Callable[[], object],
+        restore: Callable[[], Awaitable[object]],
     ) -> None:
         self._store = store
         self._clock = components.clock
@@ -86,6 +88,7 @@ class Dealer:
         self._read_pins = read_pins
         self._pins_left = pins_left
         self._published = published
+        self._restore = restore
         self._dead: frozenset[str] = frozenset()
         self._decided_on: _Facts | None = None
         self._pins: Sequence[Pin] | None = None
@@ -121,6 +124,9 @@ class Dealer:
     async def _deal(self, term: Term, plan: Plan | None, *, is_told: bool) -> Plan:
         """Decide once; give the plan that stands now."""
         nodes = await self.list_nodes()
+        if all(node.name != self._node for node in nodes):
+            await self._restore()
+            nodes = await self.list_nodes()
         if plan is None:
             plan = await self._read(term)
         known = {node.incarnation for node in plan.assignment.nodes}

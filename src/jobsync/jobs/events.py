@@ -9,10 +9,12 @@ __all__ = [
     "AuditRefused",
     "NodeFailed",
     "NodeJoined",
+    "NodeRestored",
     "PinsExpired",
     "PinsIgnored",
     "Rebalanced",
     "TokensChanged",
+    "ViewsMissing",
 ]
 
 
@@ -27,6 +29,13 @@ class NodeJoined(_AboutNode, frozen=True, kw_only=True):
     level: ClassVar[int] = logging.INFO
 
     incarnation: str
+
+
+class NodeRestored(_AboutNode, frozen=True, kw_only=True):
+    """Somebody had deleted this node's record; it lives, and has written it again."""
+
+    name: ClassVar[str] = "jobs:node-restored"
+    level: ClassVar[int] = logging.WARNING
 
 
 class NodeFailed(_AboutNode, frozen=True, kw_only=True):
@@ -90,3 +99,14 @@ class PinsIgnored(_AboutNode, frozen=True, kw_only=True):
     level: ClassVar[int] = logging.WARNING
 
     count: int
+
+
+class ViewsMissing(_AboutNode, frozen=True, kw_only=True):
+    """The SQL views are not there or are old, and this user may make none. All else is well."""
+
+    name: ClassVar[str] = "jobs:views-missing"
+    level: ClassVar[int] = logging.WARNING
+
+    appname: str
+    reason: str
+    fix: str

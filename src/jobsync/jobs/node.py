@@ -2,10 +2,12 @@
 
 The record says who holds it, what it is ready for, and the highest assignment that it has
 applied. Taking it is a write in place of what was read, and only from a process that has
-left or whose session is dead; so of two processes of one name one waits, or is refused.
+left or whose session is dead; so of two processes of one name one waits, or is refused. A
+record that somebody deletes is written again by the process that holds the name and lives.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -17,6 +19,7 @@ from jobsync.coordination.session import SESSIONS, read_life
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.errors import Conflict, Corrupt, Misconfigured
+from jobsync.jobs.events import NodeRestored
 from jobsync.stores.contract import Record, Store
 
 __all__ = ["NameTaken", "Named", "NodeName", "Stage", "read_named"]
@@ -63,7 +66,7 @@ class NodeName:
 
     Args:
         store: where it is recorded.
-        components: the clock that bounds waiting.
+        components: the clock that bounds waiting, and a place to tell facts.
         membership: whose session the hold hangs on.
         key: where the record is.
         facts: host and process, for people.
@@ -79,6 +82,7 @@ class NodeName:
     ) -> None:
         self._store = store
         self._clock = components.clock
+        self._events = components.events
         self._membership = membership
         self._key = key
         self._facts = facts
@@ -125,11 +129,32 @@ class NodeName:
             try:
                 self._record = await self._write(record, named)
             except Conflict:
-                current = await self._store.get(self._key)
-                mine = current is not None and read_named(current).incarnation == named.incarnation
+                current = await self._store.get(self._key, tombstones=True)
+                if current is None or current.deleted:
+                    await self._put_back(current, read_named(record))
+                    continue
+                mine = read_named(current).incarnation == named.incarnation
                 self._record = current if mine else None
             else:
                 return named
+
+    async def restore(self) -> None:
+        """Write the record again, if somebody has deleted it and nobody has the name by now."""
+        record = self._record
+        if record is None:
+            return
+        try:
+            current = await self._store.get(self._key, tombstones=True)
+        except Corrupt:
+            return
+        if current is None or current.deleted:
+            await self._put_back(current, read_named(record))
+
+    async def _put_back(self, base: Record | None, named: Named) -> None:
+        # Whoever was first: what stands there is looked at when there is more to tell.
+        with suppress(Conflict):
+            self._record = await self._write(base, named)
+            self._events.emit(NodeRestored(node=named.name))
 
     async def _write(self, base: Record | None, named: Named) -> Record:
         if base is None:
