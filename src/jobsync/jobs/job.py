@@ -39,8 +39,11 @@ from jobsync.jobs.config import CoordinationConfig
 from jobsync.jobs.crew import Crew, CrewSettings
 from jobsync.jobs.describing import NodeInfo, describe_alone, describe_claim
 from jobsync.jobs.entrance import Entrance
+from jobsync.jobs.face import Face
 from jobsync.jobs.health import Health
+from jobsync.jobs.neighbours import check_neighbours
 from jobsync.jobs.pinning import LockInfo, Pinning
+from jobsync.jobs.places import Places
 from jobsync.jobs.sources import resolve_coordination
 from jobsync.jobs.task import Task, to_task
 from jobsync.jobs.telling import Teller
@@ -131,6 +134,7 @@ class Job:
             self.components.events, on_rebalance, on_tokens_added, on_tokens_removed
         )
         self._background: Background | None = None
+        self._face: Face | None = None
         self._entrance: Entrance | None = None
         self._membership: Membership | None = None
         self._node: Crew | Alone | None = None
@@ -151,12 +155,15 @@ class Job:
         """
         if self._background is not None:
             raise Invalid("job", self, "is entered already", "leave it first, or make another")
+        check_neighbours()
         self._entrance = Entrance(2)
         self._background = Background(f"jobsync-{self.node_name}")
         self._is_stopping = False
         try:
+            self._face = self._make_face()
             if self.settings.enabled:
                 self._call(self._join())
+                self._face.install(self.node_name)
                 self._provide_locks()
                 self._call(self._start())
             else:
@@ -419,7 +426,36 @@ class Job:
         """Remove the pins of all nodes; count them."""
         return self._pins_here.remove_all()
 
+    @property
+    def connection(self) -> Any:
+        """A connection to the store's database for SQL of one's own, one for each thread.
+
+        On PostgreSQL psycopg's own, on SQLite one that is used alike: parameters are `%s`,
+        each statement is a transaction or part of `with connection.transaction()`, and times
+        are the process's. Closed when the job is left.
+
+        Raises:
+            Misconfigured: the store has no SQL.
+        """
+        if self._face is None:
+            raise Invalid("job", self, "is not entered", "use it in a with statement")
+        return self._face.connection
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """The names of the SQL views, by the guide's words: Node, Token, Lock, Claim and so on."""
+        face = self._face or self._make_face()
+        return face.tables
+
     # The guide's own spellings.
+
+    @property
+    def _cn(self) -> Any:
+        return self.connection
+
+    @property
+    def _tables(self) -> dict[str, str]:
+        return self.tables
 
     @property
     def _my_tokens(self) -> set[int]:
@@ -476,6 +512,11 @@ class Job:
 
     def _claims(self) -> list[Claim]:
         return self._call(self._here.claims_of_date())
+
+    def _make_face(self) -> Face:
+        url = read_url(self._url or self.settings.reveal_url())
+        places = Places(self.settings.appname)
+        return Face(url, places, self.components, self.settings.timezone)
 
     async def _join(self) -> None:
         """Open a session."""
@@ -537,6 +578,7 @@ class Job:
             return
         node, self._node = self._node, None
         membership, self._membership = self._membership, None
+        face, self._face = self._face, None
         self._health = None
         try:
             if node is not None and is_done:
@@ -547,6 +589,8 @@ class Job:
             finally:
                 background.stop()
                 self._teller.stop(_EXIT_GRACE)
+                if face is not None:
+                    face.close()
 
     async def _end(self, node: Crew | Alone | None, membership: Membership | None) -> None:
         # What is not done by then is left to the session's end, which silence brings too.

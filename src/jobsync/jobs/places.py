@@ -15,9 +15,14 @@ class Places(msgspec.Struct, frozen=True):
     name: str
 
     @property
+    def segment(self) -> str:
+        """The fleet's name, as it stands in its keys."""
+        return escape(self.name, "appname")
+
+    @property
     def settings(self) -> str:
         """What every node must agree on."""
-        return f"fleet/{self._fleet}"
+        return f"fleet/{self.segment}"
 
     @property
     def assignments(self) -> str:
@@ -27,16 +32,16 @@ class Places(msgspec.Struct, frozen=True):
     @property
     def assignment(self) -> str:
         """Who owns which tokens: the singleton that only the leader writes."""
-        return f"{self.assignments}{self._fleet}"
+        return f"{self.assignments}{self.segment}"
 
     def exceptions(self, name: str) -> str:
         """What the assignment says of tasks that do not follow their token."""
-        return f"exceptions/{self._fleet}/{name}"
+        return f"exceptions/{self.segment}/{name}"
 
     @property
     def nodes(self) -> str:
         """The prefix of all nodes."""
-        return f"node/{self._fleet}/"
+        return f"node/{self.segment}/"
 
     def node(self, name: str) -> str:
         """One node's record; its name can be held by one live process at a time."""
@@ -45,7 +50,7 @@ class Places(msgspec.Struct, frozen=True):
     @property
     def dates(self) -> str:
         """The prefix of the dates that somebody has worked on."""
-        return f"date/{self._fleet}/"
+        return f"date/{self.segment}/"
 
     def work_date(self, day: date) -> str:
         """When somebody last began to work on a date."""
@@ -53,7 +58,7 @@ class Places(msgspec.Struct, frozen=True):
 
     def claims(self, day: date) -> str:
         """The prefix of the claims of a date."""
-        return f"claim/{self._fleet}/{day.isoformat()}/"
+        return f"claim/{self.segment}/{day.isoformat()}/"
 
     def claim(self, day: date, token: int, task: str) -> str:
         """One task's claim; those of a token stand together, in order of tokens."""
@@ -62,7 +67,7 @@ class Places(msgspec.Struct, frozen=True):
     @property
     def pins(self) -> str:
         """The prefix of all pins."""
-        return f"pin/{self._fleet}/"
+        return f"pin/{self.segment}/"
 
     def pins_of(self, creator: str) -> str:
         """The pins that one node has made."""
@@ -71,8 +76,4 @@ class Places(msgspec.Struct, frozen=True):
     @property
     def rebalances(self) -> str:
         """The history of assignments."""
-        return f"history/{self._fleet}/rebalance"
-
-    @property
-    def _fleet(self) -> str:
-        return escape(self.name, "appname")
+        return f"history/{self.segment}/rebalance"

@@ -1,0 +1,149 @@
+"""A fleet's SQL face, as one process uses it: views, their names, and connections.
+
+Promises: the views are there, and no older than this library, once a job is entered; where
+this user may make none, an event says so and the job goes on. Each thread has a connection
+of its own, in which every statement is a transaction.
+"""
+
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from jobsync.components import Components
+from jobsync.core.urls import PostgresUrl, SqliteUrl, StoreUrl
+from jobsync.errors import Misconfigured, Unavailable
+from jobsync.jobs import sqliteviews
+from jobsync.jobs.events import ViewsMissing
+from jobsync.jobs.places import Places
+from jobsync.stores.opening import require
+from jobsync.stores.sql.postgres import quote_name
+from jobsync.stores.sqliteconnection import SqliteConnection
+from jobsync.stores.zone import find_zone
+
+__all__ = ["Face"]
+
+_TABLES = {
+    "Node": "node",
+    "Token": "token",
+    "Lock": "lock",
+    "Rebalance": "rebalance",
+    "Leader": "leader",
+    # The guide looks here for what was begun and not finished.
+    "Claim": "unfinished",
+    "Audit": "audit",
+}
+
+
+class Face:
+    """What SQL there is to a fleet.
+
+    Args:
+        url: the store.
+        places: the fleet's keys.
+        components: the clock, and a place to tell facts.
+        zone: in which connections speak; the process's own, if None.
+    """
+
+    def __init__(
+        self, url: StoreUrl, places: Places, components: Components, zone: str | None = None
+    ) -> None:
+        self._url = url
+        self._places = places
+        self._clock = components.clock
+        self._events = components.events
+        self._zone = zone
+        self._connections: dict[int, Any] = {}
+
+    def install(self, node: str) -> None:
+        """Make the views, or bring them up to date; on stores without SQL there are none.
+
+        Raises:
+            Misconfigured: somebody else has a relation of one of their names.
+            Unavailable: the store does not answer.
+        """
+        if isinstance(self._url, PostgresUrl):
+            self._install_on_postgres(self._url, node)
+        elif isinstance(self._url, SqliteUrl):
+            self._install_on_sqlite(self._url)
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """The names of the views, by the guide's words for them; `Claim` has what is unfinished."""
+        schema = self._url.schema if isinstance(self._url, PostgresUrl) else ""
+        within = f"{quote_name(schema)}." if schema else ""
+        return {word: f"{within}{self._places.name}{view}" for word, view in _TABLES.items()}
+
+    @property
+    def connection(self) -> Any:
+        """The calling thread's connection.
+
+        Raises:
+            Misconfigured: the store has no SQL.
+            Unavailable: it does not answer.
+        """
+        known = self._connections.get(threading.get_ident())
+        if known is None or known.closed:
+            known = self._connections[threading.get_ident()] = self.connect()
+        return known
+
+    def connect(self) -> Any:
+        """Open one more connection, which the caller closes."""
+        match self._url:
+            case PostgresUrl() as url:
+                require("postgresql", "psycopg", "postgres")
+                from jobsync.stores.postgresconnection import (  # noqa: PLC0415 - an extra
+                    connect_postgres,
+                )
+
+                return connect_postgres(url, self._zone or find_zone())
+            case SqliteUrl(path):
+                connection = self._open_file(path)
+                if self._has_views(connection):
+                    sqliteviews.join_files(connection, self._places)
+                return connection
+            case _:
+                raise Misconfigured(
+                    "url", str(self._url), "has no SQL", "use postgresql:// or sqlite:///"
+                )
+
+    def close(self) -> None:
+        """Close the connections of all threads."""
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            connection.close()
+
+    def _install_on_postgres(self, url: PostgresUrl, node: str) -> None:
+        import psycopg  # noqa: PLC0415 - an extra
+
+        from jobsync.jobs.postgresviews import install  # noqa: PLC0415 - likewise
+        from jobsync.stores.postgrespool import explain  # noqa: PLC0415 - likewise
+
+        with self.connect() as connection:
+            try:
+                install(connection, self._places)
+            except psycopg.errors.InsufficientPrivilege as error:
+                name, fix = self._places.name, "run what `jobsync schema` prints"
+                self._events.emit(ViewsMissing(node=node, appname=name, reason=str(error), fix=fix))
+            except psycopg.Error as error:
+                raise explain(url, error) from error
+
+    def _install_on_sqlite(self, url: SqliteUrl) -> None:
+        connection = self._open_file(url.path)
+        try:
+            sqliteviews.install(connection, self._places)
+        except sqlite3.OperationalError as error:
+            raise Unavailable(str(url), str(error), "free the file, or enter again") from error
+        finally:
+            connection.close()
+
+    def _open_file(self, path: str) -> SqliteConnection:
+        zone = None if self._zone is None else ZoneInfo(self._zone)
+        return SqliteConnection(Path(path), self._clock, zone)
+
+    def _has_views(self, connection: SqliteConnection) -> bool:
+        found = connection.execute(
+            "SELECT 1 FROM sessions.sqlite_master WHERE name = %s", [f"{self._places.name}session"]
+        )
+        return found.fetchone() is not None

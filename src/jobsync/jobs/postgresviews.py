@@ -1,0 +1,391 @@
+"""The SQL face of a fleet on PostgreSQL: what its nodes know, as relations to query.
+
+Promises: a view shows what the store holds at that moment; nothing is kept for it. A DELETE
+means something true: pins are removed, history is removed, a node's record is removed, which
+a node that lives writes again, and tokens are looked at anew by the leader. All else is
+refused by the server: work is claimed and marked by nodes alone.
+
+Instants are `timestamptz`, so that dates are those of whoever asks. A later version of these
+views only adds columns at their ends; so older code goes on beside newer.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from jobsync.jobs.places import Places
+from jobsync.jobs.relations import FACE_VERSION, MARK, Relation, find_version
+from jobsync.stores.contract import TRAIL_LENGTH
+from jobsync.stores.postgresbell import channel_of
+from jobsync.stores.sql.postgres import quote_name
+
+__all__ = ["install", "views_sql"]
+
+_ADVISORY = 0x6A6F6273796E64
+"""The advisory lock of all who make views."""
+
+_NODE = """
+CREATE OR REPLACE VIEW {schema}.{app}node AS
+WITH nodes AS (
+  SELECT n.*, r.written AS told, s.written AS heard,
+    (s.life #>> '{timing,timeout}')::float8 * interval '1 second' AS timeout,
+    coalesce(s.life ->> 'state' = 'live', false) AS lives,
+    coalesce(n.incarnation = (
+      SELECT value::jsonb ->> 'owner' FROM {schema}.jobsync_record WHERE key = 'role/{fleet}/jobs'
+    ), false) AS leads
+  FROM {schema}.jobsync_record AS r
+  CROSS JOIN LATERAL jsonb_to_record(r.value::jsonb) AS n (
+    name text, incarnation text, stage text, applied bigint, is_observer boolean,
+    created float8, host text, pid integer
+  )
+  LEFT JOIN LATERAL (
+    SELECT written, value::jsonb AS life FROM {schema}.jobsync_record
+    WHERE key = 'session/' || n.incarnation AND value IS NOT NULL
+  ) AS s ON true
+  WHERE r.key > 'node/{fleet}/' AND r.key < 'node/{fleet}0' AND r.value IS NOT NULL
+  AND n.stage <> 'left'
+), ordered AS (
+  SELECT *, lives AND leads AS is_leader, to_timestamp(created) AS joined,
+    min(to_timestamp(created)) FILTER (WHERE lives AND NOT leads) OVER () AS eldest
+  FROM nodes
+)
+SELECT
+  name,
+  -- Whoever leads is shown as the eldest: that is how the guide finds the leader.
+  CASE WHEN is_leader THEN least(joined, eldest - interval '1 microsecond') ELSE joined END
+    AS created_on,
+  -- A death is written when a node was silent for the timeout.
+  CASE WHEN lives THEN heard ELSE coalesce(heard - timeout, told) END AS last_heartbeat,
+  CASE WHEN lives AND heard > clock_timestamp() - timeout THEN 'ACTIVE' ELSE 'DEAD' END AS status,
+  stage, is_leader, is_observer, host, pid, incarnation, applied AS token_version
+FROM ordered
+"""
+
+_LEADER = """
+CREATE OR REPLACE VIEW {schema}.{app}leader AS
+SELECT n.name AS node, role.owner AS incarnation, role.epoch,
+  to_timestamp(role.since) AS since, to_timestamp(role.until) AS until
+FROM {schema}.jobsync_record AS r
+CROSS JOIN LATERAL jsonb_to_record(r.value::jsonb) AS role (
+  owner text, epoch bigint, since float8, until float8
+)
+JOIN {schema}.{app}node AS n ON n.incarnation = role.owner AND n.is_leader
+WHERE r.key = 'role/{fleet}/jobs' AND r.value IS NOT NULL
+"""
+
+# A token on its way from one node to another is neither's, and has no row.
+_TOKEN = """
+CREATE OR REPLACE VIEW {schema}.{app}token AS
+WITH plan AS MATERIALIZED (
+  SELECT value::jsonb AS plan, written FROM {schema}.jobsync_record
+  WHERE key = 'assignment/{fleet}' AND value IS NOT NULL
+), runs AS (
+  SELECT start::integer, holder::integer, written, (plan ->> 'number')::bigint AS number,
+    coalesce(lead(start::integer) OVER (ORDER BY place), (plan ->> 'total')::integer) - 1 AS last,
+    plan #>> ARRAY['nodes', (holder::integer - 1)::text, 'name'] AS node
+  FROM plan, ROWS FROM (
+    jsonb_array_elements_text(plan -> 'starts'), jsonb_array_elements_text(plan -> 'holders')
+  ) WITH ORDINALITY AS run (start, holder, place)
+), moving AS (
+  SELECT generate_series(start::integer, start::integer + count::integer - 1) AS token
+  FROM plan, jsonb_array_elements(plan -> 'moves') AS move, ROWS FROM (
+    jsonb_array_elements_text(move -> 'starts'), jsonb_array_elements_text(move -> 'counts')
+  ) AS run (start, count)
+)
+SELECT token_id, node, written AS assigned_at, number AS version
+FROM runs, generate_series(start, last) AS token_id
+WHERE holder > 0 AND token_id NOT IN (SELECT token FROM moving)
+"""
+
+# One row a pin, with the pattern that counts. The guide compares it with the node that has
+# `token_id`; so that is empty where the token does not speak for the pin: where the task goes
+# a way of its own, and where another pin of the task is satisfied.
+_LOCK = """
+CREATE OR REPLACE VIEW {schema}.{app}lock AS
+WITH plan AS MATERIALIZED (
+  SELECT value::jsonb AS plan FROM {schema}.jobsync_record
+  WHERE key = 'assignment/{fleet}' AND value IS NOT NULL
+), members AS MATERIALIZED (
+  SELECT member ->> 'name' AS name FROM plan, jsonb_array_elements(plan -> 'nodes') AS member
+), batches AS MATERIALIZED (
+  SELECT sheet.created_by, batch.*, coalesce((
+    SELECT pattern FROM jsonb_array_elements_text(batch.patterns) WITH ORDINALITY
+      AS t (pattern, place)
+    WHERE EXISTS (SELECT 1 FROM members WHERE name LIKE pattern) ORDER BY place LIMIT 1
+  ), batch.patterns ->> 0) AS pattern
+  FROM {schema}.jobsync_record AS r
+  CROSS JOIN LATERAL jsonb_to_record(r.value::jsonb) AS sheet (created_by text, batches jsonb)
+  CROSS JOIN LATERAL jsonb_to_recordset(sheet.batches) AS batch (
+    patterns jsonb, reason text, created_at float8, expires_at float8, tasks jsonb, tokens jsonb
+  )
+  WHERE r.key > 'pin/{fleet}/' AND r.key < 'pin/{fleet}0' AND r.value IS NOT NULL
+), apart AS MATERIALIZED (
+  SELECT exempt ->> 0 AS task, CASE WHEN exempt ->> 2 <> '0' AND exempt ->> 4 = '0' THEN
+    exceptions #>> ARRAY['nodes', ((exempt ->> 2)::integer - 1)::text, 'name']
+  END AS node
+  FROM (
+    SELECT r.value::jsonb AS exceptions FROM plan JOIN {schema}.jobsync_record AS r
+    ON r.key = 'exceptions/{fleet}/' || (plan ->> 'exceptions') AND r.value IS NOT NULL
+  ) AS found, jsonb_array_elements(exceptions -> 'tasks') AS exempt
+), pins AS (
+  SELECT batches.*, task, token::integer AS token, apart.task IS NOT NULL AS is_apart,
+    CASE WHEN apart.task IS NULL THEN held.node ELSE apart.node END AS node
+  FROM batches CROSS JOIN ROWS FROM (
+    jsonb_array_elements_text(tasks), jsonb_array_elements_text(tokens)
+  ) AS pinned (task, token)
+  LEFT JOIN apart USING (task)
+  LEFT JOIN {schema}.{app}token AS held ON held.token_id = token::integer
+), judged AS (
+  SELECT *, node LIKE pattern AS fits, bool_or(node LIKE pattern) OVER (PARTITION BY task) AS served
+  FROM pins
+)
+SELECT
+  CASE WHEN NOT is_apart AND (fits OR served IS NOT TRUE) THEN token END AS token_id,
+  task AS task_id, pattern AS node_pattern, patterns AS node_patterns, reason,
+  to_timestamp(created_at) AS created_at, created_by, to_timestamp(expires_at) AS expires_at,
+  node, token AS task_token
+FROM judged
+"""
+
+_REBALANCE = """
+CREATE OR REPLACE VIEW {schema}.{app}rebalance AS
+SELECT e.id, to_timestamp(left(e.id, 13)::bigint / 1000.0) AS triggered_at, line.*
+FROM {schema}.jobsync_entry AS e
+CROSS JOIN LATERAL jsonb_to_record(e.value::jsonb) AS line (
+  trigger_reason text, leader_node text, nodes_before integer, nodes_after integer,
+  tokens_moved integer, duration_ms float8
+)
+WHERE e.stream = 'history/{fleet}/rebalance'
+"""
+
+# What is done under another date than the day it was begun on is in the audit of its date
+# alone: the guide joins a day's claims with that day's audit, and would call it incomplete.
+_CLAIM = """
+CREATE OR REPLACE VIEW {schema}.{app}claim AS
+SELECT node, task AS item, task AS task_id, to_timestamp(started) AS created_on, claim.date,
+  state, run, token AS token_id, owner AS incarnation
+FROM {schema}.jobsync_record AS r
+CROSS JOIN LATERAL jsonb_to_record(r.value::jsonb) AS claim (
+  node text, task text, started float8, date date, state text, run integer, token integer,
+  owner text
+)
+WHERE r.key > 'claim/{fleet}/' AND r.key < 'claim/{fleet}0' AND r.value IS NOT NULL
+AND NOT (state = 'done' AND claim.date <> to_timestamp(started)::date)
+"""
+
+_AUDIT = """
+CREATE OR REPLACE VIEW {schema}.{app}audit AS
+SELECT to_timestamp(ended) AS created_on, node, task AS item, task AS task_id, claim.date, run,
+  to_timestamp(started) AS started_on
+FROM {schema}.jobsync_record AS r
+CROSS JOIN LATERAL jsonb_to_record(r.value::jsonb) AS claim (
+  node text, task text, started float8, ended float8, date date, state text, run integer
+)
+WHERE r.key > 'claim/{fleet}/' AND r.key < 'claim/{fleet}0' AND r.value IS NOT NULL
+AND state = 'done'
+"""
+
+_UNFINISHED = """
+CREATE OR REPLACE VIEW {schema}.{app}unfinished AS
+SELECT * FROM {schema}.{app}claim AS claim WHERE state <> 'done' AND NOT EXISTS (
+  SELECT 1 FROM {schema}.{app}audit AS audit
+  WHERE audit.item = claim.item AND audit.created_on > claim.created_on
+)
+"""
+
+VIEWS = {
+    "node": _NODE,
+    "leader": _LEADER,
+    "token": _TOKEN,
+    "lock": _LOCK,
+    "rebalance": _REBALANCE,
+    "claim": _CLAIM,
+    "audit": _AUDIT,
+    "unfinished": _UNFINISHED,
+}
+"""Each after those that it looks into."""
+
+# How the library writes: a new version with a mark of its own, and a hint for who waits.
+_REPLACE = """
+CREATE OR REPLACE FUNCTION {schema}.jobsync_replace(changed text, document text, topic text)
+RETURNS void LANGUAGE sql AS $$
+  UPDATE {schema}.jobsync_record SET value = document, seq = seq + 1, written = clock_timestamp(),
+    trail = left(left(md5(gen_random_uuid()::text), 12) || ' ' || trail, {trail})
+  WHERE key = changed;
+  SELECT pg_notify('{channel}', topic);
+$$
+"""
+
+_DELETE_NODE = """
+CREATE OR REPLACE FUNCTION {schema}.{app}delete_node() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE gone text;
+BEGIN
+  SELECT key INTO gone FROM {schema}.jobsync_record
+  WHERE key > 'node/{fleet}/' AND key < 'node/{fleet}0'
+  AND value::jsonb ->> 'incarnation' = OLD.incarnation FOR UPDATE;
+  IF NOT FOUND THEN RETURN NULL; END IF;
+  PERFORM {schema}.jobsync_replace(gone, NULL, 'node/{fleet}/');
+  -- Everybody looks, so that one who lives finds itself missing.
+  PERFORM pg_notify('{channel}', 'assignment/');
+  RETURN OLD;
+END $$
+"""
+
+_DELETE_TOKEN = """
+CREATE OR REPLACE FUNCTION {schema}.{app}delete_token() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF TG_LEVEL = 'ROW' THEN RETURN OLD; END IF;
+  -- A write too, for leaders that hear no notifications and look whether anything was written.
+  INSERT INTO {schema}.jobsync_record (key, value, seq, epoch, format, trail)
+  VALUES ('ask/{fleet}', '{"for": "reassignment"}', 1, 0, 1,
+    left(md5(gen_random_uuid()::text), 12))
+  ON CONFLICT DO NOTHING;
+  PERFORM {schema}.jobsync_replace('ask/{fleet}', '{"for": "reassignment"}', 'node/{fleet}/');
+  RETURN NULL;
+END $$
+"""
+
+_DELETE_REBALANCE = """
+CREATE OR REPLACE FUNCTION {schema}.{app}delete_rebalance() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  DELETE FROM {schema}.jobsync_entry WHERE stream = 'history/{fleet}/rebalance' AND id = OLD.id;
+  RETURN OLD;
+END $$
+"""
+
+# Rows are collected and removed together: one sheet holds thousands of pins. Nobody else
+# sees what is collected, because it is gone when the statement is done.
+_UNPINNED = """
+CREATE TABLE IF NOT EXISTS {schema}.jobsync_unpinned (
+  created_by text NOT NULL, task text NOT NULL, patterns jsonb NOT NULL
+)
+"""
+_DELETE_LOCK = """
+CREATE OR REPLACE FUNCTION {schema}.{app}delete_lock() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE sheet record; kept jsonb;
+BEGIN
+  IF TG_LEVEL = 'ROW' THEN
+    INSERT INTO {schema}.jobsync_unpinned VALUES (OLD.created_by, OLD.task_id, OLD.node_patterns);
+    RETURN OLD;
+  END IF;
+  FOR sheet IN
+    SELECT key, value::jsonb AS pins FROM {schema}.jobsync_record
+    WHERE key > 'pin/{fleet}/' AND key < 'pin/{fleet}0'
+    AND value::jsonb ->> 'created_by' IN (SELECT created_by FROM {schema}.jobsync_unpinned)
+    ORDER BY key FOR UPDATE
+  LOOP
+    SELECT jsonb_agg(
+      jsonb_set(jsonb_set(batch, '{tasks}', tasks), '{tokens}', tokens) ORDER BY place
+    ) INTO kept
+    FROM jsonb_array_elements(sheet.pins -> 'batches') WITH ORDINALITY AS t (batch, place)
+    CROSS JOIN LATERAL (
+      SELECT jsonb_agg(task ORDER BY n) AS tasks, jsonb_agg(token ORDER BY n) AS tokens
+      FROM ROWS FROM (
+        jsonb_array_elements(batch -> 'tasks'), jsonb_array_elements(batch -> 'tokens')
+      ) WITH ORDINALITY AS pin (task, token, n)
+      WHERE task #>> '{}' NOT IN (
+        SELECT gone.task FROM {schema}.jobsync_unpinned AS gone
+        WHERE gone.created_by = sheet.pins ->> 'created_by' AND gone.patterns = batch -> 'patterns'
+      )
+    ) AS rest WHERE tasks IS NOT NULL;
+    PERFORM {schema}.jobsync_replace(
+      sheet.key, jsonb_set(sheet.pins, '{batches}', kept)::text, 'pin/{fleet}/'
+    );
+  END LOOP;
+  DELETE FROM {schema}.jobsync_unpinned;
+  RETURN NULL;
+END $$
+"""
+
+_FUNCTIONS = {
+    "node": _DELETE_NODE,
+    "token": _DELETE_TOKEN,
+    "rebalance": _DELETE_REBALANCE,
+    "lock": _DELETE_LOCK,
+}
+_TOGETHER = ("token", "lock")
+"""What is done once for all rows of a statement."""
+
+_DROP_TRIGGER = "DROP TRIGGER IF EXISTS {app}delete_{each} ON {schema}.{app}{view}"
+_TRIGGER = """
+CREATE TRIGGER {app}delete_{each} {when} DELETE ON {schema}.{app}{view} FOR EACH {each}
+EXECUTE FUNCTION {schema}.{app}delete_{view}()
+"""
+_COMMENT = "COMMENT ON VIEW {schema}.{app}{view} IS '{mark}'"
+_RELATIONS = """
+SELECT c.relname, CASE WHEN c.relkind = 'v' THEN obj_description(c.oid, 'pg_class') END
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname LIKE %s ESCAPE '~'
+"""
+_GRANT = """
+GRANT SELECT ON {names} TO {role};
+GRANT DELETE ON {deletable} TO {role};
+GRANT SELECT, INSERT, DELETE ON {schema}.jobsync_unpinned TO {role}
+"""
+
+
+def install(connection: psycopg.Connection[Any], places: Places) -> None:
+    """Make the views of a fleet, or bring them up to date, if that is not done.
+
+    Args:
+        connection: in the schema of the store, as far as it finds names there first.
+        places: the fleet's keys.
+
+    Raises:
+        Misconfigured: somebody else has a relation of one of these names.
+        psycopg.Error: the server refuses it.
+    """
+    row = connection.execute("SELECT current_schema()").fetchone()
+    schema = "" if row is None else str(row[0])
+    if find_version(_find(connection, schema, places), VIEWS, places) >= FACE_VERSION:
+        return
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ADVISORY])
+        if find_version(_find(connection, schema, places), VIEWS, places) < FACE_VERSION:
+            for statement in _statements(schema, places):
+                # Of our own making but for quoted names; without parameters % is no mark.
+                connection.execute(sql.SQL(statement))
+
+
+def _find(connection: psycopg.Connection[Any], schema: str, places: Places) -> Iterable[Relation]:
+    rows = connection.execute(_RELATIONS, [schema, f"{places.name.replace('_', '~_')}%"])
+    return [Relation(name, mark or "") for name, mark in rows]
+
+
+def views_sql(schema: str, places: Places, role: str) -> str:
+    """Give the SQL for an administrator: the views, and what lets a role use them."""
+    names = {view: f"{quote_name(schema)}.{places.name}{view}" for view in VIEWS}
+    known = {
+        "{names}": ", ".join(names.values()),
+        "{deletable}": ", ".join(names[view] for view in _FUNCTIONS),
+        "{role}": role,
+        "{schema}": quote_name(schema),
+    }
+    statements = [*_statements(schema, places), _fill(_GRANT, known).strip()]
+    return "".join(f"{statement};\n" for statement in statements)
+
+
+def _statements(schema: str, places: Places) -> list[str]:
+    statements = [*VIEWS.values(), _UNPINNED, _REPLACE, *_FUNCTIONS.values()]
+    for view in _FUNCTIONS:
+        for each, when in (("row", "INSTEAD OF"), ("statement", "AFTER")):
+            if each == "row" or view in _TOGETHER:
+                filled = {"{each}": each, "{when}": when, "{view}": view}
+                statements += [_fill(text, filled) for text in (_DROP_TRIGGER, _TRIGGER)]
+    statements += [_fill(_COMMENT, {"{view}": view, "{mark}": MARK}) for view in VIEWS]
+    known = {
+        "{schema}": quote_name(schema),
+        "{app}": places.name,
+        "{fleet}": places.segment,
+        "{channel}": channel_of(schema),
+        "{trail}": str(TRAIL_LENGTH * 13 - 1),
+    }
+    return [_fill(statement, known).strip() for statement in statements]
+
+
+def _fill(text: str, known: dict[str, str]) -> str:
+    for name, value in known.items():
+        text = text.replace(name, value)
+    return text

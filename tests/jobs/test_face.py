@@ -1,0 +1,426 @@
+"""The SQL face of a fleet: views that agree with what its nodes do, on both databases."""
+
+import datetime as dt
+import itertools
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import servers
+from teams import Team, gather
+
+from jobsync import Invalid, Job, Misconfigured
+from jobsync.jobs.events import ViewsMissing
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store that no other test uses."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'jobs.db'}"
+    return f"{request.getfixturevalue('postgres').url}?schema=face_{os.getpid()}_{next(_numbers)}"
+
+
+def ask(job: Job, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Run a query on a job's connection."""
+    rows = job.connection.execute(query, parameters or None).fetchall()
+    return [tuple(row) for row in rows]
+
+
+def enter(team: Team, *names: str, **options: Any) -> list[Job]:
+    """Enter jobs, and wait until all tokens are somebody's."""
+    jobs = [team.add(name, **options) for name in names]
+    team.until(lambda: sum(len(job.my_tokens) for job in jobs) == 60)
+    return jobs
+
+
+def break_off(job: Job) -> None:
+    """Leave from further up the stack, as a signal handler does."""
+    job.__exit__(None, None, None)
+
+
+def wait(team: Team, job: Job, query: str, expected: list[tuple[Any, ...]]) -> None:
+    """Wait until a query has this answer: whatever the nodes do makes us look again."""
+    team.until(lambda: ask(job, query) == expected)
+
+
+def test_views_say_what_nodes_know(url: str) -> None:
+    """Nodes, the leader, tokens, claims, audits and the history of rebalances."""
+    with gather(url) as team:
+        jobs = enter(team, "a", "b")
+        a, b = jobs
+        nodes = ask(a, "SELECT name, status, stage, is_leader FROM sync_node ORDER BY created_on")
+        assert nodes == [("a", "ACTIVE", "ready", True), ("b", "ACTIVE", "ready", False)]
+        assert ask(b, "SELECT node FROM sync_leader") == [("a",)]
+        tokens = ask(a, "SELECT node, token_id FROM sync_token")
+        for job in jobs:
+            assert {token for node, token in tokens if node == job.node_name} == job.my_tokens
+        mine = [f"t{n}" for n in range(40) if a.can_claim_task(f"t{n}")]
+        a.add_tasks(mine)
+        assert len(ask(a, "SELECT item FROM sync_claim WHERE node = 'a'")) == len(mine)
+        with a.task("one-more") if a.can_claim_task("one-more") else b.task("one-more"):
+            pass
+        assert ask(b, "SELECT item, task_id FROM sync_audit") == [("one-more", "one-more")]
+        a.write_audit()
+        assert ask(b, "SELECT item FROM sync_unfinished") == []
+        done = {row[0] for row in ask(b, "SELECT item FROM sync_audit")}
+        assert done == {*mine, "one-more"} == {row["item"] for row in b.get_audit()}
+        moved = ask(a, "SELECT trigger_reason, leader_node, tokens_moved FROM sync_rebalance")
+        assert ("initial_distribution", "a", 60) in moved
+        assert ("membership_change", "a", 30) in moved
+
+
+def test_a_fleet_has_the_prefix_of_its_appname(url: str) -> None:
+    """Two fleets on one store have views of their own, and see nothing of each other."""
+    with gather(url) as team:
+        first = team.add("a", settings={"appname": "nightly_"})
+        second = team.add("a", settings={"appname": "daily_"})
+        first.add_task("t")
+        assert first.tables["Node"].endswith("nightly_node")
+        assert ask(second, "SELECT count(*) FROM nightly_claim") == [(1,)]
+        assert ask(second, "SELECT count(*) FROM daily_claim") == [(0,)]
+        assert ask(first, f"SELECT item FROM {first.tables['Claim']}") == [("t",)]
+
+
+def test_locks_show_the_pattern_in_force_and_who_has_the_task(url: str) -> None:
+    """No pin that is kept counts as misplaced, be it carried by its token or not."""
+    misplaced = r"""
+        SELECT l.task_id FROM sync_lock l JOIN sync_token t ON l.token_id = t.token_id
+        WHERE NOT (t.node LIKE l.node_pattern ESCAPE '\')
+    """
+    with gather(url) as team:
+        jobs = enter(team, "a", "b-gpu", "C")
+        a = jobs[0]
+        token = a.task_to_token("t")
+        same = [f"s{n}" for n in range(9000) if a.task_to_token(f"s{n}") == token][:3]
+        a.register_lock("t", ["best-%", "%-gpu"], "why", expires_in_days=1)
+        a.register_task_lock("nobody", "gone-%")
+        a.register_task_lock("case", "c")
+        a.register_task_lock("escaped", r"b\-gp_")
+        a.register_task_locks_bulk([("either", "a"), ("either", "b%")])
+        # They want what another task of the token does not.
+        a.register_task_locks_bulk([(task, "a") for task in same])
+        team.until(lambda: sum(len(job.my_tokens) for job in jobs) == 60)
+        team.until(lambda: a.can_claim_task(same[0]) and jobs[1].can_claim_task("t"))
+        team.until(lambda: not any(job.can_claim_task("nobody") for job in jobs))
+        rows = ask(
+            a, "SELECT task_id, node_pattern, node, task_token FROM sync_lock ORDER BY task_id"
+        )
+        held = {task: (pattern, node) for task, pattern, node, _ in rows if task != "either"}
+        assert held["t"] == ("%-gpu", "b-gpu")
+        assert held["nobody"] == ("gone-%", None)
+        assert held["case"] == ("c", None)
+        assert held["escaped"] == (r"b\-gp_", "b-gpu")
+        assert {held[task] for task in same} == {("a", "a")}
+        assert {task for task, *_, found in rows if found == token} == {"t", *same}
+        assert len(rows) == 9
+        assert ask(a, misplaced) == []
+        listed = {(lock["task_id"], lock["node_pattern"]) for lock in a.list_locks()}
+        assert {(task, pattern) for task, pattern, *_ in rows} == listed
+        ((reason, by, left),) = ask(
+            a,
+            "SELECT reason, created_by, expires_at > created_at FROM sync_lock WHERE task_id = 't'",
+        )
+        assert (reason, by, left) == ("why", "a", True)
+
+
+def test_a_pin_that_nobody_heeds_yet_is_misplaced(url: str) -> None:
+    """As when the leader has pins switched off."""
+    with gather(url) as team:
+        (job,) = enter(team, "a")
+        job.register_task_lock("t", "gone-%")
+        team.until(lambda: not job.can_claim_task("t"))
+    with gather(url) as team:
+        (job,) = enter(team, "a", settings={"locks_enabled": False})
+        team.until(lambda: job.can_claim_task("t"))
+        assert ask(job, "SELECT node_pattern, node FROM sync_lock") == [("gone-%", "a")]
+        ((token,),) = ask(job, "SELECT token_id FROM sync_lock")
+        assert token == job.task_to_token("t")
+
+
+def test_deleted_pins_are_gone_at_once(url: str) -> None:
+    """Those that the statement names, and no others; the nodes follow."""
+    with gather(url) as team:
+        a, b = enter(team, "a", "b")
+        a.register_task_locks_bulk([(f"t{n}", "gone-%") for n in range(300)])
+        a.register_task_lock("t1", "b", "kept")
+        b.register_task_lock("t1", "gone-%", expires_in_days=1)
+        team.until(lambda: not a.can_claim_task("t7") and not b.can_claim_task("t7"))
+        a.connection.execute("DELETE FROM sync_lock WHERE created_by = 'a' AND reason IS NULL")
+        assert ask(a, "SELECT created_by, node_pattern FROM sync_lock ORDER BY 1") == [
+            ("a", "b"),
+            ("b", "gone-%"),
+        ]
+        team.until(lambda: a.can_claim_task("t7") or b.can_claim_task("t7"))
+        assert len(b.list_locks()) == 2
+        # The sheet goes on as if the library had written it.
+        a.register_task_lock("t9", "gone-%")
+        assert a.clear_locks_by_creator("a") == 2
+        b.connection.execute("DELETE FROM sync_lock")
+        assert a.list_locks() == []
+
+
+def test_a_deleted_live_node_comes_back(url: str) -> None:
+    """The leader, a follower and an observer; every token is owned again."""
+    with gather(url) as team:
+        jobs = enter(team, "a", "b")
+        watcher = team.add("watcher", observer=True)
+        names = "SELECT name FROM sync_node ORDER BY name"
+        everybody = [("a",), ("b",), ("watcher",)]
+        for name, asker in (("b", jobs[0]), ("a", jobs[1]), ("watcher", jobs[0])):
+            asker.connection.execute("DELETE FROM sync_node WHERE name = %s", [name])
+            wait(team, asker, names, everybody)
+        watcher.connection.execute("DELETE FROM sync_node")
+        wait(team, watcher, names, everybody)
+        team.until(lambda: sum(len(job.my_tokens) for job in jobs) == 60)
+        wait(team, watcher, "SELECT count(*) FROM sync_token", [(60,)])
+        assert sorted(node["name"] for node in watcher.nodes) == ["a", "b", "watcher"]
+
+
+def test_deleted_tokens_are_owned_again(url: str) -> None:
+    """They are asked to be looked at; nobody loses what is rightly his."""
+    with gather(url) as team:
+        jobs = enter(team, "a", "b")
+        jobs[0].connection.execute("DELETE FROM sync_token WHERE node = 'b'")
+        jobs[0].connection.execute("DELETE FROM sync_token")
+        wait(team, jobs[0], "SELECT count(*) FROM sync_token", [(60,)])
+        assert [len(job.my_tokens) for job in jobs] == [30, 30]
+
+
+def test_history_can_be_deleted(url: str) -> None:
+    """Row by row."""
+    with gather(url) as team:
+        (job,) = enter(team, "a")
+        wait(team, job, "SELECT count(*) FROM sync_rebalance", [(1,)])
+        job.connection.execute("DELETE FROM sync_rebalance WHERE tokens_moved = 59")
+        assert ask(job, "SELECT count(*) FROM sync_rebalance") == [(1,)]
+        job.connection.execute("DELETE FROM sync_rebalance WHERE tokens_moved = 60")
+        assert ask(job, "SELECT count(*) FROM sync_rebalance") == [(0,)]
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM sync_claim", "UPDATE sync_node SET pid = 0"])
+def test_other_changes_are_refused(url: str, statement: str) -> None:
+    """Work is claimed and marked by nodes alone."""
+    with gather(url) as team:
+        (job,) = enter(team, "a")
+        with pytest.raises((psycopg.Error, sqlite3.Error), match=r"cannot|trigger|modify"):
+            job.connection.execute(statement)
+
+
+def test_a_node_that_left_is_no_more_and_one_that_died_is_dead(url: str) -> None:
+    """A dead one stays until somebody removes it; neither is shown as active."""
+    program = f"""
+        import os, signal
+        from jobsync import CoordinationConfig, Job
+        config = CoordinationConfig(
+            total_tokens=60, heartbeat_interval_sec=0.5, heartbeat_timeout_sec=2
+        )
+        with Job("doomed", "test", coordination_config=config, url={url!r}) as job:
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with gather(url) as team:
+        (job,) = enter(team, "a")
+        with team.make("left"):
+            pass
+        subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False)
+        nodes = "SELECT name, status FROM sync_node ORDER BY name"
+        wait(team, job, nodes, [("a", "ACTIVE"), ("doomed", "DEAD")])
+        team.until(lambda: len(job.my_tokens) == 60)
+        # Silent for the timeout at least, whenever that was written down.
+        ((heard, joined),) = ask(
+            job, "SELECT last_heartbeat, created_on FROM sync_node WHERE name = 'doomed'"
+        )
+        assert str(heard) < str(ask(job, "SELECT last_heartbeat FROM sync_node")[0][0])
+        assert heard is not None
+        assert joined is not None
+        job.connection.execute("DELETE FROM sync_node WHERE status = 'DEAD'")
+        assert ask(job, nodes) == [("a", "ACTIVE")]
+
+
+def test_work_of_another_date_is_not_incomplete(url: str) -> None:
+    """Neither yesterday's that was finished today, nor what was begun and done again later."""
+    today = dt.datetime.now().astimezone().date()
+    yesterday = today - dt.timedelta(days=1)
+    with gather(url) as team:
+        with team.make("late", date=yesterday) as job:
+            job.add_tasks(["finished", "forgotten", "redone"])
+            job._call(job._here.finish(["finished"]))
+            job._call(job._here.finish(["redone", "forgotten"], "failed"))
+            job.add_task("broken-off")
+            break_off(job)
+        (job,) = enter(team, "a")
+        with job.task("redone"):
+            pass
+        assert ask(job, "SELECT item FROM sync_audit WHERE date = %s", yesterday) == [("finished",)]
+        unfinished = {row[0] for row in ask(job, f"SELECT item FROM {job.tables['Claim']}")}
+        assert unfinished == {"forgotten", "broken-off"}
+        claims = dict(ask(job, "SELECT item, state FROM sync_claim WHERE date = %s", yesterday))
+        assert claims == {"forgotten": "failed", "redone": "failed", "broken-off": "running"}
+
+
+def test_a_foreign_relation_is_refused(url: str, tmp_path: Path) -> None:
+    """The original's tables, or anything else of their names; nothing is done to them."""
+    with gather(url) as team:
+        (job,) = enter(team, "a")
+        job.connection.execute("CREATE TABLE other_node (name TEXT PRIMARY KEY)")
+        job.connection.execute("CREATE TABLE mine_results (name TEXT PRIMARY KEY)")
+        with pytest.raises(Misconfigured, match=r"other_node is there already.*appname"):
+            team.make("b", settings={"appname": "other_"}).__enter__()
+        assert ask(job, "SELECT count(*) FROM other_node") == [(0,)]
+        with team.make("b", settings={"appname": "mine_"}) as second:
+            assert ask(second, "SELECT name FROM mine_node") == [("b",)]
+
+
+def test_newer_views_are_left_alone(url: str) -> None:
+    """Older code goes on beside newer, and makes nothing anew."""
+    with gather(url) as team:
+        (job,) = enter(team, "a")
+        if url.startswith("sqlite"):
+            job.connection.execute("DROP VIEW main.sync_audit")
+            job.connection.execute("CREATE VIEW main.sync_audit AS -- jobsync 2\nSELECT 1 AS newer")
+            team.add("b")
+            assert ask(job, "SELECT * FROM sync_audit") == [(1,)]
+        else:
+            for view in ("node", "leader", "token", "lock", "rebalance", "claim", "audit"):
+                job.connection.execute(f"COMMENT ON VIEW sync_{view} IS 'jobsync 2'")
+            job.connection.execute("COMMENT ON VIEW sync_unfinished IS 'jobsync 2'")
+            team.add("b")
+            found = ask(job, "SELECT obj_description('sync_node'::regclass)")
+            assert found == [("jobsync 2",)]
+
+
+def test_many_make_the_views_at_once(url: str) -> None:
+    """On an empty store."""
+    with gather(url) as team:
+        jobs = [team.make(f"n{number}") for number in range(6)]
+        threads = [threading.Thread(target=job.__enter__) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = ask(jobs[0], "SELECT name FROM sync_node ORDER BY name")
+        assert found == [(f"n{number}",) for number in range(6)]
+        for job in jobs:
+            job.__exit__(None, None, None)
+
+
+def test_without_the_right_to_make_views_a_job_goes_on(postgres: servers.PostgresServer) -> None:
+    """And an event says what to do."""
+    name = f"humble_{os.getpid()}"
+    database = postgres.create_database(name)
+    with gather(database) as team:
+        team.add("first")
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("DROP VIEW sync_unfinished")
+        humble = postgres.create_role(name, "secret", name)
+        connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON jobsync_record TO {name}")
+        connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON jobsync_entry TO {name}")
+        connection.execute(f"GRANT SELECT ON jobsync_schema TO {name}")
+    with gather(humble) as team:
+        enter(team, "a")
+        (event,) = [event for event in team.events if isinstance(event, ViewsMissing)]
+        assert "jobsync schema" in event.fix
+
+
+def test_a_connection_speaks_as_the_guide_does(url: str) -> None:
+    """Parameters are `%s`, transactions are blocks, other threads have their own."""
+    with gather(url) as team:
+        (job,) = enter(team, "a")
+        cn = job._cn
+        assert cn is job.connection
+        cn.execute("CREATE TABLE results (task_id TEXT PRIMARY KEY, done TEXT)")
+        with cn.transaction():
+            cn.execute("INSERT INTO results VALUES (%s, %s)", ["50%", dt.date(2026, 1, 2)])
+        with suppress(RuntimeError), cn.transaction():
+            cn.execute("INSERT INTO results VALUES (%s, '100%%')", ["t"])
+            with suppress(ValueError), cn.transaction():
+                cn.execute("DELETE FROM results")
+                raise ValueError
+            assert ask(job, "SELECT count(*) FROM results") == [(2,)]
+            raise RuntimeError
+        assert ask(job, "SELECT * FROM results WHERE task_id LIKE '50%'") == [("50%", "2026-01-02")]
+        others: list[Any] = []
+        thread = threading.Thread(target=lambda: others.append(job.connection))
+        thread.start()
+        thread.join()
+        assert others[0] is not cn
+    with pytest.raises(Invalid, match="not entered"):
+        _ = job.connection
+    with pytest.raises((psycopg.Error, sqlite3.Error)):
+        cn.execute("SELECT 1")
+
+
+def test_a_store_without_sql_says_so() -> None:
+    """With what would help; the names of views are known all the same."""
+    with gather(f"memory://face-{next(_numbers)}") as team:
+        (job,) = enter(team, "a")
+        with pytest.raises(Misconfigured, match=r"has no SQL; use postgresql:// or sqlite"):
+            _ = job.connection
+        assert job._tables["Audit"] == "sync_audit"
+
+
+def test_an_unknown_mark_is_refused(tmp_path: Path) -> None:
+    """Where psycopg would refuse it too."""
+    with gather(f"sqlite:///{tmp_path / 'jobs.db'}") as team:
+        (job,) = enter(team, "a")
+        with pytest.raises(Invalid, match="write %s for a parameter"):
+            job.connection.execute("SELECT %d", [1])
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_times_are_the_process_s_own(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A time without a zone is local, and a day is a local day, in a zone far from UTC."""
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    today = "SELECT date('now', 'localtime')"
+    if kind == "postgres":
+        url = f"{request.getfixturevalue('postgres').url}?schema=zone_{next(_numbers)}"
+        today = "SELECT CURRENT_DATE::text"
+    program = f"""
+        from datetime import datetime, timedelta
+        from jobsync import Job
+        with Job("a", "test", url={url!r}) as job:
+            job.add_task("t")
+            for minutes, expected in ((-5, 0), (5, 1)):
+                when = datetime.now() + timedelta(minutes=minutes)
+                sql = "SELECT count(*) FROM sync_claim WHERE created_on < %s"
+                assert job._cn.execute(sql, [when]).fetchone()[0] == expected, minutes
+            assert job._cn.execute({today!r}).fetchone()[0] == str(job.date)
+    """
+    for zone in ("Pacific/Kiritimati", "America/Adak", "<+0330>-3:30"):
+        ran = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            env={**os.environ, "TZ": zone},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+
+
+def test_the_other_library_of_this_name_is_refused(tmp_path: Path) -> None:
+    """Installed beside ours its files and ours are one heap; the error says what to run."""
+    info = tmp_path / "jobsync-1.3.14.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: jobsync\nVersion: 1.3.14\n")
+    program = "from jobsync import Job\nJob('a', 'test', url='memory://x').__enter__()"
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "jobsync 1.3.14" in ran.stderr
+    assert "pip uninstall -y jobsync && pip install --force-reinstall jobsync-fleet" in ran.stderr
