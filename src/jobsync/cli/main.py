@@ -22,6 +22,7 @@ _COMMANDS = {
     "pins": ("sharing", "Show which tasks must run where."),
     "resources": ("resources", "Show resources and their records."),
     "schema": ("schema", "Print the tables, or the policy, that a store needs."),
+    "sql": ("sql", "Open a shell on the SQL views of a fleet."),
     "tokens": ("sharing", "Show which node of a fleet has how many tokens."),
     "why": ("why", "Say what a task waits for."),
     "work": ("work", "Run the plugins of a database until told to stop."),

@@ -5,29 +5,41 @@ import msgspec
 
 from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl
 from jobsync.errors import Misconfigured
+from jobsync.jobs import sqliteviews
+from jobsync.jobs.config import CoordinationConfig
+from jobsync.jobs.places import Places
 from jobsync.stores.opening import read_url, require
 from jobsync.stores.sql.schema import SQLITE_STEPS
 
 __all__ = ["schema"]
 
+_ROLE = "jobsync_writer"
+"""Which the tables' own script makes."""
+
 
 @click.command()
 @click.argument("url", required=False, envvar="JOBSYNC_URL")
-def schema(url: str | None) -> None:
+@click.option("--appname", default="sync_", show_default=True, help="What views begin with.")
+def schema(url: str | None, *, appname: str) -> None:
     """Print the tables and the least-privilege role, or the policy, for the store at URL.
 
-    Nothing is changed. With this in place jobsync needs no right to create anything.
+    With the views of the jobs called APPNAME. Nothing is changed. With this in place jobsync
+    needs no right to create anything.
     """
+    places = Places(CoordinationConfig(appname=appname).appname)
     match read_url(url):
         case PostgresUrl() as found:
             require("postgresql", "psycopg", "postgres")
-            from jobsync.stores.postgrestables import schema_sql  # noqa: PLC0415 - an extra
+            from jobsync.jobs.postgresviews import views_sql  # noqa: PLC0415 - an extra
+            from jobsync.stores.postgrestables import schema_sql  # noqa: PLC0415 - likewise
 
             click.echo(schema_sql(found))
+            click.echo(f"BEGIN;\n{views_sql(found.schema or 'public', places, _ROLE)}COMMIT;")
         case ObjectsUrl() as found:
             click.echo(msgspec.json.format(msgspec.json.encode(_policy(found)), indent=2).decode())
         case SqliteUrl():
             click.echo("\n".join(f"{text.strip()};" for step in SQLITE_STEPS for text in step))
+            click.echo(sqliteviews.views_sql(places))
         case MemoryUrl() as found:
             raise Misconfigured("url", str(found), "has no schema", "nothing is to be prepared")
 

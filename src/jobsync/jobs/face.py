@@ -35,6 +35,9 @@ _TABLES = {
     "Audit": "audit",
 }
 
+_IN_MAIN = "SELECT 1 FROM main.sqlite_master WHERE name = %s"
+_IN_SESSIONS = "SELECT 1 FROM sessions.sqlite_master WHERE name = %s"
+
 
 class Face:
     """What SQL there is to a fleet.
@@ -76,6 +79,11 @@ class Face:
         return {word: f"{within}{self._places.name}{view}" for word, view in _TABLES.items()}
 
     @property
+    def views(self) -> list[str]:
+        """The names of all views."""
+        return [*self.tables.values(), self.tables["Audit"].removesuffix("audit") + "claim"]
+
+    @property
     def connection(self) -> Any:
         """The calling thread's connection.
 
@@ -100,7 +108,7 @@ class Face:
                 return connect_postgres(url, self._zone or find_zone())
             case SqliteUrl(path):
                 connection = self._open_file(path)
-                if self._has_views(connection):
+                if _has(connection, _IN_SESSIONS, f"{self._places.name}session"):
                     sqliteviews.join_files(connection, self._places)
                 return connection
             case _:
@@ -132,6 +140,10 @@ class Face:
     def _install_on_sqlite(self, url: SqliteUrl) -> None:
         connection = self._open_file(url.path)
         try:
+            if not _has(connection, _IN_MAIN, "jobsync_record"):
+                raise Misconfigured(
+                    "url", str(url), "has no tables of jobsync", "enter a job there"
+                )
             sqliteviews.install(connection, self._places)
         except sqlite3.OperationalError as error:
             raise Unavailable(str(url), str(error), "free the file, or enter again") from error
@@ -142,8 +154,6 @@ class Face:
         zone = None if self._zone is None else ZoneInfo(self._zone)
         return SqliteConnection(Path(path), self._clock, zone)
 
-    def _has_views(self, connection: SqliteConnection) -> bool:
-        found = connection.execute(
-            "SELECT 1 FROM sessions.sqlite_master WHERE name = %s", [f"{self._places.name}session"]
-        )
-        return found.fetchone() is not None
+
+def _has(connection: SqliteConnection, query: str, name: str) -> bool:
+    return connection.execute(query, [name]).fetchone() is not None

@@ -1,0 +1,156 @@
+"""`jobsync sql`, run as a user runs it: in a pipe, with `-c`, and on a terminal."""
+
+import itertools
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psycopg
+import pytest
+import servers
+from teams import gather
+
+from jobsync.jobs.events import ViewsMissing
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store that no other test uses."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'jobs.db'}"
+    return f"{request.getfixturevalue('postgres').url}?schema=shell_{os.getpid()}_{next(_numbers)}"
+
+
+def jobsync(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command line."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "jobsync", *words],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_statement_shows_its_rows(url: str) -> None:
+    """Separated by tabs, or as JSON; without rows, how many were changed."""
+    with gather(url, "a") as team:
+        (job,) = [team.add("b")]
+        team.until(lambda: len(job.my_tokens) == 30)
+        run = jobsync("sql", url, "-c", "SELECT name, status, NULL AS x FROM sync_node ORDER BY 1")
+        assert run.returncode == 0, run.stderr
+        assert run.stdout == "name\tstatus\tx\na\tACTIVE\t\nb\tACTIVE\t\n"
+        query = "SELECT token_id AS n, token_id AS n FROM sync_token ORDER BY 1 LIMIT 1"
+        beats = "SELECT last_heartbeat FROM sync_node"
+        run = jobsync("sql", url, "--json", "-c", query, "-c", beats)
+        first, second = run.stdout.splitlines()
+        assert json.loads(first) == [{"n": 0, "n_2": 0}]
+        assert len(json.loads(second)) == 2
+        job.register_task_lock("t", "gone")
+        run = jobsync("sql", url, "-c", "DELETE FROM sync_lock")
+        assert run.returncode == 0, run.stderr
+        assert job.list_locks() == []
+
+
+def test_a_pipe_is_read_statement_by_statement(url: str) -> None:
+    """Over lines, with semicolons within text."""
+    with gather(url, "a"):
+        text = "SELECT 'a;b'\nAS x;\n\nSELECT count(*) AS n\n FROM sync_node; SELECT 2 AS z"
+        run = jobsync("sql", url, given=text)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "x\na;b\nn\n1\nz\n2\n"
+
+
+def test_what_the_database_refuses_is_named(url: str) -> None:
+    """In one line, with exit code 2."""
+    with gather(url, "a"):
+        run = jobsync("sql", url, "-c", "SELECT nonsense FROM sync_node")
+    assert run.returncode == 2
+    assert "nonsense" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["memory://x"], "has no SQL"),
+        (["sqlite:////tmp/not-there-at-all.db"], "there is no such file"),
+        (["sqlite:///{}"], "has no tables of jobsync"),
+        (["sqlite:///{}", "--appname", "drop table;"], "cannot begin the name of a table"),
+    ],
+)
+def test_where_there_is_no_sql_says_so(words: Sequence[str], message: str, tmp_path: Path) -> None:
+    """And makes no file."""
+    path = tmp_path / "jobs.db"
+    path.touch()
+    run = jobsync("sql", *(word.format(path) for word in words), "-c", "SELECT 1")
+    assert run.returncode in {1, 2}
+    assert message in run.stderr
+    assert not Path("/tmp/not-there-at-all.db").exists()
+
+
+def test_a_person_is_talked_to(url: str) -> None:
+    r"""On a terminal there are a prompt and tables; a mistake ends nothing; `\q` does."""
+    with gather(url, "a"):
+        told = converse(
+            ["sql", url],
+            "SELECT nonsense;",
+            "SELECT name,",
+            "  stage FROM sync_node;",
+            "\\d",
+            "\\q",
+        )
+    assert "jobsync=>" in told
+    assert "nonsense" in told
+    lines = [line.strip() for line in told.splitlines()]
+    assert "name  stage" in lines
+    assert "a     ready" in lines
+    assert "(1 row)" in lines
+    assert any(line.endswith("sync_unfinished") for line in lines)
+
+
+def converse(words: Sequence[str], *lines: str) -> str:
+    """Run the command line on a terminal of its own; give all that it shows."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "dumb"
+        os.execv(sys.executable, [sys.executable, "-m", "jobsync", *words])
+    told = ""
+    left = [*lines]
+    while True:
+        try:
+            told += os.read(terminal, 4096).decode()
+        except OSError:
+            break
+        if left and told.count("jobsync=>") > len(lines) - len(left):
+            os.write(terminal, f"{left.pop(0)}\n".encode())
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, told
+    return told
+
+
+def test_the_printed_schema_has_the_views(postgres: servers.PostgresServer) -> None:
+    """An administrator makes them; a role that may create nothing uses them all."""
+    name = f"shown_{os.getpid()}"
+    as_admin = postgres.create_database(name)
+    as_app = f"{postgres.create_role(name, 'hush-hush', name)}?schema=app"
+    printed = jobsync("schema", as_app, "--appname", "nightly_")
+    assert printed.returncode == 0, printed.stderr
+    with psycopg.connect(as_admin, autocommit=True) as admin:
+        admin.execute(printed.stdout.encode())
+    with gather(as_app) as team:
+        job = team.add("a", settings={"appname": "nightly_"})
+        assert team.count(ViewsMissing) == 0
+        job.register_task_lock("t", "gone")
+        for view in ("node", "token", "lock", "rebalance"):
+            job.connection.execute(f"DELETE FROM nightly_{view}")
+        for view in ("claim", "audit", "leader", "unfinished"):
+            job.connection.execute(f"SELECT * FROM nightly_{view}")
+        assert job.list_locks() == []
