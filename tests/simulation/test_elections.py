@@ -34,6 +34,22 @@ def test_nothing_breaks_in_a_storm(seed: int) -> None:
     assert run_storm(seed).verdict == []
 
 
+def test_what_dies_in_silence_is_noticed() -> None:
+    """A fleet is judged by what nobody in it heard of, too."""
+    fleet = Fleet(1)
+
+    async def die() -> None:
+        raise RuntimeError("unheard")
+
+    async def story() -> None:
+        fleet.start_all()
+        fleet.workers[0].run(die())
+        await asyncio.sleep(TIMING.timeout)
+
+    fleet.world.run(story)
+    assert [each for each in fleet.verdict if "unheard" in each] != []
+
+
 @pytest.mark.parametrize("seed", SUSPENDS)
 def test_the_store_knows_better_where_clocks_stand_still(seed: int) -> None:
     """Suspended nodes may believe too long; no write of theirs is accepted late."""

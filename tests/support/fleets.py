@@ -414,6 +414,7 @@ class Fleet:
         by_workers = [each for each in history if each.node != "operator"]
         return [
             *self.violations,
+            *self.world.violations,
             *check_commits(history),
             *check_roles(by_workers),
             *self._judge_hooks(),

@@ -323,7 +323,10 @@ def a_long_sleep() -> list[str]:
         await asyncio.sleep(4 * TIMING.timeout)
         leader.node.resume()
         late = {"epoch": term.epoch, "count": -1}
-        await asyncio.wait([leader.run(term.put(f"{SINGLETON}-work", late))])
+        put = leader.run(term.put(f"{SINGLETON}-work", late))
+        await asyncio.wait([put])
+        # Asked for: nobody else hears that it was refused.
+        put.exception()
         await asyncio.sleep(TIMING.timeout)
 
     return _tell(fleet, story)
