@@ -42,6 +42,8 @@ class NodeClock:
         self._since = loop.time()
         self._shown = loop.time()
         self._booted = -_UPTIME if boot == 1 else loop.time()
+        self._looked = loop.time()
+        self._mono = Mono(self._shown - self._booted)
         self._sleepers: dict[asyncio.Future[None], asyncio.TimerHandle] = {}
 
     @property
@@ -62,7 +64,11 @@ class NodeClock:
 
     def mono(self) -> Mono:
         """Tell the time since boot."""
-        return Mono(self._read() - self._booted)
+        # Of all questions the one that is asked most, and several times at each moment. Whatever
+        # is done to a clock, it shows the same again at the same moment.
+        if self._looked != self._loop.now:
+            self._looked, self._mono = self._loop.now, Mono(self._read() - self._booted)
+        return self._mono
 
     def boot(self) -> int:
         """Identify the boot."""
@@ -101,7 +107,7 @@ class NodeClock:
     def _read(self) -> float:
         if self._is_stopped:
             return self._shown
-        return self._shown + (self._loop.time() - self._since) * self._rate
+        return self._shown + (self._loop.now - self._since) * self._rate
 
     def _pin(self) -> None:
         """Count from here on, so that what comes next does not change what has been."""

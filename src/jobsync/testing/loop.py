@@ -10,15 +10,15 @@ There are no threads and no sockets. What code sends to a thread runs here, in i
 """
 
 import asyncio
-import heapq
 import inspect
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-__all__ = ["HOST", "Host", "SimulatedLoop", "Stuck"]
+__all__ = ["HOST", "Call", "Host", "SimulatedLoop", "Stuck"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -42,6 +42,51 @@ class Dice(Protocol):
         ...
 
 
+class Call(asyncio.TimerHandle):
+    """A callback that waits for its turn. To asyncio, a handle.
+
+    It is made for every step of every world, so it has no more than a step takes, and does
+    not ask the loop first whether somebody debugs it.
+
+    Attributes:
+        callback: what to call.
+        args: with what.
+        context: in which context, which tells whose it is.
+        is_cancelled: whether not to call it after all.
+    """
+
+    __slots__ = ("args", "callback", "context", "is_cancelled")
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context
+    ) -> None:
+        self._when = when
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.is_cancelled = False
+
+    def __repr__(self) -> str:
+        return f"{self.callback!r} at {self._when:g} s"
+
+    def cancel(self) -> None:
+        """See to it that it is not called."""
+        self.is_cancelled = True
+        # What it would have been called with need not be kept until its time comes.
+        self.callback, self.args = _do_nothing, ()
+
+    def cancelled(self) -> bool:
+        """Say whether it was cancelled."""
+        return self.is_cancelled
+
+
+def _do_nothing() -> None:
+    """Stand in for what was cancelled."""
+
+
 class Host(Protocol):
     """Decides whether a callback may run now."""
 
@@ -50,7 +95,7 @@ class Host(Protocol):
         """Whether callbacks are run as they come."""
         ...
 
-    def admit(self, handle: asyncio.Handle) -> bool:
+    def admit(self, call: Call) -> bool:
         """Say whether to run it; one that is not admitted is the host's to keep or to drop."""
         ...
 
@@ -67,18 +112,18 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     Attributes:
         steps: how many were run.
+        now: the virtual time, in seconds since it began; read by clocks at every turn.
     """
 
     def __init__(self, dice: Dice) -> None:
         super().__init__()
         self.steps = 0
         self._dice = dice
-        self._now = 0.0
-        self._ready: list[asyncio.Handle] = []
-        # Beside its time each timer has a number: comparing handles would cost more.
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self.now = 0.0
+        self._ready: list[Call] = []
+        # Beside its time each timer has a number: comparing calls would cost more.
+        self._timers: list[tuple[float, int, Call]] = []
         self._timers_made = 0
-        self._steps_at_jump = 0
         self._tasks: list[tuple[asyncio.Task[Any], Host | None]] = []
         self._tidy_at = 1000
         self._numbers = itertools.count(1)
@@ -88,15 +133,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         """Tell the virtual time, in seconds since the loop began."""
-        return self._now
+        return self.now
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
-    ) -> asyncio.Handle:
+    ) -> Call:
         """Make a callback ready."""
-        handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append(handle)
-        return handle
+        call = Call(self.now, callback, args, copy_context() if context is None else context)
+        self._ready.append(call)
+        return call
 
     def call_later(
         self,
@@ -104,9 +149,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         callback: Callable[[*Ts], object],
         *args: *Ts,
         context: Context | None = None,
-    ) -> asyncio.TimerHandle:
+    ) -> Call:
         """Make a callback ready after so many seconds."""
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        # Half of all callbacks come this way, so it goes no further.
+        when = self.now + delay
+        call = Call(when, callback, args, copy_context() if context is None else context)
+        self._timers_made += 1
+        heappush(self._timers, (when, self._timers_made, call))
+        return call
 
     def call_at(
         self,
@@ -114,16 +164,24 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         callback: Callable[[*Ts], object],
         *args: *Ts,
         context: Context | None = None,
-    ) -> asyncio.TimerHandle:
+    ) -> Call:
         """Make a callback ready at some time."""
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        call = Call(when, callback, args, copy_context() if context is None else context)
         self._timers_made += 1
-        heapq.heappush(self._timers, (when, self._timers_made, handle))
-        return handle
+        heappush(self._timers, (when, self._timers_made, call))
+        return call
 
-    def put_back(self, handle: asyncio.Handle) -> None:
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> Call:
+        """Make a callback ready. There is but one thread."""
+        if self.is_closed():
+            raise RuntimeError("this loop is closed")
+        return self.call_soon(callback, *args, context=context)
+
+    def put_back(self, call: Call) -> None:
         """Make a callback ready again that was not admitted before."""
-        self._ready.append(handle)
+        self._ready.append(call)
 
     def create_future(self) -> "asyncio.Future[Any]":
         """Make a future."""
@@ -186,33 +244,47 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.close()
 
     def _run_once(self) -> None:
-        ready = self._ready
+        """Let time pass if nothing is ready; then take steps until nothing is, or told to stop."""
+        ready, draw = self._ready, self._dice.random
         if not ready:
             self._jump()
-        if len(ready) > 1:
-            chosen = int(self._dice.random() * len(ready))
-            ready[chosen], ready[-1] = ready[-1], ready[chosen]
-        handle = ready.pop()
-        self.steps += 1
-        if handle._cancelled:  # noqa: SLF001 - a step is all there is
-            return
-        host = handle._context.get(HOST)  # type: ignore[attr-defined]  # noqa: SLF001 - likewise
-        if host is None or host.admit(handle):
-            handle._run()  # noqa: SLF001 - what a loop does with a handle
-        if self.steps - self._steps_at_jump > _MOST_STEPS:
-            raise Stuck(f"something spins: {_MOST_STEPS:,} steps at {self._now:g} s")
+        first = self.steps + 1
+        for self.steps in range(first, first + _MOST_STEPS):
+            if (count := len(ready)) > 1:
+                chosen = int(draw() * count)
+                ready[chosen], ready[-1] = ready[-1], ready[chosen]
+            call = ready.pop()
+            if not call.is_cancelled:
+                host = call.context.get(HOST)
+                if host is None or host.is_running or host.admit(call):
+                    try:
+                        call.context.run(call.callback, *call.args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - as every loop does
+                        self._report(call, error)
+            if not ready or self._stopping:  # type: ignore[attr-defined]
+                return
+        raise Stuck(f"something spins: {_MOST_STEPS:,} steps at {self.now:g} s")
 
     def _jump(self) -> None:
         """Let time pass until a timer is due."""
-        timers = self._timers
-        while timers and timers[0][2].cancelled():
-            heapq.heappop(timers)
-        if not timers:
-            raise Stuck(f"nothing can happen any more, after {self._now:g} s")
-        self._steps_at_jump = self.steps
-        self._now = max(self._now, timers[0][0])
-        while timers and timers[0][0] <= self._now:
-            self._ready.append(heapq.heappop(timers)[2])
+        timers, ready = self._timers, self._ready
+        try:
+            while (due := heappop(timers))[2].is_cancelled:
+                continue
+        except IndexError:
+            raise Stuck(f"nothing can happen any more, after {self.now:g} s") from None
+        ready.append(due[2])
+        self.now = max(self.now, due[0])
+        while timers and timers[0][0] <= self.now:
+            ready.append(heappop(timers)[2])
+
+    def _report(self, call: Call, error: BaseException) -> None:
+        """Tell whoever listens what no code caught."""
+        self.call_exception_handler(
+            {"message": f"Exception in callback {call!r}", "exception": error, "handle": call}
+        )
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Nothing to count: cancelled timers are dropped when their time comes."""

@@ -103,6 +103,7 @@ class Link(StoreDecorator):
         self.forbidden = False
         self.faults = 0
         self._world = world
+        self._roll = world.dice.random
         self._node = node
         self._ids = node.components.ids
         self._witness = Witness(self.name, node.components.events)
@@ -128,7 +129,9 @@ class Link(StoreDecorator):
         self, keys: Sequence[str], *, tombstones: bool = False
     ) -> list[Record | None]:
         """Read records by name; one may be damaged on the way."""
-        records = await super().get_many(keys, tombstones=tombstones)
+        records = await self.around(
+            "get", len(keys), lambda: self.inner.get_many(keys, tombstones=tombstones)
+        )
         if keys and self._strikes(self.weather.corrupt):
             raise Corrupt(self._world.dice.choice(keys), "it arrived damaged")
         return records
@@ -204,33 +207,38 @@ class Link(StoreDecorator):
         return outcomes
 
     async def _ask(self, work: Callable[[], Awaitable[T]]) -> T:
-        await self._refuse()
+        trouble = self._draw_refusal()
+        if trouble is not None:
+            await asyncio.sleep(self._draw(self.weather.latency))
+            try:
+                raise trouble
+            finally:
+                # Its traceback holds this frame: a circle, and work for the garbage collector.
+                del trouble
         loop = self._world.loop
         reply: asyncio.Future[T] = asyncio.Future(loop=loop)
         self._send(work, reply)
         # Not asyncio.timeout, which costs more than the whole journey.
-        alarm = loop.call_later(self.weather.patience, _fail, reply, _NoAnswer("no answer came"))
+        alarm = loop.call_later(self.weather.patience, _give_up, reply)
         try:
             return await reply
         finally:
             alarm.cancel()
+            # Likewise, by what it may have failed with.
+            del reply
 
-    async def _refuse(self) -> None:
-        """Raise what the sender gets at once, where it does."""
-        trouble: JobsyncError
+    def _draw_refusal(self) -> JobsyncError | None:
+        """Give what the sender gets instead of an answer, if the request is refused."""
         if self.throttled:
             self._count()
-            trouble = Unavailable(self.name, "the server answered 503 SlowDown")
-        elif self.forbidden:
+            return Unavailable(self.name, "the server answered 503 SlowDown")
+        if self.forbidden:
             self._count()
             problem = "does not allow this to these credentials (the server answered 403)"
-            trouble = Misconfigured("url", self.name, problem, "allow it")
-        elif self._strikes(self.weather.refused):
-            trouble = Unavailable(self.name, "the request was refused")
-        else:
-            return
-        await asyncio.sleep(self._draw(self.weather.latency))
-        raise trouble
+            return Misconfigured("url", self.name, problem, "allow it")
+        if self._strikes(self.weather.refused):
+            return Unavailable(self.name, "the request was refused")
+        return None
 
     def _send(self, work: Callable[[], Awaitable[T]], reply: "asyncio.Future[T]") -> None:
         """Put a request on its way, whatever becomes of the sender."""
@@ -243,16 +251,20 @@ class Link(StoreDecorator):
             delay += self._draw(weather.slow_by)
         if self._strikes(weather.late):
             delay += self._draw(weather.late_by)
-        self._travel(delay, lambda: self._arrive(self._deliver(work, reply)))
+        self._travel(delay, self._arrive, self._deliver, work, reply)
         if self._strikes(weather.doubled):
             again = delay + self._draw(weather.late_by)
-            self._travel(again, lambda: self._arrive(self._repeat(work)))
+            self._travel(again, self._arrive, self._repeat, work)
 
-    def _arrive(self, errand: Coroutine[Any, Any, None]) -> None:
+    def _arrive(self, carry_out: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         """Carry something out at once, as far as the store can without waiting."""
-        # Almost always that is all, and a task would cost more than the errand.
-        with suppress(StopIteration):
-            self._world.start(_go_on(errand, errand.send(None)))
+        errand = carry_out(*args)
+        try:
+            awaited = errand.send(None)
+        except StopIteration:
+            # Almost always that is all, and a task would cost more than the errand.
+            return
+        self._world.start(_go_on(errand, awaited))
 
     async def _deliver(self, work: Callable[[], Awaitable[T]], reply: "asyncio.Future[T]") -> None:
         """Carry a request out, and put the answer on its way."""
@@ -287,17 +299,17 @@ class Link(StoreDecorator):
         return items[:at] + items[at + 1 :]
 
     def _strikes(self, chance: float) -> bool:
-        struck = chance > 0 and self._world.dice.random() < chance
-        if struck:
-            self._count()
-        return struck
+        if not chance or self._roll() >= chance:
+            return False
+        self._count()
+        return True
 
     def _count(self) -> None:
         self.faults += 1
         self._world.faults += 1
 
     def _draw(self, most: float) -> float:
-        return self._world.dice.random() * most
+        return self._roll() * most
 
 
 @types.coroutine
@@ -323,6 +335,10 @@ class _NoAnswer(Exception):
 def _answer(reply: "asyncio.Future[T]", result: T) -> None:
     if not reply.done():
         reply.set_result(result)
+
+
+def _give_up(reply: "asyncio.Future[Any]") -> None:
+    _fail(reply, _NoAnswer("no answer came"))
 
 
 def _fail(reply: "asyncio.Future[Any]", error: Exception) -> None:

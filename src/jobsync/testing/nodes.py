@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from jobsync.components import Components
 from jobsync.testing.clocks import NodeClock
-from jobsync.testing.loop import HOST
+from jobsync.testing.loop import HOST, Call
 
 if TYPE_CHECKING:
     from jobsync.testing.network import Link
@@ -162,7 +162,7 @@ class NodeHost:
         self.is_blocked = False
         self.is_running = True
         self._node = node
-        self._held: list[asyncio.Handle] = []
+        self._held: list[Call] = []
         self.admit_or_hold()
 
     def run(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -182,11 +182,11 @@ class NodeHost:
         """Let it go on."""
         self._turn(is_blocked=False)
 
-    def admit(self, handle: asyncio.Handle) -> bool:
+    def admit(self, call: Call) -> bool:
         """Run a callback now, keep it for later, or never run it."""
         if self.is_running:
             return True
-        self._held.append(handle)
+        self._held.append(call)
         return False
 
     def admit_or_hold(self) -> None:
@@ -195,8 +195,8 @@ class NodeHost:
         self.is_running = node.is_alive and not node.is_paused and not self.is_blocked
         if self.is_running:
             held, self._held = self._held, []
-            for handle in held:
-                node.world.loop.put_back(handle)
+            for call in held:
+                node.world.loop.put_back(call)
 
     def _context(self) -> Context:
         context = copy_context()
