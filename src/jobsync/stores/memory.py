@@ -14,9 +14,8 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono, Wall
-from jobsync.core.codec import Json
+from jobsync.core.codec import Json, decode
 from jobsync.core.filters import parse
-from jobsync.core.ids import NONCE_LENGTH
 from jobsync.core.keys import check_key, check_prefix, parent
 from jobsync.stores.contract import (
     BURIAL_AGE,
@@ -30,7 +29,7 @@ from jobsync.stores.contract import (
     Store,
     Where,
 )
-from jobsync.stores.drafts import draft, revive
+from jobsync.stores.drafts import draft
 from jobsync.stores.lines import check_after, check_stream, entry_of, first_id, lines_of
 from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
 from jobsync.stores.topics import Topics
@@ -48,6 +47,7 @@ class _Slot(msgspec.Struct, frozen=True):
     format: int
     trail: str
     written: Mono
+    head: Head
 
 
 class _Data:
@@ -56,17 +56,27 @@ class _Data:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.slots: dict[str, _Slot] = {}
-        self.keys: list[str] = []
+        self.levels: dict[str, list[str]] = {}
+        """The keys under each prefix, in order."""
         self.streams: dict[str, dict[str, bytes]] = {}
         self.topics = Topics()
 
     def under(self, prefix: str, after: str = "") -> list[str]:
         """List the keys of one level, in order."""
-        start = bisect.bisect_right(self.keys, after or prefix)
-        # "0" follows "/", so this is the end of everything under the prefix.
-        end = bisect.bisect_left(self.keys, f"{prefix[:-1]}0", start)
-        depth = prefix.count("/")
-        return [key for key in self.keys[start:end] if key.count("/") == depth]
+        level = self.levels.get(prefix, [])
+        return level[bisect.bisect_right(level, after) :]
+
+    def add(self, key: str) -> None:
+        """List a key from now on."""
+        bisect.insort(self.levels.setdefault(parent(key), []), key)
+
+    def remove(self, key: str) -> None:
+        """Forget a key, and what is kept under it."""
+        del self.slots[key]
+        level = self.levels[parent(key)]
+        level.remove(key)
+        if not level:
+            del self.levels[parent(key)]
 
 
 _shared: WeakValueDictionary[str, _Data] = WeakValueDictionary()
@@ -97,9 +107,7 @@ class MemoryStore(Store):
         with self._data.lock:
             slots = [self._data.slots.get(key) for key in keys]
         return [
-            None
-            if slot is None or (slot.text is None and not tombstones)
-            else revive(key, slot.text, slot.seq, slot.epoch, slot.format, slot.trail)
+            None if slot is None or (slot.text is None and not tombstones) else _read(key, slot)
             for key, slot in zip(keys, slots, strict=True)
         ]
 
@@ -119,20 +127,31 @@ class MemoryStore(Store):
         if there is None:
             if base is not None:
                 return Conflicted()
-            bisect.insort(self._data.keys, record.key)
+            self._data.add(record.key)
         elif base is None or (there.seq, there.trail) != (base.seq, base.trail):
             return Conflicted()
         self._data.slots[record.key] = _Slot(
-            text, record.seq, record.epoch, record.format, record.trail, self._clock.mono()
+            text,
+            record.seq,
+            record.epoch,
+            record.format,
+            record.trail,
+            self._clock.mono(),
+            Head(record.key, record.version),
         )
         return Applied(record)
 
     async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
         """List names and versions."""
         check_span(prefix, after, limit)
-        return [
-            Head(key, slot.trail[:NONCE_LENGTH]) for key, slot in self._live(prefix, after, limit)
-        ]
+        with self._data.lock:
+            slots = self._data.slots
+            found = [
+                slot.head
+                for key in self._data.under(prefix, after)
+                if (slot := slots[key]).text is not None
+            ]
+        return found[:limit]
 
     async def scan(
         self, prefix: str, *, after: str = "", limit: int = 1000, where: Where = None
@@ -141,25 +160,21 @@ class MemoryStore(Store):
         check_span(prefix, after, limit)
 
         async def fetch(after: str, limit: int) -> list[Row]:
-            return [
-                (key, slot.text, slot.seq, slot.epoch, slot.format, slot.trail)
-                for key, slot in self._live(prefix, after, limit)
-            ]
+            return self._live(prefix, after, limit)
 
         return await collect(
-            fetch, revive, self._witness.report, after=after, limit=limit, where=parse(where)
+            fetch, _read, self._witness.report, after=after, limit=limit, where=parse(where)
         )
 
     def _live(self, prefix: str, after: str, limit: int) -> list[tuple[str, _Slot]]:
-        found: list[tuple[str, _Slot]] = []
         with self._data.lock:
-            for key in self._data.under(prefix, after):
-                slot = self._data.slots[key]
-                if slot.text is not None:
-                    found.append((key, slot))
-                    if len(found) == limit:
-                        break
-        return found
+            slots = self._data.slots
+            found = [
+                (key, slot)
+                for key in self._data.under(prefix, after)
+                if (slot := slots[key]).text is not None
+            ]
+        return found[:limit]
 
     async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
         """Add lines to a history."""
@@ -214,8 +229,7 @@ class MemoryStore(Store):
                 if (slot := self._data.slots[key]).text is None and now - slot.written > older_than
             ][:limit]
             for key in old:
-                del self._data.slots[key]
-                self._data.keys.remove(key)
+                self._data.remove(key)
         return len(old)
 
     async def drop(self, keys: Sequence[str]) -> None:
@@ -224,8 +238,8 @@ class MemoryStore(Store):
             check_key(key)
         with self._data.lock:
             for key in keys:
-                if self._data.slots.pop(key, None) is not None:
-                    self._data.keys.remove(key)
+                if key in self._data.slots:
+                    self._data.remove(key)
 
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if something changed."""
@@ -245,3 +259,19 @@ class MemoryStore(Store):
 
     async def close(self) -> None:
         """Let go. The records stay while another store of this name is open."""
+
+
+def _read(key: str, slot: _Slot) -> Record:
+    """Make a record of what is kept, of which only the text can have come to harm."""
+    text = slot.text
+    value = None if text is None else decode(text, key)
+    return Record(
+        key,
+        value,
+        slot.head.version,
+        slot.seq,
+        slot.epoch,
+        slot.format,
+        slot.trail,
+        deleted=text is None,
+    )
