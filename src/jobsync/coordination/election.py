@@ -54,6 +54,9 @@ async def list_eligible(store: Store, role: str, report: Callable[[Corrupt], obj
     """Give the incarnations that live and stand for a role, in order."""
     found = []
     for record in await store.scan(SESSIONS, limit=_MOST):
+        # Most are dead, in a fleet that has seen much, and need no further understanding.
+        if isinstance(record.value, dict) and record.value.get("state") == "dead":
+            continue
         try:
             life = read_life(record)
         except Corrupt as corrupt:
@@ -162,8 +165,8 @@ class Election:
         held, session = self._held, self.session
         if held is None:
             return None
-        same = (session.incarnation, session.lapses) == (held.incarnation, held.lapses)
-        return held if same and session.trusted else None
+        is_same = session.incarnation == held.incarnation and session.lapses == held.lapses
+        return held if is_same and session.trusted else None
 
     @property
     def role(self) -> Role | None:
@@ -185,14 +188,14 @@ class Election:
     def next_change(self) -> Mono | None:
         """When waiting for others, or a phase of the cold start, is over."""
         role, seen = self._role, self._first_seen
-        has_successor = role is not None and role.successor is not None and seen is not None
-        moments = (
-            self.cold_start.next_change,
-            self._gives_way_until,
-            seen + self._timing.beat if has_successor and seen is not None else None,
-        )
+        moments = [self.cold_start.next_change, self._gives_way_until]
+        if role is not None and role.successor is not None and seen is not None:
+            moments.append(seen + self._timing.beat)
+        known = [each for each in moments if each is not None]
+        if not known:
+            return None
         now = self._clock.mono()
-        return min((each for each in moments if each is not None and each > now), default=None)
+        return min((each for each in known if each > now), default=None)
 
     def join(self, session: Session) -> None:
         """Stand with another session; what the earlier one held is void."""

@@ -276,13 +276,14 @@ class Member:
         elections = [*self.elections.values(), *self._leaving]
         owners = {owner for each in elections if (owner := each.owner) is not None}
         # A leader looks at all sessions anyway.
-        owners |= frozenset() if self._holds() else self.watched
+        if not self._holds():
+            owners |= self.watched
         owners.discard(self.session.incarnation)
-        sessions = [f"{SESSIONS}{owner}" for owner in sorted(owners)]
+        sessions = {owner: f"{SESSIONS}{owner}" for owner in sorted(owners)}
         wanted = [key for election in elections for key in election.wanted()]
-        found = await read_each(self._settled, [*sessions, *wanted], self._witness.report)
+        found = await read_each(self._settled, [*sessions.values(), *wanted], self._witness.report)
         living = self._observer.take_in(
-            {key.removeprefix(SESSIONS): found[key] for key in sessions if key in found}
+            {each: found[key] for each, key in sessions.items() if key in found}
         )
         self._tell_of_beats(living)
         for incarnation in await self._declare_dead():

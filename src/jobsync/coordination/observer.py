@@ -8,6 +8,8 @@ Whoever needs a session dead watches it: followers the one that leads them, lead
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import takewhile
 from typing import Any
 
 from jobsync.components import Components
@@ -30,6 +32,9 @@ bring it back. Whoever asks for it later finds it absent, which is as good as de
 
 _MOST = 10_000
 """How many sessions are watched at the most."""
+
+_NAMED_FROM = len(SESSIONS)
+"""Where a session's own name begins in its key."""
 
 
 class Observer:
@@ -108,7 +113,7 @@ class Observer:
         """
         heads = await self._store.heads(SESSIONS, limit=_MOST)
         now = self._clock.mono()
-        seen = {head.key.removeprefix(SESSIONS): head.version for head in heads}
+        seen = {head.key[_NAMED_FROM:]: head.version for head in heads}
         # What is not there any more needs no watching; whom it leads will miss it, by name.
         _keep(self._dead, seen.keys())
         for each in self._watches.keys() - seen.keys():
@@ -118,10 +123,11 @@ class Observer:
             if incarnation not in seen:
                 self._look(incarnation, None, now)
         await self._get_to_know(seen)
-        for incarnation, version in seen.items():
-            if incarnation in self._timeouts and incarnation not in self._dead:
-                self._look(incarnation, version, now)
-        self.living = frozenset((seen.keys() & self._timeouts.keys()) - self._dead.keys())
+        # Sorted, so that every run goes through them in one order.
+        living = sorted((seen.keys() & self._timeouts.keys()) - self._dead.keys())
+        for incarnation in living:
+            self._look(incarnation, seen[incarnation], now)
+        self.living = frozenset(living)
 
     async def _get_to_know(self, seen: Mapping[str, str]) -> None:
         """Read the sessions that were not understood yet, and forget those that are gone."""
@@ -144,11 +150,13 @@ class Observer:
 
     def next_expiry(self) -> Mono | None:
         """Give the next moment at which one of those that are watched may be called dead."""
+        if not self._watches:
+            return None
         now = self._clock.mono()
-        moments = (watch.expires(self._timeout(each)) for each, watch in self._watches.items())
+        moments = [watch.expires(self._timeout(each)) for each, watch in self._watches.items()]
         return min((moment for moment in moments if moment > now), default=None)
 
-    def watch_only(self, incarnations: Collection[str]) -> None:
+    def watch_only(self, incarnations: AbstractSet[str]) -> None:
         """Stop watching all others."""
         for known in (self._watches, self._timeouts, self._dead):
             _keep(known, incarnations)
@@ -164,11 +172,12 @@ class Observer:
 
     async def forget_long_dead(self, needed: Collection[str]) -> None:
         """Remove the records of those that have been dead for long and that nobody names."""
-        now = self._clock.mono()
+        long_ago = self._clock.mono() + -MOURNING
+        # Those who died first were written down first.
         old = [
             incarnation
-            for incarnation, since in self._dead.items()
-            if now - since > MOURNING and incarnation not in needed
+            for incarnation, _ in takewhile(lambda each: each[1] < long_ago, self._dead.items())
+            if incarnation not in needed
         ]
         if old:
             await self._store.drop([f"{SESSIONS}{each}" for each in old])
@@ -176,8 +185,10 @@ class Observer:
                 del self._dead[incarnation]
 
     def _look(self, incarnation: str, version: str | None, now: Mono) -> None:
-        before = self._watches.get(incarnation, Watch(version, now, now))
-        self._watches[incarnation] = before.look(version, now, self._timing)
+        watch = self._watches.get(incarnation)
+        self._watches[incarnation] = (
+            Watch(version, now, now) if watch is None else watch.look(version, now, self._timing)
+        )
 
     def _bury(self, incarnation: str, now: Mono) -> None:
         self.living -= {incarnation}
@@ -210,7 +221,10 @@ class Observer:
         return False
 
 
-def _keep(known: dict[str, Any], incarnations: Collection[str]) -> None:
+def _keep(known: dict[str, Any], incarnations: AbstractSet[str]) -> None:
     """Forget what is known of all others."""
+    # Almost always there are none, and this costs less than taking the difference.
+    if known.keys() <= incarnations:
+        return
     for each in known.keys() - incarnations:
         del known[each]

@@ -44,6 +44,8 @@ class Ids:
 
     def nonces(self, count: int) -> list[str]:
         """Mark that many writes."""
+        if not count:
+            return []
         drawn = base64.urlsafe_b64encode(self._randomness.bytes(_NONCE_BYTES * count)).decode()
         return [drawn[i : i + NONCE_LENGTH] for i in range(0, NONCE_LENGTH * count, NONCE_LENGTH)]
 

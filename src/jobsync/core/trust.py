@@ -45,6 +45,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float
 
     def __post_init__(self) -> None:
+        # Asked of every session that is read; what follows only says what is wrong.
+        least = max(3 * self.beat, 2 * self.beat + self.margin)
+        if self.beat > 0 and least <= self.timeout <= _LONGEST:
+            return
         check_duration("heartbeat_interval", self.beat)
         check_duration("worker_timeout", self.timeout)
         if self.timeout < 3 * self.beat:
