@@ -45,6 +45,8 @@ def app_option(command: _Command) -> _Command:
     """Take the name under which nodes share tasks."""
     return click.option(
         "--app",
+        "--appname",
+        "app",
         envvar=["JOBSYNC_APP", "SYNC_SQL_APPNAME"],
         default="sync_",
         show_default=True,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import click
 import msgspec
 
+from jobsync.cli.asking import json_option
 from jobsync.cli.render import show_rows
 from jobsync.components import Components
 from jobsync.core.codec import Json
@@ -24,7 +25,7 @@ UNHEALTHY = 3
 
 @click.command()
 @click.argument("url", required=False, envvar="JOBSYNC_URL")
-@click.option("--json", "as_json", is_flag=True, envvar="JOBSYNC_JSON", help="Print JSON.")
+@json_option
 def doctor(url: str | None, *, as_json: bool) -> None:
     """Probe the store at URL for everything that jobsync needs of it.
 

@@ -3,6 +3,7 @@
 import click
 import msgspec
 
+from jobsync.cli.asking import app_option
 from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl
 from jobsync.errors import Misconfigured
 from jobsync.jobs import sqliteviews
@@ -19,14 +20,14 @@ _ROLE = "jobsync_writer"
 
 @click.command()
 @click.argument("url", required=False, envvar="JOBSYNC_URL")
-@click.option("--appname", default="sync_", show_default=True, help="What views begin with.")
-def schema(url: str | None, *, appname: str) -> None:
+@app_option
+def schema(url: str | None, app: str) -> None:
     """Print the tables and the least-privilege role, or the policy, for the store at URL.
 
-    With the views of the jobs called APPNAME. Nothing is changed. With this in place jobsync
+    With the views of one fleet. Nothing is changed. With this in place jobsync
     needs no right to create anything.
     """
-    places = Places(CoordinationConfig(appname=appname).appname)
+    places = Places(CoordinationConfig(appname=app).appname)
     match read_url(url):
         case PostgresUrl() as found:
             require("postgresql", "psycopg", "postgres")

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from jobsync.cli.asking import app_option, json_option
 from jobsync.cli.render import show_rows
 from jobsync.components import Components
 from jobsync.core.urls import SqliteUrl, StoreUrl
@@ -32,15 +33,15 @@ End a statement with a semicolon.  \d lists the views, \q leaves, \? shows this.
 @click.command()
 @click.argument("url", required=False, envvar="JOBSYNC_URL")
 @click.option("-c", "--command", "statements", multiple=True, help="Run this, and no shell.")
-@click.option("--appname", default="sync_", show_default=True, help="What the views begin with.")
-@click.option("--json", "as_json", is_flag=True, envvar="JOBSYNC_JSON", help="Print JSON.")
-def sql(url: str | None, *, statements: Sequence[str], appname: str, as_json: bool) -> None:
+@app_option
+@json_option
+def sql(url: str | None, *, statements: Sequence[str], app: str, as_json: bool) -> None:
     """Open a shell on the database at URL, PostgreSQL or SQLite.
 
     Each statement is a transaction. Times are this machine's on PostgreSQL and UTC on SQLite.
     Rows are a table on a terminal, tab-separated in a pipe.
     """
-    face = _open_face(read_url(url), appname)
+    face = _open_face(read_url(url), app)
     try:
         shell = _Shell(face.connection, face, as_json=as_json)
         if statements:
