@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from jobsync.cli.asking import json_option
-from jobsync.cli.render import show_rows
+from jobsync.cli.render import paint, show_rows
 from jobsync.components import Components
 from jobsync.core.codec import Json
 from jobsync.core.urls import StoreUrl
@@ -73,7 +73,7 @@ def _describe(traits: Mapping[str, Json]) -> list[Finding]:
 def _show(url: StoreUrl, findings: list[Finding], *, ok: bool) -> None:
     click.echo(f"{url}\n")
     for finding in findings:
-        mark = click.style("pass", fg="green") if finding.ok else click.style("FAIL", fg="red")
+        mark = paint("pass", fg="green") if finding.ok else paint("FAIL", fg="red")
         click.echo(f"  {mark}  {finding.check}" + (f": {finding.detail}" if finding.detail else ""))
         if finding.fix:
             click.echo(f"        fix: {finding.fix}")

@@ -5,17 +5,25 @@ get them as they are spoken of, cut to the width of their terminal.
 """
 
 import datetime as dt
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import click
 import msgspec
 
-__all__ = ["Column", "Table", "ago", "moment", "show_rows", "show_tables"]
+__all__ = ["Column", "Table", "ago", "moment", "paint", "show_rows", "show_tables"]
 
 _NARROWEST = 8
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+
+
+def paint(text: str, **look: Any) -> str:
+    """Give text a look, as `click.style` has it, unless the reader asked for plain text."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if is_plain else click.style(text, **look)
 
 
 def ago(seconds: object) -> str:
@@ -86,7 +94,7 @@ def show_tables(tables: Mapping[str, Table], *, as_json: bool) -> None:
         if place:
             click.echo()
         is_person = sys.stdout.isatty()
-        click.echo(click.style(title, bold=True) if is_person else f"# {title}")
+        click.echo(paint(title, bold=True) if is_person else f"# {title}")
         if is_person and not table.rows:
             click.echo("  none")
         else:
@@ -124,7 +132,7 @@ def _print_aligned(columns: Sequence[Column], rows: Sequence[Mapping[str, object
             for cell, width, strip in zip(line, widths, strips, strict=True)
         ]
         text = "  ".join(cells).rstrip()
-        click.echo(text if number else click.style(text, dim=True))
+        click.echo(text if number else paint(text, dim=True))
 
 
 def _cut(column: Column, rows: Sequence[Mapping[str, object]]) -> _Strip:

@@ -13,6 +13,7 @@ import click
 from jobsync.cli.logs import Format, start_logging
 from jobsync.cli.probes import read_address, serving
 from jobsync.cli.pulse import Pulse
+from jobsync.cli.render import paint
 from jobsync.cli.shift import Shift
 from jobsync.core.names import closest
 from jobsync.database.database import Database
@@ -141,6 +142,6 @@ def _greet(target: str, database: Database, probes: str | None) -> None:
         "plugins": ", ".join(sorted(database.plugins)) or "none",
         **({"probes": probes} if probes else {}),
     }
-    click.echo(click.style(f"jobsync {version('jobsync-fleet')}: {target}", bold=True), err=True)
+    click.echo(paint(f"jobsync {version('jobsync-fleet')}: {target}", bold=True), err=True)
     for name, value in lines.items():
         click.echo(f"  {name:8} {value}", err=True)
