@@ -114,11 +114,12 @@ def test_the_cluster_shows_who_is_there_and_who_leads(url: str) -> None:
 def test_a_pipe_gets_tables_with_tabs(url: str) -> None:
     """The title of each stands behind a #, and values are as programs want them."""
     text = run(url, "cluster").stdout
-    members, roles = text.split("\n\n")
+    members, roles, terms = text.split("\n\n")
     assert members.startswith("# members\nworker_id\tstate\theard")
     assert [row["state"] for row in read_tsv(members)] == ["live", "live"]
     (role,) = read_tsv(roles)
     assert float(role["until"]) > float(role["since"])
+    assert terms == "# terms\nwork\tepoch\tworker\twhy\tended\tsince\n"
 
 
 def test_a_narrow_terminal_gets_what_matters(url: str) -> None:

@@ -196,6 +196,38 @@ def ask(worker: Worker, **wish: Any) -> "asyncio.Task[str | None]":
     return worker.run(worker.coordinators["work"].ensure_coordinator(**wish))
 
 
+def test_a_role_remembers_its_latest_terms_and_why_each_ended() -> None:
+    """One that was stopped, one that died, one that stood still for too long; eight at the most."""
+    fleet = Fleet(80)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        leader = one(fleet.leaders())
+        leader.stop()
+        await asyncio.sleep(30)
+        fleet.replace(one(fleet.leaders()))
+        await asyncio.sleep(90)
+        frozen = one(fleet.leaders())
+        frozen.node.pause()
+        await asyncio.sleep(90)
+        frozen.node.resume()
+        await asyncio.sleep(30)
+        for _ in range(8):
+            fleet.replace(one(fleet.leaders()))
+            await asyncio.sleep(90)
+
+    fleet.tell(story)
+    commits = [each.details for each in fleet.world.history if each.what == "commit"]
+    roles = [commit["value"] for commit in commits if commit["key"].startswith("role/")]
+    stopped = next(role["past"] for role in roles if role["past"])
+    assert [term["why"] for term in stopped] == ["stopped"]
+    last = roles[-1]["past"]
+    assert [term["why"] for term in last] == ["died"] * 8
+    assert [term["epoch"] for term in last] == sorted(term["epoch"] for term in last)
+    assert all(term["ended"] > term["since"] for term in last)
+
+
 def test_without_force_somebody_leads_and_nothing_changes() -> None:
     """It waits for an election that is under way, and tells who leads."""
     fleet = Fleet(75)

@@ -29,13 +29,21 @@ _ROLES = (
     Column("since", moment, spare=True),
     Column("until", moment, spare=True),
 )
+_TERMS = (
+    "work",
+    "epoch",
+    "worker",
+    "why",
+    Column("ended", moment),
+    Column("since", moment, spare=True),
+)
 
 
 @click.command()
 @url_option
 @json_option
 def cluster(url: str | None, *, as_json: bool) -> None:
-    """Show the workers that live or died lately, and who leads each kind of work."""
+    """Show the workers that live or died lately, who leads each kind of work, and who did."""
     seen = ask(url, survey)
     members = [
         {
@@ -50,8 +58,18 @@ def cluster(url: str | None, *, as_json: bool) -> None:
         }
         for session in seen.sessions
     ]
+    roles = [msgspec.structs.asdict(role) for role in seen.roles]
+    terms = [
+        {"work": f"{role.namespace}/{role.work}", **msgspec.structs.asdict(term)}
+        for role in seen.roles
+        for term in role.past
+    ]
+    for role in roles:
+        # They have a table of their own.
+        del role["past"]
     tables = {
         "members": Table(_MEMBERS, members),
-        "roles": Table(_ROLES, [msgspec.structs.asdict(role) for role in seen.roles]),
+        "roles": Table(_ROLES, roles),
+        "terms": Table(_TERMS, terms),
     }
     show_tables(tables, as_json=as_json)

@@ -258,10 +258,7 @@ class Election:
             return
         self.why_over = (held.epoch, why)
         self._is_sure = False
-        empty = msgspec.structs.replace(
-            role, owner=None, successor=successor, since=self._clock.wall().seconds
-        )
-        await self._write(record, empty)
+        await self._write(record, role.vacated(why, self._clock.wall().seconds, successor))
 
     async def step_down(self, epoch: int, current: int) -> None:
         """Give up a term whose writes are refused: a record was sealed by another epoch.
@@ -357,7 +354,7 @@ class Election:
             epoch, timeout = await self._next_epoch(base), self._timing.timeout
             role = Role(epoch=epoch, owner=None, since=now, until=now, timeout=timeout)
         elif role.owner == session.incarnation:
-            role = msgspec.structs.replace(role, owner=None, since=self._clock.wall().seconds)
+            role = role.vacated("stopped", self._clock.wall().seconds)
         # Even the same again: whatever rests on what is there now then comes too late.
         written = await self._write(base, role)
         if written is not None:
@@ -374,6 +371,14 @@ class Election:
         return role.owner in {session.incarnation, *self._former} or self._observer.is_dead(
             role.owner
         )
+
+    @staticmethod
+    def _why_free(role: Role, session: Session) -> str:
+        """Say why a role that names an owner may be taken."""
+        if role.owner == session.incarnation:
+            return "trust lapsed"
+        is_ours = role.owner is not None and worker_of(role.owner) == worker_of(session.incarnation)
+        return "session lost" if is_ours else "died"
 
     def _must_wait(self, role: Role | None, session: Session) -> bool:
         """Say whether the role is another's alone to take, for now."""
@@ -394,6 +399,7 @@ class Election:
         """Replace the role that was read by a term of our own, of an epoch never used."""
         base, now = self._record, self._clock.wall().seconds
         incarnation, lapses = session.incarnation, session.lapses
+        before = self._role
         role = Role(
             epoch=await self._next_epoch(base),
             owner=incarnation,
@@ -401,6 +407,7 @@ class Election:
             until=now + self._settings.max_epoch_duration,
             timeout=self._timing.timeout,
             active=tuple(sorted(set(active))),
+            past=() if before is None else before.ended(self._why_free(before, session), now),
         )
         record = await self._write(base, role)
         # Whether it lasts is asked of the clock: the write may have taken longer than trust.

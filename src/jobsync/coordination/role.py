@@ -17,6 +17,7 @@ from jobsync.stores.contract import Record
 __all__ = [
     "REQUESTS",
     "ROLES",
+    "PastTerm",
     "Request",
     "Role",
     "Verdict",
@@ -50,6 +51,21 @@ Epoch: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MAX_INTEGER)]
 """The number of a term; there is always a next one."""
 
 
+_KEPT = 8
+"""How many terms a role remembers."""
+
+
+class PastTerm(msgspec.Struct, frozen=True, kw_only=True):
+    """A term that is over. For people: who led, and why no longer."""
+
+    epoch: int
+    worker: str
+    since: float
+    ended: float
+    """When that was written, by the writer's wall clock."""
+    why: str
+
+
 class Role(msgspec.Struct, frozen=True, kw_only=True):
     """Who leads."""
 
@@ -66,6 +82,22 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     """The incarnation that alone may take it for one beat."""
     active: tuple[str, ...] = ()
     """The workers that lived when it was taken."""
+    past: tuple[PastTerm, ...] = ()
+    """The latest terms that are over, the last one last."""
+
+    def ended(self, why: str, now: float) -> tuple[PastTerm, ...]:
+        """Give the past as it is once this term is over, if it is one."""
+        if self.owner is None:
+            return self.past
+        term = PastTerm(
+            epoch=self.epoch, worker=worker_of(self.owner), since=self.since, ended=now, why=why
+        )
+        return (*self.past, term)[-_KEPT:]
+
+    def vacated(self, why: str, now: float, successor: str | None = None) -> "Role":
+        """Give the role as its owner leaves it."""
+        past = self.ended(why, now)
+        return msgspec.structs.replace(self, owner=None, successor=successor, since=now, past=past)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

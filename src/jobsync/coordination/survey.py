@@ -12,7 +12,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.reading import read_each
-from jobsync.coordination.role import ROLES, read_role, worker_of
+from jobsync.coordination.role import ROLES, PastTerm, read_role, worker_of
 from jobsync.coordination.session import SESSIONS, Life, read_life
 from jobsync.core.codec import Json
 from jobsync.core.keys import unescape
@@ -54,6 +54,8 @@ class RoleSeen(msgspec.Struct, frozen=True, kw_only=True):
     """How many live sessions stand for it."""
     since: float | None = None
     until: float | None = None
+    past: tuple[PastTerm, ...] = ()
+    """Its latest terms that are over."""
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +136,7 @@ def _see_role(
         leader=None if owner is None else worker_of(owner),
         since=role.since,
         until=role.until,
+        past=role.past,
     )
 
 
