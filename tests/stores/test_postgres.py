@@ -657,8 +657,8 @@ async def test_many_may_connect_first(
     stores = await asyncio.gather(*(connect(each) for each in urls))
     created = await asyncio.gather(*(store.write([Put("n", 0)]) for store in stores))
     assert sum(isinstance(outcome, Applied) for (outcome,) in created) == 2
-    assert admin.execute("SELECT version FROM public.jobsync_schema").fetchall() == [(1,)]
-    assert admin.execute("SELECT version FROM apart.jobsync_schema").fetchall() == [(1,)]
+    assert admin.execute("SELECT version FROM public.jobsync_schema").fetchall() == [(2,)]
+    assert admin.execute("SELECT version FROM apart.jobsync_schema").fetchall() == [(2,)]
 
 
 async def test_the_tables_of_a_newer_version_are_left_alone(

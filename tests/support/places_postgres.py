@@ -44,18 +44,20 @@ class PostgresPlace:
 
     def damage(self, key: str, text: str) -> None:
         """Overwrite a record's value behind the library's back."""
-        self._execute("UPDATE {}.jobsync_record SET value = %s WHERE key = %s", text, key)
+        self.execute("UPDATE {}.jobsync_record SET value = %s WHERE key = %s", text, key)
 
     def stored(self, key: str) -> str | None:
         """Read a record's value behind the library's back."""
-        rows = self._execute("SELECT value FROM {}.jobsync_record WHERE key = %s", key)
+        rows = self.execute("SELECT value FROM {}.jobsync_record WHERE key = %s", key)
         return rows[0][0] if rows else None
 
     def remove(self) -> None:
         """Drop the schema and all that is in it."""
-        self._execute("DROP SCHEMA IF EXISTS {} CASCADE")
+        self.execute("DROP SCHEMA IF EXISTS {} CASCADE")
 
-    def _execute(self, statement: str, *parameters: str) -> list[tuple[str | None]]:
+    def execute(self, statement: str, *parameters: str) -> list[tuple[str | None]]:
+        """Run a statement behind the library's back; `{}` is the schema."""
+        # Written by tests, and by nobody else.
         filled = sql.SQL(statement).format(sql.Identifier(self.schema))
         with psycopg.connect(self._server, autocommit=True) as connection:
             cursor = connection.execute(filled, parameters)

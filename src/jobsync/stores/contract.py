@@ -28,6 +28,7 @@ from jobsync.core.clock import Wall
 from jobsync.core.codec import Json
 from jobsync.core.ids import NONCE_LENGTH
 from jobsync.errors import Conflict, OutcomeUnknown
+from jobsync.stores.sql.access import SqlAccess
 
 # Structs here are made by the thousand and never refer back to what holds them, so the
 # garbage collector need not look at them (gc=False).
@@ -250,6 +251,11 @@ class Store(ABC):
 
         A hint: it may return for nothing and may miss a change. Polling is the truth.
         """
+
+    @property
+    def sql(self) -> SqlAccess | None:
+        """The way into its database, for rows beside the records; None where there is none."""
+        return None
 
     async def now(self) -> Wall | None:
         """Tell the store's own time of day, where it has a clock of its own."""

@@ -15,6 +15,7 @@ from jobsync.stores.contract import (
     Store,
     Where,
 )
+from jobsync.stores.sql.access import SqlAccess
 
 __all__ = ["StoreDecorator"]
 
@@ -100,6 +101,11 @@ class StoreDecorator(Store):
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if something changed. Waiting is not surrounded: it is only a hint."""
         await self.inner.wait(topic, timeout)
+
+    @property
+    def sql(self) -> SqlAccess | None:
+        """The inner store's. What goes this way is not surrounded."""
+        return self.inner.sql
 
     async def now(self) -> Wall | None:
         """Tell the store's own time of day."""

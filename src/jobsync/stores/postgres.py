@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
-import msgspec
 import psycopg
 
 from jobsync.components import Components
@@ -44,11 +43,12 @@ from jobsync.stores.contract import (
 from jobsync.stores.drafts import draft, revive
 from jobsync.stores.lines import check_after, check_stream, entry_of, lines_of
 from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
+from jobsync.stores.postgresaccess import PoolAccess
 from jobsync.stores.postgresbell import Bell, channel_of, hears
 from jobsync.stores.postgrespool import Lost, MalformedJson, PostgresPool, explain
 from jobsync.stores.postgrestables import find_schema, schema_sql, upgrade
 from jobsync.stores.sql.narrowing import Condition, Dialect, Kind, narrow
-from jobsync.stores.sql.postgres import Statements, quote_name
+from jobsync.stores.sql.postgres import Statements, as_array, quote_name
 from jobsync.stores.witness import Witness
 
 __all__ = ["PostgresStore", "schema_sql"]
@@ -59,19 +59,16 @@ PATIENCE = 30.0
 CONNECTIONS = 8
 """The most connections of one process, besides one that listens. It begins with one."""
 
-_encode = msgspec.json.Encoder().encode
-
 
 class PostgresStore(Store):
     """Records in one schema of a database. Make it with `connect`."""
 
-    def __init__(
-        self, pool: PostgresPool, bell: Bell, statements: Statements, components: Components
-    ) -> None:
+    def __init__(self, pool: PostgresPool, bell: Bell, schema: str, components: Components) -> None:
         self.name = pool.name
         self._pool = pool
         self._bell = bell
-        self._sql = statements
+        self._access = PoolAccess(pool, bell, quote_name(schema))
+        self._sql = Statements.within(quote_name(schema))
         self._ids = components.ids
         self._witness = Witness(self.name, components.events)
 
@@ -99,7 +96,7 @@ class PostgresStore(Store):
             raise Unavailable(pool.name, f"no answer within {patience:g} s") from error
         bell = Bell(pool, channel_of(schema), components, listens=listens)
         await pool.open(prepare=listens)
-        return cls(pool, bell, Statements.within(quote_name(schema)), components)
+        return cls(pool, bell, schema, components)
 
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
@@ -110,7 +107,7 @@ class PostgresStore(Store):
         if len(keys) == 1:
             found = await self._read(self._sql.get, keys)
         else:
-            found = await self._read(self._sql.get_many, [_array(keys)]) if keys else []
+            found = await self._read(self._sql.get_many, [as_array(keys)]) if keys else []
         rows = {row[0]: row for row in found}
         return [
             None if row is None or (row[1] is None and not tombstones) else revive(*row)
@@ -146,7 +143,7 @@ class PostgresStore(Store):
         if len(records) > 1:
             columns = _columns(bases, records, texts)
             if due:
-                return self._sql.write_loudly, (*columns, self._bell.channel, _array(due))
+                return self._sql.write_loudly, (*columns, self._bell.channel, as_array(due))
             return self._sql.write, columns
         (base,), (record,), (text,) = bases, records, texts
         row: tuple[Any, ...] = (
@@ -191,7 +188,7 @@ class PostgresStore(Store):
         if not lines:
             return
         ids, texts = [line.id for line in lines], [line.data.decode() for line in lines]
-        columns = (stream, _array(ids), _array(texts))
+        columns = (stream, as_array(ids), as_array(texts))
         due = self._bell.due([stream])
         try:
             if due:
@@ -245,6 +242,11 @@ class PostgresStore(Store):
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if something changed; behind a pooler, if anything did."""
         await self._bell.wait(topic, timeout)
+
+    @property
+    def sql(self) -> PoolAccess:
+        """The way into its tables."""
+        return self._access
 
     async def now(self) -> Wall | None:
         """Tell the server's time."""
@@ -316,25 +318,16 @@ def _columns(
     bases = [bases[i] for i in order]
     records = [records[i] for i in order]
     return (
-        _array([record.key for record in records]),
-        _array([texts[i] for i in order]),
-        _array([record.seq for record in records]),
-        _array([record.epoch for record in records]),
-        _array([record.format for record in records]),
-        _array([record.trail for record in records]),
-        _array([None if base is None else base.seq for base in bases]),
+        as_array([record.key for record in records]),
+        as_array([texts[i] for i in order]),
+        as_array([record.seq for record in records]),
+        as_array([record.epoch for record in records]),
+        as_array([record.format for record in records]),
+        as_array([record.trail for record in records]),
+        as_array([None if base is None else base.seq for base in bases]),
         # No trail is empty, so that none is like this one.
-        _array(["" if base is None else base.trail for base in bases]),
+        as_array(["" if base is None else base.trail for base in bases]),
     )
-
-
-def _array(items: Sequence[str | int | None]) -> str:
-    """Give an array as SQL writes it, at a tenth of what psycopg takes for it.
-
-    It is JSON's but for the brackets, as long as no text holds a control character: names
-    hold none, and JSON texts have them escaped.
-    """
-    return f"{{{_encode(items)[1:-1].decode()}}}"
 
 
 def _level(prefix: str, after: str) -> tuple[str, str, int]:

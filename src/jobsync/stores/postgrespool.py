@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -29,6 +29,7 @@ from jobsync.components import Components
 from jobsync.core.secret import MASK
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import JobsyncError, Misconfigured, Unavailable
+from jobsync.stores.sql.access import Parameters
 
 __all__ = ["SCHEMA_FIX", "Connection", "Lost", "MalformedJson", "PostgresPool", "explain"]
 
@@ -215,7 +216,7 @@ class PostgresPool:
         if self._closed:
             raise Unavailable(self.name, "the store is closed", "connect again")
 
-    async def run(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
+    async def run(self, statement: str, parameters: Parameters = ()) -> list[Any]:
         """Run one statement and give its rows.
 
         Raises:
@@ -241,7 +242,7 @@ class PostgresPool:
         self._closed = True
         await self._pool.close()
 
-    async def _attempt(self, statement: str, parameters: Sequence[Any]) -> AsyncCursor[TupleRow]:
+    async def _attempt(self, statement: str, parameters: Parameters) -> AsyncCursor[TupleRow]:
         connection = await self._take()
         try:
             async with asyncio.timeout(self._patience):

@@ -44,7 +44,8 @@ _GRANTS = """
 DO $$ BEGIN CREATE ROLE {role} NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {schema}.jobsync_schema TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.jobsync_record, {schema}.jobsync_entry TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.jobsync_record, {schema}.jobsync_entry,
+  {schema}.jobsync_message, {schema}.jobsync_finished TO {role};
 """
 
 

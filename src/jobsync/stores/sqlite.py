@@ -44,6 +44,7 @@ from jobsync.stores.drafts import draft, revive
 from jobsync.stores.lines import check_after, check_stream, entry_of, first_id, lines_of
 from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
 from jobsync.stores.sql.narrowing import Condition, Dialect, Kind, narrow
+from jobsync.stores.sqliteaccess import FileAccess
 from jobsync.stores.sqlitefile import CommitFailed, MalformedJson, SqliteFile
 from jobsync.stores.witness import Witness
 
@@ -102,6 +103,7 @@ class SqliteStore(Store):
         self.name = f"sqlite:///{main.path}"
         self._main = main
         self._sessions = sessions
+        self._access = FileAccess(main, components.clock)
         self._clock = components.clock
         self._ids = components.ids
         self._witness = Witness(self.name, components.events)
@@ -271,6 +273,11 @@ class SqliteStore(Store):
             await self._clock.sleep(min(_POLL, left))
             if await file.read("PRAGMA data_version") != seen:
                 return
+
+    @property
+    def sql(self) -> FileAccess:
+        """The way into the main file."""
+        return self._access
 
     async def now(self) -> Wall | None:
         """Tell the time: all processes on a file share this machine's clock."""

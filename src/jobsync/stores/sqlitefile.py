@@ -8,7 +8,7 @@ import asyncio
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 from jobsync.core.clock import Clock
 from jobsync.errors import Corrupt, JobsyncError, Misconfigured, Unavailable
 from jobsync.stores.mounts import NETWORK_FILESYSTEMS, filesystem_of
+from jobsync.stores.sql.access import Parameters
 from jobsync.stores.sql.schema import SQLITE_STEPS
 from jobsync.stores.threads import WorkThreads
 
@@ -71,7 +72,7 @@ class SqliteFile:
             raise
         return file
 
-    def read(self, query: str, parameters: Sequence[Any] = ()) -> "asyncio.Future[list[Any]]":
+    def read(self, query: str, parameters: Parameters = ()) -> "asyncio.Future[list[Any]]":
         """Run a query."""
         return self._hop("read", self._query, query, parameters)
 
@@ -129,7 +130,7 @@ class SqliteFile:
         if (connection := self._connections.pop(role, None)) is not None:
             connection.close()
 
-    def _query(self, query: str, parameters: Sequence[Any]) -> list[Any]:
+    def _query(self, query: str, parameters: Parameters) -> list[Any]:
         self._look()
         connection = self._connections["read"]
         try:

@@ -32,8 +32,8 @@ class Topics:
                 for call in tuple(self._waiting.get(topic, ())):
                     call()
 
-    async def wait(self, topic: str, timeout: float) -> None:
-        """Return when the topic is woken, or when the time is over."""
+    async def wait(self, topic: str, timeout: float) -> bool:
+        """Return when the topic is woken, or when the time is over; say which."""
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
 
@@ -52,6 +52,7 @@ class Topics:
         finally:
             with self._lock:
                 self._forget(topic, call)
+        return changed.is_set()
 
     def _forget(self, topic: str, call: Callable[[], object]) -> None:
         calls = self._waiting[topic]

@@ -1,0 +1,280 @@
+"""Where the messages of one queue are kept: a handful of batch methods, each all it needs.
+
+What every port promises:
+
+- An acknowledged push is delivered at least once or found among the dead letters. A push
+  is all or nothing; one whose outcome is unknown raises `OutcomeUnknown`.
+- A message has at most one live claim.
+- A stale receipt can neither complete, extend nor fail a message. A receipt is stale once
+  the store says so: its claim was settled in another way, or has lapsed and was ended.
+- To settle again in the same way changes nothing and is no error, so that a lost reply is
+  followed up by the identical request.
+- `deliveries` only grows. A message whose attempts are spent is found among the dead
+  letters, with its payload and every error, also if what ended them were deaths of workers.
+- A delayed message is not claimed before its time, by the store's clock.
+- What cannot be read is set aside among the dead letters, as it is, and reported.
+
+A claim ends when it is settled, when it was not extended for its visibility, by the
+store's clock, or when its session is dead; the last two by `end_claims`, which anybody may
+call. Until then it stands, even if it is late.
+
+A port is one file that inherits `QueuePort` and passes the conformance suite.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from jobsync.core.codec import Json
+from jobsync.core.messages import FINISHED, MOVES, Move, State
+from jobsync.errors import Invalid
+
+__all__ = [
+    "MAX_MESSAGE",
+    "Claimed",
+    "Ended",
+    "Failure",
+    "Kept",
+    "Letter",
+    "Message",
+    "QueuePort",
+    "Receipt",
+    "Settlement",
+]
+
+MAX_MESSAGE = 256 * 1024
+"""The largest encoded message, in bytes."""
+
+_ENDINGS: tuple[Move, ...] = ("complete", "cancel", "retry", "bury", "release", "snooze")
+
+
+class Letter(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to push."""
+
+    id: str
+    """Nobody else's: `Ids.records` makes such names."""
+    value: Json
+    max_attempts: int
+    delay: float = 0.0
+    """Seconds before which it is not claimed."""
+    timeout: float | None = None
+    """Seconds that its handler may take; None leaves it to the queue."""
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """Proof of a claim: names the message, and the very delivery."""
+
+    id: str
+    deliveries: int
+    claim: str
+
+
+class Failure(msgspec.Struct, frozen=True, gc=False):
+    """How an attempt ended that was not completed."""
+
+    attempt: int
+    error: str
+    at: float = 0.0
+    """Unix seconds, by the store's clock."""
+    session: str = ""
+    """Who had claimed it."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A message that this caller has claimed."""
+
+    receipt: Receipt
+    value: Json
+    attempt: int
+    """Which attempt this is, counted from 1."""
+    max_attempts: int
+    timeout: float | None
+    is_suspect: bool
+    """Whether its last claim lapsed: it may have killed its worker, and is to run alone."""
+    enqueued: float
+    """Unix seconds, by the store's clock."""
+
+    @property
+    def id(self) -> str:
+        """Name the message."""
+        return self.receipt.id
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """What a claim brought."""
+
+    messages: list[Message]
+    suspects: bool
+    """Whether there are suspects to claim now."""
+    next: float | None
+    """Seconds until a delay is over or a claim lapses, as far as is known; None if none does."""
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How a claim is to end.
+
+    Raises:
+        Invalid: the move does not end a claim.
+    """
+
+    receipt: Receipt
+    move: Move
+    delay: float = 0.0
+    """Seconds to wait before the next delivery, where there is one."""
+    error: str = ""
+    """What went wrong, if anything; kept with the message."""
+
+    def __post_init__(self) -> None:
+        if self.move not in _ENDINGS:
+            raise Invalid("move", self.move, "settles nothing", f"use one of {', '.join(_ENDINGS)}")
+
+    @property
+    def target(self) -> State:
+        """The state that it leads to."""
+        return MOVES[self.move].target
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A claim that was ended because nobody had settled it."""
+
+    id: str
+    state: State
+    """Waiting for somebody else, or dead because its attempts are spent."""
+    attempt: int
+    session: str
+    """Who had claimed it."""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as it stands, for whoever looks."""
+
+    id: str
+    state: State
+    value: Json
+    """None where it is not kept: of what was completed."""
+    attempts: int
+    deliveries: int
+    max_attempts: int
+    errors: tuple[Failure, ...]
+    session: str
+    """Who has claimed it, or had when it was finished."""
+    enqueued: float
+    cursor: str
+    """Pass it as `after` to look on from here."""
+
+
+class QueuePort(ABC):
+    """The messages of one queue.
+
+    Attributes:
+        queue: its name.
+    """
+
+    queue: str
+
+    @abstractmethod
+    async def push(self, letters: Sequence[Letter]) -> None:
+        """Add messages, all or none, in order.
+
+        Raises:
+            Invalid: one is not JSON or too large; nothing was added.
+            OutcomeUnknown: nobody can say.
+            Unavailable: nothing was added.
+        """
+
+    @abstractmethod
+    async def claim(
+        self, limit: int, *, session: str, visibility: float, suspects: bool = False
+    ) -> Claimed:
+        """Claim messages whose time has come: those that waited first, then in order.
+
+        Args:
+            limit: at most so many.
+            session: on whose behalf; its death ends the claims.
+            visibility: seconds for which they hold unless extended.
+            suspects: claim suspects, and nothing else; they are not claimed otherwise.
+
+        Raises:
+            Unavailable: nothing is in hand. What may have been claimed lapses by itself.
+        """
+
+    @abstractmethod
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        """End claims, each as told; False says that the receipt is stale and nothing was done.
+
+        Raises:
+            OutcomeUnknown: nobody can say; to send the same again is safe.
+            Unavailable: nothing was done by this call.
+        """
+
+    @abstractmethod
+    async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
+        """Let claims hold for so many seconds from now; False says that the receipt is stale.
+
+        Raises:
+            Unavailable: no answer; to send the same again is safe.
+        """
+
+    @abstractmethod
+    async def end_claims(self, dead: Collection[str] = ()) -> list[Ended]:
+        """End the claims that have lapsed, and those of sessions that are dead, by a write.
+
+        Each message becomes a suspect, or a dead letter if its attempts are spent.
+
+        Raises:
+            Unavailable: no answer; to call again is safe.
+        """
+
+    @abstractmethod
+    async def holders(self) -> list[str]:
+        """Give the sessions that have claimed anything."""
+
+    @abstractmethod
+    async def browse(self, state: State, *, after: str = "", limit: int = 100) -> list[Kept]:
+        """Look at messages in a state, the oldest first; fewer than `limit` means the end."""
+
+    @abstractmethod
+    async def count(self) -> Mapping[State, int]:
+        """Count the messages in each state."""
+
+    @abstractmethod
+    async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
+        """Give dead letters, those named or all, a new life with all attempts; count them.
+
+        What was cancelled comes back only by name.
+
+        Raises:
+            OutcomeUnknown: nobody can say; to call again is safe.
+        """
+
+    @abstractmethod
+    async def purge(self, states: Collection[State]) -> int:
+        """Remove the messages in these states for good; count them.
+
+        Raises:
+            OutcomeUnknown: nobody can say; to call again is safe.
+        """
+
+    @abstractmethod
+    async def forget(self, state: State, *, older_than: float, limit: int = 10_000) -> int:
+        """Remove messages that were finished so many seconds ago; count them.
+
+        Raises:
+            Invalid: it is no state of what is finished.
+            OutcomeUnknown: nobody can say; to call again is safe.
+        """
+
+    @abstractmethod
+    async def wait(self, timeout: float) -> None:
+        """Return early if something was pushed. A hint: it may be missed; asking is the truth."""
+
+
+def check_finished(state: State) -> None:
+    """Refuse to forget what is still to be handled.
+
+    Raises:
+        Invalid: names the states that can be.
+    """
+    if state not in FINISHED:
+        raise Invalid("state", state, "is not finished", f"use one of {', '.join(FINISHED)}")

@@ -1,0 +1,286 @@
+"""A queue's messages as rows of an SQL database: what both databases have in common.
+
+A batch is one statement, or one transaction. Claims are judged by the database's clock. A
+settlement whose reply was lost is sent again until an answer comes: the row, or what is left
+of it in the table of what is finished, remembers how its latest claims were settled.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core.codec import decode, encode
+from jobsync.core.messages import LIVE, MOVES, State
+from jobsync.errors import Corrupt, Invalid, OutcomeUnknown, Unavailable
+from jobsync.queue.port import (
+    MAX_MESSAGE,
+    Claimed,
+    Failure,
+    Kept,
+    Letter,
+    Message,
+    QueuePort,
+    Receipt,
+    Settlement,
+    check_finished,
+)
+from jobsync.stores.witness import Witness
+
+__all__ = ["LAPSED", "MOST", "Found", "Rows", "Taken", "Told", "as_json"]
+
+MOST = 10_000
+"""The largest batch."""
+
+LAPSED = "nobody settled it: its worker died, or fell silent for too long"
+"""The error that a message keeps of a claim that was ended."""
+
+_PATIENCE = 30.0
+"""Seconds after which an unknown settlement is no longer sent again."""
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 4.0
+_LONGEST_ERROR = 2000
+
+_Lines = list[Failure]
+
+
+class Found(NamedTuple):
+    """A message that was claimed, as its row tells."""
+
+    id: str
+    payload: bytes | str
+    deliveries: int
+    returned: int
+    max_attempts: int
+    timeout: float | None
+    suspect: bool
+    enqueued: float
+
+
+class Taken(NamedTuple):
+    """What a claim found."""
+
+    rows: list[Found]
+    suspects: bool
+    next: float | None
+
+
+class Told(NamedTuple):
+    """A settlement, as the database takes it."""
+
+    id: str
+    claim: str
+    target: State
+    mark: str
+    """How this claim was settled; the row remembers it."""
+    delay: float
+    back: int
+    error: str | None
+    """As JSON."""
+
+
+class Rows(QueuePort):
+    """What is the same on both databases.
+
+    Args:
+        queue: its name.
+        components: time, randomness and events.
+    """
+
+    def __init__(self, queue: str, components: Components) -> None:
+        self.queue = queue
+        self.topic = f"queue/{queue}"
+        self._clock = components.clock
+        self._randomness = components.randomness
+        self._ids = components.ids
+        self._witness = Witness(self.topic, components.events)
+
+    async def push(self, letters: Sequence[Letter]) -> None:
+        """Add messages, all or none."""
+        if len(letters) > MOST:
+            many = f"{len(letters):,} messages"
+            raise Invalid("messages", many, f"are over {MOST:,}", "push in parts")
+        if not letters:
+            return
+        payloads = [encode(each.value, "message", limit=MAX_MESSAGE) for each in letters]
+        try:
+            await self._push(letters, payloads)
+        except OutcomeUnknown as unknown:
+            # What is not there may yet arrive, or have come and gone: it is not sent again.
+            if not await self._is_there([each.id for each in letters]):
+                raise unknown from None
+
+    async def claim(
+        self, limit: int, *, session: str, visibility: float, suspects: bool = False
+    ) -> Claimed:
+        """Claim messages; set aside those that cannot be read."""
+        (claim,) = self._ids.nonces(1)
+        taken = await self._claim(limit, claim, session, visibility, suspects=suspects)
+        messages: list[Message] = []
+        unreadable: list[tuple[Receipt, Corrupt]] = []
+        for row in taken.rows:
+            receipt = Receipt(row.id, row.deliveries, claim)
+            try:
+                messages.append(_revive(receipt, row))
+            except Corrupt as corrupt:
+                unreadable.append((receipt, corrupt))
+        if unreadable:
+            await self._set_aside(unreadable)
+        return Claimed(messages, taken.suspects, taken.next)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        """End claims, and follow up a lost reply."""
+        if not settlements:
+            return []
+        batch = [_tell(settlement) for settlement in settlements]
+        if len({each.id for each in batch}) < len(batch):
+            raise Invalid("settlements", len(batch), "name a message twice", "settle each once")
+        settled = await self._persist(batch)
+        return [each.id in settled for each in batch]
+
+    async def forget(self, state: State, *, older_than: float, limit: int = MOST) -> int:
+        """Remove what was finished long ago."""
+        check_finished(state)
+        return await self._forget(state, older_than, limit)
+
+    async def browse(self, state: State, *, after: str = "", limit: int = 100) -> list[Kept]:
+        """Look at messages; leave out what cannot be read, and report it."""
+        rows = await (
+            self._browse_live(state, after, limit)
+            if state in LIVE
+            else self._browse_finished(state, after, limit)
+        )
+        kept = []
+        for row in rows:
+            try:
+                kept.append(_look_at(row))
+            except Corrupt as corrupt:
+                self._witness.report(corrupt)
+        return kept
+
+    async def count(self) -> Mapping[State, int]:
+        """Count the messages in each state."""
+        return {state: count for state, count in await self._count() if count}
+
+    @abstractmethod
+    async def _push(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None: ...
+
+    @abstractmethod
+    async def _is_there(self, ids: Sequence[str]) -> bool:
+        """Say whether one of these messages is there, finished or not; False in doubt."""
+
+    @abstractmethod
+    async def _claim(
+        self, limit: int, claim: str, session: str, visibility: float, *, suspects: bool
+    ) -> Taken: ...
+
+    @abstractmethod
+    async def _settle(self, batch: Sequence[Told]) -> set[str]:
+        """End claims; give those that are settled so, by this call or an earlier one."""
+
+    @abstractmethod
+    async def _browse_live(self, state: State, after: str, limit: int) -> list[Any]: ...
+
+    @abstractmethod
+    async def _browse_finished(self, state: State, after: str, limit: int) -> list[Any]: ...
+
+    @abstractmethod
+    async def _count(self) -> list[tuple[State, int]]: ...
+
+    @abstractmethod
+    async def _forget(self, state: State, older_than: float, limit: int) -> int: ...
+
+    async def _persist(self, batch: Sequence[Told]) -> set[str]:
+        """Settle; once something was sent, until an answer comes or time is up."""
+        give_up = self._clock.mono() + _PATIENCE
+        pause = _FIRST_PAUSE
+        unknown: OutcomeUnknown | None = None
+        while True:
+            try:
+                return await self._settle(batch)
+            except OutcomeUnknown as error:
+                unknown = error
+            except Unavailable:
+                # Of this copy nothing was done; an earlier one may have been.
+                if unknown is None:
+                    raise
+            if self._clock.mono() >= give_up:
+                raise unknown
+            await self._clock.sleep(self._randomness.uniform(pause / 2, pause))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _set_aside(self, unreadable: Sequence[tuple[Receipt, Corrupt]]) -> None:
+        for _, corrupt in unreadable:
+            self._witness.report(corrupt)
+        await self.settle(
+            [
+                Settlement(receipt=receipt, move="bury", error=str(corrupt))
+                for receipt, corrupt in unreadable
+            ]
+        )
+
+
+def _tell(settlement: Settlement) -> Told:
+    receipt, error = settlement.receipt, settlement.error
+    step = MOVES[settlement.move]
+    return Told(
+        receipt.id,
+        receipt.claim,
+        step.target,
+        f"{receipt.claim}:{settlement.move}",
+        settlement.delay,
+        int(step.returns),
+        as_json(error) if error else None,
+    )
+
+
+def as_json(text: str) -> str:
+    """Give an error's text as JSON, cut, without what a database cannot hold."""
+    plain = text[:_LONGEST_ERROR].replace("\0", "\\0").encode(errors="replace").decode()
+    return msgspec.json.encode(plain).decode()
+
+
+def _revive(receipt: Receipt, row: Found) -> Message:
+    return Message(
+        receipt=receipt,
+        value=decode(row.payload, f"message {row.id}"),
+        attempt=row.deliveries - row.returned,
+        max_attempts=row.max_attempts,
+        timeout=row.timeout,
+        is_suspect=bool(row.suspect),
+        enqueued=row.enqueued,
+    )
+
+
+def _look_at(row: Sequence[Any]) -> Kept:
+    name, state, payload, deliveries, returned, most, errors, session, enqueued, cursor = row
+    return Kept(
+        id=name,
+        state=state,
+        value=None if payload is None else _decode_or_show(payload, name),
+        attempts=deliveries - returned,
+        deliveries=deliveries,
+        max_attempts=most,
+        errors=tuple(_read_errors(errors, name)),
+        session=session,
+        enqueued=enqueued,
+        cursor=cursor,
+    )
+
+
+def _decode_or_show(payload: bytes | str, name: str) -> Any:
+    """Give a payload; of what is not JSON, its text, so that somebody can look at it."""
+    try:
+        return decode(payload, name)
+    except Corrupt:
+        return payload if isinstance(payload, str) else payload.decode(errors="replace")
+
+
+def _read_errors(lines: str, name: str) -> _Lines:
+    try:
+        return msgspec.json.decode(f"[{','.join(lines.splitlines())}]", type=_Lines)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise Corrupt(f"message {name}", f"its errors are not JSON ({error})") from error

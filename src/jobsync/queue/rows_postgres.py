@@ -1,0 +1,241 @@
+"""A queue's messages in a PostgreSQL database, claimed by `FOR UPDATE SKIP LOCKED`.
+
+A claim looks only where something can be: not below the lowest position that it found
+ready before. What others pushed in a transaction that lasted longer, or had claimed in one
+that was undone, stands below; a look at everything, now and then, finds that.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core.clock import Mono
+from jobsync.core.messages import State
+from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.queue.port import Ended, Letter, Receipt
+from jobsync.queue.rows import LAPSED, MOST, Found, Rows, Taken, Told, as_json
+from jobsync.stores.sql.access import PostgresAccess
+from jobsync.stores.sql.postgres import as_array
+from jobsync.stores.sql.postgres_messages import MessageStatements
+
+__all__ = ["PostgresRows"]
+
+_SINCE_EVER = 3e9
+"""Seconds: longer ago than any message was due."""
+
+_SINCE = 120.0
+"""Seconds to look back for what is due: more than any statement of this library takes."""
+
+_LOOK_AGAIN = 0.5
+"""Seconds between looks at everything while there is nothing to do."""
+
+_LOOK_AT_ALL = 5.0
+"""Seconds between looks at everything while there is much to do, if they are cheap."""
+
+_SHARE = 50
+"""A look at everything that took long is followed by this many times as long without."""
+
+
+class _Floor(msgspec.Struct):
+    """Below what nothing is expected, and when everything is to be looked at again."""
+
+    position: int = 0
+    look_at_all: Mono = Mono(float("-inf"))
+    looked: Mono = Mono(float("-inf"))
+
+
+class PostgresRows(Rows):
+    """Messages in a schema.
+
+    Args:
+        access: the way to the tables.
+        queue: its name.
+        components: time, randomness and events.
+    """
+
+    def __init__(self, access: PostgresAccess, queue: str, components: Components) -> None:
+        super().__init__(queue, components)
+        self._access = access
+        self._sql = MessageStatements.within(access.schema)
+        self._floor = _Floor()
+
+    async def _push(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None:
+        columns = {
+            "queue": self.queue,
+            "ids": as_array([each.id for each in letters]),
+            "payloads": as_array([payload.decode() for payload in payloads]),
+            "delays": as_array([float(each.delay) for each in letters]),
+            "max_attempts": as_array([each.max_attempts for each in letters]),
+            "timeouts": as_array([each.timeout for each in letters]),
+        }
+        await self._access.run_loudly(self._sql.push, self._sql.push_loudly, columns, self.topic)
+
+    async def _is_there(self, ids: Sequence[str]) -> bool:
+        named = {"ids": as_array(ids)}
+        try:
+            ((there,),) = await self._access.run(self._sql.pushed, named, self.topic)
+        except (OutcomeUnknown, Unavailable):
+            return False
+        return bool(there)
+
+    async def _claim(
+        self, limit: int, claim: str, session: str, visibility: float, *, suspects: bool
+    ) -> Taken:
+        begun = self._clock.mono()
+        whole = suspects or begun >= self._floor.look_at_all
+        taken = await self._look(limit, claim, session, visibility, suspects=suspects, whole=whole)
+        if suspects:
+            return taken
+        if whole:
+            self._note_look(begun)
+        elif not taken.rows and begun - self._floor.looked >= _LOOK_AGAIN:
+            self._floor.look_at_all = begun
+            return await self._claim(limit, claim, session, visibility, suspects=False)
+        return taken
+
+    def _note_look(self, begun: Mono) -> None:
+        now = self._clock.mono()
+        self._floor.looked = now
+        self._floor.look_at_all = now + max(_LOOK_AT_ALL, _SHARE * (now - begun))
+
+    async def _look(
+        self,
+        limit: int,
+        claim: str,
+        session: str,
+        visibility: float,
+        *,
+        suspects: bool,
+        whole: bool,
+    ) -> Taken:
+        named = {
+            "queue": self.queue,
+            "claim": claim,
+            "session": session,
+            "visibility": float(visibility),
+            "limit": limit,
+            "suspects": suspects,
+            "floor": 0 if whole else self._floor.position,
+            "since": _SINCE_EVER if whole else _SINCE,
+        }
+        try:
+            rows = await self._access.run(self._sql.claim, named, self.topic)
+        except OutcomeUnknown as unknown:
+            return await self._find_claimed(claim, unknown)
+        lowest, more, coming = rows[0][:3]
+        if lowest is not None:
+            self._floor.position = lowest
+        found = [Found(*row[4:]) for row in rows if row[3] is not None]
+        return Taken(found, more, coming)
+
+    async def _find_claimed(self, claim: str, unknown: OutcomeUnknown) -> Taken:
+        """Give what a claim has brought whose reply was lost."""
+        named = {"queue": self.queue, "claim": claim}
+        try:
+            rows = await self._access.run(self._sql.claimed, named, self.topic)
+        except OutcomeUnknown as error:
+            raise Unavailable(self.topic, error.detail) from unknown
+        if not rows:
+            raise Unavailable(self.topic, unknown.detail) from unknown
+        return Taken([Found(*row[1:]) for row in rows], suspects=False, next=0.0)
+
+    async def _settle(self, batch: Sequence[Told]) -> set[str]:
+        columns = {
+            "ids": as_array([each.id for each in batch]),
+            "claims": as_array([each.claim for each in batch]),
+            "targets": as_array([each.target for each in batch]),
+            "marks": as_array([each.mark for each in batch]),
+            "delays": as_array([float(each.delay) for each in batch]),
+            "returns": as_array([each.back for each in batch]),
+            "errors": as_array([each.error for each in batch]),
+        }
+        settled = {
+            name for (name,) in await self._access.run(self._sql.settle, columns, self.topic)
+        }
+        if left := [each for each in batch if each.id not in settled]:
+            named = {
+                "ids": as_array([each.id for each in left]),
+                "marks": as_array([each.mark for each in left]),
+            }
+            before = await self._access.run(self._sql.settled, named, self.topic)
+            settled.update(name for (name,) in before)
+        return settled
+
+    async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
+        """Let claims hold on."""
+        named = {
+            "ids": as_array([each.id for each in receipts]),
+            "claims": as_array([each.claim for each in receipts]),
+            "visibility": float(visibility),
+        }
+        extended = {name for (name,) in await self._try(self._sql.extend, named)}
+        return [each.id in extended for each in receipts]
+
+    async def end_claims(self, dead: Collection[str] = ()) -> list[Ended]:
+        """End the claims that nobody will settle."""
+        named = {
+            "queue": self.queue,
+            "dead": as_array(list(dead)),
+            "error": as_json(LAPSED),
+            "limit": MOST,
+        }
+        return [
+            Ended(id=name, state=state, attempt=attempt, session=session)
+            for name, state, attempt, session in await self._try(self._sql.end_claims, named)
+        ]
+
+    async def holders(self) -> list[str]:
+        """Give the sessions that have claimed anything."""
+        rows = await self._try(self._sql.holders, {"queue": self.queue})
+        return [session for (session,) in rows]
+
+    async def _browse_live(self, state: State, after: str, limit: int) -> list[Any]:
+        named = {"queue": self.queue, "state": state, "after": after, "limit": limit}
+        return await self._try(self._sql.browse_live, named)
+
+    async def _browse_finished(self, state: State, after: str, limit: int) -> list[Any]:
+        named = {"queue": self.queue, "state": state, "after": after, "limit": limit}
+        return await self._try(self._sql.browse_finished, named)
+
+    async def _count(self) -> list[tuple[State, int]]:
+        return await self._try(self._sql.count, {"queue": self.queue})
+
+    async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
+        """Give dead letters a new life."""
+        named = {
+            "queue": self.queue,
+            "ids": as_array(list(ids or ())),
+            "all": ids is None,
+            "limit": limit,
+        }
+        ((count,),) = await self._access.run(self._sql.redrive, named, self.topic)
+        return int(count)
+
+    async def purge(self, states: Collection[State]) -> int:
+        """Remove messages for good."""
+        named = {"queue": self.queue, "states": as_array(list(states))}
+        ((count,),) = await self._access.run(self._sql.purge, named, self.topic)
+        return int(count)
+
+    async def _forget(self, state: State, older_than: float, limit: int) -> int:
+        named = {
+            "queue": self.queue,
+            "state": state,
+            "older_than": float(older_than),
+            "limit": limit,
+        }
+        ((count,),) = await self._access.run(self._sql.forget, named, self.topic)
+        return int(count)
+
+    async def wait(self, timeout: float) -> None:
+        """Return early if something was pushed."""
+        await self._access.wait(self.topic, timeout)
+
+    async def _try(self, statement: str, parameters: Mapping[str, Any]) -> list[Any]:
+        """Run what may be run again, whatever became of it."""
+        try:
+            return await self._access.run(statement, parameters, self.topic)
+        except OutcomeUnknown as unknown:
+            raise Unavailable(self.topic, unknown.detail) from unknown

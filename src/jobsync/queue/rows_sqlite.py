@@ -1,0 +1,260 @@
+"""A queue's messages in an SQLite file.
+
+Delays count by the wall clock, so that they outlast a restart of the machine. Claims count by
+the time since boot, which no step of the wall clock touches; those of an earlier boot have
+lapsed.
+"""
+
+import sqlite3
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core.messages import State, has_spent
+from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.queue.port import Ended, Letter, Receipt
+from jobsync.queue.rows import LAPSED, MOST, Found, Rows, Taken, Told, as_json
+from jobsync.stores.sql import sqlite_messages as sql
+from jobsync.stores.sql.access import SqliteAccess
+
+__all__ = ["SqliteRows"]
+
+
+class SqliteRows(Rows):
+    """Messages in a file.
+
+    Args:
+        access: the way to the file.
+        queue: its name.
+        components: time, randomness and events.
+    """
+
+    def __init__(self, access: SqliteAccess, queue: str, components: Components) -> None:
+        super().__init__(queue, components)
+        self._access = access
+
+    async def _push(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None:
+        def work(connection: sqlite3.Connection) -> None:
+            now = self._now()
+            rows = [
+                {
+                    "queue": self.queue,
+                    "id": letter.id,
+                    "state": "waiting" if letter.delay > 0 else "ready",
+                    "due": now + letter.delay,
+                    "payload": payload.decode(),
+                    "max_attempts": letter.max_attempts,
+                    "timeout": letter.timeout,
+                    "now": now,
+                }
+                for letter, payload in zip(letters, payloads, strict=True)
+            ]
+            connection.executemany(sql.PUSH, rows)
+
+        await self._access.write(work, self.topic)
+        self._access.wake(self.topic)
+
+    async def _is_there(self, ids: Sequence[str]) -> bool:
+        try:
+            ((there,),) = await self._access.read(sql.PUSHED, {"ids": _json(list(ids))})
+        except Unavailable:
+            return False
+        return bool(there)
+
+    async def _claim(
+        self, limit: int, claim: str, session: str, visibility: float, *, suspects: bool
+    ) -> Taken:
+        def work(connection: sqlite3.Connection) -> Taken:
+            now, (boot, mono) = self._now(), self._since_boot()
+            named = {"queue": self.queue, "now": now, "suspects": suspects, "limit": limit}
+            rows = connection.execute(sql.LATE, named).fetchall()
+            if not suspects and len(rows) < limit:
+                named["limit"] = limit - len(rows)
+                rows += connection.execute(sql.READY, named).fetchall()
+            coming = self._find_next(connection, now, boot, mono)
+            if rows:
+                taken = {
+                    "claim": claim,
+                    "session": session,
+                    "due": mono + visibility,
+                    "boot": boot,
+                    "positions": _json([row[0] for row in rows]),
+                }
+                connection.execute(sql.CLAIM, taken)
+            ((more,),) = connection.execute(sql.SUSPECTS, named)
+            return Taken([Found(*row[1:]) for row in sorted(rows)], bool(more), coming)
+
+        try:
+            return await self._access.write(work, self.topic)
+        except OutcomeUnknown as error:
+            raise Unavailable(self.topic, error.detail) from error
+
+    def _find_next(
+        self, connection: sqlite3.Connection, now: float, boot: int, mono: float
+    ) -> float | None:
+        """Give the seconds until a delay is over or a claim lapses."""
+        named = {"queue": self.queue, "now": now}
+        ((due,),) = connection.execute(sql.NEXT_DUE, named)
+        moments = [] if due is None else [due - now]
+        for lapses, since in connection.execute(sql.NEXT_LAPSE, named):
+            moments.append(lapses - mono if since == boot else 0.0)
+        return min(moments, default=None)
+
+    async def _settle(self, batch: Sequence[Told]) -> set[str]:
+        def work(connection: sqlite3.Connection) -> set[str]:
+            now = self._now()
+            return {told.id for told in batch if _end(connection, told, now)}
+
+        return await self._access.write(work, self.topic)
+
+    async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
+        """Let claims hold on."""
+
+        def work(connection: sqlite3.Connection) -> list[bool]:
+            boot, mono = self._since_boot()
+            return [
+                connection.execute(
+                    sql.EXTEND,
+                    {"id": each.id, "claim": each.claim, "boot": boot, "due": mono + visibility},
+                ).rowcount
+                > 0
+                for each in receipts
+            ]
+
+        try:
+            return await self._access.write(work, self.topic)
+        except OutcomeUnknown as error:
+            raise Unavailable(self.topic, error.detail) from error
+
+    async def end_claims(self, dead: Collection[str] = ()) -> list[Ended]:
+        """End the claims that nobody will settle."""
+
+        def work(connection: sqlite3.Connection) -> list[Ended]:
+            now, (boot, mono) = self._now(), self._since_boot()
+            named = {
+                "queue": self.queue,
+                "boot": boot,
+                "mono": mono,
+                "dead": _json(list(dead)),
+                "limit": MOST,
+            }
+            found = connection.execute(sql.FIND_LAPSED, named).fetchall()
+            return [_lapse(connection, row, now) for row in found]
+
+        try:
+            ended = await self._access.write(work, self.topic)
+        except OutcomeUnknown as error:
+            raise Unavailable(self.topic, error.detail) from error
+        if ended:
+            self._access.wake(self.topic)
+        return ended
+
+    async def holders(self) -> list[str]:
+        """Give the sessions that have claimed anything."""
+        rows = await self._access.read(sql.HOLDERS, {"queue": self.queue})
+        return [session for (session,) in rows]
+
+    async def _browse_live(self, state: State, after: str, limit: int) -> list[Any]:
+        named = {"queue": self.queue, "state": state, "after": after or "0", "limit": limit}
+        return await self._access.read(sql.BROWSE_LIVE, named)
+
+    async def _browse_finished(self, state: State, after: str, limit: int) -> list[Any]:
+        since, _, name = after.partition(" ")
+        named = {
+            "queue": self.queue,
+            "state": state,
+            "since": float(since or 0),
+            "after": name,
+            "limit": limit,
+        }
+        rows = await self._access.read(sql.BROWSE_FINISHED, named)
+        return [(*row[:-1], f"{row[-1]!r} {row[0]}") for row in rows]
+
+    async def _count(self) -> list[tuple[State, int]]:
+        return await self._access.read(sql.COUNT, {"queue": self.queue})
+
+    async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
+        """Give dead letters a new life."""
+
+        def work(connection: sqlite3.Connection) -> int:
+            named = {
+                "queue": self.queue,
+                "now": self._now(),
+                "ids": _json(list(ids or ())),
+                "all": ids is None,
+                "limit": limit,
+            }
+            back = [name for (name,) in connection.execute(sql.REDRIVE, named)]
+            connection.execute(sql.REMOVE_FINISHED, {"ids": _json(back)})
+            return len(back)
+
+        count = await self._access.write(work, self.topic)
+        self._access.wake(self.topic)
+        return count
+
+    async def purge(self, states: Collection[State]) -> int:
+        """Remove messages for good."""
+
+        def work(connection: sqlite3.Connection) -> int:
+            named = {"queue": self.queue, "states": _json(list(states))}
+            statements = (sql.PURGE_LIVE, sql.PURGE_FINISHED)
+            return sum(connection.execute(each, named).rowcount for each in statements)
+
+        return await self._access.write(work, self.topic)
+
+    async def _forget(self, state: State, older_than: float, limit: int) -> int:
+        def work(connection: sqlite3.Connection) -> int:
+            before = self._now() - older_than
+            named = {"queue": self.queue, "state": state, "before": before, "limit": limit}
+            return connection.execute(sql.FORGET, named).rowcount
+
+        return await self._access.write(work, self.topic)
+
+    async def wait(self, timeout: float) -> None:
+        """Return early if something was pushed."""
+        await self._access.wait(self.topic, timeout)
+
+    def _now(self) -> float:
+        return self._access.clock.wall().seconds
+
+    def _since_boot(self) -> tuple[int, float]:
+        return self._access.clock.boot(), self._access.clock.mono().seconds
+
+
+def _end(connection: sqlite3.Connection, told: Told, now: float) -> bool:
+    """End a claim; say whether it is settled so, by now or before."""
+    named = {**told._asdict(), "now": now, "due": now + told.delay, "suspect": 0}
+    if told.target == "waiting":
+        done = connection.execute(sql.PUT_BACK, named).rowcount > 0
+    elif done := connection.execute(sql.FINISH, named).rowcount > 0:
+        connection.execute(sql.REMOVE, named)
+    return done or bool(connection.execute(sql.SETTLED, named).fetchone()[0])
+
+
+def _lapse(connection: sqlite3.Connection, row: Sequence[Any], now: float) -> Ended:
+    name, claim, attempt, max_attempts, session = row
+    spent = has_spent(attempt, max_attempts)
+    state: State = "dead" if spent else "waiting"
+    named = {
+        "id": name,
+        "claim": claim,
+        "target": state,
+        "mark": "",
+        "error": as_json(LAPSED),
+        "now": now,
+        "due": now,
+        "back": 0,
+        "suspect": 1,
+    }
+    if spent:
+        connection.execute(sql.FINISH, named)
+        connection.execute(sql.REMOVE, named)
+    else:
+        connection.execute(sql.PUT_BACK, named)
+    return Ended(id=name, state=state, attempt=attempt, session=session)
+
+
+def _json(items: list[Any]) -> str:
+    return msgspec.json.encode(items).decode()

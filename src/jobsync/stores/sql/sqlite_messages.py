@@ -1,0 +1,175 @@
+"""The statements on messages in an SQLite file. Those of one batch run in one transaction."""
+
+__all__ = [
+    "BROWSE_FINISHED",
+    "BROWSE_LIVE",
+    "CLAIM",
+    "COUNT",
+    "EXTEND",
+    "FIND_LAPSED",
+    "FINISH",
+    "FORGET",
+    "HOLDERS",
+    "LATE",
+    "NEXT_DUE",
+    "NEXT_LAPSE",
+    "PURGE_FINISHED",
+    "PURGE_LIVE",
+    "PUSH",
+    "PUSHED",
+    "PUT_BACK",
+    "READY",
+    "REDRIVE",
+    "REMOVE",
+    "REMOVE_FINISHED",
+    "SETTLED",
+    "SUSPECTS",
+]
+
+PUSH = """
+INSERT INTO jobsync_message (queue, id, state, due, payload, max_attempts, timeout, enqueued)
+VALUES (:queue, :id, :state, :due, :payload, :max_attempts, :timeout, :now)
+"""
+# Of a push that is one transaction, one message tells of all.
+PUSHED = """
+SELECT EXISTS (
+  SELECT 1 FROM jobsync_message WHERE id IN (SELECT value FROM json_each(:ids))
+) OR EXISTS (
+  SELECT 1 FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids))
+)
+"""
+
+# As bytes: text that is not UTF-8 would fail the whole query, not its own row.
+_MESSAGE = """
+position, id, CAST(payload AS BLOB), deliveries + 1, returned, max_attempts, timeout, suspect,
+enqueued
+"""
+LATE = f"""
+SELECT {_MESSAGE} FROM jobsync_message
+WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND due <= :now
+ORDER BY due, position LIMIT :limit
+"""  # noqa: S608 - this file's own constants
+READY = f"""
+SELECT {_MESSAGE} FROM jobsync_message
+WHERE queue = :queue AND state = 'ready' ORDER BY position LIMIT :limit
+"""  # noqa: S608 - likewise
+CLAIM = """
+UPDATE jobsync_message
+SET state = 'claimed', deliveries = deliveries + 1, claim = :claim, session = :session,
+  due = :due, boot = :boot
+WHERE position IN (SELECT value FROM json_each(:positions))
+"""
+SUSPECTS = """
+SELECT EXISTS (
+  SELECT 1 FROM jobsync_message
+  WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND due <= :now
+)
+"""
+NEXT_DUE = """
+SELECT min(due) FROM (
+  SELECT min(due) AS due FROM jobsync_message
+  WHERE queue = :queue AND state = 'waiting' AND suspect = 0 AND due > :now
+  UNION ALL
+  SELECT min(due) FROM jobsync_message
+  WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND due > :now
+)
+"""
+NEXT_LAPSE = """
+SELECT due, boot FROM jobsync_message WHERE queue = :queue AND state = 'claimed'
+ORDER BY due LIMIT 1
+"""
+
+_LINE = """
+CASE WHEN :error IS NOT NULL THEN json_object(
+  'attempt', deliveries - returned, 'error', json(:error), 'at', :now, 'session', session
+) || char(10) ELSE '' END
+"""
+FINISH = f"""
+INSERT INTO jobsync_finished (
+  id, queue, state, payload, deliveries, returned, max_attempts, timeout, session, trail, errors,
+  enqueued, finished, format
+)
+SELECT id, queue, :target, CASE WHEN :target <> 'completed' THEN payload END, deliveries, returned,
+  max_attempts, timeout, session, substr(trim(:mark || ' ' || trail), 1, 120), errors || {_LINE},
+  enqueued, :now, format
+FROM jobsync_message WHERE id = :id AND claim = :claim AND state = 'claimed'
+"""  # noqa: S608 - likewise
+REMOVE = "DELETE FROM jobsync_message WHERE id = :id"
+PUT_BACK = f"""
+UPDATE jobsync_message
+SET state = 'waiting', due = :due, boot = 0, returned = returned + :back, suspect = :suspect,
+  claim = '', session = '', trail = substr(trim(:mark || ' ' || trail), 1, 120),
+  errors = errors || {_LINE}
+WHERE id = :id AND claim = :claim AND state = 'claimed'
+"""  # noqa: S608 - likewise
+SETTLED = """
+SELECT EXISTS (SELECT 1 FROM jobsync_message WHERE id = :id AND instr(trail, :mark))
+    OR EXISTS (SELECT 1 FROM jobsync_finished WHERE id = :id AND instr(trail, :mark))
+"""
+EXTEND = """
+UPDATE jobsync_message SET due = CASE WHEN boot = :boot THEN max(due, :due) ELSE :due END,
+  boot = :boot
+WHERE id = :id AND claim = :claim AND state = 'claimed'
+"""
+# Who held a claim of an earlier boot is gone with it.
+FIND_LAPSED = """
+SELECT id, claim, deliveries - returned, max_attempts, session FROM jobsync_message
+WHERE queue = :queue AND state = 'claimed' AND (
+  boot <> :boot OR due <= :mono OR session IN (SELECT value FROM json_each(:dead))
+)
+ORDER BY due LIMIT :limit
+"""
+HOLDERS = """
+SELECT DISTINCT session FROM jobsync_message
+WHERE queue = :queue AND state = 'claimed' ORDER BY session
+"""
+
+BROWSE_LIVE = """
+SELECT id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, session,
+  enqueued, CAST(position AS TEXT)
+FROM jobsync_message
+WHERE queue = :queue AND state = :state AND position > CAST(:after AS INTEGER)
+ORDER BY position LIMIT :limit
+"""
+BROWSE_FINISHED = """
+SELECT id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, session,
+  enqueued, finished
+FROM jobsync_finished
+WHERE queue = :queue AND state = :state AND (finished, id) > (:since, :after)
+ORDER BY finished, id LIMIT :limit
+"""
+COUNT = """
+SELECT state, count(*) FROM jobsync_message WHERE queue = :queue GROUP BY state
+UNION ALL
+SELECT state, count(*) FROM jobsync_finished WHERE queue = :queue GROUP BY state
+"""
+# The attempts so far count as given back. Deliveries only grow.
+REDRIVE = """
+INSERT INTO jobsync_message (
+  id, queue, state, due, payload, deliveries, returned, max_attempts, timeout, trail, errors,
+  enqueued, format
+)
+SELECT id, queue, 'waiting', :now, payload, deliveries, deliveries, max_attempts, timeout, trail,
+  errors, enqueued, format
+FROM jobsync_finished
+WHERE queue = :queue AND payload IS NOT NULL AND (
+  id IN (SELECT value FROM json_each(:ids)) OR (:all AND state = 'dead')
+)
+ORDER BY finished, id LIMIT :limit
+RETURNING id
+"""
+REMOVE_FINISHED = "DELETE FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids))"
+PURGE_LIVE = """
+DELETE FROM jobsync_message
+WHERE queue = :queue AND state IN (SELECT value FROM json_each(:states))
+"""
+PURGE_FINISHED = """
+DELETE FROM jobsync_finished
+WHERE queue = :queue AND state IN (SELECT value FROM json_each(:states))
+"""
+FORGET = """
+DELETE FROM jobsync_finished WHERE id IN (
+  SELECT id FROM jobsync_finished
+  WHERE queue = :queue AND state = :state AND finished < :before ORDER BY finished LIMIT :limit
+)
+"""

@@ -1,0 +1,56 @@
+"""The narrow way into an SQLite store."""
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jobsync.core.clock import Clock
+from jobsync.errors import OutcomeUnknown
+from jobsync.stores.sql.access import Parameters, SqliteAccess
+from jobsync.stores.sqlitefile import CommitFailed, SqliteFile
+from jobsync.stores.topics import Topics
+
+__all__ = ["FileAccess"]
+
+T = TypeVar("T")
+
+_POLL = 0.05
+
+
+class FileAccess(SqliteAccess):
+    """Reads and writes one file.
+
+    Args:
+        file: which one.
+        clock: this machine's.
+    """
+
+    def __init__(self, file: SqliteFile, clock: Clock) -> None:
+        self.clock = clock
+        self._file = file
+        self._topics = Topics.at(str(file.path))
+
+    async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
+        """Run a query."""
+        return await self._file.read(query, parameters)
+
+    async def write(self, work: Callable[[sqlite3.Connection], T], place: str) -> T:
+        """Run work in one transaction."""
+        try:
+            return await self._file.write(work)
+        except CommitFailed as failed:
+            raise OutcomeUnknown(place, str(failed)) from failed
+
+    def wake(self, topic: str) -> None:
+        """Let those who wait look."""
+        self._topics.wake([topic])
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Return early if the topic was woken here, or if another process changed the file."""
+        give_up = self.clock.mono() + timeout
+        seen = await self._file.read("PRAGMA data_version")
+        while (left := give_up - self.clock.mono()) > 0:
+            if await self._topics.wait(topic, min(_POLL, left)):
+                return
+            if await self._file.read("PRAGMA data_version") != seen:
+                return
