@@ -13,6 +13,7 @@ if _typing.TYPE_CHECKING:
     from jobsync.coordination.fencing import Term
     from jobsync.coordination.membership import Membership, Peer
     from jobsync.coordination.settings import CoordinatorSettings
+    from jobsync.core.messages import Cancel, Snooze
     from jobsync.database.coordinating import CoordinatorPlugin
     from jobsync.database.database import Database
     from jobsync.database.document import Document
@@ -42,6 +43,8 @@ if _typing.TYPE_CHECKING:
     from jobsync.jobs.job import Job
     from jobsync.jobs.task import Task
     from jobsync.jobs.telling import RebalanceEvent
+    from jobsync.queue.context import Context
+    from jobsync.queue.plugin import QueuePlugin, S3QueuePlugin
     from jobsync.stores.contract import (
         Applied,
         Conflicted,
@@ -57,10 +60,12 @@ if _typing.TYPE_CHECKING:
 
 __all__ = [
     "Applied",
+    "Cancel",
     "ClaimLost",
     "Components",
     "Conflict",
     "Conflicted",
+    "Context",
     "CoordinationConfig",
     "Coordinator",
     "CoordinatorPlugin",
@@ -92,9 +97,12 @@ __all__ = [
     "Plugin",
     "PluginStorage",
     "Put",
+    "QueuePlugin",
     "RebalanceEvent",
     "Record",
     "Resource",
+    "S3QueuePlugin",
+    "Snooze",
     "Store",
     "Task",
     "Term",
@@ -115,6 +123,7 @@ _HOMES = {
         "Peer",
     ),
     "coordination.settings": ("CoordinatorSettings",),
+    "core.messages": ("Cancel", "Snooze"),
     "database.coordinating": ("CoordinatorPlugin",),
     "database.database": ("Database",),
     "database.document": ("Document",),
@@ -147,6 +156,8 @@ _HOMES = {
     "jobs.job": ("Job",),
     "jobs.task": ("Task",),
     "jobs.telling": ("RebalanceEvent",),
+    "queue.context": ("Context",),
+    "queue.plugin": ("QueuePlugin", "S3QueuePlugin"),
     "stores.contract": (
         "Applied",
         "Conflicted",

@@ -136,6 +136,8 @@ class Failed(msgspec.Struct, frozen=True):
     """The handler has raised, was too slow, or said so."""
 
     error: str
+    cause: Exception | None = None
+    """What it has raised."""
 
 
 class Returned(msgspec.Struct, frozen=True):

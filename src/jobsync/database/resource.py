@@ -27,9 +27,10 @@ from jobsync.core.codec import Json
 from jobsync.core.schema import Schema
 from jobsync.database import batch
 from jobsync.database.definition import Definition
-from jobsync.database.document import Document, value_of
+from jobsync.database.document import LIBRARYS, Document, value_of
 from jobsync.database.drafting import Drafting
 from jobsync.database.hooks import Hook, Hooks, Verb
+from jobsync.database.intake import Intake
 from jobsync.database.listing import Listing, Page
 from jobsync.database.shelf import Shelf, Verdict
 from jobsync.errors import Conflict, Incomplete, Invalid, InvalidRecord, NotFound
@@ -100,6 +101,7 @@ class Resource(Teller):
         self._ids = components.ids
         self._listing = Listing(self._shelf, components.events)
         self._renew = renew
+        self._intake: Intake | None = None
         self.define(definition)
 
     def __repr__(self) -> str:
@@ -282,6 +284,66 @@ class Resource(Teller):
             self._check_complete(tally)
             removed += len(tally.written)
         return removed
+
+    async def enqueue(
+        self,
+        data: Mapping[str, Json],
+        *,
+        delay: float = 0.0,
+        timeout: float | None = None,
+        max_attempts: int | None = None,
+    ) -> str:
+        """Push a message that looks as this resource's records do; give the message's id.
+
+        Args:
+            data: the message; without an id of its own it is given the message's.
+            delay: seconds before which nobody handles it.
+            timeout: seconds that its handler may take; the queue's by default.
+            max_attempts: how often it is tried; the queue's by default.
+
+        Raises:
+            InvalidRecord: it breaks the schema; lists every field that does.
+            Invalid: this resource has no queue here, or an option is wrong.
+            OutcomeUnknown: nobody can say whether it will be handled.
+        """
+        return await self._queue().enqueue(
+            data, delay=delay, timeout=timeout, max_attempts=max_attempts
+        )
+
+    async def enqueue_many(
+        self,
+        data: Sequence[Mapping[str, Json]],
+        *,
+        delay: float = 0.0,
+        timeout: float | None = None,
+        max_attempts: int | None = None,
+    ) -> Names:
+        """Push messages, all or none, in order; give their ids. See `enqueue`."""
+        return await self._queue().enqueue_many(
+            data, delay=delay, timeout=timeout, max_attempts=max_attempts
+        )
+
+    def hand_to(self, intake: Intake | None) -> None:
+        """Hand messages to a queue from now on, or to none."""
+        self._intake = intake
+
+    def draft(self, records: Sequence[Any]) -> list[dict[str, Json]]:
+        """Check what is given by the schema, fill in defaults and ids, and store nothing.
+
+        Raises:
+            InvalidRecord: some break the schema; lists every field.
+        """
+        drafted = self._drafting.fresh_all(records, self._ids.records(len(records)), self._now())
+        return [
+            {name: value for name, value in document.items() if name not in LIBRARYS}
+            for document in drafted
+        ]
+
+    def _queue(self) -> Intake:
+        if self._intake is None:
+            fix = f"await database.use_plugin(QueuePlugin(resource={self.name!r})) first"
+            raise Invalid("resource", self.name, "has no queue in this process", fix)
+        return self._intake
 
     async def list(self, *, limit: int | None = None, offset: int = 0) -> Documents:
         """Give records in the order of their ids; all of them, unless told otherwise."""

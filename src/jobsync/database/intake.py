@@ -1,0 +1,34 @@
+"""Where a resource hands its messages in. A queue is one; the resource knows no more of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from jobsync.core.codec import Json
+
+__all__ = ["Intake"]
+
+
+class Intake(Protocol):
+    """Takes messages."""
+
+    async def enqueue(
+        self,
+        data: Mapping[str, Json],
+        *,
+        delay: float = 0.0,
+        timeout: float | None = None,
+        max_attempts: int | None = None,
+    ) -> str:
+        """Take one message; give its id."""
+        ...
+
+    async def enqueue_many(
+        self,
+        data: Sequence[Mapping[str, Json]],
+        *,
+        delay: float = 0.0,
+        timeout: float | None = None,
+        max_attempts: int | None = None,
+    ) -> list[str]:
+        """Take messages, all or none; give their ids."""
+        ...

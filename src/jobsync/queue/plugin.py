@@ -1,0 +1,425 @@
+"""A durable queue on a resource.
+
+    queue = QueuePlugin(resource="tasks", on_message=handle)
+    await db.use_plugin(queue)
+    await db.resources.tasks.enqueue({"type": "send-email"})
+
+Promises: an acknowledged enqueue is delivered at least once or found among the dead letters; a
+message has at most one live claim; a stale receipt can neither complete, extend nor fail it. A
+handler runs a second time only if the first claim ended unsettled: by a crash, or by a pause
+longer than the session's timeout or the visibility timeout.
+
+Without a handler this process only pushes. The coordinator, of all processes that have the
+queue, ends the claims of those that died, and forgets what was finished long ago.
+"""
+
+import asyncio
+import inspect
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from msgspec.structs import fields
+
+from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.core.clock import Mono
+from jobsync.core.codec import Json
+from jobsync.core.messages import (
+    FINISHED,
+    LIVE,
+    Backoff,
+    Cancel,
+    Completed,
+    Failed,
+    Outcome,
+    Retries,
+    Returned,
+    Snooze,
+    State,
+    default_backoff,
+    has_spent,
+)
+from jobsync.core.names import closest
+from jobsync.database.coordinating import CoordinatorPlugin
+from jobsync.errors import Invalid
+from jobsync.events import Event, HandlerFailed
+from jobsync.queue import events
+from jobsync.queue.executor import Executor, Handler, describe
+from jobsync.queue.opening import open_port
+from jobsync.queue.port import Ended, Kept, Letter, Message, QueuePort
+from jobsync.queue.settings import QueueSettings, translate
+from jobsync.queue.worker import Told, Worker, document_of
+from jobsync.settings import Sources, resolve
+
+__all__ = ["QueuePlugin", "S3QueuePlugin"]
+
+_H = TypeVar("_H", bound=Handler)
+
+_PENDING: tuple[State, ...] = ("ready", "waiting")
+_COUNTED: Mapping[str, tuple[State, ...]] = {
+    "pending": _PENDING,
+    "processing": ("claimed",),
+    "all": (*LIVE, *FINISHED),
+    **{state: (state,) for state in (*LIVE, *FINISHED)},
+}
+_LONGEST_DELAY = 366 * 86_400.0
+_TIDY = 60.0
+"""Seconds between rounds that forget what was finished long ago."""
+
+
+class QueuePlugin(CoordinatorPlugin):
+    """Messages of a resource, handled by whichever process is free.
+
+    Args:
+        resource: whose schema messages obey; defined without one if it is not there.
+        on_message: handles a message: `async def handle(task)` or `handle(task, context)`,
+            or a plain function, which runs on a thread.
+        on_complete: told of what was handled: `(task, result)`.
+        on_error: told of every failure: `(error, task)`.
+        timeout: seconds that a handler may take; None for no end.
+        backoff: given how often a message has failed, gives the seconds until the next
+            attempt; 1, 2, 4 … 32 by default.
+        namespace: keeps several queues of one resource apart.
+        options: as in `QueueSettings` and `CoordinatorSettings`; `workers`, `max_retries`
+            and `ticket_interval` too.
+
+    Raises:
+        Invalid, Misconfigured: an option is unknown or wrong, with the fix.
+    """
+
+    slug: ClassVar[str] = "s3-queue"
+
+    def __init__(
+        self,
+        *,
+        resource: str,
+        on_message: Handler | None = None,
+        on_complete: Handler | None = None,
+        on_error: Handler | None = None,
+        timeout: float | None = 3600.0,
+        backoff: Backoff = default_backoff,
+        namespace: str | None = None,
+        **options: Any,
+    ) -> None:
+        options = translate(options)
+        own = {field.name for field in fields(QueueSettings)}
+        _refuse_unknown(options, own)
+        super().__init__(
+            namespace=namespace,
+            **{name: value for name, value in options.items() if name not in own},
+        )
+        sources = Sources.load(os.environ, Path.cwd())
+        chosen = {name: value for name, value in options.items() if name in own}
+        self.settings = resolve(QueueSettings, chosen, sources, section="queue").value
+        self.resource = resource
+        self._timeout = timeout
+        self._retries = Retries(max_attempts=self.settings.max_attempts, backoff=backoff)
+        self._on_complete = on_complete
+        self._on_error = on_error
+        self._executor: Executor | None = None
+        self._port: QueuePort | None = None
+        self._worker: Worker | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._is_paused = False
+        self._tidy_next = Mono(float("-inf"))
+        self._counters: Counter[str] = Counter()
+        if on_message is not None:
+            self.handler(on_message)
+
+    def handler(self, function: _H) -> _H:
+        """Handle messages with this function; a decorator.
+
+        Raises:
+            Invalid: it takes no message, or there is a handler already.
+        """
+        if self._executor is not None:
+            raise Invalid("on_message", function, "there is a handler already", "give one")
+        self._executor = Executor(
+            function,
+            self.settings.concurrency,
+            auto_acknowledge=self.settings.auto_acknowledge,
+        )
+        if self.is_running:
+            self._begin()
+        return function
+
+    @property
+    def queue(self) -> str:
+        """How the store calls this queue."""
+        return f"{self.namespace}/{self.resource}"
+
+    async def enqueue(
+        self,
+        data: Mapping[str, Json],
+        *,
+        delay: float = 0.0,
+        timeout: float | None = None,
+        max_attempts: int | None = None,
+    ) -> str:
+        """Push a message; give its id. See `Resource.enqueue`."""
+        (name,) = await self.enqueue_many(
+            [data], delay=delay, timeout=timeout, max_attempts=max_attempts
+        )
+        return name
+
+    async def enqueue_many(
+        self,
+        data: Sequence[Mapping[str, Json]],
+        *,
+        delay: float = 0.0,
+        timeout: float | None = None,
+        max_attempts: int | None = None,
+    ) -> list[str]:
+        """Push messages, all or none, in order; give their ids. See `Resource.enqueue`."""
+        attempts = self.settings.max_attempts if max_attempts is None else max_attempts
+        _check_options(delay, timeout, attempts)
+        documents = self.database.resource(self.resource).draft(data)
+        ids = self.database.components.ids.records(len(documents))
+        letters = [
+            Letter(id=name, value=value, delay=delay, timeout=timeout, max_attempts=attempts)
+            for name, value in zip(ids, documents, strict=True)
+        ]
+        await self._open().push(letters)
+        self._counters["enqueued"] += len(ids)
+        self.emit(events.MessagesEnqueued(queue=self.queue, ids=tuple(ids)))
+        return ids
+
+    async def count(self, state: str = "pending") -> int:
+        """Count messages that are pending, processing, completed, dead, cancelled, or all."""
+        if state not in _COUNTED:
+            hint = closest(state, _COUNTED)
+            fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_COUNTED)}"
+            raise Invalid("state", state, "is no state of a message", fix)
+        counts = await self._open().count()
+        return sum(counts.get(each, 0) for each in _COUNTED[state])
+
+    def stats(self) -> dict[str, int]:
+        """Tell what this process has done since it began, from counters."""
+        names = ("enqueued", "completed", "retried", "cancelled", "returned", "dead", "lost")
+        running = 0 if self._worker is None else self._worker.running
+        return {**{name: self._counters[name] for name in names}, "running": running}
+
+    async def dead_letters(self, *, after: str = "", limit: int = 100) -> list[Kept]:
+        """Look at the messages whose attempts are spent, with every error."""
+        return await self._open().browse("dead", after=after, limit=limit)
+
+    async def redrive(self, ids: Sequence[str] | None = None, *, limit: int = 1000) -> int:
+        """Give dead letters, those named or all, a new life with all attempts; count them."""
+        return await self._open().redrive(ids, limit=limit)
+
+    async def purge(self, *, include_dead: bool = False) -> int:
+        """Remove the messages that nobody handles yet, perhaps the dead letters too."""
+        return await self._open().purge([*_PENDING, *(("dead",) if include_dead else ())])
+
+    def pause(self) -> None:
+        """Claim nothing in this process until `resume`; what runs goes on."""
+        self._is_paused = True
+        self._steer()
+
+    def resume(self) -> None:
+        """Claim again."""
+        self._is_paused = False
+        self._steer()
+
+    async def drain(self, *, max_messages: int | None = None, deadline: float | None = None) -> int:
+        """Handle messages until none is left, for one-shot runs; count them.
+
+        Args:
+            max_messages: stop after so many.
+            deadline: claim no more after so many seconds.
+
+        Raises:
+            Invalid: the queue has no handler, or does not run.
+        """
+        worker = self._make_worker(quota=max_messages, until_empty=True)
+        timer: asyncio.TimerHandle | None = None
+        if deadline is not None:
+            timer = asyncio.get_running_loop().call_later(deadline, worker.stop)
+        try:
+            await worker.run()
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return worker.handled
+
+    async def on_start(self) -> None:
+        """Find the resource, and take its messages."""
+        database = self.database
+        self._port = open_port(database.store, self.queue, database.components)
+        if self.resource not in database.resources:
+            await database.create_resource(self.resource)
+        database.resources[self.resource].hand_to(self)
+
+    async def start(self) -> None:
+        """Start, and handle messages, unless it does already."""
+        await super().start()
+        if self.is_running:
+            self._begin()
+
+    async def stop(self) -> None:
+        """Claim no more, finish or give back what is in hand, and stop."""
+        worker, self._worker = self._worker, None
+        working, self._working = self._working, None
+        if worker is not None and working is not None:
+            worker.stop()
+            await asyncio.wait([working])
+            self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
+        await super().stop()
+
+    async def coordinator_work(self) -> None:
+        """End the claims of workers that died, and forget what was finished long ago."""
+        if self._worker is None or not self._worker.is_quiet:
+            await self._end_claims_of_the_dead()
+        now = self.database.components.clock.mono()
+        if now >= self._tidy_next:
+            self._tidy_next = now + _TIDY
+            await self._tidy()
+
+    async def _end_claims_of_the_dead(self) -> None:
+        port, membership = self._open(), self._joined()
+        holders = [each for each in await port.holders() if each != membership.incarnation]
+        membership.watch(f"queue {self.queue}", holders)
+        dead = [each for each in holders if membership.is_dead(each)]
+        if dead:
+            self._note_ended(await port.end_claims(dead))
+
+    async def _tidy(self) -> None:
+        port = self._open()
+        await port.forget("completed", older_than=self.settings.completed_ttl)
+        if self.settings.dead_ttl is not None:
+            await port.forget("dead", older_than=self.settings.dead_ttl)
+
+    def _open(self) -> QueuePort:
+        if self._port is None:
+            fix = "await database.use_plugin(queue) first"
+            raise Invalid("queue", self.resource, "was never started", fix)
+        return self._port
+
+    def _begin(self) -> None:
+        """Handle messages in the background, if there is a handler and nobody does."""
+        if self._executor is None or self._worker is not None:
+            return
+        self._worker = self._make_worker()
+        self._steer()
+        self._working = self.run_in_background(self._worker.run, "worker")
+        self.emit(
+            events.WorkersStarted(
+                queue=self.queue,
+                worker_id=self.worker_id,
+                concurrency=self.settings.concurrency,
+            )
+        )
+
+    def _steer(self) -> None:
+        if self._worker is not None:
+            self._worker.is_paused = self._is_paused
+            self._worker.wake()
+
+    def _make_worker(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:
+        if self._executor is None:
+            fix = "pass on_message=, or decorate one with @queue.handler"
+            raise Invalid("queue", self.resource, "has no handler", fix)
+        told = Told(
+            settled=self._note_settled,
+            lost=self._note_lost,
+            ended=self._note_ended,
+            overran=self._note_overrun,
+            progressed=self._note_progress,
+            failed=self._note_failure,
+        )
+        return Worker(
+            self._open(),
+            self._joined(),
+            self._executor,
+            self.settings,
+            self._retries,
+            self._timeout,
+            self.database.components,
+            told,
+            quota=quota,
+            until_empty=until_empty,
+        )
+
+    async def _note_settled(
+        self, message: Message, outcome: Outcome, delay: float, took: float
+    ) -> None:
+        about = self._about(message.id, message.attempt)
+        match outcome:
+            case Completed(result):
+                self._tell("completed", events.MessageCompleted(**about, duration=took))
+                await self._call("on_complete", self._on_complete, document_of(message), result)
+            case Cancel(reason):
+                self._tell("cancelled", events.MessageCancelled(**about, reason=reason))
+            case Returned() | Snooze():
+                self._tell("returned", events.MessageReturned(**about, delay=delay))
+            case Failed(error, cause):
+                if has_spent(message.attempt, message.max_attempts):
+                    self._tell("dead", events.MessageDead(**about, error=error))
+                else:
+                    self._tell("retried", events.MessageRetried(**about, error=error, delay=delay))
+                self._note_failure(cause or RuntimeError(error), message.id)
+                await self._call("on_error", self._on_error, cause, document_of(message))
+
+    def _tell(self, counter: str, event: Event) -> None:
+        self._counters[counter] += 1
+        self.emit(event)
+
+    def _about(self, message_id: str, attempt: int) -> dict[str, Any]:
+        return {"queue": self.queue, "message_id": message_id, "attempt": attempt}
+
+    def _note_lost(self, message: Message, reason: str) -> None:
+        about = self._about(message.id, message.attempt)
+        self._tell("lost", events.MessageLost(**about, reason=reason))
+
+    def _note_ended(self, ended: list[Ended]) -> None:
+        for each in ended:
+            self.emit(
+                events.MessageRecovered(**self._about(each.id, each.attempt), state=each.state)
+            )
+
+    def _note_overrun(self, message: Message, timeout: float) -> None:
+        about = self._about(message.id, message.attempt)
+        self.emit(events.HandlerOverran(**about, timeout=timeout))
+
+    def _note_progress(self, message: Message, progress: float) -> None:
+        about = self._about(message.id, message.attempt)
+        self.emit(events.MessageProgressed(**about, progress=progress))
+
+    def _note_failure(self, error: Exception, message_id: str | None) -> None:
+        told = f"{type(error).__name__}: {error}"
+        self.emit(events.QueueError(queue=self.queue, error=told, message_id=message_id))
+
+    async def _call(self, name: str, function: Handler | None, *arguments: Any) -> None:
+        """Call a function of the user's; what it raises is told, and stops nothing."""
+        if function is None:
+            return
+        try:
+            result = function(*arguments)
+            if inspect.isawaitable(result):
+                await result
+        except Exception as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
+            self.emit(HandlerFailed(event=name, callback=repr(function), error=describe(error)))
+
+
+S3QueuePlugin = QueuePlugin
+"""The documents' name for it."""
+
+
+def _refuse_unknown(options: Mapping[str, Any], own: set[str]) -> None:
+    known = own | {field.name for field in fields(CoordinatorSettings)}
+    for name, value in options.items():
+        if name not in known:
+            hint = closest(name, [*known, "workers", "max_retries", "ticket_interval"])
+            fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(known))}"
+            raise Invalid(name, value, "is not an option of a queue", fix)
+
+
+def _check_options(delay: float, timeout: float | None, max_attempts: int) -> None:
+    if not 0 <= delay <= _LONGEST_DELAY:
+        raise Invalid("delay", delay, "is no duration", "give seconds, 0 to 366 days")
+    if timeout is not None and not timeout > 0:
+        raise Invalid("timeout", timeout, "is no duration", "give more than 0")
+    if max_attempts < 1:
+        raise Invalid("max_attempts", max_attempts, "is less than 1", "give 1 or more")

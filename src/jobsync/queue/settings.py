@@ -1,0 +1,99 @@
+"""How a queue handles its messages. Durations are seconds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobsync.core.trust import check_duration
+from jobsync.errors import Invalid
+from jobsync.settings import Settings, in_section
+
+__all__ = ["QueueSettings", "translate"]
+
+_LONGEST_VISIBILITY = 43_200.0
+
+
+@in_section("queue")
+class QueueSettings(Settings, frozen=True, kw_only=True):
+    """The options of a queue.
+
+    Attributes:
+        concurrency: how many handlers run at once in this process; 3.
+        prefetch: how many messages are claimed ahead of those that run; ten times the
+            concurrency, and never more than a second of measured work.
+        visibility_timeout: seconds after which others may have a message whose worker does
+            not renew its claim; 30. Handlers may take longer: claims are renewed.
+        max_attempts: how often a message is tried; 4, which is three retries.
+        auto_acknowledge: a handler that returns has handled its message; without it, it
+            calls `context.ack()`.
+        poll_interval: seconds between looks where nothing tells of new messages; 10.
+        grace: seconds that handlers have to finish when the queue stops; 30.
+        completed_ttl: seconds for which it is known of a message that it was completed; 300.
+        dead_ttl: seconds for which dead letters are kept; for ever, unless given.
+        dispatch_interval: accepted; a database needs no tickets.
+        ticket_batch_size: accepted; likewise.
+    """
+
+    concurrency: int = 3
+    prefetch: int | None = None
+    visibility_timeout: float = 30.0
+    max_attempts: int = 4
+    auto_acknowledge: bool = True
+    poll_interval: float = 10.0
+    grace: float = 30.0
+    completed_ttl: float = 300.0
+    dead_ttl: float | None = None
+    dispatch_interval: float = 5.0
+    ticket_batch_size: int = 10
+
+    def __post_init__(self) -> None:
+        for field in ("concurrency", "max_attempts", "ticket_batch_size"):
+            _check_count(field, getattr(self, field), least=1)
+        _check_count("prefetch", self.prefetch, least=0)
+        check_duration("poll_interval", self.poll_interval)
+        check_duration("dispatch_interval", self.dispatch_interval)
+        _check_visibility(self.visibility_timeout)
+        for field in ("grace", "completed_ttl", "dead_ttl"):
+            _check_positive(field, getattr(self, field))
+
+
+def _check_count(field: str, value: int | None, *, least: int) -> None:
+    if value is not None and value < least:
+        raise Invalid(field, value, f"is less than {least}", f"give {least} or more")
+
+
+def _check_visibility(value: float) -> None:
+    if not 0 < value <= _LONGEST_VISIBILITY:
+        fix = f"did you mean {value / 1000:g}?" if value > 0 else "give more than 0"
+        raise Invalid("visibility_timeout", value, "durations are seconds", fix)
+
+
+def _check_positive(field: str, value: float | None) -> None:
+    if value is not None and value < 0:
+        raise Invalid(field, value, "is less than 0", "give seconds")
+
+
+_ALIASES = {"workers": "concurrency", "ticket_interval": "dispatch_interval"}
+
+
+def translate(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Give options under their own names.
+
+    Raises:
+        Invalid: one is given under two names.
+    """
+    plain = dict(options)
+    for alias, name in _ALIASES.items():
+        if alias in plain:
+            _refuse_both(plain, alias, name)
+            plain[name] = plain.pop(alias)
+    if plain.get("max_retries") is not None:
+        _refuse_both(plain, "max_retries", "max_attempts")
+        _check_count("max_retries", plain["max_retries"], least=0)
+        plain["max_attempts"] = plain["max_retries"] + 1
+    plain.pop("max_retries", None)
+    return plain
+
+
+def _refuse_both(options: Mapping[str, Any], one: str, other: str) -> None:
+    if options.get(one) is not None and options.get(other) is not None:
+        raise Invalid(one, options[one], f"{other} is given too", "give one of the two")

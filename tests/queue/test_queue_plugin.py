@@ -1,0 +1,355 @@
+"""The queue as users have it: handlers, outcomes, retries, dead letters, stopping."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobsync import (
+    Cancel,
+    Context,
+    Database,
+    Document,
+    Event,
+    Invalid,
+    InvalidRecord,
+    Misconfigured,
+    QueuePlugin,
+    S3QueuePlugin,
+    Snooze,
+)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh store on each database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'jobs.db'}"
+    server = request.getfixturevalue("postgres")
+    name = f"q{abs(hash(request.node.nodeid)) % 10**12}"
+    return f"{server.url}{'&' if '?' in server.url else '?'}schema={name}"
+
+
+@pytest.fixture
+async def db(url: str) -> AsyncIterator[Database]:
+    """A database that is connected."""
+    async with Database(url) as db:
+        yield db
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that is bound to happen."""
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110 - what is waited for has no event of its own
+            await asyncio.sleep(0.01)
+
+
+def now(_: int) -> float:
+    """Try again at once."""
+    return 0.0
+
+
+async def test_a_handler_gets_each_message_and_its_context(db: Database) -> None:
+    """Once, with what it needs to know; the completion is told and counted."""
+    seen: list[tuple[Document, Context]] = []
+
+    async def handle(task: Document, context: Context) -> str:
+        seen.append((task, context))
+        return "done"
+
+    told: list[Event] = []
+    completed: list[Any] = []
+    queue = QueuePlugin(
+        resource="tasks",
+        on_message=handle,
+        on_complete=lambda task, result: completed.append((task.n, result)),
+    )
+    queue.on("plg:queue:message-completed", told.append)
+    await db.use_plugin(queue)
+    ids = await db.resources.tasks.enqueue_many([{"n": n} for n in range(20)])
+    await until(lambda: len(told) == 20)
+    assert [task.n for task, _ in seen] == list(range(20))
+    task, context = seen[0]
+    assert task["n"] == 0
+    assert (context.id, context.attempt, context.max_attempts, context.epoch) == (ids[0], 1, 4, 1)
+    assert context.worker_id == queue.worker_id
+    assert not context.lost
+    assert {event["message_id"] for event in told} == set(ids)
+    assert sorted(completed) == [(n, "done") for n in range(20)]
+    assert queue.stats()["completed"] == 20
+    assert (await queue.count("completed"), await queue.count("all")) == (20, 20)
+
+
+async def test_a_plain_function_runs_on_a_thread(db: Database) -> None:
+    """And its context blocks where the other is awaited."""
+    seen: list[Any] = []
+
+    def handle(task: Document, context: Any) -> None:
+        seen.append((task.n, threading.current_thread() is threading.main_thread()))
+        assert context.extend(60)
+        context.progress(0.5)
+        assert context.ack()
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle))
+    await queue.enqueue({"n": 1})
+    await until(lambda: queue.stats()["completed"] == 1)
+    assert seen == [(1, False)]
+
+
+async def test_a_failing_message_is_tried_again_and_then_found_dead(db: Database) -> None:
+    """Four attempts by default; the others flow; the dead letter has every error."""
+    attempts: list[int] = []
+    failures: list[tuple[str, str]] = []
+
+    async def handle(task: Document, context: Context) -> None:
+        if task.kind == "poison":
+            attempts.append(context.attempt)
+            raise ValueError(f"boom {context.attempt}")
+
+    queue = QueuePlugin(
+        resource="tasks",
+        on_message=handle,
+        backoff=now,
+        on_error=lambda error, task: failures.append((str(error), task.kind)),
+    )
+    await db.use_plugin(queue)
+    await queue.enqueue({"kind": "poison"})
+    await queue.enqueue_many([{"kind": "good"}] * 5)
+    await until(lambda: queue.stats()["dead"] == 1 and queue.stats()["completed"] == 5)
+    assert attempts == [1, 2, 3, 4]
+    assert failures == [(f"boom {n}", "poison") for n in attempts]
+    (dead,) = await queue.dead_letters()
+    assert dead.value["kind"] == "poison"
+    assert [each.attempt for each in dead.errors] == attempts
+    assert all("ValueError: boom" in each.error for each in dead.errors)
+    assert await queue.redrive() == 1
+    await until(lambda: queue.stats()["dead"] == 2)
+    assert attempts == [1, 2, 3, 4, 1, 2, 3, 4]
+
+
+async def test_a_handler_says_later_or_never(db: Database) -> None:
+    """`Snooze` spends no attempt, `Cancel` ends the message."""
+    seen: list[tuple[str, int]] = []
+
+    async def handle(task: Document, context: Context) -> Any:
+        seen.append((task.kind, context.attempt))
+        if task.kind == "never":
+            return Cancel("not needed")
+        return Snooze(0) if context.epoch < 3 else None
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle))
+    await queue.enqueue({"kind": "never"})
+    await queue.enqueue({"kind": "later"})
+    await until(lambda: queue.stats()["completed"] == 1)
+    assert sorted(seen) == [("later", 1)] * 3 + [("never", 1)]
+    assert await queue.count("cancelled") == 1
+
+
+async def test_a_handler_that_hangs_fails_when_its_time_is_over(db: Database) -> None:
+    """A coroutine is cancelled; the message's own timeout wins over the queue's."""
+    cancelled: list[int] = []
+
+    async def handle(task: Document) -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.append(task.n)
+            raise
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle, max_retries=0))
+    await queue.enqueue({"n": 1}, timeout=0.05)
+    await until(lambda: queue.stats()["dead"] == 1)
+    assert cancelled == [1]
+    (dead,) = await queue.dead_letters()
+    assert "took longer than 0.05 s" in dead.errors[0].error
+
+
+async def test_without_automatic_acknowledgement_the_handler_says_so(db: Database) -> None:
+    """One that forgets has failed."""
+
+    async def handle(task: Document, context: Context) -> None:
+        if task.kind == "ack":
+            assert await context.ack()
+            assert not await context.nack("too late")
+        elif task.kind == "nack":
+            assert await context.nack("no")
+
+    queue = QueuePlugin(resource="tasks", on_message=handle, auto_acknowledge=False, max_attempts=1)
+    await db.use_plugin(queue)
+    await queue.enqueue_many([{"kind": kind} for kind in ("ack", "nack", "forgets")])
+    await until(lambda: queue.stats()["dead"] == 2 and queue.stats()["completed"] == 1)
+    errors = [each.errors[0].error for each in await queue.dead_letters()]
+    assert min(errors) == "no"
+    assert "neither context.ack() nor context.nack()" in sorted(errors)[1]
+
+
+async def test_a_handler_longer_than_the_visibility_runs_once(db: Database) -> None:
+    """Its claim is renewed while it runs, until it has finished."""
+    runs: list[str] = []
+
+    async def handle(task: Document) -> None:
+        runs.append(task.id)
+        await asyncio.sleep(6)
+
+    queue = QueuePlugin(resource="tasks", on_message=handle, visibility_timeout=3)
+    await db.use_plugin(queue)
+    await queue.enqueue({"n": 1})
+    await until(lambda: queue.stats()["completed"] == 1)
+    assert len(runs) == 1
+    assert queue.stats()["lost"] == 0
+
+
+async def test_a_stop_gives_back_what_has_not_finished(url: str) -> None:
+    """No attempt is spent: the next process has all messages at their first attempt."""
+    begun = asyncio.Event()
+
+    async def hang(_: Document) -> None:
+        begun.set()
+        await asyncio.sleep(3600)
+
+    async with Database(url) as db:
+        queue = QueuePlugin(resource="tasks", on_message=hang, concurrency=2, grace=0.1)
+        await db.use_plugin(queue)
+        await queue.enqueue_many([{"n": n} for n in range(10)])
+        await begun.wait()
+    attempts: list[int] = []
+
+    async def handle(_: Document, context: Context) -> None:
+        attempts.append(context.attempt)
+
+    async with Database(url) as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle))
+        await until(lambda: queue.stats()["completed"] == 10)
+    assert attempts == [1] * 10
+
+
+async def test_a_stop_waits_for_handlers_within_the_grace(url: str) -> None:
+    """Then what has finished is finished."""
+    begun = asyncio.Event()
+
+    async def handle(_: Document) -> None:
+        begun.set()
+        await asyncio.sleep(0.2)
+
+    async with Database(url) as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle))
+        await queue.enqueue({"n": 1})
+        await begun.wait()
+        await queue.stop()
+        await queue.stop()
+        assert await queue.count("completed") == 1
+        await queue.start()
+        await queue.enqueue({"n": 2})
+        await until(lambda: queue.stats()["completed"] == 2)
+
+
+async def test_a_paused_queue_claims_nothing(db: Database) -> None:
+    """Until it is resumed."""
+
+    async def handle(_: Document) -> None:
+        return
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+    queue.pause()
+    queue.handler(handle)
+    await queue.enqueue({"n": 1})
+    assert await queue.count() == 1
+    queue.resume()
+    await until(lambda: queue.stats()["completed"] == 1)
+    with pytest.raises(Invalid, match="there is a handler already"):
+        queue.handler(handle)
+
+
+async def test_draining_handles_what_there_is_and_ends(url: str) -> None:
+    """All, or as many as asked for."""
+    seen: list[int] = []
+
+    async with Database(url) as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+        with pytest.raises(Invalid, match="has no handler"):
+            await queue.drain()
+        await queue.enqueue_many([{"n": n} for n in range(30)])
+        await queue.enqueue({"n": 99}, delay=1000)
+    async with Database(url) as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+        queue.pause()
+        queue.handler(lambda task: seen.append(task.n))
+        assert await queue.drain(max_messages=7) == 7
+        assert len(seen) == 7
+        assert await queue.drain() == 23
+        assert sorted(seen) == list(range(30))
+        assert await queue.count() == 1
+        assert await queue.purge() == 1
+
+
+async def test_a_message_obeys_its_resources_schema(db: Database) -> None:
+    """All that is wrong is named, and nothing is pushed; a message is no record."""
+    tasks = await db.create_resource("tasks", {"type": "string|required", "n": "number|default:5"})
+    with pytest.raises(Invalid, match="has no queue in this process"):
+        await tasks.enqueue({"type": "a"})
+    queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+    with pytest.raises(InvalidRecord, match=r"\[1\].type"):
+        await tasks.enqueue_many([{"type": "a"}, {"n": 1}])
+    assert await queue.count("all") == 0
+    name = await tasks.enqueue({"type": "a"})
+    assert await tasks.get(name) is None
+    assert await tasks.count() == 0
+    assert await queue.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ({"delay": -1}, "delay=-1"),
+        ({"delay": float("nan")}, "delay=nan"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"max_attempts": 0}, "max_attempts=0"),
+    ],
+)
+async def test_wrong_options_of_a_message_are_refused(
+    tmp_path: Path, option: dict[str, Any], problem: str
+) -> None:
+    """With the field, the value and the fix."""
+    async with Database(f"sqlite:///{tmp_path / 'jobs.db'}") as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+        with pytest.raises(Invalid, match=problem):
+            await queue.enqueue({"n": 1}, **option)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"visibility_timeout": 300_000}, r"durations are seconds; did you mean 300\?"),
+        ({"max_retries": 3, "max_attempts": 4}, "max_attempts is given too"),
+        ({"workers": 3, "concurrency": 4}, "concurrency is given too"),
+        ({"concurency": 3}, r"did you mean concurrency\?"),
+        ({"heartbeat_intervall": 3}, r"did you mean heartbeat_interval\?"),
+        ({"concurrency": 0}, "is less than 1"),
+        ({"on_message": lambda: None}, "does not take a message"),
+    ],
+)
+def test_wrong_options_of_a_queue_are_refused(options: dict[str, Any], problem: str) -> None:
+    """With what was probably meant."""
+    with pytest.raises(Invalid, match=problem):
+        QueuePlugin(resource="tasks", **options)
+
+
+def test_the_documents_names_of_options() -> None:
+    """`workers`, `max_retries` and `ticket_interval`; the plugin has two names."""
+    queue = S3QueuePlugin(
+        resource="tasks", workers=5, max_retries=3, visibility_timeout=300, ticket_interval=1
+    )
+    assert queue.settings.concurrency == 5
+    assert queue.settings.max_attempts == 4
+    assert queue.settings.dispatch_interval == 1
+    assert queue.slug == "s3-queue"
+
+
+async def test_a_store_that_keeps_no_queues_says_so() -> None:
+    """Naming those that do."""
+    async with Database("memory://") as db:
+        with pytest.raises(Misconfigured, match="use sqlite:/// or postgresql://"):
+            await db.use_plugin(QueuePlugin(resource="tasks"))
