@@ -57,9 +57,9 @@ async def claim(port: QueuePort, limit: int = 10, **options: Any) -> list[Messag
     return claimed.messages
 
 
-async def take(port: QueuePort, **options: Any) -> Message:
+async def take(port: QueuePort, limit: int = 10, **options: Any) -> Message:
     """Claim the one message that there is."""
-    (message,) = await claim(port, **options)
+    (message,) = await claim(port, limit, **options)
     return message
 
 
@@ -167,7 +167,8 @@ async def test_a_delayed_message_is_not_claimed_before_its_time(
     await port.push(letters(1, delay=100))
     claimed = await port.claim(10, session=ME, visibility=60)
     assert claimed.messages == []
-    assert claimed.next == pytest.approx(100, abs=30)
+    assert claimed.next == claimed.due == pytest.approx(100, abs=30)
+    assert claimed.lapse is None
     place.let_pass(60)
     assert await claim(port) == []
     place.let_pass(60)
@@ -336,7 +337,7 @@ async def test_a_claim_that_lapsed_makes_a_suspect(place: QueuePlace, port: Queu
     claimed = await port.claim(10, session=ME, visibility=60)
     assert (values(claimed.messages), claimed.suspects) == ([2], True)
     suspect = await take(port, suspects=True)
-    assert (suspect.value, suspect.attempt, suspect.is_suspect) == ({"n": 1}, 2, True)
+    assert (suspect.value, suspect.attempt, suspect.is_suspect) == ({"n": 1}, 1, True)
     assert not (await port.claim(1, session=ME, visibility=60)).suspects
     await settle(port, suspect.receipt, "release")
     cleared = await take(port)
@@ -357,18 +358,36 @@ async def test_a_dead_session_ends_its_claims_and_no_others(port: QueuePort) -> 
 
 
 async def test_deaths_of_workers_are_counted_too(port: QueuePort) -> None:
-    """A message that kills every worker is a dead letter when its attempts are spent."""
+    """A message that kills every worker is a dead letter when its attempts are spent.
+
+    The first death proves nothing: it may have been another's fault. From then on it is alone.
+    """
     await port.push(letters(1, max_attempts=3))
-    for attempt in (1, 2, 3):
-        message = await take(port, suspects=attempt > 1)
+    for attempt, suspects in ((1, False), (1, True), (2, True), (3, True)):
+        message = await take(port, suspects=suspects)
         assert message.attempt == attempt
         (ended,) = await port.end_claims({ME})
         assert ended.state == ("dead" if attempt == 3 else "waiting")
     assert await claim(port, suspects=True) == []
     (dead,) = await port.browse("dead")
-    assert [(each.attempt, each.session) for each in dead.errors] == [(1, ME), (2, ME), (3, ME)]
-    assert "nobody settled it" in dead.errors[0].error
+    assert (dead.attempts, dead.deliveries) == (3, 4)
+    assert [each.attempt for each in dead.errors] == [1, 1, 2, 3]
+    assert "no attempt is spent" in dead.errors[0].error
+    assert all("nobody settled it" in each.error for each in dead.errors)
     assert dead.value == {"n": 1}
+
+
+async def test_who_was_there_when_a_worker_died_has_lost_no_attempt(port: QueuePort) -> None:
+    """Not even the last one it had; and once it was settled, it is like any other again."""
+    await port.push(letters(1, 2, 3, max_attempts=1))
+    await claim(port)
+    ended = await port.end_claims({ME})
+    assert [(each.state, each.attempt) for each in ended] == [("waiting", 1)] * 3
+    for _ in range(3):
+        suspect = await take(port, 1, suspects=True)
+        assert (suspect.attempt, suspect.receipt.deliveries) == (1, 2)
+        assert await settle(port, suspect.receipt)
+    assert await port.count() == {"completed": 3}
 
 
 async def test_whoever_finds_nothing_is_told_when_a_claim_lapses(port: QueuePort) -> None:
@@ -377,7 +396,7 @@ async def test_whoever_finds_nothing_is_told_when_a_claim_lapses(port: QueuePort
     assert (await port.claim(0, session=ME, visibility=60)).next is None
     await take(port, visibility=100)
     claimed = await port.claim(10, session=OTHER, visibility=60)
-    assert claimed.next == pytest.approx(100, abs=30)
+    assert claimed.next == claimed.lapse == pytest.approx(100, abs=30)
 
 
 async def test_dead_letters_get_a_new_life(port: QueuePort) -> None:
@@ -638,9 +657,10 @@ class Walk:
         session = self._rng.choice([ME, OTHER])
         for ended in await port.end_claims({session}):
             assert ended.session == session
-            spent = self.model.attempts(ended.id) >= 3
+            alone = ended.id in self.model.suspects
+            spent = alone and self.model.attempts(ended.id) >= 3
             assert ended.state == ("dead" if spent else "waiting")
-            self.model.end(ended.id, finished="dead" if spent else "")
+            self.model.end(ended.id, finished="dead" if spent else "", returned=not alone)
             if not spent:
                 self.model.suspects.add(ended.id)
 

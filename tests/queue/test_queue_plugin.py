@@ -1,11 +1,14 @@
 """The queue as users have it: handlers, outcomes, retries, dead letters, stopping."""
 
 import asyncio
+import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from jobsync import (
@@ -187,19 +190,56 @@ async def test_without_automatic_acknowledgement_the_handler_says_so(db: Databas
 
 
 async def test_a_handler_longer_than_the_visibility_runs_once(db: Database) -> None:
-    """Its claim is renewed while it runs, until it has finished."""
+    """Four times as long: its claim is renewed while it runs, until it has finished."""
     runs: list[str] = []
 
     async def handle(task: Document) -> None:
         runs.append(task.id)
-        await asyncio.sleep(6)
+        await asyncio.sleep(4 * 1.5)
 
-    queue = QueuePlugin(resource="tasks", on_message=handle, visibility_timeout=3)
+    queue = QueuePlugin(resource="tasks", on_message=handle, visibility_timeout=1.5)
     await db.use_plugin(queue)
     await queue.enqueue({"n": 1})
     await until(lambda: queue.stats()["completed"] == 1)
     assert len(runs) == 1
     assert queue.stats()["lost"] == 0
+
+
+async def test_a_settlement_that_takes_long_is_no_loss(url: str) -> None:
+    """Longer than the visibility: the store decides, and nobody had ended the claim."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(_: Document) -> None:
+        begun.set()
+        await go_on.wait()
+
+    async with Database(url) as db:
+        queue = QueuePlugin(resource="tasks", on_message=handle, visibility_timeout=0.4)
+        await db.use_plugin(queue)
+        await queue.enqueue({"n": 1})
+        await begun.wait()
+        with locked(url):
+            go_on.set()
+            await asyncio.sleep(1)
+            assert queue.stats()["completed"] == 0
+        await until(lambda: queue.stats()["completed"] == 1)
+        assert queue.stats()["lost"] == 0
+
+
+@contextmanager
+def locked(url: str) -> Iterator[None]:
+    """Let nobody write to the table of messages."""
+    if url.startswith("sqlite"):
+        connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+        connection.close()
+    else:
+        place, _, schema = url.partition("?schema=")
+        with psycopg.connect(place) as holder:
+            holder.execute(f"LOCK TABLE {schema}.jobsync_message IN EXCLUSIVE MODE".encode())
+            yield
 
 
 async def test_a_stop_gives_back_what_has_not_finished(url: str) -> None:

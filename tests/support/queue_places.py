@@ -112,6 +112,9 @@ class _TroubledPool(PostgresAccess):
             lambda: self._inner.run_loudly(quietly, loudly, parameters, topic), topic
         )
 
+    def wake(self, topic: str) -> None:
+        self._inner.wake(topic)
+
     async def wait(self, topic: str, timeout: float) -> None:
         await self._inner.wait(topic, timeout)
 

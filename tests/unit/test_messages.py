@@ -19,6 +19,7 @@ from jobsync.core.messages import (
     Snooze,
     State,
     decide,
+    decide_lapse,
     default_backoff,
     has_spent,
 )
@@ -52,8 +53,15 @@ def test_only_a_claimed_message_is_settled_and_only_free_ones_are_claimed() -> N
 
 
 def test_only_clean_returns_spend_no_attempt() -> None:
-    """A failure, a lapse and a success all count."""
-    assert {move for move, step in MOVES.items() if step.returns} == {"release", "snooze"}
+    """And a death in company. A failure, a death alone and a success all count."""
+    assert {move for move, step in MOVES.items() if step.returns} == {"release", "snooze", "spare"}
+
+
+def test_only_a_suspect_has_itself_to_blame() -> None:
+    """Whoever was there when its worker died is spared; who dies alone has spent an attempt."""
+    assert decide_lapse(is_suspect=False, attempts=9, max_attempts=1) == "spare"
+    assert decide_lapse(is_suspect=True, attempts=1, max_attempts=2) == "lapse"
+    assert decide_lapse(is_suspect=True, attempts=2, max_attempts=2) == "bury"
 
 
 def test_pauses_double_up_to_32_seconds() -> None:

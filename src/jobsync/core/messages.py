@@ -10,12 +10,15 @@ A message is in one state at a time, and moves only as this table says:
     bury       claimed ──▶ dead         after the last failure
     release    claimed ──▶ waiting      given back untouched: spends no attempt
     snooze     claimed ──▶ waiting      later, at its own wish: spends no attempt
-    lapse      claimed ──▶ waiting      nobody settled it: its claimant died or fell silent
+    lapse      claimed ──▶ waiting      its claimant died or fell silent while it ran alone
+    spare      claimed ──▶ waiting      likewise, in company: spends no attempt
     redrive    dead, cancelled ──▶ waiting
 
-`deliveries` counts the claims, `returned` those that were given back; the difference are the
-attempts. A message whose claim lapsed may have killed its worker: it is a suspect, and runs
-alone until it was settled by somebody.
+`deliveries` counts the claims, `returned` those that spend nothing; the difference are the
+attempts. A message whose claim nobody settled may have killed its worker, or may have been
+there when another one did. Nobody can tell, so it is spared, becomes a suspect, and runs alone
+until somebody settles it. Who dies of a suspect dies of nothing else: that is an attempt, and
+the last one makes a dead letter.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,6 +46,7 @@ __all__ = [
     "State",
     "Step",
     "decide",
+    "decide_lapse",
     "default_backoff",
     "has_spent",
 ]
@@ -56,7 +60,7 @@ FINISHED: tuple[State, ...] = ("completed", "cancelled", "dead")
 """States of messages that are not handled any more, unless somebody asks for it."""
 
 Move: TypeAlias = Literal[
-    "claim", "complete", "cancel", "retry", "bury", "release", "snooze", "lapse", "redrive"
+    "claim", "complete", "cancel", "retry", "bury", "release", "snooze", "lapse", "spare", "redrive"
 ]
 
 
@@ -77,6 +81,7 @@ MOVES: Mapping[Move, Step] = {
     "release": Step(("claimed",), "waiting", returns=True),
     "snooze": Step(("claimed",), "waiting", returns=True),
     "lapse": Step(("claimed",), "waiting"),
+    "spare": Step(("claimed",), "waiting", returns=True),
     "redrive": Step(("dead", "cancelled"), "waiting"),
 }
 
@@ -168,8 +173,15 @@ Outcome: TypeAlias = Completed | Failed | Returned | Snooze | Cancel
 
 
 def has_spent(attempts: int, max_attempts: int) -> bool:
-    """Say whether a message that fails now, or whose claim lapses, was tried for the last time."""
+    """Say whether a message that fails now was tried for the last time."""
     return attempts >= max_attempts
+
+
+def decide_lapse(*, is_suspect: bool, attempts: int, max_attempts: int) -> Move:
+    """Give the move of a message whose claimant died or fell silent."""
+    if not is_suspect:
+        return "spare"
+    return "bury" if has_spent(attempts, max_attempts) else "lapse"
 
 
 def decide(

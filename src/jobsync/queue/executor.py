@@ -9,20 +9,28 @@ import inspect
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jobsync.core.messages import Cancel, Completed, Failed, Outcome, Snooze
 from jobsync.database.document import Document
 from jobsync.errors import Invalid
 from jobsync.queue.context import BlockingContext, Context
 
-__all__ = ["Executor", "Handler", "describe"]
+__all__ = ["Executor", "Handler", "Ran", "describe"]
 
 Handler: TypeAlias = Callable[..., Any]
 """Takes a message, and its context if it has a second parameter."""
 
 _UNSETTLED = "the handler has called neither context.ack() nor context.nack()"
 _WITH_CONTEXT = 2
+
+
+class Ran(NamedTuple):
+    """How a handler ended."""
+
+    outcome: Outcome
+    overrun: "asyncio.Future[Any] | None" = None
+    """A plain function that goes on though its time is over."""
 
 
 class Executor:
@@ -46,54 +54,55 @@ class Executor:
         self._auto_acknowledge = auto_acknowledge
         self._threads = None if self.is_async else ThreadPoolExecutor(threads, "jobsync-handler")
 
-    def start(self, document: Document, context: Context) -> "asyncio.Future[Any]":
-        """Begin to handle a message."""
-        loop = asyncio.get_running_loop()
+    async def run(self, document: Document, context: Context, timeout: float | None) -> Ran:
+        """Handle a message; whatever the handler does is an outcome, except to be cancelled."""
         if self._threads is None:
-            arguments = (document, context) if self._takes_context else (document,)
-            return loop.create_task(self._handler(*arguments))
-        blocking = BlockingContext(context, loop)
-        given = (document, blocking) if self._takes_context else (document,)
-        return loop.run_in_executor(self._threads, self._handler, *given)
+            return Ran(await self._run_coroutine(document, context, timeout))
+        return await self._run_function(document, context, timeout)
 
-    async def finish(
-        self, running: "asyncio.Future[Any]", context: Context, timeout: float | None
-    ) -> Outcome | None:
-        """Wait for the outcome; None if the handler has settled its message itself."""
+    async def _run_coroutine(
+        self, document: Document, context: Context, timeout: float | None
+    ) -> Outcome:
+        arguments = (document, context) if self._takes_context else (document,)
+        scope = asyncio.timeout(timeout)
         try:
-            done, _ = await asyncio.wait([running], timeout=timeout)
+            async with scope:
+                result = await self._handler(*arguments)
         except asyncio.CancelledError:
-            await self._abort(running)
-            raise
-        if not done:
-            await self._abort(running)
-            late = TimeoutError(f"it took longer than {timeout:g} s")
-            outcome: Outcome = Failed(describe(late), late)
-        else:
-            outcome = self._judge(running, context)
-        return None if context.is_settled else outcome
-
-    async def _abort(self, running: "asyncio.Future[Any]") -> None:
-        """Cancel a coroutine, and wait until it has cleaned up."""
-        if self.is_async and not running.done():
-            running.cancel()
-            await asyncio.wait([running])
-
-    def _judge(self, running: "asyncio.Future[Any]", context: Context) -> Outcome:
-        if running.cancelled():
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
             return Failed("CancelledError: the handler was cancelled from within")
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            return _tell_late(timeout) if scope.expired() else Failed(describe(error), error)
+        return _tell_late(timeout) if scope.expired() else self._judge(result, context)
+
+    async def _run_function(
+        self, document: Document, context: Context, timeout: float | None
+    ) -> Ran:
+        loop = asyncio.get_running_loop()
+        blocking = BlockingContext(context, loop)
+        arguments = (document, blocking) if self._takes_context else (document,)
+        running = loop.run_in_executor(self._threads, self._handler, *arguments)
+        done, _ = await asyncio.wait([running], timeout=timeout)
+        if not done:
+            return Ran(_tell_late(timeout), running)
         error = running.exception()
         if isinstance(error, Exception):
-            return Failed(describe(error), error)
-        if error is not None:
-            raise error
-        match running.result():
-            case Snooze() | Cancel() as asked:
-                return asked
-            case result:
-                if not (self._auto_acknowledge or context.is_settled):
-                    return Failed(_UNSETTLED)
-                return Completed(result)
+            return Ran(Failed(describe(error), error))
+        return Ran(self._judge(running.result(), context))
+
+    def _judge(self, result: Any, context: Context) -> Outcome:
+        if isinstance(result, Snooze | Cancel):
+            return result
+        if not (self._auto_acknowledge or context.is_settled):
+            return Failed(_UNSETTLED)
+        return Completed(result)
+
+
+def _tell_late(timeout: float | None) -> Failed:
+    late = TimeoutError(f"it took longer than {timeout:g} s")
+    return Failed(describe(late), late)
 
 
 def _takes_context(handler: Handler) -> bool:

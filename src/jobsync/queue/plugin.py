@@ -9,15 +9,15 @@ message has at most one live claim; a stale receipt can neither complete, extend
 handler runs a second time only if the first claim ended unsettled: by a crash, or by a pause
 longer than the session's timeout or the visibility timeout.
 
-Without a handler this process only pushes. The coordinator, of all processes that have the
-queue, ends the claims of those that died, and forgets what was finished long ago.
+Without a handler this process only pushes. Whoever handles messages also ends the claims of
+those that died. The coordinator forgets what was finished long ago.
 """
 
 import asyncio
 import inspect
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -47,10 +47,11 @@ from jobsync.errors import Invalid
 from jobsync.events import Event, HandlerFailed
 from jobsync.queue import events
 from jobsync.queue.executor import Executor, Handler, describe
+from jobsync.queue.hand import Held
 from jobsync.queue.opening import open_port
 from jobsync.queue.port import Ended, Kept, Letter, Message, QueuePort
 from jobsync.queue.settings import QueueSettings, translate
-from jobsync.queue.worker import Told, Worker, document_of
+from jobsync.queue.worker import Told, Worker
 from jobsync.settings import Sources, resolve
 
 __all__ = ["QueuePlugin", "S3QueuePlugin"]
@@ -269,21 +270,11 @@ class QueuePlugin(CoordinatorPlugin):
         await super().stop()
 
     async def coordinator_work(self) -> None:
-        """End the claims of workers that died, and forget what was finished long ago."""
-        if self._worker is None or not self._worker.is_quiet:
-            await self._end_claims_of_the_dead()
+        """Forget what was finished long ago."""
         now = self.database.components.clock.mono()
         if now >= self._tidy_next:
             self._tidy_next = now + _TIDY
             await self._tidy()
-
-    async def _end_claims_of_the_dead(self) -> None:
-        port, membership = self._open(), self._joined()
-        holders = [each for each in await port.holders() if each != membership.incarnation]
-        membership.watch(f"queue {self.queue}", holders)
-        dead = [each for each in holders if membership.is_dead(each)]
-        if dead:
-            self._note_ended(await port.end_claims(dead))
 
     async def _tidy(self) -> None:
         port = self._open()
@@ -342,14 +333,16 @@ class QueuePlugin(CoordinatorPlugin):
             until_empty=until_empty,
         )
 
-    async def _note_settled(
-        self, message: Message, outcome: Outcome, delay: float, took: float
-    ) -> None:
+    def _note_settled(
+        self, held: Held, outcome: Outcome, delay: float, took: float
+    ) -> Coroutine[Any, Any, None] | None:
+        message = held.message
         about = self._about(message.id, message.attempt)
         match outcome:
             case Completed(result):
                 self._tell("completed", events.MessageCompleted(**about, duration=took))
-                await self._call("on_complete", self._on_complete, document_of(message), result)
+                if self._on_complete is not None:
+                    return self._call("on_complete", self._on_complete, held.document, result)
             case Cancel(reason):
                 self._tell("cancelled", events.MessageCancelled(**about, reason=reason))
             case Returned() | Snooze():
@@ -360,7 +353,10 @@ class QueuePlugin(CoordinatorPlugin):
                 else:
                     self._tell("retried", events.MessageRetried(**about, error=error, delay=delay))
                 self._note_failure(cause or RuntimeError(error), message.id)
-                await self._call("on_error", self._on_error, cause, document_of(message))
+                if self._on_error is not None:
+                    told = cause or RuntimeError(error)
+                    return self._call("on_error", self._on_error, told, held.document)
+        return None
 
     def _tell(self, counter: str, event: Event) -> None:
         self._counters[counter] += 1
@@ -391,16 +387,25 @@ class QueuePlugin(CoordinatorPlugin):
         told = f"{type(error).__name__}: {error}"
         self.emit(events.QueueError(queue=self.queue, error=told, message_id=message_id))
 
-    async def _call(self, name: str, function: Handler | None, *arguments: Any) -> None:
+    def _call(
+        self, name: str, function: Handler, *arguments: Any
+    ) -> Coroutine[Any, Any, None] | None:
         """Call a function of the user's; what it raises is told, and stops nothing."""
-        if function is None:
-            return
         try:
             result = function(*arguments)
-            if inspect.isawaitable(result):
-                await result
         except Exception as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
-            self.emit(HandlerFailed(event=name, callback=repr(function), error=describe(error)))
+            self._note_call_failed(name, function, error)
+            return None
+        return self._finish_call(name, function, result) if inspect.isawaitable(result) else None
+
+    async def _finish_call(self, name: str, function: Handler, result: Awaitable[Any]) -> None:
+        try:
+            await result
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._note_call_failed(name, function, error)
+
+    def _note_call_failed(self, name: str, function: Handler, error: Exception) -> None:
+        self.emit(HandlerFailed(event=name, callback=repr(function), error=describe(error)))
 
 
 S3QueuePlugin = QueuePlugin

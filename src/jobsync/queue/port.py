@@ -10,7 +10,8 @@ What every port promises:
 - To settle again in the same way changes nothing and is no error, so that a lost reply is
   followed up by the identical request.
 - `deliveries` only grows. A message whose attempts are spent is found among the dead
-  letters, with its payload and every error, also if what ended them were deaths of workers.
+  letters, with its payload and every error. Of those that a worker had in hand when it died
+  none has spent an attempt, unless it ran alone: see `core.messages`.
 - A delayed message is not claimed before its time, by the store's clock.
 - What cannot be read is set aside among the dead letters, as it is, and reported.
 
@@ -107,8 +108,15 @@ class Claimed(msgspec.Struct, frozen=True):
     messages: list[Message]
     suspects: bool
     """Whether there are suspects to claim now."""
-    next: float | None
-    """Seconds until a delay is over or a claim lapses, as far as is known; None if none does."""
+    due: float | None
+    """Seconds until a delay is over; None if none is."""
+    lapse: float | None
+    """Seconds until a claim lapses, of anybody's; None if nobody has claimed anything."""
+
+    @property
+    def next(self) -> float | None:
+        """Seconds until something happens by itself, as far as is known; None if nothing does."""
+        return min((each for each in (self.due, self.lapse) if each is not None), default=None)
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -220,7 +228,8 @@ class QueuePort(ABC):
     async def end_claims(self, dead: Collection[str] = ()) -> list[Ended]:
         """End the claims that have lapsed, and those of sessions that are dead, by a write.
 
-        Each message becomes a suspect, or a dead letter if its attempts are spent.
+        Each message becomes a suspect and has spent nothing. One that was a suspect before
+        has spent an attempt, and is a dead letter if that was the last.
 
         Raises:
             Unavailable: no answer; to call again is safe.
@@ -267,7 +276,7 @@ class QueuePort(ABC):
 
     @abstractmethod
     async def wait(self, timeout: float) -> None:
-        """Return early if something was pushed. A hint: it may be missed; asking is the truth."""
+        """Return early if there is something new to claim. A hint: asking is the truth."""
 
 
 def check_finished(state: State) -> None:

@@ -6,7 +6,7 @@ of it in the table of what is finished, remembers how its latest claims were set
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ from jobsync.errors import Corrupt, Invalid, OutcomeUnknown, Unavailable
 from jobsync.queue.port import (
     MAX_MESSAGE,
     Claimed,
+    Ended,
     Failure,
     Kept,
     Letter,
@@ -27,15 +28,19 @@ from jobsync.queue.port import (
     Settlement,
     check_finished,
 )
+from jobsync.stores.sql.access import SqlAccess
 from jobsync.stores.witness import Witness
 
-__all__ = ["LAPSED", "MOST", "Found", "Rows", "Taken", "Told", "as_json"]
+__all__ = ["LAPSED", "MOST", "SPARED", "Found", "Rows", "Taken", "Told", "as_json"]
 
 MOST = 10_000
 """The largest batch."""
 
 LAPSED = "nobody settled it: its worker died, or fell silent for too long"
 """The error that a message keeps of a claim that was ended."""
+
+SPARED = f"{LAPSED}; with others in hand, so that no attempt is spent"
+"""Likewise, of a claim in company."""
 
 _PATIENCE = 30.0
 """Seconds after which an unknown settlement is no longer sent again."""
@@ -65,7 +70,8 @@ class Taken(NamedTuple):
 
     rows: list[Found]
     suspects: bool
-    next: float | None
+    due: float | None
+    lapse: float | None
 
 
 class Told(NamedTuple):
@@ -86,17 +92,19 @@ class Rows(QueuePort):
     """What is the same on both databases.
 
     Args:
+        access: the way to the tables.
         queue: its name.
         components: time, randomness and events.
     """
 
-    def __init__(self, queue: str, components: Components) -> None:
+    def __init__(self, access: SqlAccess, queue: str, components: Components) -> None:
         self.queue = queue
         self.topic = f"queue/{queue}"
         self._clock = components.clock
         self._randomness = components.randomness
         self._ids = components.ids
         self._witness = Witness(self.topic, components.events)
+        self._hints = access
 
     async def push(self, letters: Sequence[Letter]) -> None:
         """Add messages, all or none."""
@@ -129,7 +137,7 @@ class Rows(QueuePort):
                 unreadable.append((receipt, corrupt))
         if unreadable:
             await self._set_aside(unreadable)
-        return Claimed(messages, taken.suspects, taken.next)
+        return Claimed(messages, taken.suspects, taken.due, taken.lapse)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         """End claims, and follow up a lost reply."""
@@ -139,7 +147,26 @@ class Rows(QueuePort):
         if len({each.id for each in batch}) < len(batch):
             raise Invalid("settlements", len(batch), "name a message twice", "settle each once")
         settled = await self._persist(batch)
+        if any(each.target == "waiting" and not each.delay for each in batch):
+            self._hints.wake(self.topic)
         return [each.id in settled for each in batch]
+
+    async def end_claims(self, dead: Collection[str] = ()) -> list[Ended]:
+        """End the claims that nobody will settle, and let others have the messages."""
+        ended = await self._end_claims(dead)
+        if ended:
+            self._hints.wake(self.topic)
+        return ended
+
+    async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
+        """Give dead letters a new life."""
+        count = await self._redrive(ids, limit)
+        self._hints.wake(self.topic)
+        return count
+
+    async def wait(self, timeout: float) -> None:
+        """Return early if there is something new to claim."""
+        await self._hints.wait(self.topic, timeout)
 
     async def forget(self, state: State, *, older_than: float, limit: int = MOST) -> int:
         """Remove what was finished long ago."""
@@ -180,6 +207,12 @@ class Rows(QueuePort):
     @abstractmethod
     async def _settle(self, batch: Sequence[Told]) -> set[str]:
         """End claims; give those that are settled so, by this call or an earlier one."""
+
+    @abstractmethod
+    async def _end_claims(self, dead: Collection[str]) -> list[Ended]: ...
+
+    @abstractmethod
+    async def _redrive(self, ids: Collection[str] | None, limit: int) -> int: ...
 
     @abstractmethod
     async def _browse_live(self, state: State, after: str, limit: int) -> list[Any]: ...

@@ -15,7 +15,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.messages import State
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.port import Ended, Letter, Receipt
-from jobsync.queue.rows import LAPSED, MOST, Found, Rows, Taken, Told, as_json
+from jobsync.queue.rows import LAPSED, MOST, SPARED, Found, Rows, Taken, Told, as_json
 from jobsync.stores.sql.access import PostgresAccess
 from jobsync.stores.sql.postgres import as_array
 from jobsync.stores.sql.postgres_messages import MessageStatements
@@ -56,7 +56,7 @@ class PostgresRows(Rows):
     """
 
     def __init__(self, access: PostgresAccess, queue: str, components: Components) -> None:
-        super().__init__(queue, components)
+        super().__init__(access, queue, components)
         self._access = access
         self._sql = MessageStatements.within(access.schema)
         self._floor = _Floor()
@@ -123,14 +123,14 @@ class PostgresRows(Rows):
         try:
             rows = await self._access.run(self._sql.claim, named, self.topic)
         except OutcomeUnknown as unknown:
-            return await self._find_claimed(claim, unknown)
-        lowest, more, coming = rows[0][:3]
+            return await self._find_claimed(claim, visibility, unknown)
+        lowest, more, due, lapse = rows[0][:4]
         if lowest is not None:
             self._floor.position = lowest
-        found = [Found(*row[4:]) for row in rows if row[3] is not None]
-        return Taken(found, more, coming)
+        found = [Found(*row[5:]) for row in rows if row[4] is not None]
+        return Taken(found, more, due, lapse)
 
-    async def _find_claimed(self, claim: str, unknown: OutcomeUnknown) -> Taken:
+    async def _find_claimed(self, claim: str, visibility: float, unknown: OutcomeUnknown) -> Taken:
         """Give what a claim has brought whose reply was lost."""
         named = {"queue": self.queue, "claim": claim}
         try:
@@ -139,7 +139,7 @@ class PostgresRows(Rows):
             raise Unavailable(self.topic, error.detail) from unknown
         if not rows:
             raise Unavailable(self.topic, unknown.detail) from unknown
-        return Taken([Found(*row[1:]) for row in rows], suspects=False, next=0.0)
+        return Taken([Found(*row[1:]) for row in rows], suspects=False, due=0.0, lapse=visibility)
 
     async def _settle(self, batch: Sequence[Told]) -> set[str]:
         columns = {
@@ -173,12 +173,12 @@ class PostgresRows(Rows):
         extended = {name for (name,) in await self._try(self._sql.extend, named)}
         return [each.id in extended for each in receipts]
 
-    async def end_claims(self, dead: Collection[str] = ()) -> list[Ended]:
-        """End the claims that nobody will settle."""
+    async def _end_claims(self, dead: Collection[str]) -> list[Ended]:
         named = {
             "queue": self.queue,
             "dead": as_array(list(dead)),
-            "error": as_json(LAPSED),
+            "lapsed": as_json(LAPSED),
+            "spared": as_json(SPARED),
             "limit": MOST,
         }
         return [
@@ -202,8 +202,7 @@ class PostgresRows(Rows):
     async def _count(self) -> list[tuple[State, int]]:
         return await self._try(self._sql.count, {"queue": self.queue})
 
-    async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
-        """Give dead letters a new life."""
+    async def _redrive(self, ids: Collection[str] | None, limit: int) -> int:
         named = {
             "queue": self.queue,
             "ids": as_array(list(ids or ())),
@@ -228,10 +227,6 @@ class PostgresRows(Rows):
         }
         ((count,),) = await self._access.run(self._sql.forget, named, self.topic)
         return int(count)
-
-    async def wait(self, timeout: float) -> None:
-        """Return early if something was pushed."""
-        await self._access.wait(self.topic, timeout)
 
     async def _try(self, statement: str, parameters: Mapping[str, Any]) -> list[Any]:
         """Run what may be run again, whatever became of it."""

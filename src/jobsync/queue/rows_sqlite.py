@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from jobsync.components import Components
-from jobsync.core.messages import State, has_spent
+from jobsync.core.messages import MOVES, State, decide_lapse
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.port import Ended, Letter, Receipt
-from jobsync.queue.rows import LAPSED, MOST, Found, Rows, Taken, Told, as_json
+from jobsync.queue.rows import LAPSED, MOST, SPARED, Found, Rows, Taken, Told, as_json
 from jobsync.stores.sql import sqlite_messages as sql
 from jobsync.stores.sql.access import SqliteAccess
 
@@ -32,7 +32,7 @@ class SqliteRows(Rows):
     """
 
     def __init__(self, access: SqliteAccess, queue: str, components: Components) -> None:
-        super().__init__(queue, components)
+        super().__init__(access, queue, components)
         self._access = access
 
     async def _push(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None:
@@ -73,7 +73,7 @@ class SqliteRows(Rows):
             if not suspects and len(rows) < limit:
                 named["limit"] = limit - len(rows)
                 rows += connection.execute(sql.READY, named).fetchall()
-            coming = self._find_next(connection, now, boot, mono)
+            due, lapse = self._find_next(connection, now, boot, mono)
             if rows:
                 taken = {
                     "claim": claim,
@@ -84,7 +84,7 @@ class SqliteRows(Rows):
                 }
                 connection.execute(sql.CLAIM, taken)
             ((more,),) = connection.execute(sql.SUSPECTS, named)
-            return Taken([Found(*row[1:]) for row in sorted(rows)], bool(more), coming)
+            return Taken([Found(*row[1:]) for row in sorted(rows)], bool(more), due, lapse)
 
         try:
             return await self._access.write(work, self.topic)
@@ -93,14 +93,13 @@ class SqliteRows(Rows):
 
     def _find_next(
         self, connection: sqlite3.Connection, now: float, boot: int, mono: float
-    ) -> float | None:
-        """Give the seconds until a delay is over or a claim lapses."""
+    ) -> tuple[float | None, float | None]:
+        """Give the seconds until a delay is over, and until a claim lapses."""
         named = {"queue": self.queue, "now": now}
         ((due,),) = connection.execute(sql.NEXT_DUE, named)
-        moments = [] if due is None else [due - now]
-        for lapses, since in connection.execute(sql.NEXT_LAPSE, named):
-            moments.append(lapses - mono if since == boot else 0.0)
-        return min(moments, default=None)
+        row = connection.execute(sql.NEXT_LAPSE, named).fetchone()
+        lapse = None if row is None else (row[0] - mono if row[1] == boot else 0.0)
+        return None if due is None else due - now, lapse
 
     async def _settle(self, batch: Sequence[Told]) -> set[str]:
         def work(connection: sqlite3.Connection) -> set[str]:
@@ -128,8 +127,7 @@ class SqliteRows(Rows):
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
 
-    async def end_claims(self, dead: Collection[str] = ()) -> list[Ended]:
-        """End the claims that nobody will settle."""
+    async def _end_claims(self, dead: Collection[str]) -> list[Ended]:
 
         def work(connection: sqlite3.Connection) -> list[Ended]:
             now, (boot, mono) = self._now(), self._since_boot()
@@ -144,12 +142,9 @@ class SqliteRows(Rows):
             return [_lapse(connection, row, now) for row in found]
 
         try:
-            ended = await self._access.write(work, self.topic)
+            return await self._access.write(work, self.topic)
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
-        if ended:
-            self._access.wake(self.topic)
-        return ended
 
     async def holders(self) -> list[str]:
         """Give the sessions that have claimed anything."""
@@ -175,8 +170,7 @@ class SqliteRows(Rows):
     async def _count(self) -> list[tuple[State, int]]:
         return await self._access.read(sql.COUNT, {"queue": self.queue})
 
-    async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
-        """Give dead letters a new life."""
+    async def _redrive(self, ids: Collection[str] | None, limit: int) -> int:
 
         def work(connection: sqlite3.Connection) -> int:
             named = {
@@ -190,9 +184,7 @@ class SqliteRows(Rows):
             connection.execute(sql.REMOVE_FINISHED, {"ids": _json(back)})
             return len(back)
 
-        count = await self._access.write(work, self.topic)
-        self._access.wake(self.topic)
-        return count
+        return await self._access.write(work, self.topic)
 
     async def purge(self, states: Collection[State]) -> int:
         """Remove messages for good."""
@@ -212,10 +204,6 @@ class SqliteRows(Rows):
 
         return await self._access.write(work, self.topic)
 
-    async def wait(self, timeout: float) -> None:
-        """Return early if something was pushed."""
-        await self._access.wait(self.topic, timeout)
-
     def _now(self) -> float:
         return self._access.clock.wall().seconds
 
@@ -234,26 +222,26 @@ def _end(connection: sqlite3.Connection, told: Told, now: float) -> bool:
 
 
 def _lapse(connection: sqlite3.Connection, row: Sequence[Any], now: float) -> Ended:
-    name, claim, attempt, max_attempts, session = row
-    spent = has_spent(attempt, max_attempts)
-    state: State = "dead" if spent else "waiting"
+    name, claim, attempt, max_attempts, suspect, session = row
+    move = decide_lapse(is_suspect=bool(suspect), attempts=attempt, max_attempts=max_attempts)
+    step = MOVES[move]
     named = {
         "id": name,
         "claim": claim,
-        "target": state,
+        "target": step.target,
         "mark": "",
-        "error": as_json(LAPSED),
+        "error": as_json(SPARED if step.returns else LAPSED),
         "now": now,
         "due": now,
-        "back": 0,
+        "back": step.returns,
         "suspect": 1,
     }
-    if spent:
+    if step.target == "waiting":
+        connection.execute(sql.PUT_BACK, named)
+    else:
         connection.execute(sql.FINISH, named)
         connection.execute(sql.REMOVE, named)
-    else:
-        connection.execute(sql.PUT_BACK, named)
-    return Ended(id=name, state=state, attempt=attempt, session=session)
+    return Ended(id=name, state=step.target, attempt=attempt, session=session)
 
 
 def _json(items: list[Any]) -> str:

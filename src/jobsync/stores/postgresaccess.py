@@ -47,6 +47,10 @@ class PoolAccess(PostgresAccess):
         self._bell.ring_later([topic])
         return rows
 
+    def wake(self, topic: str) -> None:
+        """Ring, soon."""
+        self._bell.ring_later([topic])
+
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if the topic was rung for."""
         await self._bell.wait(topic, timeout)

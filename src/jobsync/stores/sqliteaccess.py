@@ -42,7 +42,7 @@ class FileAccess(SqliteAccess):
             raise OutcomeUnknown(place, str(failed)) from failed
 
     def wake(self, topic: str) -> None:
-        """Let those who wait look."""
+        """Let those who wait in this process look; others see that the file has changed."""
         self._topics.wake([topic])
 
     async def wait(self, topic: str, timeout: float) -> None:

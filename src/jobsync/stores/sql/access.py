@@ -24,6 +24,10 @@ class SqlAccess(ABC):
     """What both have in common."""
 
     @abstractmethod
+    def wake(self, topic: str) -> None:
+        """Let those who wait look, here or in another process, soon."""
+
+    @abstractmethod
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if the topic was woken, here or in another process; a hint."""
 
@@ -48,10 +52,6 @@ class SqliteAccess(SqlAccess):
         Raises:
             OutcomeUnknown: names the place; nobody can say whether it happened.
         """
-
-    @abstractmethod
-    def wake(self, topic: str) -> None:
-        """Let those who wait look, in this process at once."""
 
 
 class PostgresAccess(SqlAccess):

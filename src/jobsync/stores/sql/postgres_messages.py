@@ -68,12 +68,14 @@ WITH late AS MATERIALIZED (
        ORDER BY due LIMIT 1),
       (SELECT due FROM {schema}.jobsync_message
        WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due > {now}
-       ORDER BY due LIMIT 1),
-      (SELECT due FROM {schema}.jobsync_message
-       WHERE queue = %(queue)s AND state = 'claimed'
-       AND due >= {now} - %(since)s * interval '1 second'
        ORDER BY due LIMIT 1)
-    ) - clock_timestamp())::float8 AS next
+    ) - clock_timestamp())::float8 AS due,
+    extract(epoch FROM (
+      SELECT due FROM {schema}.jobsync_message
+      WHERE queue = %(queue)s AND state = 'claimed'
+      AND due >= {now} - %(since)s * interval '1 second'
+      ORDER BY due LIMIT 1
+    ) - clock_timestamp())::float8 AS lapse
 )
 SELECT rest.*, taken.* FROM rest LEFT JOIN taken ON true ORDER BY taken.position
 """
@@ -143,25 +145,26 @@ WHERE m.id = g.id AND m.claim = g.claim AND m.state = 'claimed' RETURNING m.id
 """
 _END_CLAIMS = """
 WITH ended AS MATERIALIZED (
-  SELECT id, session, deliveries - returned AS attempt, max_attempts, %(error)s::text AS error
+  SELECT id, session, deliveries - returned AS attempt, suspect,
+    suspect AND deliveries - returned >= max_attempts AS spent,
+    CASE WHEN suspect THEN %(lapsed)s ELSE %(spared)s END AS error
   FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'claimed'
   AND (due <= {now} OR session = ANY (%(dead)s::text[]))
   ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), gone AS (
   DELETE FROM {schema}.jobsync_message AS m USING ended AS g
-  WHERE m.id = g.id AND g.attempt >= g.max_attempts
+  WHERE m.id = g.id AND g.spent
   RETURNING m.*, 'dead' AS target, NULL AS mark, {line} AS line
 ), kept AS (
   {finish}
 ), put AS (
   UPDATE {schema}.jobsync_message AS m
-  SET state = 'waiting', due = clock_timestamp(), suspect = true, claim = '', session = '',
-    errors = m.errors || coalesce({line}, '')
-  FROM ended AS g WHERE m.id = g.id AND g.attempt < g.max_attempts
+  SET state = 'waiting', due = clock_timestamp(), returned = m.returned + (NOT g.suspect)::integer,
+    suspect = true, claim = '', session = '', errors = m.errors || {line}
+  FROM ended AS g WHERE m.id = g.id AND NOT g.spent
 )
-SELECT id, CASE WHEN attempt >= max_attempts THEN 'dead' ELSE 'waiting' END, attempt, session
-FROM ended
+SELECT id, CASE WHEN spent THEN 'dead' ELSE 'waiting' END, attempt, session FROM ended
 """
 _HOLDERS = """
 SELECT DISTINCT session FROM {schema}.jobsync_message

@@ -113,7 +113,7 @@ WHERE id = :id AND claim = :claim AND state = 'claimed'
 """
 # Who held a claim of an earlier boot is gone with it.
 FIND_LAPSED = """
-SELECT id, claim, deliveries - returned, max_attempts, session FROM jobsync_message
+SELECT id, claim, deliveries - returned, max_attempts, suspect, session FROM jobsync_message
 WHERE queue = :queue AND state = 'claimed' AND (
   boot <> :boot OR due <= :mono OR session IN (SELECT value FROM json_each(:dead))
 )

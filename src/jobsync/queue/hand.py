@@ -1,0 +1,167 @@
+"""The messages that a worker has claimed, and whether each is still its own.
+
+Promises: a claim counts as this worker's from the first send of its last renewal, for the
+visibility less a margin, and only while the session that it hangs on trusts itself. What
+cannot be renewed in time is lost here before it lapses in the store. Only what is in hand is
+renewed. What is being settled is neither renewed nor lost: the store's answer decides.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from jobsync.coordination.membership import Membership
+from jobsync.core.clock import Clock, Mono
+from jobsync.database.document import Document
+from jobsync.errors import Unavailable
+from jobsync.queue.context import Context
+from jobsync.queue.port import Message, QueuePort
+from jobsync.stores.contract import Record
+
+__all__ = ["Hand", "Held"]
+
+_SHORTEST_REST = 0.01
+_SHORTEST_MARGIN = 0.05
+
+
+class Held:
+    """A message in hand."""
+
+    def __init__(self, message: Message, session: str, sent: Mono) -> None:
+        self.message = message
+        self.id = message.id
+        self.session = session
+        self.sent = sent
+        """When its claim, or its last renewal, was first sent."""
+        self.begun = sent
+        self.context: Context | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.is_lost = False
+        self.is_settling = False
+        """Whether its settlement is on its way."""
+
+    @property
+    def document(self) -> Document:
+        """The message as its handler reads it: `task.type` and `task["type"]`."""
+        receipt = self.message.receipt
+        return Document(
+            Record(
+                key=f"message/{self.id}",
+                value=self.message.value,
+                version=receipt.claim,
+                seq=receipt.deliveries,
+                epoch=0,
+                format=1,
+                trail=receipt.claim,
+            )
+        )
+
+
+class Hand:
+    """Claims of one worker.
+
+    Args:
+        port: where the messages are.
+        membership: the session that claims hang on.
+        clock: this machine's.
+        visibility: seconds for which a claim holds in the store unless it is renewed.
+        lost: told of a claim that is lost, and why.
+        failed: told that the store did not answer.
+    """
+
+    def __init__(
+        self,
+        port: QueuePort,
+        membership: Membership,
+        clock: Clock,
+        visibility: float,
+        lost: Callable[[Held, str], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._port = port
+        self._membership = membership
+        self._clock = clock
+        self._visibility = visibility
+        self._lease = visibility - max(visibility / 10, _SHORTEST_MARGIN)
+        self._lost = lost
+        self._failed = failed
+        self._held: dict[str, Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._held.values())
+
+    def find(self, message: Message) -> Held | None:
+        """Give a claim, unless it is lost, being settled, or another's."""
+        held = self._held.get(message.id)
+        if held is None or held.message is not message or held.is_lost or held.is_settling:
+            return None
+        return held
+
+    def take(self, messages: Iterable[Message], session: str, sent: Mono) -> list[Held]:
+        """Hold messages that were claimed by a request that was sent then."""
+        taken = [Held(message, session, sent) for message in messages]
+        self._held.update((held.id, held) for held in taken)
+        return taken
+
+    def drop(self, held: Held) -> None:
+        """Hold a message no more."""
+        if self._held.get(held.id) is held:
+            del self._held[held.id]
+
+    def check(self, held: Held) -> bool:
+        """Say whether a claim is surely this worker's; if not, it is lost."""
+        if not (held.is_lost or held.is_settling):
+            if not self._membership.is_trusted or self._membership.incarnation != held.session:
+                self.lose(held, "the session of this worker is in doubt")
+            elif self._clock.mono() - held.sent >= self._lease:
+                self.lose(held, "its claim could not be renewed in time")
+        return not held.is_lost
+
+    def lose(self, held: Held, reason: str) -> None:
+        """Take it that a claim has ended: nothing that its handler does counts any more."""
+        if held.is_lost:
+            return
+        held.is_lost = True
+        if held.context is not None:
+            held.context.lost = True
+        self.drop(held)
+        self._lost(held, reason)
+
+    async def extend(self, message: Message, seconds: float) -> bool:
+        """Let a claim hold on; say whether it does."""
+        held = self.find(message)
+        if held is None:
+            return False
+        await self._extend([held], seconds)
+        return not held.is_lost
+
+    async def renew_for_ever(self) -> None:
+        """Renew what is in hand, and lose what cannot be."""
+        while True:
+            await self._clock.sleep(self._find_rest())
+            mine = [held for held in list(self) if self.check(held)]
+            now, age = self._clock.mono(), self._visibility / 3
+            due = [held for held in mine if now - held.sent >= age and not held.is_settling]
+            if due:
+                try:
+                    await self._extend(due, self._visibility)
+                except Unavailable as error:
+                    self._failed(error)
+
+    async def _extend(self, due: Sequence[Held], seconds: float) -> None:
+        sent = self._clock.mono()
+        answers = await self._port.extend([held.message.receipt for held in due], seconds)
+        for held, extended in zip(due, answers, strict=True):
+            if extended:
+                held.sent = sent
+            elif not held.is_settling and self._held.get(held.id) is held:
+                self.lose(held, "its claim has ended")
+
+    def _find_rest(self) -> float:
+        """Give the seconds until a claim may be lost, or is to be renewed."""
+        now = self._clock.mono()
+        ends = [held.sent + self._lease - now for held in self if not held.is_settling]
+        trust = [self._membership.trust_left] if ends else []
+        return max(_SHORTEST_REST, min([self._visibility / 6, *trust, *ends]))
