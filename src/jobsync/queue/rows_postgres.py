@@ -62,7 +62,26 @@ class PostgresRows(Rows):
         self._floor = _Floor()
 
     async def _push(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None:
-        columns = {
+        named = self._name(letters, payloads)
+        if len(letters) == 1:
+            quietly, loudly = self._sql.push_one, self._sql.push_one_loudly
+        else:
+            quietly, loudly = self._sql.push, self._sql.push_loudly
+        await self._access.run_loudly(quietly, loudly, named, self.topic)
+
+    def _name(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> dict[str, Any]:
+        """Give the parameters of a push: of one message, or of many."""
+        if len(letters) == 1:
+            (letter,), (payload,) = letters, payloads
+            return {
+                "queue": self.queue,
+                "id": letter.id,
+                "payload": payload.decode(),
+                "delay": float(letter.delay),
+                "max_attempts": letter.max_attempts,
+                "timeout": letter.timeout,
+            }
+        return {
             "queue": self.queue,
             "ids": as_array([each.id for each in letters]),
             "payloads": as_array([payload.decode() for payload in payloads]),
@@ -70,7 +89,6 @@ class PostgresRows(Rows):
             "max_attempts": as_array([each.max_attempts for each in letters]),
             "timeouts": as_array([each.timeout for each in letters]),
         }
-        await self._access.run_loudly(self._sql.push, self._sql.push_loudly, columns, self.topic)
 
     async def _is_there(self, ids: Sequence[str]) -> bool:
         named = {"ids": as_array(ids)}

@@ -27,6 +27,14 @@ WITH done AS (
   ORDER BY place RETURNING 1
 )
 """
+# One message alone, in a form that is planned once for all.
+_PUSH_ONE = """
+INSERT INTO {schema}.jobsync_message (queue, id, state, due, payload, max_attempts, timeout)
+VALUES (
+  %(queue)s, %(id)s, CASE WHEN %(delay)s > 0 THEN 'waiting' ELSE 'ready' END,
+  clock_timestamp() + %(delay)s * interval '1 second', %(payload)s, %(max_attempts)s, %(timeout)s
+) RETURNING 1
+"""
 _QUIETLY = "SELECT count(*) FROM done"
 _LOUDLY = "SELECT pg_notify(%(channel)s, %(topic)s) FROM done LIMIT 1"
 # Of a push that is one transaction, one message tells of all.
@@ -244,6 +252,8 @@ class MessageStatements(msgspec.Struct, frozen=True, kw_only=True):
 
     push: str
     push_loudly: str
+    push_one: str
+    push_one_loudly: str
     pushed: str
     claim: str
     claimed: str
@@ -265,6 +275,8 @@ class MessageStatements(msgspec.Struct, frozen=True, kw_only=True):
         texts = {
             "push": _PUSH + _QUIETLY,
             "push_loudly": _PUSH + _LOUDLY,
+            "push_one": _PUSH_ONE,
+            "push_one_loudly": f"WITH done AS ({_PUSH_ONE}) {_LOUDLY}",
             "pushed": _PUSHED,
             "claim": _CLAIM,
             "claimed": _CLAIMED,
