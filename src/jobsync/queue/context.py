@@ -7,7 +7,7 @@ block, see `BlockingContext`.
 import asyncio
 from typing import Protocol
 
-from jobsync.core.clock import Wall
+from jobsync.core.clock import Clock, Wall
 from jobsync.core.codec import Json
 from jobsync.core.messages import Completed, Failed, Outcome
 from jobsync.queue.port import Message
@@ -37,7 +37,8 @@ class Context:
     Args:
         message: which one.
         worker_id: this worker's name.
-        deadline: when its time is over, by the wall clock; None if it has no end.
+        clock: this machine's.
+        timeout: seconds that the handler has from now; None if it has no end.
         desk: who holds the claim.
 
     Attributes:
@@ -47,22 +48,29 @@ class Context:
         worker_id: this worker's name.
         epoch: grows with every delivery of this message: carry it into what the handler
             writes, and a handler that was replaced can be told from its successor.
-        deadline: see above.
         lost: whether the claim has ended, or may have: stop, nothing counts any more.
         is_settled: whether `ack` or `nack` was called.
     """
 
-    def __init__(self, message: Message, worker_id: str, deadline: Wall | None, desk: Desk) -> None:
+    def __init__(
+        self, message: Message, worker_id: str, clock: Clock, timeout: float | None, desk: Desk
+    ) -> None:
         self.id = message.id
         self.attempt = message.attempt
         self.max_attempts = message.max_attempts
         self.worker_id = worker_id
         self.epoch = message.receipt.deliveries
-        self.deadline = deadline
         self.lost = False
         self.is_settled = False
         self._message = message
+        self._begun = clock.wall()
+        self._timeout = timeout
         self._desk = desk
+
+    @property
+    def deadline(self) -> Wall | None:
+        """When its time is over, by the wall clock; None if it has no end."""
+        return None if self._timeout is None else self._begun + self._timeout
 
     async def extend(self, seconds: float) -> bool:
         """Let the claim hold for so long from now, renewed or not; False says it is lost."""

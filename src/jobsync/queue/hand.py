@@ -7,7 +7,7 @@ renewed. What is being settled is neither renewed nor lost: the store's answer d
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Clock, Mono
@@ -24,7 +24,11 @@ _SHORTEST_MARGIN = 0.05
 
 
 class Held:
-    """A message in hand."""
+    """A message in hand.
+
+    Raises:
+        Corrupt: it is no document: not what a queue of this library pushes.
+    """
 
     def __init__(self, message: Message, session: str, sent: Mono) -> None:
         self.message = message
@@ -33,27 +37,14 @@ class Held:
         self.sent = sent
         """When its claim, or its last renewal, was first sent."""
         self.begun = sent
+        self.took = 0.0
+        """Seconds that its handler took."""
+        self.document = _document_of(message)
         self.context: Context | None = None
         self.task: asyncio.Task[None] | None = None
         self.is_lost = False
         self.is_settling = False
         """Whether its settlement is on its way."""
-
-    @property
-    def document(self) -> Document:
-        """The message as its handler reads it: `task.type` and `task["type"]`."""
-        receipt = self.message.receipt
-        return Document(
-            Record(
-                key=f"message/{self.id}",
-                value=self.message.value,
-                version=receipt.claim,
-                seq=receipt.deliveries,
-                epoch=0,
-                format=1,
-                trail=receipt.claim,
-            )
-        )
 
 
 class Hand:
@@ -99,11 +90,14 @@ class Hand:
             return None
         return held
 
-    def take(self, messages: Iterable[Message], session: str, sent: Mono) -> list[Held]:
-        """Hold messages that were claimed by a request that was sent then."""
-        taken = [Held(message, session, sent) for message in messages]
-        self._held.update((held.id, held) for held in taken)
-        return taken
+    def take(self, message: Message, session: str, sent: Mono) -> Held:
+        """Hold a message that was claimed by a request that was sent then.
+
+        Raises:
+            Corrupt: it is no document.
+        """
+        held = self._held[message.id] = Held(message, session, sent)
+        return held
 
     def drop(self, held: Held) -> None:
         """Hold a message no more."""
@@ -165,3 +159,19 @@ class Hand:
         ends = [held.sent + self._lease - now for held in self if not held.is_settling]
         trust = [self._membership.trust_left] if ends else []
         return max(_SHORTEST_REST, min([self._visibility / 6, *trust, *ends]))
+
+
+def _document_of(message: Message) -> Document:
+    """Give a message as its handler reads it: `task.type` and `task["type"]`."""
+    receipt = message.receipt
+    return Document(
+        Record(
+            key=f"message/{receipt.id}",
+            value=message.value,
+            version=receipt.claim,
+            seq=receipt.deliveries,
+            epoch=0,
+            format=1,
+            trail=receipt.claim,
+        )
+    )

@@ -17,8 +17,9 @@ __all__ = ["Outbox"]
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
-_GATHER = 0.003
-"""Seconds in which a busy worker's settlements gather: a commit takes about as long."""
+_GATHER = 0.001
+_PATIENCE = 4
+"""How often to wait for more that is about to come: a commit takes longer than all of that."""
 
 
 class _Parcel(NamedTuple):
@@ -33,15 +34,21 @@ class Outbox:
         port: where to.
         components: the clock that pauses and the randomness that spreads.
         failed: told of every failure to reach the store.
+        expects_more: says whether more is about to come.
     """
 
     def __init__(
-        self, port: QueuePort, components: Components, failed: Callable[[Exception], None]
+        self,
+        port: QueuePort,
+        components: Components,
+        failed: Callable[[Exception], None],
+        expects_more: Callable[[], bool],
     ) -> None:
         self._port = port
         self._clock = components.clock
         self._randomness = components.randomness
         self._failed = failed
+        self._expects_more = expects_more
         self._parcels: list[_Parcel] = []
         self._filled = asyncio.Event()
         self._empty = asyncio.Event()
@@ -55,14 +62,11 @@ class Outbox:
 
     async def run(self) -> None:
         """Send whatever comes, until cancelled."""
-        size = 0
         while True:
             await self._filled.wait()
-            if size > 1:
-                await self._clock.sleep(_GATHER)
+            await self._gather()
             self._filled.clear()
             batch, self._parcels = self._parcels, []
-            size = len(batch)
             answers = await self._deliver([parcel.settlement for parcel in batch])
             for parcel, taken in zip(batch, answers, strict=True):
                 parcel.answer(taken)
@@ -72,6 +76,12 @@ class Outbox:
     async def flush(self) -> None:
         """Wait until everything is answered."""
         await self._empty.wait()
+
+    async def _gather(self) -> None:
+        for _ in range(_PATIENCE):
+            if not self._expects_more():
+                return
+            await self._clock.sleep(_GATHER)
 
     async def _deliver(self, batch: list[Settlement]) -> list[bool]:
         attempt = 0

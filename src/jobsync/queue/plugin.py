@@ -334,13 +334,13 @@ class QueuePlugin(CoordinatorPlugin):
         )
 
     def _note_settled(
-        self, held: Held, outcome: Outcome, delay: float, took: float
+        self, held: Held, outcome: Outcome, delay: float
     ) -> Coroutine[Any, Any, None] | None:
         message = held.message
         about = self._about(message.id, message.attempt)
         match outcome:
             case Completed(result):
-                self._tell("completed", events.MessageCompleted(**about, duration=took))
+                self._tell("completed", events.MessageCompleted(**about, duration=held.took))
                 if self._on_complete is not None:
                     return self._call("on_complete", self._on_complete, held.document, result)
             case Cancel(reason):

@@ -104,7 +104,9 @@ class SqliteRows(Rows):
     async def _settle(self, batch: Sequence[Told]) -> set[str]:
         def work(connection: sqlite3.Connection) -> set[str]:
             now = self._now()
-            return {told.id for told in batch if _end(connection, told, now)}
+            settled = _complete(connection, batch, now)
+            rest = [told for told in batch if told.id not in settled]
+            return settled.union(told.id for told in rest if _end(connection, told, now))
 
         return await self._access.write(work, self.topic)
 
@@ -209,6 +211,21 @@ class SqliteRows(Rows):
 
     def _since_boot(self) -> tuple[int, float]:
         return self._access.clock.boot(), self._access.clock.mono().seconds
+
+
+def _complete(connection: sqlite3.Connection, batch: Sequence[Told], now: float) -> set[str]:
+    """End the claims of what went well, by two statements; give those that this has ended."""
+    good = [
+        [told.id, told.claim, told.mark]
+        for told in batch
+        if told.target == "completed" and told.error is None
+    ]
+    if not good:
+        return set()
+    named = {"batch": _json(good), "now": now}
+    done = [name for (name,) in connection.execute(sql.COMPLETE, named)]
+    connection.execute(sql.REMOVE_MANY, {"ids": _json(done)})
+    return set(done)
 
 
 def _end(connection: sqlite3.Connection, told: Told, now: float) -> bool:

@@ -23,7 +23,7 @@ from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.backoff import longest_pause
 from jobsync.core.messages import Failed, Move, Outcome, Retries, Returned, decide
-from jobsync.errors import Unavailable
+from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.context import Context
 from jobsync.queue.executor import Executor
 from jobsync.queue.hand import Hand, Held
@@ -41,15 +41,17 @@ _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
 _SHORTEST_REST = 0.02
 _DOUBT = 0.25
+_INSTANT = 0.002
+_USUAL = Retries()
 _LISTEN = 3600.0
 
 
 class Told(msgspec.Struct, kw_only=True):
     """What a worker tells of, each by a call."""
 
-    settled: Callable[[Held, Outcome, float, float], Coroutine[Any, Any, None] | None]
-    """A message was settled: with its outcome, the pause before the next attempt, and how
-    long the handler took. May give more to do, which nothing waits for but the end."""
+    settled: Callable[[Held, Outcome, float], Coroutine[Any, Any, None] | None]
+    """A message was settled: with its outcome, and the pause before the next attempt. May give
+    more to do, which nothing waits for but the end."""
     lost: Callable[[Message, str], None]
     ended: Callable[[list[Ended]], None]
     overran: Callable[[Message, float], None]
@@ -106,7 +108,7 @@ class Worker:
         self._hand = Hand(
             port, membership, self._clock, self._visibility, self._note_lost, self._note_failed
         )
-        self._outbox = Outbox(port, components, self._note_failed)
+        self._outbox = Outbox(port, components, self._note_failed, self._expects_more)
         self._warden = Warden(port, membership, self._clock, self._note_ended, self._note_failed)
         self._ready: deque[Held] = deque()
         self._running: set[Held] = set()
@@ -213,11 +215,14 @@ class Worker:
     def _find_room(self) -> int:
         """Give how many messages may be claimed now."""
         most = self._settings.concurrency + self._find_prefetch()
-        if self._quota is not None:
-            most = min(most, self._quota - self.handled)
-        room = most - len(self._hand)
-        # Not one by one: a batch costs as much as a single message.
-        return room if room * 2 >= most or not self._ready else 0
+        room = most - len(self._ready) - len(self._running)
+        # Not one by one: a batch costs as much as a single message. Nor while the store takes
+        # no settlements: what is in hand is bounded.
+        if (self._ready and room * 2 < most) or len(self._hand) > 2 * most:
+            return 0
+        return (
+            room if self._quota is None else min(room, self._quota - self.handled - len(self._hand))
+        )
 
     def _find_prefetch(self) -> int:
         """Claim ahead a second of measured work at most, and half the visibility."""
@@ -234,13 +239,23 @@ class Worker:
         claimed = await self._port.claim(
             limit, session=session, visibility=self._visibility, suspects=suspects
         )
-        self._ready.extend(self._hand.take(claimed.messages, session, sent))
+        for message in claimed.messages:
+            try:
+                self._ready.append(self._hand.take(message, session, sent))
+            except Corrupt as corrupt:
+                self._set_aside(message, corrupt)
         self._begin()
         self._wants_suspect = claimed.suspects and not suspects
         self._warden.is_quiet = claimed.lapse is None and not claimed.messages
         if claimed.lapse is not None and claimed.lapse <= 0:
             self._note_ended(await self._port.end_claims())
         return claimed
+
+    def _set_aside(self, message: Message, corrupt: Corrupt) -> None:
+        """Put among the dead letters what no handler can read."""
+        self._told.failed(corrupt, message.id)
+        bury = Settlement(receipt=message.receipt, move="bury", error=str(corrupt))
+        self._outbox.put(bury, lambda _: self._changed.set())
 
     def _begin(self) -> None:
         """Start as many handlers as may run."""
@@ -254,8 +269,7 @@ class Worker:
         message = held.message
         timeout = self._timeout if message.timeout is None else message.timeout
         held.begun = self._clock.mono()
-        deadline = None if timeout is None else self._clock.wall() + timeout
-        held.context = Context(message, self._membership.worker_id, deadline, self)
+        held.context = Context(message, self._membership.worker_id, self._clock, timeout, self)
         try:
             outcome, overrun = await self._executor.run(held.document, held.context, timeout)
             self._conclude(held, outcome)
@@ -269,7 +283,8 @@ class Worker:
                 self._conclude(held, Returned())
             raise
         finally:
-            self._measure(self._clock.mono() - held.begun)
+            held.took = self._clock.mono() - held.begun
+            self._measure(held.took)
             self._running.discard(held)
             self._go_on()
 
@@ -298,8 +313,7 @@ class Worker:
         if taken:
             self._hand.drop(held)
             self.handled += 1
-            took = 0.0 if held.context is None else self._clock.mono() - held.begun
-            more = self._told.settled(held, outcome, delay, took)
+            more = self._told.settled(held, outcome, delay)
             if more is not None:
                 self._group.create_task(more)
         else:
@@ -309,22 +323,27 @@ class Worker:
         self._go_on()
 
     def _decide(self, message: Message, outcome: Outcome) -> tuple[Move, float]:
-        draw = self._randomness.uniform(0, 1)
-
-        def ask(retries: Retries) -> tuple[Move, float]:
-            return decide(
-                outcome,
-                attempt=message.attempt,
-                max_attempts=message.max_attempts,
-                retries=retries,
-                draw=draw,
-            )
-
+        if not isinstance(outcome, Failed):
+            return self._ask(message, outcome, _USUAL)
         try:
-            return ask(self._retries)
+            return self._ask(message, outcome, self._retries)
         except Exception as error:  # noqa: BLE001 - the user's backoff may raise anything
             self._told.failed(error, message.id)
-            return ask(Retries())
+            return self._ask(message, outcome, _USUAL)
+
+    def _ask(self, message: Message, outcome: Outcome, retries: Retries) -> tuple[Move, float]:
+        is_failure = isinstance(outcome, Failed)
+        return decide(
+            outcome,
+            attempt=message.attempt,
+            max_attempts=message.max_attempts,
+            retries=retries,
+            draw=self._randomness.uniform(0, 1) if is_failure else 0.0,
+        )
+
+    def _expects_more(self) -> bool:
+        """Say whether handlers that take no time are about to end."""
+        return bool(self._ready) and self._average < _INSTANT
 
     def _measure(self, seconds: float) -> None:
         known = self._average

@@ -95,6 +95,19 @@ SELECT id, queue, :target, CASE WHEN :target <> 'completed' THEN payload END, de
 FROM jobsync_message WHERE id = :id AND claim = :claim AND state = 'claimed'
 """  # noqa: S608 - likewise
 REMOVE = "DELETE FROM jobsync_message WHERE id = :id"
+# Many at once, of what went well: the only end that comes in large numbers.
+COMPLETE = """
+INSERT INTO jobsync_finished (
+  id, queue, state, deliveries, returned, max_attempts, timeout, session, trail, errors, enqueued,
+  finished, format
+)
+SELECT m.id, queue, 'completed', deliveries, returned, max_attempts, timeout, session,
+  substr(trim(g.value ->> 2 || ' ' || trail), 1, 120), errors, enqueued, :now, format
+FROM json_each(:batch) AS g CROSS JOIN jobsync_message AS m
+WHERE m.id = g.value ->> 0 AND m.claim = g.value ->> 1 AND m.state = 'claimed'
+RETURNING id
+"""
+REMOVE_MANY = "DELETE FROM jobsync_message WHERE id IN (SELECT value FROM json_each(:ids))"
 PUT_BACK = f"""
 UPDATE jobsync_message
 SET state = 'waiting', due = :due, boot = 0, returned = returned + :back, suspect = :suspect,

@@ -1,0 +1,228 @@
+"""What the queue costs over the same durable work sent bare, as ratios in one run.
+
+Wall time, because the disk's part and the server's count: the rate is what a user sees. Ours
+and bare take turns in one process on the same tables, and a ratio is the median of the
+rounds' own ratios, so that what else goes on in the machine meets both alike.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from benchmarks.queues_bare import Bare, BarePostgres, BareSqlite, rate
+from benchmarks.rounds import tell
+from servers import PostgresServer
+
+from jobsync import Database, Document, QueuePlugin
+
+ROUNDS = 7
+
+
+class Bench(msgspec.Struct, frozen=True):
+    """One database, reached in both ways."""
+
+    url: str
+    bare: Bare
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What was measured, and how it compares with its budget."""
+
+    what: str
+    bare: str
+    ours: str
+    text: str
+    kept: bool
+
+
+def payload(number: int) -> dict[str, Any]:
+    """Give a message such as people have."""
+    return {"type": "send-email", "data": {"to": f"user-{number}@example.com", "retry": False}}
+
+
+@asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[QueuePlugin]:
+    """Open a queue on a database."""
+    async with Database(url) as database:
+        yield await database.use_plugin(QueuePlugin(resource="tasks", **options))
+
+
+async def fill(url: str, count: int) -> float:
+    """Push messages, in batches; give the rate."""
+    async with opened(url) as queue:
+        messages = [payload(number) for number in range(count)]
+        begun = time.perf_counter()
+        for start in range(0, count, 10_000):
+            await queue.enqueue_many(messages[start : start + 10_000])
+        return rate(count, begun)
+
+
+async def drain(url: str, count: int) -> float:
+    """Handle all messages, ten at once; give the rate, until the store knows of the last."""
+    seen = 0
+
+    async def handle(_: Document) -> None:
+        nonlocal seen
+        seen += 1
+
+    async with opened(url, concurrency=10) as queue:
+        begun = time.perf_counter()
+        queue.handler(handle)
+        while queue.stats()["completed"] < count:  # noqa: ASYNC110 - listening would cost more
+            await asyncio.sleep(0.002)
+        found = rate(count, begun)
+        assert seen == count
+        return found
+
+
+async def compare_drains(bench: Bench, count: int) -> Verdict:
+    """Drain in both ways, in turn."""
+    pairs = []
+    for number in range(ROUNDS):
+        tell(f"drain: round {number} of {ROUNDS}")
+        await fill(bench.url, count)
+        ours = await drain(bench.url, count)
+        await fill(bench.url, count)
+        begun = time.perf_counter()
+        assert bench.bare.drain() == count
+        pairs.append((rate(count, begun), ours))
+    return _judge_rates("drain, concurrency 10", pairs, 0.25)
+
+
+async def compare_singles(bench: Bench, count: int) -> Verdict:
+    """Push one by one in both ways, in turn."""
+    pairs, spent = [], []
+    text = msgspec.json.encode(payload(1)).decode()
+    async with opened(bench.url) as queue:
+        tasks = queue.database.resources.tasks
+        for number in range(ROUNDS):
+            tell(f"enqueue: round {number} of {ROUNDS}")
+            begun, cpu = time.perf_counter(), time.process_time()
+            for _ in range(count):
+                bench.bare.push(text)
+            bare, bare_cpu = rate(count, begun), time.process_time() - cpu
+            begun, cpu = time.perf_counter(), time.process_time()
+            for each in range(count):
+                await tasks.enqueue(payload(each))
+            pairs.append((bare, rate(count, begun)))
+            spent.append((time.process_time() - cpu - bare_cpu) / count * 1e6)
+        await queue.purge()
+    if isinstance(bench.bare, BarePostgres):
+        return _judge_rates("single enqueue", pairs, 0.6)
+    extra = statistics.median(spent)
+    verdict = _judge_rates("single enqueue", pairs, 0.0)
+    return msgspec.structs.replace(
+        verdict, text=f"+{extra:.0f} µs of CPU, at most +250 µs", kept=extra <= 250
+    )
+
+
+async def compare_bulks(bench: Bench, count: int) -> Verdict:
+    """Push a batch, and COPY one into the same table, in turn."""
+    assert isinstance(bench.bare, BarePostgres)
+    messages = [payload(number) for number in range(count)]
+    texts = [msgspec.json.encode(each).decode() for each in messages]
+    pairs = []
+    async with opened(bench.url) as queue:
+        for number in range(ROUNDS):
+            tell(f"bulk: round {number} of {ROUNDS}")
+            begun = time.perf_counter()
+            bench.bare.copy(texts)
+            bare = rate(count, begun)
+            begun = time.perf_counter()
+            await queue.enqueue_many(messages)
+            pairs.append((bare, rate(count, begun)))
+            await queue.purge()
+    return _judge_rates(f"enqueue_many of {count:,}, bare: COPY", pairs, 0.3)
+
+
+def _judge_rates(what: str, pairs: list[tuple[float, float]], least: float) -> Verdict:
+    # The first round warms up.
+    pairs = pairs[1:]
+    ratio = statistics.median(ours / bare for bare, ours in pairs)
+    bare, ours = (statistics.median(each) for each in zip(*pairs, strict=True))
+    return Verdict(
+        what,
+        f"{bare:,.0f}/s",
+        f"{ours:,.0f}/s",
+        f"{ratio:.2f}x, at least {least:.2f}x",
+        ratio >= least,
+    )
+
+
+@asynccontextmanager
+async def on_sqlite() -> AsyncIterator[Bench]:
+    """Make a file, and open it bare too."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bench.db"
+        url = f"sqlite:///{path}"
+        await fill(url, 1)
+        bare = BareSqlite(path)
+        bare.drain()
+        yield Bench(url, bare)
+        bare.close()
+
+
+@asynccontextmanager
+async def on_postgres() -> AsyncIterator[Bench]:
+    """Start a server, and connect to it bare too."""
+    with PostgresServer() as server:
+        url = server.create_database("bench")
+        await fill(url, 1)
+        bare = BarePostgres(url)
+        bare.drain()
+        yield Bench(url, bare)
+        bare.close()
+
+
+Part = Callable[[Bench], Awaitable[Verdict]]
+
+
+async def run(name: str, count: int) -> bool:
+    """Measure one database, and print its table; say whether it is within its budgets."""
+    parts: list[Part] = [
+        lambda bench: compare_drains(bench, count),
+        lambda bench: compare_singles(bench, 200),
+    ]
+    if name == "postgres":
+        parts.append(lambda bench: compare_bulks(bench, 10_000))
+    async with AsyncExitStack() as stack:
+        bench = await stack.enter_async_context(
+            on_postgres() if name == "postgres" else on_sqlite()
+        )
+        verdicts = [await part(bench) for part in parts]
+    tell("")
+    print(f"{name}: median of {ROUNDS - 1} rounds\n")
+    print(f"{'':36}{'bare':>12}{'ours':>12}    budget")
+    for each in verdicts:
+        mark = "" if each.kept else "  OVER"
+        print(f"{each.what:36}{each.bare:>12}{each.ours:>12}    {each.text}{mark}")
+    print()
+    return all(each.kept for each in verdicts)
+
+
+def main() -> int:
+    """Measure, and judge by the budgets."""
+    parser = argparse.ArgumentParser(description="the queue over the same work sent bare")
+    parser.add_argument("--only", choices=("sqlite", "postgres"), help="this database alone")
+    parser.add_argument("--messages", type=int, default=5000, help="in a round of draining")
+    arguments = parser.parse_args()
+    names = [arguments.only] if arguments.only else ["sqlite", "postgres"]
+    kept = [asyncio.run(run(name, arguments.messages)) for name in names]
+    print("within budget" if all(kept) else "OVER BUDGET")
+    return 0 if all(kept) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
