@@ -78,6 +78,7 @@ class _Troubled(StoreDecorator):
 class _TroubledFile(SqliteAccess):
     def __init__(self, inner: SqliteAccess, trouble: Trouble) -> None:
         self.clock = inner.clock
+        self.path = inner.path
         self._inner = inner
         self._trouble = trouble
 
@@ -97,6 +98,7 @@ class _TroubledFile(SqliteAccess):
 class _TroubledPool(PostgresAccess):
     def __init__(self, inner: PostgresAccess, trouble: Trouble) -> None:
         self.schema = inner.schema
+        self.channel = inner.channel
         self._inner = inner
         self._trouble = trouble
 

@@ -18,6 +18,7 @@ class Intake(Protocol):
         delay: float = 0.0,
         timeout: float | None = None,
         max_attempts: int | None = None,
+        connection: object = None,
     ) -> str:
         """Take one message; give its id."""
         ...
@@ -29,6 +30,7 @@ class Intake(Protocol):
         delay: float = 0.0,
         timeout: float | None = None,
         max_attempts: int | None = None,
+        connection: object = None,
     ) -> list[str]:
         """Take messages, all or none; give their ids."""
         ...

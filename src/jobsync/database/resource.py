@@ -292,6 +292,7 @@ class Resource(Teller):
         delay: float = 0.0,
         timeout: float | None = None,
         max_attempts: int | None = None,
+        connection: object = None,
     ) -> str:
         """Push a message that looks as this resource's records do; give the message's id.
 
@@ -300,6 +301,8 @@ class Resource(Teller):
             delay: seconds before which nobody handles it.
             timeout: seconds that its handler may take; the queue's by default.
             max_attempts: how often it is tried; the queue's by default.
+            connection: yours to the same database, psycopg's or sqlite3's or SQLAlchemy's:
+                the message is there once your transaction commits, and only then.
 
         Raises:
             InvalidRecord: it breaks the schema; lists every field that does.
@@ -307,7 +310,11 @@ class Resource(Teller):
             OutcomeUnknown: nobody can say whether it will be handled.
         """
         return await self._queue().enqueue(
-            data, delay=delay, timeout=timeout, max_attempts=max_attempts
+            data,
+            delay=delay,
+            timeout=timeout,
+            max_attempts=max_attempts,
+            connection=connection,
         )
 
     async def enqueue_many(
@@ -317,10 +324,15 @@ class Resource(Teller):
         delay: float = 0.0,
         timeout: float | None = None,
         max_attempts: int | None = None,
+        connection: object = None,
     ) -> Names:
         """Push messages, all or none, in order; give their ids. See `enqueue`."""
         return await self._queue().enqueue_many(
-            data, delay=delay, timeout=timeout, max_attempts=max_attempts
+            data,
+            delay=delay,
+            timeout=timeout,
+            max_attempts=max_attempts,
+            connection=connection,
         )
 
     def hand_to(self, intake: Intake | None) -> None:

@@ -3,7 +3,6 @@
 from jobsync.components import Components
 from jobsync.errors import Misconfigured
 from jobsync.queue.port import QueuePort
-from jobsync.queue.rows_postgres import PostgresRows
 from jobsync.queue.rows_sqlite import SqliteRows
 from jobsync.stores.contract import Store
 from jobsync.stores.sql.access import PostgresAccess, SqliteAccess
@@ -21,6 +20,8 @@ def open_port(store: Store, queue: str, components: Components) -> QueuePort:
         case SqliteAccess() as access:
             return SqliteRows(access, queue, components)
         case PostgresAccess() as access:
+            from jobsync.queue.rows_postgres import PostgresRows  # noqa: PLC0415 - an extra
+
             return PostgresRows(access, queue, components)
         case _:
             raise Misconfigured(

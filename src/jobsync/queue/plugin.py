@@ -158,10 +158,15 @@ class QueuePlugin(CoordinatorPlugin):
         delay: float = 0.0,
         timeout: float | None = None,
         max_attempts: int | None = None,
+        connection: object = None,
     ) -> str:
         """Push a message; give its id. See `Resource.enqueue`."""
         (name,) = await self.enqueue_many(
-            [data], delay=delay, timeout=timeout, max_attempts=max_attempts
+            [data],
+            delay=delay,
+            timeout=timeout,
+            max_attempts=max_attempts,
+            connection=connection,
         )
         return name
 
@@ -172,6 +177,7 @@ class QueuePlugin(CoordinatorPlugin):
         delay: float = 0.0,
         timeout: float | None = None,
         max_attempts: int | None = None,
+        connection: object = None,
     ) -> list[str]:
         """Push messages, all or none, in order; give their ids. See `Resource.enqueue`."""
         attempts = self.settings.max_attempts if max_attempts is None else max_attempts
@@ -182,6 +188,10 @@ class QueuePlugin(CoordinatorPlugin):
             Letter(id=name, value=value, delay=delay, timeout=timeout, max_attempts=attempts)
             for name, value in zip(ids, documents, strict=True)
         ]
+        if connection is not None:
+            # Whether and when it commits is the caller's to know: nothing is told of it.
+            await self._open().push_within(connection, letters)
+            return ids
         await self._open().push(letters)
         self._counters["enqueued"] += len(ids)
         self.emit(events.MessagesEnqueued(queue=self.queue, ids=tuple(ids)))

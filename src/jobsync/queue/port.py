@@ -192,6 +192,18 @@ class QueuePort(ABC):
         """
 
     @abstractmethod
+    async def push_within(self, connection: object, letters: Sequence[Letter]) -> None:
+        """Add messages in a transaction of the caller's: they are there once it commits.
+
+        Args:
+            connection: to the very database where the messages are kept.
+            letters: what to add.
+
+        Raises:
+            Invalid: it is no such connection, or a message cannot be kept.
+        """
+
+    @abstractmethod
     async def claim(
         self, limit: int, *, session: str, visibility: float, suspects: bool = False
     ) -> Claimed:

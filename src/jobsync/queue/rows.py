@@ -15,6 +15,7 @@ from jobsync.components import Components
 from jobsync.core.codec import decode, encode
 from jobsync.core.messages import LIVE, MOVES, State
 from jobsync.errors import Corrupt, Invalid, OutcomeUnknown, Unavailable
+from jobsync.queue.joining import driver_of
 from jobsync.queue.port import (
     MAX_MESSAGE,
     Claimed,
@@ -108,18 +109,21 @@ class Rows(QueuePort):
 
     async def push(self, letters: Sequence[Letter]) -> None:
         """Add messages, all or none."""
-        if len(letters) > MOST:
-            many = f"{len(letters):,} messages"
-            raise Invalid("messages", many, f"are over {MOST:,}", "push in parts")
         if not letters:
             return
-        payloads = [encode(each.value, "message", limit=MAX_MESSAGE) for each in letters]
+        payloads = _encode(letters)
         try:
             await self._push(letters, payloads)
         except OutcomeUnknown as unknown:
             # What is not there may yet arrive, or have come and gone: it is not sent again.
             if not await self._is_there([each.id for each in letters]):
                 raise unknown from None
+
+    async def push_within(self, connection: object, letters: Sequence[Letter]) -> None:
+        """Add messages in a transaction of the caller's."""
+        driver = driver_of(connection)
+        if letters:
+            await self._push_within(driver, letters, _encode(letters))
 
     async def claim(
         self, limit: int, *, session: str, visibility: float, suspects: bool = False
@@ -196,6 +200,11 @@ class Rows(QueuePort):
     async def _push(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None: ...
 
     @abstractmethod
+    async def _push_within(
+        self, connection: object, letters: Sequence[Letter], payloads: Sequence[bytes]
+    ) -> None: ...
+
+    @abstractmethod
     async def _is_there(self, ids: Sequence[str]) -> bool:
         """Say whether one of these messages is there, finished or not; False in doubt."""
 
@@ -254,6 +263,13 @@ class Rows(QueuePort):
                 for receipt, corrupt in unreadable
             ]
         )
+
+
+def _encode(letters: Sequence[Letter]) -> list[bytes]:
+    if len(letters) > MOST:
+        many = f"{len(letters):,} messages"
+        raise Invalid("messages", many, f"are over {MOST:,}", "push in parts")
+    return [encode(each.value, "message", limit=MAX_MESSAGE) for each in letters]
 
 
 def _tell(settlement: Settlement) -> Told:

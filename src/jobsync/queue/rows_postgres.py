@@ -5,15 +5,19 @@ ready before. What others pushed in a transaction that lasted longer, or had cla
 that was undone, stands below; a look at everything, now and then, finds that.
 """
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from psycopg import AsyncConnection, Connection
+from psycopg.errors import UndefinedTable
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.messages import State
 from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.queue.joining import refuse
 from jobsync.queue.port import Ended, Letter, Receipt
 from jobsync.queue.rows import LAPSED, MOST, SPARED, Found, Rows, Taken, Told, as_json
 from jobsync.stores.sql.access import PostgresAccess
@@ -21,6 +25,8 @@ from jobsync.stores.sql.postgres import as_array
 from jobsync.stores.sql.postgres_messages import MessageStatements
 
 __all__ = ["PostgresRows"]
+
+_WHICH = "pass a psycopg connection to the database that the queue is in"
 
 _SINCE_EVER = 3e9
 """Seconds: longer ago than any message was due."""
@@ -68,6 +74,24 @@ class PostgresRows(Rows):
         else:
             quietly, loudly = self._sql.push, self._sql.push_loudly
         await self._access.run_loudly(quietly, loudly, named, self.topic)
+
+    async def _push_within(
+        self, connection: object, letters: Sequence[Letter], payloads: Sequence[bytes]
+    ) -> None:
+        loudly = self._sql.push_one_loudly if len(letters) == 1 else self._sql.push_loudly
+        statement = loudly.encode()
+        notice = {"channel": self._access.channel, "topic": self.topic}
+        named = {**self._name(letters, payloads), **notice}
+        try:
+            match connection:
+                case AsyncConnection():
+                    await connection.execute(statement, named)
+                case Connection():
+                    await asyncio.to_thread(connection.execute, statement, named)
+                case _:
+                    raise refuse(connection, "is not psycopg's", _WHICH)
+        except UndefinedTable as error:
+            raise refuse(connection, "leads to another database", _WHICH) from error
 
     def _name(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> dict[str, Any]:
         """Give the parameters of a push: of one message, or of many."""

@@ -14,12 +14,15 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.messages import MOVES, State, decide_lapse
 from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.queue.joining import refuse
 from jobsync.queue.port import Ended, Letter, Receipt
 from jobsync.queue.rows import LAPSED, MOST, SPARED, Found, Rows, Taken, Told, as_json
 from jobsync.stores.sql import sqlite_messages as sql
 from jobsync.stores.sql.access import SqliteAccess
 
 __all__ = ["SqliteRows"]
+
+_WHICH = "pass a sqlite3 connection to the file that the queue is in"
 
 
 class SqliteRows(Rows):
@@ -37,24 +40,48 @@ class SqliteRows(Rows):
 
     async def _push(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None:
         def work(connection: sqlite3.Connection) -> None:
-            now = self._now()
-            rows = [
-                {
-                    "queue": self.queue,
-                    "id": letter.id,
-                    "state": "waiting" if letter.delay > 0 else "ready",
-                    "due": now + letter.delay,
-                    "payload": payload.decode(),
-                    "max_attempts": letter.max_attempts,
-                    "timeout": letter.timeout,
-                    "now": now,
-                }
-                for letter, payload in zip(letters, payloads, strict=True)
-            ]
-            connection.executemany(sql.PUSH, rows)
+            connection.executemany(sql.PUSH, self._name(letters, payloads))
 
         await self._access.write(work, self.topic)
         self._access.wake(self.topic)
+
+    async def _push_within(
+        self, connection: object, letters: Sequence[Letter], payloads: Sequence[bytes]
+    ) -> None:
+        if not isinstance(connection, sqlite3.Connection):
+            raise refuse(connection, "is not sqlite3's", _WHICH)
+        self._check_file(connection)
+        # Otherwise sqlite3 begins one by itself, or every row would be a transaction.
+        is_alone = connection.isolation_level is None and not connection.in_transaction
+        if is_alone:
+            connection.execute("BEGIN IMMEDIATE")
+        connection.executemany(sql.PUSH, self._name(letters, payloads))
+        if is_alone:
+            connection.execute("COMMIT")
+
+    def _check_file(self, connection: sqlite3.Connection) -> None:
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        (_, _, name) = cursor.execute("PRAGMA database_list").fetchone()
+        if self._access.path is None or not (name and self._access.path.samefile(name)):
+            raise refuse(connection, f"leads to {name or 'memory'}", _WHICH)
+
+    def _name(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Give the parameters of a push."""
+        now = self._now()
+        return [
+            {
+                "queue": self.queue,
+                "id": letter.id,
+                "state": "waiting" if letter.delay > 0 else "ready",
+                "due": now + letter.delay,
+                "payload": payload.decode(),
+                "max_attempts": letter.max_attempts,
+                "timeout": letter.timeout,
+                "now": now,
+            }
+            for letter, payload in zip(letters, payloads, strict=True)
+        ]
 
     async def _is_there(self, ids: Sequence[str]) -> bool:
         try:

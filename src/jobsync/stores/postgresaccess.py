@@ -22,6 +22,7 @@ class PoolAccess(PostgresAccess):
 
     def __init__(self, pool: PostgresPool, bell: Bell, schema: str) -> None:
         self.schema = schema
+        self.channel = bell.channel
         self._pool = pool
         self._bell = bell
 

@@ -27,6 +27,7 @@ class FileAccess(SqliteAccess):
 
     def __init__(self, file: SqliteFile, clock: Clock) -> None:
         self.clock = clock
+        self.path = file.path
         self._file = file
         self._topics = Topics.at(str(file.path))
 

@@ -8,6 +8,7 @@ wants to wait for others is told when something happened, as a hint.
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from jobsync.core.clock import Clock
@@ -37,9 +38,11 @@ class SqliteAccess(SqlAccess):
 
     Attributes:
         clock: this machine's, which all processes on a file share.
+        path: where it is; None if it is nowhere but in memory.
     """
 
     clock: Clock
+    path: Path | None = None
 
     @abstractmethod
     async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
@@ -59,9 +62,11 @@ class PostgresAccess(SqlAccess):
 
     Attributes:
         schema: where they are, quoted.
+        channel: what notifications go by: their text is the topic.
     """
 
     schema: str
+    channel: str
 
     @abstractmethod
     async def run(self, statement: str, parameters: Parameters, place: str) -> list[Any]:

@@ -1,0 +1,156 @@
+"""Messages that are pushed in a transaction of the caller's."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from jobsync import Database, Invalid, QueuePlugin
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where an SQLite queue is."""
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+async def lite(path: Path) -> AsyncIterator[QueuePlugin]:
+    """A queue on SQLite."""
+    async with Database(f"sqlite:///{path}") as db:
+        yield await db.use_plugin(QueuePlugin(resource="tasks"))
+
+
+@pytest.fixture
+def server_url(request: pytest.FixtureRequest) -> str:
+    """A PostgreSQL."""
+    return str(request.getfixturevalue("postgres").url)
+
+
+@pytest.fixture
+async def pg(server_url: str, request: pytest.FixtureRequest) -> AsyncIterator[QueuePlugin]:
+    """A queue on PostgreSQL."""
+    schema = f"join_{abs(hash(request.node.name)) % 10**9}"
+    async with Database(f"{server_url}?schema={schema}") as db:
+        yield await db.use_plugin(QueuePlugin(resource="tasks"))
+
+
+async def test_an_async_transaction_is_joined(pg: QueuePlugin, server_url: str) -> None:
+    """The message is there when it commits, and never if it does not."""
+    tasks = pg.database.resources.tasks
+    async with await psycopg.AsyncConnection.connect(server_url, row_factory=dict_row) as own:
+        await own.execute("CREATE TEMPORARY TABLE orders (id text)")
+        async with own.transaction():
+            await own.execute("INSERT INTO orders VALUES ('o-1')")
+            await tasks.enqueue({"order": "o-1"}, connection=own)
+            await tasks.enqueue_many([{"order": "o-2"}] * 3, connection=own, delay=60)
+            assert await pg.count("all") == 0
+        await own.commit()
+        assert await pg.count("all") == 4
+        await tasks.enqueue({"order": "never"}, connection=own)
+        await own.rollback()
+    assert await pg.count("all") == 4
+    assert pg.stats()["enqueued"] == 0
+
+
+async def test_a_blocking_transaction_is_joined(pg: QueuePlugin, server_url: str) -> None:
+    """By psycopg's plain connection."""
+    tasks = pg.database.resources.tasks
+    with psycopg.connect(server_url) as own:
+        await tasks.enqueue({"n": 1}, connection=own)
+        assert await pg.count() == 0
+        own.commit()
+        assert await pg.count() == 1
+        await tasks.enqueue_many([{"n": 2}, {"n": 3}], connection=own)
+        own.rollback()
+    assert await pg.count() == 1
+
+
+async def test_a_transaction_wakes_the_workers_when_it_commits(
+    pg: QueuePlugin, server_url: str
+) -> None:
+    """Its notification is part of it, and idle workers hear it."""
+    async with (
+        await psycopg.AsyncConnection.connect(server_url, autocommit=True) as listener,
+        await psycopg.AsyncConnection.connect(server_url) as own,
+    ):
+        await listener.execute(f"LISTEN {channel_of(pg)}".encode())
+        await pg.enqueue({"n": 1}, connection=own)
+        await own.commit()
+        async with asyncio.timeout(30):
+            # Others are told of on this channel too.
+            async for note in listener.notifies():
+                if note.payload == f"queue/{pg.queue}":
+                    break
+
+
+def channel_of(queue: QueuePlugin) -> str:
+    """Give the channel of a queue's schema."""
+    access: Any = queue.database.store.sql
+    return str(access.channel)
+
+
+@pytest.mark.parametrize("isolation", ["", "IMMEDIATE", None])
+async def test_an_sqlite_transaction_is_joined(
+    lite: QueuePlugin, path: Path, isolation: Any
+) -> None:
+    """Whether sqlite3 begins transactions by itself or the caller does."""
+    tasks = lite.database.resources.tasks
+    with closing(sqlite3.connect(path, isolation_level=isolation)) as own:
+        own.row_factory = lambda *_: {}
+        if isolation is None:
+            own.execute("BEGIN")
+        await tasks.enqueue({"n": 1}, connection=own)
+        await tasks.enqueue_many([{"n": 2}, {"n": 3}], connection=own)
+        assert await lite.count() == 0
+        own.execute("COMMIT")
+        assert await lite.count() == 3
+        if isolation is None:
+            own.execute("BEGIN")
+        await tasks.enqueue({"n": 4}, connection=own)
+        own.execute("ROLLBACK")
+    assert await lite.count() == 3
+
+
+async def test_outside_of_a_transaction_a_push_is_one(lite: QueuePlugin, path: Path) -> None:
+    """All or nothing, as ever."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as own:
+        await lite.enqueue_many([{"n": 1}, {"n": 2}], connection=own)
+    assert await lite.count() == 2
+
+
+async def test_sqlalchemys_connections_lead_to_the_drivers(lite: QueuePlugin, path: Path) -> None:
+    """By `driver_connection`, however deep."""
+    with closing(sqlite3.connect(path)) as own:
+        proxied = SimpleNamespace(driver_connection=own)
+        plain = SimpleNamespace(connection=proxied)
+        asynchronous = SimpleNamespace(sync_connection=plain)
+        for connection in (proxied, plain, asynchronous):
+            await lite.enqueue({"n": 1}, connection=connection)
+        assert await lite.count() == 0
+        own.commit()
+    assert await lite.count() == 3
+
+
+async def test_a_connection_to_somewhere_else_is_refused(
+    lite: QueuePlugin, pg: QueuePlugin, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Naming what would do."""
+    fix = "pass a sqlite3 connection to the file that the queue is in"
+    for place in (":memory:", str(tmp_path / "other.db")):
+        with closing(sqlite3.connect(place)) as other, pytest.raises(Invalid, match=fix):
+            await lite.enqueue({"n": 1}, connection=other)
+    with pytest.raises(Invalid, match=r"builtins.str.*is not sqlite3's"):
+        await lite.enqueue({"n": 1}, connection="jobs.db")
+    with pytest.raises(Invalid, match="is not psycopg's; pass a psycopg connection"):
+        await pg.enqueue({"n": 1}, connection=sqlite3)
+    other_place = request.getfixturevalue("postgres").create_database("elsewhere")
+    with psycopg.connect(other_place) as elsewhere, pytest.raises(Invalid, match="another data"):
+        await pg.enqueue({"n": 1}, connection=elsewhere)
