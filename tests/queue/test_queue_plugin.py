@@ -195,9 +195,9 @@ async def test_a_handler_longer_than_the_visibility_runs_once(db: Database) -> N
 
     async def handle(task: Document) -> None:
         runs.append(task.id)
-        await asyncio.sleep(4 * 1.5)
+        await asyncio.sleep(4 * 0.75)
 
-    queue = QueuePlugin(resource="tasks", on_message=handle, visibility_timeout=1.5)
+    queue = QueuePlugin(resource="tasks", on_message=handle, visibility_timeout=0.75)
     await db.use_plugin(queue)
     await queue.enqueue({"n": 1})
     await until(lambda: queue.stats()["completed"] == 1)

@@ -212,6 +212,10 @@ class QueuePlugin(CoordinatorPlugin):
         running = 0 if self._worker is None else self._worker.running
         return {**{name: self._counters[name] for name in names}, "running": running}
 
+    async def browse(self, state: State, *, after: str = "", limit: int = 100) -> list[Kept]:
+        """Look at messages in a state, the oldest first; go on after the last one's `cursor`."""
+        return await self._open().browse(state, after=after, limit=limit)
+
     async def dead_letters(self, *, after: str = "", limit: int = 100) -> list[Kept]:
         """Look at the messages whose attempts are spent, with every error."""
         return await self._open().browse("dead", after=after, limit=limit)
