@@ -6,9 +6,11 @@
 PY := .venv/bin/python
 ELECTION := tests/chaos/test_election.py tests/chaos/test_idle_cost.py
 JOBS := tests/chaos/test_jobs.py
+QUEUE := tests/chaos/test_queue.py tests/queue/test_outages.py tests/queue/test_depth.py
+OTHERS := $(ELECTION) $(JOBS) $(QUEUE)
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo prove-stores prove-election prove-jobs certify-s3 \
-  simulate bench-stores bench-resources bench-jobs clean
+.PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue \
+  certify-s3 simulate bench-stores bench-resources bench-jobs bench-queue clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,13 +35,16 @@ demo: setup ## two processes, one SQLite file, no lost update
 	@$(PY) examples/increment.py
 
 prove-stores: setup ## races, lost replies and exits at full scale; appends to proof/runs.jsonl
-	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py $(ELECTION:%=--ignore=%) $(JOBS:%=--ignore=%) --scale=full -s $(ARGS)
+	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py $(OTHERS:%=--ignore=%) --scale=full -s $(ARGS)
 
 prove-election: setup ## real processes elect, are killed and held up; appends to proof/runs.jsonl
 	$(PY) -m pytest $(ELECTION) --scale=full -s $(ARGS)
 
 prove-jobs: setup ## real processes share tasks, join, leave, are killed and frozen; appends to proof/runs.jsonl
 	$(PY) -m pytest $(JOBS) --scale=full -s $(ARGS)
+
+prove-queue: setup ## real processes push and handle, are killed and held up; appends to proof/runs.jsonl
+	$(PY) -m pytest $(QUEUE) --scale=full -s $(ARGS)
 
 certify-s3: setup ## the conformance suite and the probe on four S3 servers
 	@bash scripts/install-ceph
@@ -62,6 +67,9 @@ bench-resources: setup ## insert_many of 10,000 over a bare insert on PostgreSQL
 
 bench-jobs: setup ## claims and audits, as ratios over bare PostgreSQL, and what idle nodes send
 	@$(PY) benchmarks/jobs.py
+
+bench-queue: setup ## draining and pushing over the same work sent bare; latency; idle cost
+	@$(PY) benchmarks/queues.py
 
 clean: ## remove what setup and tests made
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

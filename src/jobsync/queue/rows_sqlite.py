@@ -37,6 +37,7 @@ class SqliteRows(Rows):
     def __init__(self, access: SqliteAccess, queue: str, components: Components) -> None:
         super().__init__(access, queue, components)
         self._access = access
+        self._is_idle = False
 
     async def _push(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None:
         def work(connection: sqlite3.Connection) -> None:
@@ -93,14 +94,15 @@ class SqliteRows(Rows):
     async def _claim(
         self, limit: int, claim: str, session: str, visibility: float, *, suspects: bool
     ) -> Taken:
+        named = {"queue": self.queue, "suspects": suspects, "limit": limit}
+
         def work(connection: sqlite3.Connection) -> Taken:
-            now, (boot, mono) = self._now(), self._since_boot()
-            named = {"queue": self.queue, "now": now, "suspects": suspects, "limit": limit}
+            named["now"] = self._now()
+            boot, mono = self._since_boot()
             rows = connection.execute(sql.LATE, named).fetchall()
             if not suspects and len(rows) < limit:
-                named["limit"] = limit - len(rows)
-                rows += connection.execute(sql.READY, named).fetchall()
-            due, lapse = self._find_next(connection, now, boot, mono)
+                rest = {**named, "limit": limit - len(rows)}
+                rows += connection.execute(sql.READY, rest).fetchall()
             if rows:
                 taken = {
                     "claim": claim,
@@ -110,23 +112,29 @@ class SqliteRows(Rows):
                     "positions": _json([row[0] for row in rows]),
                 }
                 connection.execute(sql.CLAIM, taken)
-            ((more,),) = connection.execute(sql.SUSPECTS, named)
-            return Taken([Found(*row[1:]) for row in sorted(rows)], bool(more), due, lapse)
+            outlook = connection.execute(sql.OUTLOOK, named).fetchone()
+            return self._look_out([Found(*row[1:]) for row in sorted(rows)], outlook)
 
+        if self._is_idle:
+            # Whoever only looks keeps nobody from writing.
+            named["now"] = self._now()
+            (outlook,) = await self._access.read(sql.OUTLOOK, named)
+            if not outlook[0]:
+                return self._look_out([], outlook)
         try:
-            return await self._access.write(work, self.topic)
+            taken = await self._access.write(work, self.topic)
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
+        self._is_idle = not taken.rows
+        return taken
 
-    def _find_next(
-        self, connection: sqlite3.Connection, now: float, boot: int, mono: float
-    ) -> tuple[float | None, float | None]:
-        """Give the seconds until a delay is over, and until a claim lapses."""
-        named = {"queue": self.queue, "now": now}
-        ((due,),) = connection.execute(sql.NEXT_DUE, named)
-        row = connection.execute(sql.NEXT_LAPSE, named).fetchone()
-        lapse = None if row is None else (row[0] - mono if row[1] == boot else 0.0)
-        return None if due is None else due - now, lapse
+    def _look_out(self, rows: list[Found], outlook: Sequence[Any]) -> Taken:
+        """Give what was found, and the seconds until something happens by itself."""
+        now, (boot, mono) = self._now(), self._since_boot()
+        _, suspects, due, suspect_due, lapse, since = outlook
+        dues = [each - now for each in (due, suspect_due) if each is not None]
+        lapses = None if lapse is None else (lapse - mono if since == boot else 0.0)
+        return Taken(rows, bool(suspects), min(dues, default=None), lapses)
 
     async def _settle(self, batch: Sequence[Told]) -> set[str]:
         def work(connection: sqlite3.Connection) -> set[str]:

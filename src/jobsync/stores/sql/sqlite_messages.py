@@ -4,6 +4,7 @@ __all__ = [
     "BROWSE_FINISHED",
     "BROWSE_LIVE",
     "CLAIM",
+    "COMPLETE",
     "COUNT",
     "EXTEND",
     "FIND_LAPSED",
@@ -11,8 +12,7 @@ __all__ = [
     "FORGET",
     "HOLDERS",
     "LATE",
-    "NEXT_DUE",
-    "NEXT_LAPSE",
+    "OUTLOOK",
     "PURGE_FINISHED",
     "PURGE_LIVE",
     "PUSH",
@@ -22,8 +22,8 @@ __all__ = [
     "REDRIVE",
     "REMOVE",
     "REMOVE_FINISHED",
+    "REMOVE_MANY",
     "SETTLED",
-    "SUSPECTS",
 ]
 
 PUSH = """
@@ -59,24 +59,32 @@ SET state = 'claimed', deliveries = deliveries + 1, claim = :claim, session = :s
   due = :due, boot = :boot
 WHERE position IN (SELECT value FROM json_each(:positions))
 """
-SUSPECTS = """
-SELECT EXISTS (
-  SELECT 1 FROM jobsync_message
-  WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND due <= :now
-)
-"""
-NEXT_DUE = """
-SELECT min(due) FROM (
-  SELECT min(due) AS due FROM jobsync_message
-  WHERE queue = :queue AND state = 'waiting' AND suspect = 0 AND due > :now
-  UNION ALL
-  SELECT min(due) FROM jobsync_message
-  WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND due > :now
-)
-"""
-NEXT_LAPSE = """
-SELECT due, boot FROM jobsync_message WHERE queue = :queue AND state = 'claimed'
-ORDER BY due LIMIT 1
+# What there is to do, now and later.
+OUTLOOK = """
+SELECT
+  EXISTS (
+    SELECT 1 FROM jobsync_message
+    WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND due <= :now
+  ) OR (NOT :suspects AND EXISTS (
+    SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'ready'
+  )),
+  EXISTS (
+    SELECT 1 FROM jobsync_message
+    WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND due <= :now
+  ),
+  (
+    SELECT min(due) FROM jobsync_message
+    WHERE queue = :queue AND state = 'waiting' AND suspect = 0 AND due > :now
+  ),
+  (
+    SELECT min(due) FROM jobsync_message
+    WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND due > :now
+  ),
+  lapses.due, lapses.boot
+FROM (SELECT 1) LEFT JOIN (
+  SELECT due, boot FROM jobsync_message WHERE queue = :queue AND state = 'claimed'
+  ORDER BY due LIMIT 1
+) AS lapses
 """
 
 _LINE = """

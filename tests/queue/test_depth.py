@@ -1,0 +1,144 @@
+"""What a claim costs on PostgreSQL does not grow with what waits, nor with what was handled."""
+
+import contextlib
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from depot import Depot, until
+
+from jobsync import Components, open_store
+from jobsync.queue.opening import open_port
+from jobsync.queue.port import QueuePort, Settlement
+from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.sql.access import Parameters, PostgresAccess
+
+BATCH = 100
+_numbers = itertools.count()
+
+FILL = """
+INSERT INTO jobsync_message (queue, id, state, due, payload, max_attempts)
+SELECT 'default/tasks', 'm' || n, 'ready', clock_timestamp(),
+  json_build_object('id', 'm' || n, 'n', n, 'by', 'test', 'kind', 'plain')::text, 4
+FROM generate_series(1, %s) AS n
+"""
+
+
+class Counting(PostgresAccess):
+    """Counts the buffers of claims: each is explained first, and that undone."""
+
+    def __init__(self, inner: PostgresAccess, admin: psycopg.Connection[Any]) -> None:
+        self.schema = inner.schema
+        self.channel = inner.channel
+        self.buffers: list[int] = []
+        self.is_counting = False
+        self._inner = inner
+        self._admin = admin
+
+    async def run(self, statement: str, parameters: Parameters, place: str) -> list[Any]:
+        if self.is_counting and "SKIP LOCKED" in statement and "fresh" in statement:
+            explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}".encode()
+            row = self._admin.execute(explain, parameters).fetchone()
+            self._admin.rollback()
+            assert row is not None
+            plan = row[0][0]["Plan"]
+            self.buffers.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+        return await self._inner.run(statement, parameters, place)
+
+    async def run_loudly(
+        self, quietly: str, loudly: str, parameters: Mapping[str, Any], topic: str
+    ) -> list[Any]:
+        return await self._inner.run_loudly(quietly, loudly, parameters, topic)
+
+    def wake(self, topic: str) -> None:
+        self._inner.wake(topic)
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        await self._inner.wait(topic, timeout)
+
+
+class Seen(StoreDecorator):
+    """A store whose rows are reached by way of a counter."""
+
+    access: Counting
+
+    @property
+    def sql(self) -> Counting:
+        return self.access
+
+
+async def handle(port: QueuePort, batches: int) -> None:
+    """Claim and complete."""
+    for _ in range(batches):
+        claimed = await port.claim(BATCH, session="me", visibility=600)
+        assert len(claimed.messages) == BATCH
+        ends = [Settlement(receipt=each.receipt, move="complete") for each in claimed.messages]
+        assert all(await port.settle(ends))
+
+
+@contextlib.contextmanager
+def held_open(url: str, *, held: bool) -> Iterator[None]:
+    """Keep a transaction open that makes the server keep everything that is deleted."""
+    if not held:
+        yield
+        return
+    with psycopg.connect(url) as stranger:
+        stranger.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        stranger.execute("SELECT count(*) FROM jobsync_schema")
+        yield
+
+
+async def measure(url: str, depth: int, batches: int, *, held: bool = False) -> float:
+    """Handle some of many messages; give the buffers of a claim at the end."""
+    components = Components.system()
+    inner = await open_store(url)
+    with psycopg.connect(url) as admin:
+        admin.execute(FILL, [depth])
+        admin.commit()
+        admin.execute("ANALYZE jobsync_message")
+        admin.commit()
+        store = Seen(inner)
+        assert isinstance(inner.sql, PostgresAccess)
+        store.access = Counting(inner.sql, admin)
+        port = open_port(store, "default/tasks", components)
+        with held_open(url, held=held):
+            await handle(port, batches)
+            store.access.is_counting = True
+            await handle(port, 5)
+    await inner.close()
+    return statistics.median(store.access.buffers)
+
+
+async def test_a_claim_reads_no_more_where_more_waits(
+    postgres: Any, full_scale: bool, proof: Any
+) -> None:
+    """At a hundred times the depth at most 1.2 times as much; 1.5 times with an old snapshot."""
+    few, many, batches = (10_000, 1_000_000, 50) if full_scale else (2_000, 20_000, 14)
+    urls = [postgres.create_database(f"depth_{next(_numbers)}") for _ in range(3)]
+    shallow = await measure(urls[0], few, batches)
+    deep = await measure(urls[1], many, batches)
+    old = await measure(urls[2], many, batches, held=True)
+    proof.record("buffers of a claim", few=few, many=many, found=[shallow, deep, old])
+    assert deep <= 1.2 * shallow
+    assert old <= 1.5 * shallow
+
+
+async def test_a_worker_before_a_deep_queue_is_small(
+    postgres: Any, tmp_path: Path, full_scale: bool, proof: Any
+) -> None:
+    """Under 200 MB, however much waits."""
+    depth = 1_000_000 if full_scale else 20_000
+    url = postgres.create_database(f"depth_{next(_numbers)}")
+    await (await open_store(url)).close()
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(FILL, [depth])
+    async with Depot(url, tmp_path / "words", concurrency=10) as depot:
+        (hand,) = await depot.start(1)
+        await until(lambda: len(depot.told("ends it")) >= 1000, "some are handled")
+        status = Path(f"/proc/{hand.process.pid}/status").read_text(encoding="ascii")
+    (peak,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    proof.record("memory of a worker", depth=depth, megabytes=round(peak / 1024))
+    assert peak < 200 * 1024
