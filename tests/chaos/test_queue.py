@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from depot import Depot, Hand, judge, now, until
+from depot import Depot, Fact, Hand, judge, now, until
 from proxy import Proxy
 
 from jobsync import Database, QueuePlugin
@@ -212,6 +212,16 @@ async def test_a_deployment_spends_no_attempt(url: str, tmp_path: Path) -> None:
     assert len({fact.id for fact in depot.told("ends it")}) == 20
 
 
+async def nth_begin(depot: Depot, message: int, count: int) -> Fact:
+    """Wait until a message has begun so often; give the last of these facts."""
+
+    def begins() -> list[Fact]:
+        return [fact for fact in depot.told("begins") if fact.facts["n"] == message]
+
+    await until(lambda: len(begins()) >= count, f"message {message} begins {count} times")
+    return begins()[count - 1]
+
+
 async def test_a_killed_workers_message_starts_again_elsewhere(
     url: str, kind: str, tmp_path: Path, full_scale: bool, proof: Any
 ) -> None:
@@ -228,12 +238,10 @@ async def test_a_killed_workers_message_starts_again_elsewhere(
             async with Database(url) as db:
                 queue = await db.use_plugin(QueuePlugin(resource="tasks"))
                 await queue.enqueue({"n": number, "by": "test", "kind": "plain"})
-                await until(lambda: len(depot.told("begins")) == 1 + 2 * number, "it begins")  # noqa: B023
-                first = depot.told("begins")[-1]
+                first = await nth_begin(depot, number, 1)
                 (victim,) = (hand for hand in hands if hand.name == first.who)
                 victim.strike(signal.SIGKILL)
-                await until(lambda: len(depot.told("begins")) == 2 + 2 * number, "again")  # noqa: B023
-                again = depot.told("begins")[-1]
+                again = await nth_begin(depot, number, 2)
                 assert again.who != first.who
                 took.append(again.at - (victim.killed or 0.0))
                 for hand in hands:

@@ -49,19 +49,20 @@ extract(epoch FROM enqueued)::float8
 """
 _CLAIM = """
 WITH late AS MATERIALIZED (
-  SELECT id FROM {schema}.jobsync_message
+  SELECT ctid AS place FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'waiting' AND suspect = %(suspects)s AND due <= {now}
   AND due >= {now} - %(since)s * interval '1 second'
   ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), fresh AS MATERIALIZED (
-  SELECT id, position FROM {schema}.jobsync_message
+  SELECT ctid AS place, position FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'ready' AND position >= %(floor)s AND NOT %(suspects)s
   ORDER BY position LIMIT (SELECT %(limit)s - count(*) FROM late) FOR UPDATE SKIP LOCKED
 ), taken AS (
   UPDATE {schema}.jobsync_message
   SET state = 'claimed', deliveries = deliveries + 1, claim = %(claim)s, session = %(session)s,
     due = clock_timestamp() + %(visibility)s * interval '1 second'
-  WHERE id = ANY (ARRAY (SELECT id FROM late UNION ALL SELECT id FROM fresh))
+  -- They are locked: nobody moves them meanwhile.
+  WHERE ctid = ANY (ARRAY (SELECT place FROM late UNION ALL SELECT place FROM fresh))
   RETURNING position, {message}
 ), rest AS (
   SELECT (SELECT min(position) FROM fresh) AS lowest,
