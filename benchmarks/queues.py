@@ -7,6 +7,7 @@ rounds' own ratios, so that what else goes on in the machine meets both alike.
 
 import argparse
 import asyncio
+import sqlite3
 import statistics
 import sys
 import tempfile
@@ -23,11 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 
 from benchmarks.queues_bare import Bare, BarePostgres, BareSqlite, rate
 from benchmarks.rounds import tell
+from depot import Depot, until
+from proxy import Proxy
 from servers import PostgresServer
 
 from jobsync import Database, Document, QueuePlugin
 
 ROUNDS = 7
+PUSHES = 40
 
 
 class Bench(msgspec.Struct, frozen=True):
@@ -147,6 +151,110 @@ async def compare_bulks(bench: Bench, count: int) -> Verdict:
     return _judge_rates(f"enqueue_many of {count:,}, bare: COPY", pairs, 0.3)
 
 
+async def measure_latency(bench: Bench, *, apart: bool) -> Verdict:
+    """Push to an idle worker, here or in another process; give the time until it begins."""
+    most = 100.0 if apart and not isinstance(bench.bare, BarePostgres) else 10.0
+    with tempfile.TemporaryDirectory() as folder:
+        begins = _begin_apart(bench.url, Path(folder)) if apart else _begin_here(bench.url)
+        async with begins as begun, opened(bench.url) as queue:
+            took = []
+            for number in range(PUSHES):
+                tell(f"latency: {number} of {PUSHES}")
+                # Long enough for everybody to be idle again.
+                await asyncio.sleep(0.2)
+                sent = time.monotonic()
+                await queue.enqueue({"n": number, "by": "bench", "kind": "plain"})
+                took.append(1000 * (await begun(number) - sent))
+    median = statistics.median(took)
+    where = "across processes" if apart else "in process"
+    return Verdict(
+        f"enqueue to start, {where}",
+        "",
+        f"{median:.1f} ms",
+        f"p50; p95 {statistics.quantiles(took, n=20)[-1]:.1f} ms; at most {most:g} ms",
+        median < most,
+    )
+
+
+Begun = Callable[[int], Awaitable[float]]
+"""Waits until a message begins; gives when that was."""
+
+
+@asynccontextmanager
+async def _begin_here(url: str) -> AsyncIterator[Begun]:
+    begun: asyncio.Queue[float] = asyncio.Queue()
+
+    async def handle(_: Document) -> None:
+        begun.put_nowait(time.monotonic())
+
+    async with opened(url, on_message=handle):
+        yield lambda _: begun.get()
+
+
+@asynccontextmanager
+async def _begin_apart(url: str, folder: Path) -> AsyncIterator[Begun]:
+    async with Depot(url, folder) as depot:
+        await depot.start(1)
+
+        async def begun(number: int) -> float:
+            await until(lambda: len(depot.told("begins")) > number, "it begins")
+            return depot.told("begins")[number].at
+
+        yield begun
+
+
+async def count_idle(bench: Bench, seconds: float = 60.0) -> Verdict:
+    """Count what an idle worker that leads asks of its database in a minute."""
+    if isinstance(bench.bare, BarePostgres):
+        port = int(bench.url.partition("127.0.0.1:")[2].partition("/")[0])
+        with Proxy("127.0.0.1", port) as proxy:
+            url = bench.url.replace(f":{port}/", f":{proxy.port}/")
+            count = await _count_idle(url, lambda: proxy.requests, seconds)
+    else:
+        traced = _Traced()
+        with traced:
+            count = await _count_idle(bench.url, lambda: traced.statements, seconds)
+    return Verdict(
+        "statements of an idle worker", "", f"{count:.0f}", "a minute, at most 45", count <= 45
+    )
+
+
+async def _count_idle(url: str, counted: Callable[[], int], seconds: float) -> float:
+    async def handle(_: Document) -> None:
+        raise AssertionError("nothing was pushed")
+
+    async with opened(url, on_message=handle):
+        # It is elected, and has tidied up, by then.
+        await asyncio.sleep(10)
+        before = counted()
+        tell(f"idle: {seconds:g} s")
+        await asyncio.sleep(seconds)
+        return (counted() - before) * 60 / seconds
+
+
+class _Traced:
+    """Counts the statements of connections that are made meanwhile."""
+
+    def __init__(self) -> None:
+        self.statements = 0
+        self._connect = sqlite3.connect
+
+    def __enter__(self) -> None:
+        def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+            connection: sqlite3.Connection = self._connect(*arguments, **options)
+            connection.set_trace_callback(self._count)
+            return connection
+
+        sqlite3.connect = connect  # type: ignore[assignment]
+
+    def __exit__(self, *_: object) -> None:
+        sqlite3.connect = self._connect
+
+    def _count(self, statement: str) -> None:
+        # What begins and ends a transaction is part of what stands in it.
+        self.statements += not statement.startswith(("BEGIN", "COMMIT", "ROLLBACK"))
+
+
 def _judge_rates(what: str, pairs: list[tuple[float, float]], least: float) -> Verdict:
     # The first round warms up.
     pairs = pairs[1:]
@@ -197,6 +305,11 @@ async def run(name: str, count: int) -> bool:
     ]
     if name == "postgres":
         parts.append(lambda bench: compare_bulks(bench, 10_000))
+    parts += [
+        lambda bench: measure_latency(bench, apart=False),
+        lambda bench: measure_latency(bench, apart=True),
+        count_idle,
+    ]
     async with AsyncExitStack() as stack:
         bench = await stack.enter_async_context(
             on_postgres() if name == "postgres" else on_sqlite()

@@ -326,6 +326,16 @@ async def test_a_late_claim_stands_until_somebody_ends_it(
     assert await port.count() == {"completed": 1, "waiting": 1}
 
 
+async def test_who_ends_claims_keeps_its_own(place: QueuePlace, port: QueuePort) -> None:
+    """A worker whose settlement is on its way does not end the claim itself."""
+    await port.push(letters(1, 2))
+    one, two = await claim(port)
+    place.let_pass(61)
+    (ended,) = await port.end_claims(keep=[one.id])
+    assert ended.id == two.id
+    assert await settle(port, one.receipt)
+
+
 async def test_a_claim_that_lapsed_makes_a_suspect(place: QueuePlace, port: QueuePort) -> None:
     """Claimed only by who asks for suspects; cleared by whoever settles it."""
     await port.push(letters(1))

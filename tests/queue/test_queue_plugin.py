@@ -24,6 +24,8 @@ from jobsync import (
     S3QueuePlugin,
     Snooze,
 )
+from jobsync.queue.opening import open_port
+from jobsync.queue.port import Letter
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -240,6 +242,42 @@ def locked(url: str) -> Iterator[None]:
         with psycopg.connect(place) as holder:
             holder.execute(f"LOCK TABLE {schema}.jobsync_message IN EXCLUSIVE MODE".encode())
             yield
+
+
+async def test_a_suspect_runs_while_nothing_else_does(db: Database) -> None:
+    """Each by itself, and the others flow as ever; all are at their first attempt."""
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", concurrency=4))
+    port = open_port(db.store, queue.queue, db.components)
+    await queue.enqueue_many([{"n": n} for n in range(12)])
+    await port.claim(3, session="ghost", visibility=60)
+    assert len(await port.end_claims({"ghost"})) == 3
+    running: set[int] = set()
+    seen: dict[int, int] = {}
+
+    async def handle(task: Document, context: Context) -> None:
+        assert context.attempt == 1
+        running.add(task.n)
+        await asyncio.sleep(0.02)
+        seen[task.n] = len(running)
+        running.discard(task.n)
+
+    queue.handler(handle)
+    await until(lambda: queue.stats()["completed"] == 12)
+    assert [seen[n] for n in range(3)] == [1, 1, 1]
+    assert max(seen.values()) > 1
+
+
+async def test_a_message_that_is_no_document_is_set_aside(db: Database) -> None:
+    """It goes to the dead letters by itself; the others flow."""
+    seen: list[int] = []
+    queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+    port = open_port(db.store, queue.queue, db.components)
+    await port.push([Letter(id="odd", value=[1, 2], max_attempts=4)])
+    await queue.enqueue({"n": 1})
+    queue.handler(lambda task: seen.append(task.n))
+    await until(lambda: queue.stats()["completed"] == 1)
+    (dead,) = await queue.dead_letters()
+    assert (dead.id, dead.value, seen) == ("odd", [1, 2], [1])
 
 
 async def test_a_stop_gives_back_what_has_not_finished(url: str) -> None:

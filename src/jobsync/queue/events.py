@@ -17,6 +17,8 @@ __all__ = [
     "MessageReturned",
     "MessagesEnqueued",
     "QueueError",
+    "QueueStats",
+    "TicketsPublished",
     "WorkersStarted",
     "WorkersStopped",
 ]
@@ -150,6 +152,32 @@ class WorkersStopped(_AboutQueue, frozen=True, kw_only=True):
     aliases: ClassVar[tuple[str, ...]] = ("plg:queue:workers-stopped",)
 
     worker_id: str
+
+
+class QueueStats(_AboutQueue, frozen=True, kw_only=True):
+    """What this process has done since it began, once a minute, from counters."""
+
+    name: ClassVar[str] = "plg:s3-queue:stats"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:stats",)
+
+    enqueued: int
+    completed: int
+    retried: int
+    cancelled: int
+    returned: int
+    dead: int
+    lost: int
+    running: int
+
+
+class TicketsPublished(_AboutQueue, frozen=True, kw_only=True):
+    """The coordinator has told what is ready. Not where messages are rows: there claims do."""
+
+    name: ClassVar[str] = "plg:s3-queue:tickets-published"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:tickets-published",)
+
+    count: int
+    coordinator_id: str
 
 
 class QueueError(_AboutQueue, frozen=True, kw_only=True):

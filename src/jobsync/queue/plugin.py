@@ -66,6 +66,8 @@ _COUNTED: Mapping[str, tuple[State, ...]] = {
     **{state: (state,) for state in (*LIVE, *FINISHED)},
 }
 _LONGEST_DELAY = 366 * 86_400.0
+_TELL = 60.0
+"""Seconds between two accounts of what was done."""
 _TIDY = 60.0
 """Seconds between rounds that forget what was finished long ago."""
 
@@ -269,9 +271,12 @@ class QueuePlugin(CoordinatorPlugin):
 
     async def start(self) -> None:
         """Start, and handle messages, unless it does already."""
+        was_running = self.is_running
         await super().start()
         if self.is_running:
             self._begin()
+        if self.is_running and not was_running:
+            self.run_in_background(self._tell_stats_for_ever, "stats")
 
     async def stop(self) -> None:
         """Claim no more, finish or give back what is in hand, and stop."""
@@ -282,6 +287,11 @@ class QueuePlugin(CoordinatorPlugin):
             await asyncio.wait([working])
             self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
         await super().stop()
+
+    async def _tell_stats_for_ever(self) -> None:
+        while True:
+            await self.database.components.clock.sleep(_TELL)
+            self.emit(events.QueueStats(queue=self.queue, **self.stats()))
 
     async def coordinator_work(self) -> None:
         """Forget what was finished long ago."""

@@ -237,8 +237,12 @@ class QueuePort(ABC):
         """
 
     @abstractmethod
-    async def end_claims(self, dead: Collection[str] = ()) -> list[Ended]:
+    async def end_claims(
+        self, dead: Collection[str] = (), *, keep: Collection[str] = ()
+    ) -> list[Ended]:
         """End the claims that have lapsed, and those of sessions that are dead, by a write.
+
+        Those of the messages to keep, which the caller has in hand, are not ended.
 
         Each message becomes a suspect and has spent nothing. One that was a suspect before
         has spent an attempt, and is a dead letter if that was the last.

@@ -155,9 +155,11 @@ class Rows(QueuePort):
             self._hints.wake(self.topic)
         return [each.id in settled for each in batch]
 
-    async def end_claims(self, dead: Collection[str] = ()) -> list[Ended]:
+    async def end_claims(
+        self, dead: Collection[str] = (), *, keep: Collection[str] = ()
+    ) -> list[Ended]:
         """End the claims that nobody will settle, and let others have the messages."""
-        ended = await self._end_claims(dead)
+        ended = await self._end_claims(dead, keep)
         if ended:
             self._hints.wake(self.topic)
         return ended
@@ -218,7 +220,7 @@ class Rows(QueuePort):
         """End claims; give those that are settled so, by this call or an earlier one."""
 
     @abstractmethod
-    async def _end_claims(self, dead: Collection[str]) -> list[Ended]: ...
+    async def _end_claims(self, dead: Collection[str], keep: Collection[str]) -> list[Ended]: ...
 
     @abstractmethod
     async def _redrive(self, ids: Collection[str] | None, limit: int) -> int: ...

@@ -215,10 +215,11 @@ class PostgresRows(Rows):
         extended = {name for (name,) in await self._try(self._sql.extend, named)}
         return [each.id in extended for each in receipts]
 
-    async def _end_claims(self, dead: Collection[str]) -> list[Ended]:
+    async def _end_claims(self, dead: Collection[str], keep: Collection[str]) -> list[Ended]:
         named = {
             "queue": self.queue,
             "dead": as_array(list(dead)),
+            "keep": as_array(list(keep)),
             "lapsed": as_json(LAPSED),
             "spared": as_json(SPARED),
             "limit": MOST,

@@ -164,7 +164,7 @@ class SqliteRows(Rows):
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
 
-    async def _end_claims(self, dead: Collection[str]) -> list[Ended]:
+    async def _end_claims(self, dead: Collection[str], keep: Collection[str]) -> list[Ended]:
 
         def work(connection: sqlite3.Connection) -> list[Ended]:
             now, (boot, mono) = self._now(), self._since_boot()
@@ -173,6 +173,7 @@ class SqliteRows(Rows):
                 "boot": boot,
                 "mono": mono,
                 "dead": _json(list(dead)),
+                "keep": _json(list(keep)),
                 "limit": MOST,
             }
             found = connection.execute(sql.FIND_LAPSED, named).fetchall()

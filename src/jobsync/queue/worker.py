@@ -1,11 +1,10 @@
 """One process's share of a queue: claims messages, runs handlers, settles.
 
 Promises: a handler runs only while its claim is surely this worker's, see `hand`. After that
-it is cancelled, or told by `context.lost`, and nothing is settled. A suspect is claimed when
-this worker has nothing else in hand, and runs alone. Told to stop, a worker claims no more,
-gives back what has not begun, and lets handlers finish for `grace` seconds; a coroutine that
-has not by then is cancelled and its message given back, so that a deployment spends no
-attempt.
+it is cancelled, or told by `context.lost`, and nothing is settled. A suspect runs alone, see
+`quarantine`. Told to stop, a worker claims no more, gives back what has not begun, and lets
+handlers finish for `grace` seconds; a coroutine that has not by then is cancelled and its
+message given back, so that a deployment spends no attempt.
 
 A handler's slot is free once it has returned: settlements gather meanwhile, and go in one
 batch. What is in hand, from claim to the store's last answer, is bounded all the same.
@@ -13,7 +12,7 @@ batch. What is in hand, from claim to the store's last answer, is bounded all th
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.backoff import longest_pause
+from jobsync.core.clock import Mono
 from jobsync.core.messages import Failed, Move, Outcome, Retries, Returned, decide
 from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.context import Context
@@ -29,6 +29,7 @@ from jobsync.queue.executor import Executor
 from jobsync.queue.hand import Hand, Held
 from jobsync.queue.outbox import Outbox
 from jobsync.queue.port import Claimed, Ended, Message, QueuePort, Settlement
+from jobsync.queue.quarantine import Quarantine
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.warden import Warden
 
@@ -112,10 +113,7 @@ class Worker:
         self._warden = Warden(port, membership, self._clock, self._note_ended, self._note_failed)
         self._ready: deque[Held] = deque()
         self._running: set[Held] = set()
-        self._wants_suspect = False
-        """Whether a suspect is to be claimed, as soon as nothing else is in hand."""
-        self._is_alone = False
-        """Whether what is in hand is a suspect."""
+        self._quarantine = Quarantine(self._clock, self._visibility / 3)
         self._average = 0.0
         self._changed = asyncio.Event()
         self._is_stopping = False
@@ -183,10 +181,8 @@ class Worker:
                 await self._clock.sleep(self._randomness.uniform(0, longest))
                 continue
             if claimed is None:
-                # Nobody tells when the session can be trusted again.
-                trusted = self._membership.is_trusted
-                await self._rest(self._settings.poll_interval if trusted else _DOUBT)
-            elif not (claimed.messages or self._wants_suspect):
+                await self._rest(self._find_wait() or self._settings.poll_interval)
+            elif not (claimed.messages or self._quarantine.is_wanted):
                 if self._until_empty and not self._hand:
                     return
                 await self._rest(self._find_rest(claimed))
@@ -196,21 +192,21 @@ class Worker:
 
     async def _fetch(self) -> Claimed | None:
         """Claim messages, if there is room, and let them begin; None if there is none."""
-        if self.is_paused or not self._membership.is_trusted:
+        if self.is_paused or self._find_wait() > 0:
             return None
-        is_free = not (self._hand or self._running)
-        if self._is_alone and not is_free:
-            return None
-        self._is_alone = False
-        if self._wants_suspect:
-            if not is_free:
-                return None
-            self._wants_suspect = False
+        if self._quarantine.is_wanted:
             claimed = await self._claim(1, suspects=True)
-            self._is_alone = bool(claimed.messages)
-            return claimed if claimed.messages else await self._fetch()
+            if claimed.messages:
+                return claimed
         room = self._find_room()
         return await self._claim(room, suspects=False) if room > 0 else None
+
+    def _find_wait(self) -> float:
+        """Give the seconds for which nothing may be claimed, unless something changes."""
+        if not self._membership.is_trusted:
+            # Nobody tells when it can be trusted again.
+            return _DOUBT
+        return self._quarantine.wait(is_free=not (self._hand or self._running))
 
     def _find_room(self) -> int:
         """Give how many messages may be claimed now."""
@@ -239,20 +235,30 @@ class Worker:
         claimed = await self._port.claim(
             limit, session=session, visibility=self._visibility, suspects=suspects
         )
-        for message in claimed.messages:
-            try:
-                self._ready.append(self._hand.take(message, session, sent))
-            except Corrupt as corrupt:
-                self._set_aside(message, corrupt)
+        taken = self._take(claimed.messages, session, sent)
+        if suspects:
+            self._quarantine.take(taken[0] if taken else None)
+        elif claimed.suspects:
+            self._quarantine.notice()
+        self._ready.extend(taken)
         self._begin()
-        self._wants_suspect = claimed.suspects and not suspects
         self._warden.is_quiet = claimed.lapse is None and not claimed.messages
         if claimed.lapse is not None and claimed.lapse <= 0:
-            self._note_ended(await self._port.end_claims())
+            keep = [held.id for held in self._hand]
+            self._note_ended(await self._port.end_claims(keep=keep))
         return claimed
 
+    def _take(self, messages: Iterable[Message], session: str, sent: Mono) -> list[Held]:
+        """Hold messages; put among the dead letters what no handler can read."""
+        taken = []
+        for message in messages:
+            try:
+                taken.append(self._hand.take(message, session, sent))
+            except Corrupt as corrupt:
+                self._set_aside(message, corrupt)
+        return taken
+
     def _set_aside(self, message: Message, corrupt: Corrupt) -> None:
-        """Put among the dead letters what no handler can read."""
         self._told.failed(corrupt, message.id)
         bury = Settlement(receipt=message.receipt, move="bury", error=str(corrupt))
         self._outbox.put(bury, lambda _: self._changed.set())
@@ -286,6 +292,7 @@ class Worker:
             held.took = self._clock.mono() - held.begun
             self._measure(held.took)
             self._running.discard(held)
+            self._quarantine.release(held)
             self._go_on()
 
     def _conclude(self, held: Held, outcome: Outcome) -> None:
@@ -360,6 +367,7 @@ class Worker:
             held.task.cancel()
         if held in self._ready:
             self._ready.remove(held)
+            self._quarantine.release(held)
         self._changed.set()
 
     def _note_ended(self, ended: list[Ended]) -> None:

@@ -1,6 +1,5 @@
 """The narrow way into an SQLite store."""
 
-import os
 import sqlite3
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -30,7 +29,6 @@ class FileAccess(SqliteAccess):
         self.clock = clock
         self.path = file.path
         self._file = file
-        self._log = f"{file.path}-wal"
         self._topics = Topics.at(str(file.path))
 
     async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
@@ -51,15 +49,7 @@ class FileAccess(SqliteAccess):
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if the topic was woken here, or if another process changed the file."""
         give_up = self.clock.mono() + timeout
-        seen = self._glance()
+        seen = self._file.glance()
         while (left := give_up - self.clock.mono()) > 0:
-            if await self._topics.wait(topic, min(_POLL, left)) or self._glance() != seen:
+            if await self._topics.wait(topic, min(_POLL, left)) or self._file.glance() != seen:
                 return
-
-    def _glance(self) -> tuple[int, int]:
-        """Give what changes with every commit: where it is written down first. Costs no query."""
-        try:
-            found = os.stat(self._log)  # noqa: PTH116 - half the cost of Path.stat
-        except FileNotFoundError:
-            return (0, 0)
-        return (found.st_size, found.st_mtime_ns)

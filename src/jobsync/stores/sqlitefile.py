@@ -45,6 +45,7 @@ class SqliteFile:
         # Absolute: the program may change its working directory.
         self.path = path.absolute()
         self._name = str(self.path)
+        self._log = f"{self.path}-wal"
         self._clock = clock
         self._patience = patience
         self._pid = os.getpid()
@@ -83,6 +84,18 @@ class SqliteFile:
             CommitFailed: nobody can say whether it happened.
         """
         return self._hop("write", self._transact, work, *arguments)
+
+    def glance(self) -> tuple[int, int]:
+        """Give what changes with every commit: its log, where it is written first.
+
+        Costs no query, and no way to a thread. A hint: two commits within one tick of the
+        filesystem's clock may look like one.
+        """
+        try:
+            found = os.stat(self._log)  # noqa: PTH116 - half the cost of Path.stat
+        except FileNotFoundError:
+            return (0, 0)
+        return (found.st_size, found.st_mtime_ns)
 
     async def close(self) -> None:
         """Close both connections, after the calls that they have. Safe to repeat.

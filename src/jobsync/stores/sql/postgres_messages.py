@@ -159,7 +159,7 @@ WITH ended AS MATERIALIZED (
     CASE WHEN suspect THEN %(lapsed)s ELSE %(spared)s END AS error
   FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'claimed'
-  AND (due <= {now} OR session = ANY (%(dead)s::text[]))
+  AND (due <= {now} OR session = ANY (%(dead)s::text[])) AND id <> ALL (%(keep)s::text[])
   ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), gone AS (
   DELETE FROM {schema}.jobsync_message AS m USING ended AS g

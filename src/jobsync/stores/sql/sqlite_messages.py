@@ -137,7 +137,7 @@ FIND_LAPSED = """
 SELECT id, claim, deliveries - returned, max_attempts, suspect, session FROM jobsync_message
 WHERE queue = :queue AND state = 'claimed' AND (
   boot <> :boot OR due <= :mono OR session IN (SELECT value FROM json_each(:dead))
-)
+) AND id NOT IN (SELECT value FROM json_each(:keep))
 ORDER BY due LIMIT :limit
 """
 HOLDERS = """
