@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import AsyncExitStack
 from typing import Any, Literal
 
 import msgspec
@@ -55,18 +56,27 @@ class Carrier:
         """Do what the orders say, until it is done or told to stop."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
-        async with Database(self._orders.url) as db:
-            handler = self._handle if self._orders.role == "handle" else None
-            queue = QueuePlugin(resource="tasks", on_message=handler, **self._orders.options)
-            for fact in TOLD:
-                queue.on(f"plg:queue:{fact}", self._hear)
-            await db.use_plugin(queue)
+        async with AsyncExitStack() as stack:
+            queue = await self._stand(stack)
             self.say("stands", worker=queue.worker_id)
-            if handler is None:
+            if self._orders.role == "push":
                 await self._push(queue)
             else:
                 await self._stopping.wait()
         self.say("ends")
+
+    async def _stand(self, stack: AsyncExitStack) -> QueuePlugin:
+        """Connect; a store that does not answer is tried again, as a process manager would."""
+        while True:
+            handler = self._handle if self._orders.role == "handle" else None
+            queue = QueuePlugin(resource="tasks", on_message=handler, **self._orders.options)
+            for fact in TOLD:
+                queue.on(f"plg:queue:{fact}", self._hear)
+            try:
+                await stack.enter_async_context(Database(self._orders.url, plugins=[queue]))
+            except (Unavailable, OutcomeUnknown):
+                continue
+            return queue
 
     def _hear(self, event: Event) -> None:
         facts = msgspec.to_builtins(event)

@@ -120,9 +120,13 @@ class Depot:
     async def start(self, count: int, role: carrier.Role = "handle", **orders: Any) -> list[Hand]:
         """Start processes; return when they stand."""
         hands = [self.hire(role, **orders) for _ in range(count)]
+        await self.stand(hands)
+        return hands
+
+    async def stand(self, hands: Iterable[Hand]) -> None:
+        """Wait until some processes stand."""
         names = {hand.name for hand in hands}
         await until(lambda: names <= {fact.who for fact in self.told("stands")}, "all stand")
-        return hands
 
     def hire(self, role: carrier.Role = "handle", **orders: Any) -> Hand:
         """Start a process."""
