@@ -33,7 +33,8 @@ QUESTIONS = 50_000
 SINGLES = 200
 BATCH = 10_000
 MINUTE = 60.0
-WARM_UP = 40.0
+WARM_UP = 160.0
+"""Seconds until what comes twice a minute has come five times, and is prepared for good."""
 
 LEAST_QUESTIONS = 400_000
 LEAST_RATIO = 0.5
@@ -192,7 +193,6 @@ def measure_idle(url: str, port: int) -> Iterator[Line]:
         for number, proxy in enumerate(proxies):
             through = url.replace(f":{port}/", f":{proxy.port}/")
             jobs.append(stack.enter_context(Job(f"idle-{number}", "bench", url=through)))
-        # Until tokens are shared, and statements that come with every beat are prepared.
         time.sleep(WARM_UP)
         before = [proxy.requests for proxy in proxies]
         for second in range(int(MINUTE)):
