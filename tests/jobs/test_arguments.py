@@ -21,7 +21,7 @@ from jobsync import (
     RebalanceEvent,
     Task,
 )
-from jobsync.core.clock import Wall
+from jobsync.core.clock import Mono, Wall
 from jobsync.core.system import SystemClock
 
 DAY = date(2026, 1, 5)
@@ -266,6 +266,36 @@ def test_entering_waits_for_minimum_nodes(memory: str) -> None:
     for thread in threads:
         thread.join(60)
     assert counts == [5, 5]
+
+
+def test_entering_may_wait_for_nothing(memory: str) -> None:
+    """The node is there at once, and its share comes when it comes."""
+    with Job("a", "s", coordination_config=FEW, url=memory, wait_on_enter=0) as job:
+        while len(job.my_tokens) < 10:
+            job._call(job.components.clock.sleep(0.01))
+
+
+class _Watched(SystemClock):
+    """Counts what has been slept and waited, as time that passes."""
+
+    passed = 0.0
+
+    def mono(self) -> Mono:
+        return super().mono() + self.passed
+
+
+def test_wait_on_enter_bounds_all_that_entering_waits_for(memory: str) -> None:
+    """What was spent on waiting for the name is not spent again on waiting for others."""
+    clock = _Watched()
+    slow = msgspec.structs.replace(Components.system(), clock=clock)
+    two = CoordinationConfig(total_tokens=10, minimum_nodes=2)
+
+    def spend(_: Job) -> None:
+        clock.passed += 1000.0
+
+    job = Job("a", "s", coordination_config=two, url=memory, components=slow, lock_provider=spend)
+    with pytest.raises(TimeoutError, match=r"1 of minimum_nodes=2 came within wait_on_enter=120"):
+        job.__enter__()
 
 
 def test_the_lock_provider_is_called_before_anything_is_owned(memory: str) -> None:

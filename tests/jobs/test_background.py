@@ -1,6 +1,7 @@
 """A loop on a thread of its own: callers get what came of their calls, or learn that it is over."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 
@@ -93,3 +94,21 @@ def test_several_may_stop_it_at_once(background: Background) -> None:
         thread.join()
     assert ended.is_set()
     assert background._loop.is_closed()
+
+
+def test_a_forked_child_is_told_at_once(background: Background) -> None:
+    """It has no such thread, and the parent's loop goes on undisturbed."""
+
+    async def work() -> int:
+        return 1
+
+    child = os.fork()
+    if child == 0:
+        try:
+            background.call(work())
+        except Unavailable:
+            os._exit(7)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert background.call(work()) == 1

@@ -40,12 +40,12 @@ class Background:
             Unavailable: the loop was stopped, by another thread or a signal handler.
         """
         errand = _Errand(work)
-        try:
-            self._loop.call_soon_threadsafe(self._begin, errand)
-        except RuntimeError as error:
-            # The loop is closed.
-            work.close()
-            raise _left() from error
+        # Should it end at this very moment, that is noticed below.
+        if self._thread.is_alive():
+            self.post(self._begin, errand)
+        else:
+            # Stopped; or this is a forked child, which has no such thread.
+            errand.end()
         while True:
             with suppress(queue.Empty):
                 return errand.result(_LOOK_UP)

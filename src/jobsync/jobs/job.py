@@ -142,6 +142,7 @@ class Job:
         self._is_stopping = False
         self._pinning = Pinning(None, self._call, self._token)
         self._in_blocks: set[str] = set()
+        self._enter_by = self.components.clock.mono()
 
     def __repr__(self) -> str:
         return f"Job({self.node_name!r}, date={self.date.isoformat()})"
@@ -159,6 +160,7 @@ class Job:
         self._entrance = Entrance(2)
         self._background = Background(f"jobsync-{self.node_name}")
         self._is_stopping = False
+        self._enter_by = self.components.clock.mono() + self._wait_on_enter
         try:
             self._face = self._make_face()
             if self.settings.enabled:
@@ -494,7 +496,7 @@ class Job:
         provider, replacing = self._lock_provider, self._clear_existing_locks
         if isinstance(self._node, Crew) and (provider is not None or replacing):
             # Under its name, so that nobody registers in the name of another that lives.
-            self._call(self._node.enter(self._wait_on_enter))
+            self._call(self._node.enter(self._wait_left))
             bound = None if provider is None else partial(provider, self)
             self._pinning.provide(bound, replacing=replacing)
 
@@ -563,13 +565,21 @@ class Job:
             return
         # Perhaps somebody said so before there was a node.
         node.is_retiring = self._is_stopping
-        await node.start(self._wait_on_enter)
+        await node.start(self._wait_left)
         minimum = self.settings.minimum_nodes
-        if not await node.ready(minimum, self._wait_on_enter) and node.count < minimum:
+        is_ready = await node.ready(minimum, self._wait_left)
+        # This one is there, whether or not the leader has heard of it.
+        came = max(node.count, 1)
+        if not is_ready and came < minimum:
             raise TimeoutError(
-                f"{node.count} of minimum_nodes={minimum} came within "
+                f"{came} of minimum_nodes={minimum} came within "
                 f"wait_on_enter={self._wait_on_enter:g} s; start the others, or wait longer"
             )
+
+    @property
+    def _wait_left(self) -> float:
+        """What is left of the time that entering may take."""
+        return max(0.0, self._enter_by - self.components.clock.mono())
 
     def _leave(self, *, is_done: bool) -> None:
         """End everything, within bounds."""
