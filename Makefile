@@ -65,7 +65,8 @@ bench-stores: setup ## CPU a hop and a row, as ratios over bare drivers
 bench-resources: setup ## insert_many of 10,000 over a bare insert on PostgreSQL
 	@$(PY) benchmarks/resources.py
 
-bench-jobs: setup ## claims and audits, as ratios over bare PostgreSQL, and what idle nodes send
+bench-jobs: setup ## what the leader decides, claims and audits over bare PostgreSQL, idle nodes
+	@$(PY) benchmarks/assignment.py
 	@$(PY) benchmarks/jobs.py
 
 bench-queue: setup ## draining and pushing over the same work sent bare; latency; idle cost
