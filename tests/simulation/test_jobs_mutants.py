@@ -197,32 +197,36 @@ def takes_moves_for_made(patch: pytest.MonkeyPatch) -> None:
 
 
 KILLED: dict[Patch, tuple[shifts.Story, int]] = {
-    acknowledges_before_claims_are_closed: (shifts.slow_join, 6),
+    acknowledges_before_claims_are_closed: (shifts.slow_join, 0),
     acknowledges_and_goes_on: (shifts.minimum_nodes, 0),
-    takes_any_acknowledgement: (shifts.churn, 0),
+    takes_any_acknowledgement: (shifts.leaders_die_waiting, 0),
     learns_nothing_of_what_it_gains: (shifts.leave_by_the_loop, 0),
     ignores_its_trust: (shifts.pause_in_the_loop, 0),
     keeps_what_an_earlier_session_had: (shifts.mute, 0),
-    takes_the_silent_for_dead: (shifts.leaders_die_waiting, 0),
+    takes_the_silent_for_dead: (shifts.doze, 0),
     takes_the_leaving_for_gone: (shifts.leave, 0),
     claims_what_others_have: (shifts.suspend_in_the_loop, 0),
-    acts_on_claims_of_an_earlier_session: (shifts.cut_while_claiming, 1),
+    acts_on_claims_of_an_earlier_session: (shifts.cut_while_claiming, 4),
     reopens_at_once: (shifts.kill, 0),
-    leaves_unknown_claims_open: (shifts.outage, 1),
-    runs_what_comes_too_late: (shifts.cut_while_claiming, 1),
+    leaves_unknown_claims_open: (shifts.lost_claims, 0),
+    runs_what_comes_too_late: (shifts.cut_while_claiming, 4),
     ends_what_another_has: (shifts.suspend, 0),
-    does_not_know_that_it_is_behind: (shifts.suspend_in_the_loop, 4),
+    does_not_know_that_it_is_behind: (shifts.suspend_in_the_loop, 0),
     takes_a_living_name: (shifts.name_taken, 0),
-    takes_moves_for_made: (shifts.leaders_die_waiting, 4),
+    takes_moves_for_made: (shifts.leaders_die_waiting, 0),
 }
-"""A story that kills each mutant, with the seed that it takes."""
+"""A story that kills each mutant, with a seed that it was seen to take."""
+
+TIMES = 24
+"""A seed tells another tale whenever the library takes one step more; these are tried too."""
 
 
 @pytest.mark.parametrize("mutant", KILLED, ids=lambda mutant: mutant.__name__)
 def test_the_world_notices(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The story beside it ends badly, and says which promise was broken."""
+    story, seed = KILLED[mutant]
     mutant(monkeypatch)
-    assert tell(*KILLED[mutant]).violations != []
+    assert any(tell(story, each).violations for each in (seed, *range(TIMES)))
 
 
 @pytest.mark.parametrize(

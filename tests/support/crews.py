@@ -97,9 +97,12 @@ class Hand:
 
     @property
     def at_risk(self) -> set[str]:
-        """What it does now, or is about to: if it dies, others may do that again."""
-        claiming = set() if self.crew is None else set(self.crew.claims._in_flight)
-        return claiming | ({self.in_hand} if self.in_hand else set())
+        """What it claims, does or marks as done now: if it dies, others may do that again."""
+        in_hand = {self.in_hand} if self.in_hand else set()
+        if self.crew is None:
+            return in_hand
+        claims = self.crew.claims
+        return in_hand | set(claims._in_flight) | claims._ending
 
     @property
     def is_working(self) -> bool:

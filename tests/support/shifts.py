@@ -199,10 +199,11 @@ async def suspend(world: World) -> None:
 
 
 async def suspend_in_the_loop(world: World) -> None:
-    """Likewise with the loop that the guide prints: what others did meanwhile is not done again."""
-    crews = hire(world, style="loop", trusts_clocks=False)
-    await asyncio.sleep(2)
-    victim = crews.hand("b")
+    """Likewise with the loop that the guide prints, where nobody tells it what has changed."""
+    crews = hire(world, style="loop", trusts_clocks=False, store=DearStore)
+    await crews.until_settled(4 * BEAT)
+    await asyncio.sleep(1)
+    victim = crews.hand(world.dice.choice("abc"))
     at_risk = victim.at_risk
     await strikes.suspend([victim.node], 2.5 * TIMEOUT)
     await crews.until_settled(2 * TIMEOUT)
@@ -211,30 +212,38 @@ async def suspend_in_the_loop(world: World) -> None:
 
 
 async def slow_join(world: World) -> None:
-    """A node joins while some answers take long: claims are under way when tokens are revoked."""
-    crews = hire(world)
+    """Nodes join while some answers take long: claims are under way when tokens are revoked."""
+    crews = hire(world, tasks=300)
     await crews.until_settled(SOON)
     leader = crews.leader
     for hand in crews.living:
         if hand is not leader:
-            hand.node.links[0].weather = Weather(slow=0.3, slow_by=4.0)
-    await asyncio.sleep(2)
-    crews.add("d")
+            hand.node.links[0].weather = Weather(slow=0.5, slow_by=4.0)
+    for name in "def":
+        await asyncio.sleep(2)
+        crews.add(name)
     await crews.until_settled(6 * BEAT)
     await crews.until_done(300)
     crews.expect_done_once()
 
 
 async def cut_while_claiming(world: World) -> None:
-    """A claim is answered when the session that made it is dead, and another has followed it."""
-    crews = hire(world)
+    """Claims are answered when the session that made them is dead, and another has followed it."""
+    crews = hire(world, 5, tasks=300)
     await crews.until_settled(SOON)
-    victim = crews.hand(world.dice.choice("abc"))
-    victim.node.links[0].weather = Weather(latency=1.0)
-    await asyncio.sleep(world.dice.uniform(2, 4))
-    at_risk = victim.at_risk
-    # Longer than others wait for it, and shorter than a write is settled for.
-    await strikes.cut([victim.node], 1.5 * TIMEOUT)
+    victims = [crews.hand(name) for name in world.dice.sample("abcde", 3)]
+    for victim in victims:
+        victim.node.links[0].weather = Weather(latency=1.0)
+    await asyncio.sleep(1.5)
+    at_risk = {task for victim in victims for task in victim.at_risk}
+    for victim in victims:
+        claims, beats = victim.node.links
+        claims.replies_pass = beats.requests_pass = False
+    await asyncio.sleep(1.5 * TIMEOUT)
+    for victim in victims:
+        victim.node.links[1].mend()
+    # A write is settled for half a minute.
+    await asyncio.sleep(BEAT)
     mend(world)
     await crews.until_settled(2 * TIMEOUT)
     await crews.until_done(DONE)
@@ -258,14 +267,15 @@ async def lost_claims(world: World) -> None:
 
 
 async def doze(world: World) -> None:
-    """A pause that is shorter than the timeout changes nothing."""
-    crews = hire(world)
+    """Pauses that are shorter than the timeout change nothing."""
+    crews = hire(world, tasks=300)
     await asyncio.sleep(2)
     before = crews.owners
-    await strikes.pause([crews.hand("b").node], TIMEOUT - BEAT - 2)
-    await asyncio.sleep(TIMEOUT)
-    assert crews.owners == before
-    await crews.until_done(60)
+    for name in "abc":
+        await strikes.pause([crews.hand(name).node], TIMEOUT - BEAT - 1.5)
+        await asyncio.sleep(BEAT)
+        assert crews.owners == before
+    await crews.until_done(120)
     crews.expect_done_once()
 
 
@@ -300,11 +310,14 @@ async def leaders_die_waiting(world: World) -> None:
     """Whoever leads is killed while a node that lives has yet to give up its tokens."""
     crews = hire(world)
     await crews.until_settled(SOON)
+    crews.add("d")
+    await asyncio.sleep(0.2)
+    await crews.until_settled(SOON)
     leader = crews.leader
     silent = world.dice.choice([hand for hand in crews.living if hand is not leader])
-    # Its session beats on another link.
+    # It has acknowledged before. Its session beats on another link.
     silent.node.links[0].requests_pass = False
-    crews.add("d")
+    crews.add("e")
     await asyncio.sleep(1)
     at_risk = leader.at_risk
     leader.node.kill()
