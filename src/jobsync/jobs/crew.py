@@ -15,6 +15,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.membership import Membership
+from jobsync.coordination.reading import read_each
 from jobsync.coordination.waiting import Heard, listening
 from jobsync.core.assignment import Plan, has_nothing, promised_to
 from jobsync.core.codec import Json
@@ -36,7 +37,7 @@ from jobsync.jobs.node import Named, NameTaken, NodeName, Stage
 from jobsync.jobs.pinboard import Pinboard
 from jobsync.jobs.places import Places
 from jobsync.jobs.retention import Forgotten, forget, note_date
-from jobsync.stores.contract import Store
+from jobsync.stores.contract import Record, Store
 
 __all__ = ["Crew", "CrewSettings"]
 
@@ -387,9 +388,6 @@ class Crew:
         if self.is_retiring:
             await self._name.tell(stage="leaving")
         await self._catch_up()
-        if not (self._store.is_dear or self.is_leader):
-            # Where there is SQL somebody may delete it; of the leader's own the dealer knows.
-            await self._name.restore()
         await self.claims.refresh()
         await heard(self.settings.refresh_interval)
 
@@ -404,7 +402,7 @@ class Crew:
         if self._dealer.number == self.holding.mine.number and self.is_leader:
             # It has just been written here, by nobody else.
             return
-        record = await self._store.get(self._places.assignment)
+        record = await self._look()
         if record is None or record.value is None:
             return
         if record.value["number"] > self.holding.mine.number:
@@ -413,6 +411,24 @@ class Crew:
                 await self.holding.apply(plan)
                 self._plan = plan
                 self._changed.set()
+
+    async def _look(self) -> Record | None:
+        """Read the assignment; see in the same request that this node's own record is there.
+
+        Raises:
+            Corrupt: the assignment cannot be understood.
+        """
+        assignment, own = self._places.assignment, self._places.node(self.settings.node)
+        if self._store.is_dear or self.is_leader:
+            # Where there is SQL somebody may delete it; of the leader's own the dealer knows.
+            return await self._store.get(assignment)
+        damaged: list[Corrupt] = []
+        found = await read_each(self._store, [assignment, own], damaged.append)
+        if assignment not in found:
+            raise damaged[0]
+        if own in found and ((record := found[own]) is None or record.deleted):
+            await self._name.restore()
+        return found[assignment]
 
     async def _hear(self) -> None:
         """Return when there is a later assignment than ours, or another session."""
