@@ -39,7 +39,7 @@ async def test_a_task_that_failed_elsewhere_is_open_at_once(yard: Yard) -> None:
     first, second = yard.node("a"), yard.node("b")
     await claim(first, "x")
     await first.finish(["x"], "failed")
-    await second.load({TOKEN}, since=0.0)
+    await second.load({TOKEN}, {})
     assert not second.refuses("x")
     assert await claim(second, "x") == {}
     assert await yard.state("x") == ("running", "b", 2)
@@ -50,7 +50,7 @@ async def test_what_was_done_around_a_hand_over_is_refused_for_a_while(yard: Yar
     first, second = yard.node("a"), yard.node("b")
     await claim(first, "x")
     await first.finish(["x"], "done")
-    await second.load({TOKEN}, since=yard.clock.wall_seconds - 1)
+    await second.load({TOKEN}, {"ended": {"$gte": yard.clock.wall_seconds - 1}})
     assert second.refuses("x")
     yard.pass_time(MEMORY)
     assert not second.refuses("x")
@@ -63,7 +63,7 @@ async def test_once_per_date_means_once(yard: Yard) -> None:
     await claim(first, "x")
     await first.finish(["x"], "done")
     yard.pass_time(10 * MEMORY)
-    await second.load({TOKEN}, since=yard.clock.wall_seconds)
+    await second.load({TOKEN}, {"ended": {"$gte": yard.clock.wall_seconds}})
     assert second.refuses("x")
     assert await claim(second, "x") != {}
 
@@ -72,7 +72,7 @@ async def test_what_a_dead_node_had_is_open_after_a_while(yard: Yard) -> None:
     """The while counts from when the death was known, not from when somebody asked."""
     first, second = yard.node("a"), yard.node("b")
     await claim(first, "x")
-    await second.load({TOKEN}, since=0.0)
+    await second.load({TOKEN}, {})
     yard.pass_time(1000)
     assert second.refuses("x")
     yard.dead.add("a")
@@ -89,7 +89,7 @@ async def test_a_task_is_open_again_when_its_node_lives_on_and_is_done_with_it(y
     """What was running elsewhere at a hand-over is looked at again."""
     first, second = yard.node("a"), yard.node("b")
     await claim(first, "x")
-    await second.load({TOKEN}, since=0.0)
+    await second.load({TOKEN}, {})
     await first.finish(["x"], "done")
     yard.pass_time(MEMORY)
     await second.refresh()
@@ -102,7 +102,7 @@ async def test_a_late_end_is_refused(yard: Yard) -> None:
     """Whoever was taken for dead, and whose task somebody else has, is told."""
     first, second = yard.node("a"), yard.node("b")
     await claim(first, "x")
-    await second.load({TOKEN}, since=0.0)
+    await second.load({TOKEN}, {})
     yard.dead.add("a")
     second.note_deaths()
     yard.pass_time(RECLAIM_AFTER)
@@ -282,7 +282,7 @@ async def test_what_was_done_at_the_last_moment_is_not_done_again(yard: Yard) ->
     """Who waits for an abandoned task and finds it done has what it wanted."""
     first, second = yard.node("a"), yard.node("b")
     await claim(first, "x")
-    await second.load([TOKEN], 0.0)
+    await second.load([TOKEN], {})
     yard.dead.add("a")
     second.note_deaths()
     yard.pass_time(RECLAIM_AFTER)

@@ -58,7 +58,7 @@ def takes_any_acknowledgement(patch: pytest.MonkeyPatch) -> None:
 def learns_nothing_of_what_it_gains(patch: pytest.MonkeyPatch) -> None:
     """A node uses what it gains without knowing what others did there."""
 
-    async def load(self: Claims, tokens: object, since: float) -> None:
+    async def load(self: Claims, tokens: object, recent: object) -> None:
         """Read nothing."""
 
     patch.setattr(Claims, "load", load)

@@ -38,6 +38,7 @@ __all__ = [
     "cut",
     "cut_while_claiming",
     "dear",
+    "dear_clocks_differ",
     "doze",
     "join",
     "join_by_the_loop",
@@ -393,6 +394,18 @@ async def clocks_differ(world: World) -> None:
     crews.expect_done_once()
 
 
+async def dear_clocks_differ(world: World) -> None:
+    """Likewise on a store without a clock, whose nodes share nothing that tells the time."""
+    crews = Crews(world, tasks=200, store=DearStore)
+    for name, skew in (("a", 0.0), ("b", -300.0), ("c", 300.0)):
+        crews.add(name, "loop", skew=skew)
+    await crews.until_settled(6 * BEAT)
+    await asyncio.sleep(1.5)
+    crews.hand(world.dice.choice("abc")).stop()
+    await crews.until_done(120)
+    crews.expect_done_once()
+
+
 async def dear(world: World) -> None:
     """On a store without hints and without a clock, beats carry the news."""
     crews = hire(world, store=DearStore)
@@ -536,6 +549,7 @@ STORIES = [
     churn,
     asked_anew,
     clocks_differ,
+    dear_clocks_differ,
     dear,
     name_taken,
     name_inherited,

@@ -25,6 +25,7 @@ from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.reading import read_each
 from jobsync.core.clock import Mono
+from jobsync.core.codec import Json
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.jobs.places import Places
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store, Unknown
@@ -155,6 +156,11 @@ class Claims:
         return self._time + (self._clock.mono() - self._asked)
 
     @property
+    def has_clock(self) -> bool:
+        """Whether `now` is the store's time, which is the same for all nodes."""
+        return self._time is not None
+
+    @property
     def running(self) -> list[str]:
         """The tasks that this node has claimed and not finished, in the order of claiming."""
         return list(self._running)
@@ -180,9 +186,14 @@ class Claims:
         record = self._finished.get(task)
         return record is not None and record.value["state"] == "done"
 
-    async def load(self, tokens: Collection[int], since: float) -> None:
-        """Learn what others do, or have finished since some time, of tokens that are gained."""
-        done = {"state": "done", "ended": {"$gte": 0.0 if self._once else since}}
+    async def load(self, tokens: Collection[int], recent: Mapping[str, Json]) -> None:
+        """Learn what others do, or have just done, of tokens that are gained.
+
+        Args:
+            tokens: which.
+            recent: what claims must be like to have ended just now, as a filter.
+        """
+        done = {"state": "done", **({} if self._once else recent)}
         wanted = {"$or": [{"state": "running"}, done]}
         after = ""
         while True:

@@ -18,6 +18,7 @@ import msgspec
 
 from jobsync.coordination.session import Session
 from jobsync.core.assignment import Ownership, Plan, owes
+from jobsync.core.codec import Json
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.node import NodeName
 
@@ -61,6 +62,9 @@ class Holding:
         self._session: Session | None = None
         self._incarnation = ""
         self._joined: float | None = None
+        self._named = 0
+        """The first assignment that named this node, in any of its sessions."""
+        self._has_gained = False
         self._asked: dict[int, tuple[str, int]] = {}
         self._exempt: dict[str, int] = {}
         self.mine = _NOTHING
@@ -98,17 +102,28 @@ class Holding:
         if number <= before.number:
             return
         after = plan.seen_by(self._incarnation)
+        if not self._named and plan.assignment.find(self._incarnation):
+            self._named = number
         if owes(plan, self._incarnation):
             await self._give_up(before, after, number)
         gained = after.tokens - before.tokens
         if tokens := gained | self._tokens_of_tasks(before, after, plan):
             await self._claims.set_clock()
-            since = max(self._joined or 0.0, self._claims.now - self._claims.memory)
-            await self._claims.load(tokens, since)
+            await self._claims.load(tokens, self._recent())
+            self._has_gained = True
         self.mine = after
         self._exempt = {each.task: each.token for each in plan.exceptions.tasks}
         change = Change(number, gained, before.tokens - after.tokens, is_initial=before.number == 0)
         self._tell(change)
+
+    def _recent(self) -> dict[str, Json]:
+        """Give what claims are like that others may have finished since lists were read here."""
+        if self._claims.has_clock:
+            since = max(self._joined or 0.0, self._claims.now - self._claims.memory)
+            return {"ended": {"$gte": since}}
+        # Nodes share no clock, but they share the numbers. Lists are read when the first tokens
+        # have come; for some time others may go by the assignment before that.
+        return {"number": {"$gte": self._named - self._has_gained}}
 
     async def _give_up(self, before: Ownership, after: Ownership, number: int) -> None:
         """Claim nothing more of what is revoked; acknowledge when nothing is under way."""
