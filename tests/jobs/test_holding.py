@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from yards import MEMORY, Yard, claim
+from yards import MEMORY, TOKEN, Yard, claim
 
 from jobsync.coordination.session import Session
 from jobsync.core.assignment import Node, Plan
@@ -153,3 +153,23 @@ async def test_a_list_from_before_a_lost_session_is_not_done_again(yard: Yard, s
     plan = assign(alone(), [Node("a.2", "a")], dead={FIRST.incarnation})
     await seat.holding.apply(plan)
     assert seat.claims.refuses("x")
+
+
+async def test_where_nodes_share_no_clock_the_numbers_tell_what_was_just_done(
+    yard: Yard, seat: Seat
+) -> None:
+    """What was claimed since this node was first named, whatever anybody's wall clock says."""
+    yard.store.timeless = True
+    other = yard.node(SECOND.incarnation)
+    await other.add({"old": TOKEN}, 0, lambda *_: True)
+    await other.finish(["old"], "done")
+    await seat.holding.apply(alone())
+    assert not seat.claims.refuses("old")
+    await claim(other, "x")
+    await other.finish(["x"], "done")
+    yard.clock.wall_seconds += 300
+    seat.join("a.2")
+    await seat.holding.apply(assign(alone(), [Node("a.2", "a")], dead={FIRST.incarnation}))
+    assert seat.claims.refuses("x")
+    yard.pass_time(MEMORY)
+    assert not seat.claims.refuses("x")

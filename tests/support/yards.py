@@ -8,6 +8,7 @@ from typing import Any, cast
 from chance import FakeClock, SeededRandomness
 
 from jobsync import Components, Membership, Unavailable
+from jobsync.core.clock import Wall
 from jobsync.events import Events
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.places import Places
@@ -42,9 +43,10 @@ class Sessions:
 
 
 class Fragile(StoreDecorator):
-    """Loses replies, does not answer, or keeps writes waiting, when told to."""
+    """Loses replies, does not answer, keeps writes waiting, or has no clock, when told to."""
 
     silent = False
+    timeless = False
     lose_replies = 0
     gate: asyncio.Event | None = None
 
@@ -65,6 +67,9 @@ class Fragile(StoreDecorator):
         if self.silent:
             raise Unavailable(self.name, "silent")
         return await self.inner.get_many(keys, tombstones=tombstones)
+
+    async def now(self) -> Wall | None:
+        return None if self.timeless else await self.inner.now()
 
 
 class Yard:
