@@ -66,7 +66,7 @@ def pin(task: str, *patterns: str, token: int = 5, expires_at: float | None = No
 
 def nodes(pins: list[Pin], task: str) -> set[int]:
     """Give who may do a task."""
-    return places(resolve(pins, NAMES).tasks[task].nodes)
+    return places(resolve(pins, NAMES).tasks[task])
 
 
 def places(bits: int) -> set[int]:
@@ -84,7 +84,7 @@ def test_the_first_pattern_that_anybody_matches_is_in_force() -> None:
 def test_a_pin_that_nobody_matches_asks_for_nobody() -> None:
     """And wishes nothing of its token."""
     wishes = resolve([pin("t", "old-%")], NAMES)
-    assert places(wishes.tasks["t"].nodes) == set()
+    assert places(wishes.tasks["t"]) == set()
     assert wishes.tokens == {}
     assert pattern_in_force(["old-%"], NAMES.values()) is None
 
@@ -97,7 +97,7 @@ def test_several_pins_of_a_task_are_alternatives() -> None:
 def test_two_lives_of_one_name_both_match() -> None:
     """A name is matched for each that bears it."""
     wishes = resolve([pin("t", "twin")], {1: "twin", 2: "twin", 3: "other"})
-    assert places(wishes.tasks["t"].nodes) == {1, 2}
+    assert places(wishes.tasks["t"]) == {1, 2}
 
 
 def test_a_token_is_wished_for_by_who_satisfies_all_its_tasks() -> None:

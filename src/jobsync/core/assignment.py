@@ -22,7 +22,8 @@ mostly unchanged when tokens move.
 
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from itertools import chain, pairwise, repeat
+from itertools import chain, compress, count, islice, pairwise, repeat
+from operator import ne
 from typing import Any
 
 import msgspec
@@ -244,7 +245,7 @@ def holders_of(assignment: Assignment) -> list[int]:
 
 def pack_holders(holders: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Give the starts and the holders of the runs; `holders_of` undoes it."""
-    starts = [0, *(token for token, pair in enumerate(pairwise(holders), 1) if pair[0] != pair[1])]
+    starts = [0, *compress(count(1), map(ne, holders, islice(holders, 1, None)))]
     return tuple(starts), tuple(holders[start] for start in starts)
 
 

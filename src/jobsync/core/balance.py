@@ -10,6 +10,7 @@ end within one of each other, and the number of moves is the least there can be.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import TypeVar
 
 from jobsync.core.assignment import NOBODY
@@ -26,7 +27,7 @@ def share(
     holders: Mapping[U, int],
     nodes: Sequence[int],
     loads: list[int],
-) -> list[tuple[U, int]]:
+) -> Iterable[tuple[U, int]]:
     """Give the units that should go elsewhere, each with the node that should have it.
 
     Args:
@@ -39,25 +40,36 @@ def share(
         loads: what each node has already; grows by what it gets.
     """
     if not nodes:
-        return [(unit, NOBODY) for unit in units]
-    quotas = _quotas(units, places, nodes, loads)
+        return zip(units, repeat(NOBODY), strict=False)
+    counts = Counter(map(places.__getitem__, units))
+    quotas = _quotas(len(units), counts, nodes, loads)
     for node in nodes:
         loads[node] += quotas[node]
+    left = [quota - counts[node] for node, quota in enumerate(quotas)]
+    if min(left) >= 0:
+        # Nobody has more than it should: nothing moves, as nearly always.
+        return ()
     pool, left = _exceeding(_settled_first(units, moving), places, quotas)
     return _fill(pool, holders, nodes, left)
 
 
 def _quotas(
-    units: Sequence[U], places: Mapping[U, int], nodes: Sequence[int], loads: Sequence[int]
+    count: int, counts: Mapping[int, int], nodes: Sequence[int], loads: Sequence[int]
 ) -> list[int]:
-    """Give how many of the units each node should have."""
+    """Give how many of the units each node should have.
+
+    Args:
+        count: how many there are.
+        counts: how many are meant to be with each node now.
+        nodes: who may have them, in order.
+        loads: what each node has already.
+    """
     quotas = [0] * len(loads)
-    level, low = _find_level(len(units), nodes, loads)
+    level, low = _find_level(count, nodes, loads)
     for node in low:
         quotas[node] = level - loads[node]
-    if left := len(units) - sum(quotas):
+    if left := count - sum(quotas):
         # One more for some, and first for those that would have to part with one otherwise.
-        counts = Counter(map(places.__getitem__, units))
         low.sort(key=lambda node: (counts[node] <= quotas[node], node))
         for node in low[:left]:
             quotas[node] += 1
@@ -97,17 +109,20 @@ def _exceeding(
 
 def _fill(
     pool: Sequence[U], holders: Mapping[U, int], nodes: Sequence[int], left: list[int]
-) -> list[tuple[U, int]]:
+) -> Iterable[tuple[U, int]]:
     """Give each unit of the pool a node: the one that still has it, if it may keep it."""
-    back: list[tuple[U, int]] = []
+    back: list[U] = []
     homeless: list[U] = []
     for unit in pool:
         holder = holders[unit]
         if left[holder]:
             left[holder] -= 1
-            back.append((unit, holder))
+            back.append(unit)
         else:
             homeless.append(unit)
     takers = [node for node in nodes for _ in range(left[node])]
     # In order, so that neighbours stay together and the record stays short.
-    return back + list(zip(sorted(homeless), takers, strict=True))
+    return chain(
+        zip(back, map(holders.__getitem__, back), strict=True),
+        zip(sorted(homeless), takers, strict=True),
+    )

@@ -96,14 +96,14 @@ class _Draft:
         self._tokens.settle(is_done, gone, self._members)
         self._tasks.settle(is_done, gone, self._members)
 
-    def decide(self, pins: Iterable[Pin]) -> None:
+    def decide(self, pins: Collection[Pin]) -> None:
         """Find out where everything should be, and take the next step towards it."""
         names = {place: self._nodes[place - 1].name for place in self._members}
         wishes = resolve(pins, names)
         homes = self._find_homes(wishes.tokens)
         exempt = _find_exempt(wishes, homes)
         for task in exempt:
-            self._part(task, wishes.tasks[task].token)
+            self._part(task, wishes.token_of[task])
         targets = self._even_out(self._tasks, _group(exempt))
         for task in targets.keys() - exempt.keys():
             targets[task] = homes[self._token_of[task]]
@@ -162,7 +162,7 @@ class _Draft:
         for token in sorted(moving):
             taker, revoked = moving[token]
             moves[places[holders[token]], places[taker], revoked].append(token)
-        starts, held = pack_holders([places[holder] for holder in holders.values()])
+        starts, held = pack_holders(list(map(places.__getitem__, holders.values())))
         return Assignment(
             self._number,
             self._previous.assignment.total,
@@ -194,7 +194,7 @@ def _open_tokens(assignment: Assignment, places: Sequence[int]) -> Ledger[int]:
     moving: dict[int, Pending] = {}
     for move in assignment.moves:
         moving.update(dict.fromkeys(tokens_of(move), (places[move.taker], move.revoked)))
-    holders = (places[holder] for holder in holders_of(assignment))
+    holders = map(places.__getitem__, holders_of(assignment))
     return Ledger(dict(enumerate(holders)), moving)
 
 
@@ -206,11 +206,15 @@ def _open_tasks(exceptions: Exceptions, places: Sequence[int]) -> Ledger[str]:
 
 def _find_exempt(wishes: Wishes, homes: Mapping[int, int]) -> dict[str, int]:
     """Give the pinned tasks that their token's home may not do, each with who may."""
-    # Bit 0 stands for nobody: without members nothing needs an owner of its own.
+    bits = [1 << place for place in range(max(homes.values(), default=NOBODY) + 1)]
+    if len(bits) == 1:
+        # Without members nothing needs an owner of its own.
+        return {}
+    tasks, tokens = wishes.tasks.items(), wishes.token_of.values()
     return {
-        task: pinned.nodes
-        for task, pinned in wishes.tasks.items()
-        if not (pinned.nodes | 1) >> homes[pinned.token] & 1
+        task: nodes
+        for (task, nodes), token in zip(tasks, tokens, strict=True)
+        if not nodes & bits[homes[token]]
     }
 
 

@@ -63,16 +63,16 @@ class Ledger(Generic[U]):
     def steer(self, targets: Mapping[U, int], number: int) -> None:
         """Take everything one step towards its target; what is revoked bears the number."""
         holders, moving = self.holders, self.moving
-        for unit, holder in holders.items():
+        for unit in [unit for unit in moving if targets[unit] == holders[unit]]:
+            del moving[unit]
+        revoked_now: dict[int, Pending] = {}
+        # Most are where they should be, and there are many.
+        for unit in [unit for unit, holder in holders.items() if targets[unit] != holder]:
             target = targets[unit]
             if unit in moving:
-                if target == holder:
-                    del moving[unit]
-                else:
-                    _, revoked = moving[unit]
-                    moving[unit] = (target, revoked)
-            elif holder != target:
-                if holder == NOBODY:
-                    holders[unit] = target
-                else:
-                    moving[unit] = (target, number)
+                _, revoked = moving[unit]
+                moving[unit] = (target, revoked)
+            elif holders[unit] == NOBODY:
+                holders[unit] = target
+            else:
+                moving[unit] = revoked_now.setdefault(target, (target, number))

@@ -10,9 +10,10 @@ character, a backslash makes the next character plain; upper and lower case diff
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, lru_cache
+from itertools import chain
 
 import msgspec
 
@@ -21,7 +22,6 @@ from jobsync.errors import Invalid
 
 __all__ = [
     "Pin",
-    "Pinned",
     "Wishes",
     "check_pattern",
     "in_force",
@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 _has_wildcard = re.compile(r"[%_\\]").search
-_ALL = -1  # every bit
 _parts = re.compile(r"\\.|%|_|[^\\%_]+|\\", re.DOTALL).findall
 
 
@@ -50,20 +49,16 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """When it ends, in seconds since 1970; None is never."""
 
 
-class Pinned(msgspec.Struct, frozen=True, gc=False):
-    """A task and the nodes that may do it, as a set of bits: bit n is the node at place n."""
-
-    token: int
-    nodes: int
-
-
 class Wishes(msgspec.Struct, frozen=True):
-    """What the pins ask of the tokens and of the tasks, nodes as bits."""
+    """What the pins ask. Nodes are a set of bits: bit n is the node at place n."""
 
     tokens: Mapping[int, int]
     """For each token with pinned tasks that somebody matches: who satisfies all of them, or
     one who satisfies the most."""
-    tasks: Mapping[str, Pinned]
+    tasks: Mapping[str, int]
+    """For each pinned task the nodes that may do it."""
+    token_of: Mapping[str, int]
+    """The token of each pinned task, in the same order."""
 
 
 def like(pattern: str) -> Callable[[str], bool]:
@@ -118,45 +113,46 @@ def pattern_in_force(patterns: Iterable[str], names: Collection[str]) -> str | N
     return next((p for p in patterns if any(map(like(p), names))), None)
 
 
-def resolve(pins: Iterable[Pin], names: Mapping[int, str]) -> Wishes:
+def resolve(pins: Collection[Pin], names: Mapping[int, str]) -> Wishes:
     """Find out what the pins ask of the members, given by place and name."""
     match = _Matcher(names).match
-    tasks: dict[str, Pinned] = {}
-    for pin in pins:
-        nodes = match(pin.patterns)
-        if (known := tasks.get(pin.task)) is not None:
-            nodes |= known.nodes
-        tasks[pin.task] = Pinned(pin.token, nodes)
-    return Wishes(_find_agreed(tasks.values()), tasks)
+    token_of = {pin.task: pin.token for pin in pins}
+    tasks = {pin.task: match(pin.patterns) for pin in pins}
+    if len(tasks) < len(pins):
+        # Some have several, which are alternatives.
+        for pin in pins:
+            tasks[pin.task] |= match(pin.patterns)
+    return Wishes(_find_agreed(tasks, token_of), tasks, token_of)
 
 
-def _find_agreed(tasks: Collection[Pinned]) -> dict[int, int]:
+def _find_agreed(tasks: Mapping[str, int], token_of: Mapping[str, int]) -> dict[int, int]:
     """Give, for each token, the nodes that satisfy all of its pinned tasks, or the most."""
+    tokens, sets = token_of.values(), tasks.values()
     agreed: dict[int, int] = {}
-    for task in tasks:
-        if task.nodes:
-            agreed[task.token] = agreed.get(task.token, _ALL) & task.nodes
+    for token, nodes in zip(tokens, sets, strict=True):
+        if nodes:
+            agreed[token] = agreed.get(token, nodes) & nodes
     votes: dict[int, list[int]] = {token: [] for token, nodes in agreed.items() if not nodes}
-    for task in tasks:
-        if task.token in votes:
-            votes[task.token].append(task.nodes)
-    for token, sets in votes.items():
-        agreed[token] = _elect(token, sets)
+    if votes:
+        for token, nodes in zip(tokens, sets, strict=True):
+            if token in votes:
+                votes[token].append(nodes)
+    places = cache(_places)
+    for token, given in votes.items():
+        agreed[token] = _elect(token, chain.from_iterable(map(places, given)))
     return agreed
 
 
-def _elect(token: int, sets: Iterable[int]) -> int:
-    """Give one of the nodes that are in the most of these sets, another for every token."""
-    counts: dict[int, int] = {}
-    for nodes in sets:
-        rest = nodes
-        while rest:
-            bit = rest & -rest
-            counts[bit] = counts.get(bit, 0) + 1
-            rest ^= bit
+def _elect(token: int, named: Iterable[int]) -> int:
+    """Give the bit of one of the places that are named most often, another for every token."""
+    counts = Counter(named)
     most = max(counts.values())
-    tied = sorted(bit for bit, count in counts.items() if count == most)
-    return tied[token % len(tied)]
+    tied = sorted(place for place, count in counts.items() if count == most)
+    return 1 << tied[token % len(tied)]
+
+
+def _places(nodes: int) -> list[int]:
+    return [place for place in range(nodes.bit_length()) if nodes >> place & 1]
 
 
 class _Matcher:
