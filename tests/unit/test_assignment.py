@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +21,15 @@ from jobsync.core.assignment import (
     count_moved,
     has_nothing,
     holders_of,
+    join_exceptions,
     name_exceptions,
+    name_parts,
     owned_by,
     pack_holders,
     pack_move,
     promised_to,
     read_plan,
+    split_exceptions,
     to_document,
     tokens_of,
 )
@@ -191,3 +195,19 @@ def test_the_most_scattered_assignment_fits_one_record() -> None:
 
 def _fields(assignment: Assignment) -> dict[str, Any]:
     return {name: getattr(assignment, name) for name in assignment.__struct_fields__}
+
+
+def test_exceptions_that_do_not_fit_one_document_are_several() -> None:
+    """None of which is too large, however long the names; joined, they are what they were."""
+    tasks = tuple(Exempt("\x01" * 60 + f"{n:06d}", n % 10, 1) for n in range(20_000))
+    exceptions = Exceptions((Node("worker-1.a", "a"),), tasks)
+    documents = split_exceptions("7-abc", exceptions)
+    assert list(documents) == name_parts("7-abc", exceptions) == ["7-abc", "7-abc.1", "7-abc.2"]
+    for document in documents.values():
+        encode(document)
+    first, *others = documents.values()
+    assert first["parts"] == 3
+    assert msgspec.convert(join_exceptions(first, others), Exceptions) == exceptions
+    few = Exceptions(exceptions.nodes, tasks[:10])
+    ((name, document),) = split_exceptions("8-abc", few).items()
+    assert (name, join_exceptions(document, [])) == ("8-abc", to_document(few))

@@ -17,7 +17,7 @@ One document, compact enough for one write and plain enough for SQL:
 
 50,000 tokens over 50 nodes take from a few hundred bytes to half a megabyte, by how
 scattered they are. `exceptions` is content of its own because pins may be many, and are
-mostly unchanged when tokens move.
+mostly unchanged when tokens move. Where they do not fit one document they are several.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +27,7 @@ from operator import ne
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from jobsync.core.codec import Json
 from jobsync.errors import Corrupt, Invalid
@@ -45,7 +46,9 @@ __all__ = [
     "count_moved",
     "has_nothing",
     "holders_of",
+    "join_exceptions",
     "name_exceptions",
+    "name_parts",
     "owes",
     "owned_by",
     "pack_holders",
@@ -53,6 +56,7 @@ __all__ = [
     "promised_to",
     "read_plan",
     "served_by",
+    "split_exceptions",
     "to_document",
     "tokens_of",
 ]
@@ -62,6 +66,10 @@ MAX_TOKENS = 100_000
 
 NOBODY = 0
 """The holder of what nobody has."""
+
+_MOST_TASKS = 8000
+"""How many tasks stand in one document: with ids of 200 bytes, however they are escaped, and
+four numbers each, that is below 4 MB."""
 
 
 class Node(msgspec.Struct, frozen=True, order=True):
@@ -302,6 +310,32 @@ def name_exceptions(number: int, exceptions: Exceptions) -> str:
     if not exceptions.tasks:
         return ""
     return f"{number}-{sha256(msgspec.json.encode(exceptions)).hexdigest()[:16]}"
+
+
+def name_parts(name: str, exceptions: Exceptions) -> list[str]:
+    """Name the documents that exceptions take; their own name is the first of them."""
+    count = max(1, -(-len(exceptions.tasks) // _MOST_TASKS))
+    return [name, *(f"{name}.{part}" for part in range(1, count))]
+
+
+def split_exceptions(name: str, exceptions: Exceptions) -> dict[str, Json]:
+    """Give the documents that exceptions take, by name; the first says how many there are."""
+    names = name_parts(name, exceptions)
+    tasks = exceptions.tasks
+    parts = (
+        replace(exceptions, tasks=tasks[at * _MOST_TASKS : (at + 1) * _MOST_TASKS])
+        for at in range(len(names))
+    )
+    documents = dict(zip(names, map(to_document, parts), strict=True))
+    if len(names) > 1:
+        documents[name]["parts"] = len(names)
+    return documents
+
+
+def join_exceptions(first: Json, others: Iterable[Json]) -> Json:
+    """Make one of the documents that exceptions took."""
+    rest = [task for other in others for task in other["tasks"]]
+    return {**first, "tasks": [*first["tasks"], *rest]} if rest else first
 
 
 def read_plan(document: Json, exceptions: Json | None, key: str) -> Plan:

@@ -13,7 +13,17 @@ from jobsync.components import Components
 from jobsync.coordination.fencing import Term
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.waiting import listening
-from jobsync.core.assignment import Node, Plan, count_moved, read_plan, served_by, to_document
+from jobsync.core.assignment import (
+    Node,
+    Plan,
+    count_moved,
+    join_exceptions,
+    name_parts,
+    read_plan,
+    served_by,
+    split_exceptions,
+    to_document,
+)
 from jobsync.core.codec import Json
 from jobsync.core.handover import assign
 from jobsync.core.pins import Pin
@@ -38,10 +48,18 @@ async def fetch_plan(store: Store, places: Places, document: Record) -> Plan | N
     name = document.value.get("exceptions")
     if not name:
         return read_plan(document.value, None, document.key)
-    exceptions = await store.get(places.exceptions(name))
-    if exceptions is None:
-        return None
-    return read_plan(document.value, exceptions.value, document.key)
+    exceptions = await _fetch_exceptions(store, places, name)
+    return None if exceptions is None else read_plan(document.value, exceptions, document.key)
+
+
+async def _fetch_exceptions(store: Store, places: Places, name: str) -> Json | None:
+    """Read the exceptions of a name; None if they, or a part of them, were replaced meanwhile."""
+    first = await store.get(places.exceptions(name))
+    if first is None or (parts := first.value.get("parts", 1)) == 1:
+        return None if first is None else first.value
+    keys = [places.exceptions(f"{name}.{part}") for part in range(1, parts)]
+    others = [record.value for record in await store.get_many(keys) if record is not None]
+    return join_exceptions(first.value, others) if len(others) == len(keys) else None
 
 
 class Dealer:
@@ -170,9 +188,8 @@ class Dealer:
         if value is None:
             return Plan.empty(self._total)
         name = value.get("exceptions")
-        exceptions = await self._store.get(self._places.exceptions(name)) if name else None
-        document = None if exceptions is None else exceptions.value
-        return read_plan(value, document, self._places.assignment)
+        exceptions = await _fetch_exceptions(self._store, self._places, name) if name else None
+        return read_plan(value, exceptions, self._places.assignment)
 
     async def _publish(self, term: Term, old: Plan, new: Plan) -> None:
         """Write a plan: what it refers to first."""
@@ -180,18 +197,18 @@ class Dealer:
         self.number = None
         before, after = old.assignment.exceptions, new.assignment.exceptions
         if after and after != before:
-            # Its name tells its content: if it is there, it is this.
-            with suppress(Conflict):
-                await self._store.create(
-                    self._places.exceptions(after), to_document(new.exceptions)
-                )
+            for name, document in split_exceptions(after, new.exceptions).items():
+                # Its name tells its content: if it is there, it is this.
+                with suppress(Conflict):
+                    await self._store.create(self._places.exceptions(name), document)
         await term.put(self._places.assignment, to_document(new.assignment))
         self._published()
         self._membership.tell(**{self._places.assignment: new.assignment.number})
         if moved := count_moved(old.assignment, new.assignment):
             await self._record(old, new, moved, self._clock.mono() - begun)
         if before and after != before:
-            await self._store.drop([self._places.exceptions(before)])
+            gone = name_parts(before, old.exceptions)
+            await self._store.drop(list(map(self._places.exceptions, gone)))
 
     async def _record(self, old: Plan, new: Plan, moved: int, seconds: float) -> None:
         """Keep in the history that tokens moved, and why."""

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from jobsync.core.assignment import MAX_TOKENS
 from jobsync.jobs.places import Places
 from jobsync.jobs.relations import FACE_VERSION, MARK, Relation, find_version
 from jobsync.stores.contract import TRAIL_LENGTH
@@ -93,10 +94,12 @@ WITH plan AS MATERIALIZED (
   FROM plan, jsonb_array_elements(plan -> 'moves') AS move, ROWS FROM (
     jsonb_array_elements_text(move -> 'starts'), jsonb_array_elements_text(move -> 'counts')
   ) AS run (start, count)
+  -- All that there can be: it keeps the planner from expecting millions.
+  LIMIT {most}
 )
 SELECT token_id, node, written AS assigned_at, number AS version
 FROM runs, generate_series(start, last) AS token_id
-WHERE holder > 0 AND token_id NOT IN (SELECT token FROM moving)
+WHERE holder > 0 AND NOT EXISTS (SELECT 1 FROM moving WHERE token = token_id)
 """
 
 # One row a pin, with the pattern that counts. The guide compares it with the node that has
@@ -122,23 +125,28 @@ WITH plan AS MATERIALIZED (
   )
   WHERE r.key > 'pin/{fleet}/' AND r.key < 'pin/{fleet}0' AND r.value IS NOT NULL
 ), apart AS MATERIALIZED (
-  SELECT exempt ->> 0 AS task, CASE WHEN exempt ->> 2 <> '0' AND exempt ->> 4 = '0' THEN
+  SELECT (exempt ->> 0) COLLATE "C" AS task,
+  CASE WHEN exempt ->> 2 <> '0' AND exempt ->> 4 = '0' THEN
     exceptions #>> ARRAY['nodes', ((exempt ->> 2)::integer - 1)::text, 'name']
   END AS node
   FROM (
-    SELECT r.value::jsonb AS exceptions FROM plan JOIN {schema}.jobsync_record AS r
-    ON r.key = 'exceptions/{fleet}/' || (plan ->> 'exceptions') AND r.value IS NOT NULL
+    SELECT r.value::jsonb AS exceptions
+    FROM plan, LATERAL concat('exceptions/{fleet}/', plan ->> 'exceptions') AS first
+    JOIN {schema}.jobsync_record AS r
+    ON r.value IS NOT NULL AND (r.key = first OR (r.key > first || '.' AND r.key < first || '/'))
+    WHERE plan ->> 'exceptions' <> ''
   ) AS found, jsonb_array_elements(exceptions -> 'tasks') AS exempt
 ), pins AS (
-  SELECT batches.*, task, token::integer AS token, apart.task IS NOT NULL AS is_apart,
+  SELECT batches.*, pinned.task, token::integer AS token, apart.task IS NOT NULL AS is_apart,
     CASE WHEN apart.task IS NULL THEN held.node ELSE apart.node END AS node
   FROM batches CROSS JOIN ROWS FROM (
     jsonb_array_elements_text(tasks), jsonb_array_elements_text(tokens)
   ) AS pinned (task, token)
-  LEFT JOIN apart USING (task)
+  LEFT JOIN apart ON apart.task = pinned.task COLLATE "C"
   LEFT JOIN {schema}.{app}token AS held ON held.token_id = token::integer
 ), judged AS (
-  SELECT *, node LIKE pattern AS fits, bool_or(node LIKE pattern) OVER (PARTITION BY task) AS served
+  SELECT *, node LIKE pattern AS fits,
+    bool_or(node LIKE pattern) OVER (PARTITION BY task COLLATE "C") AS served
   FROM pins
 )
 SELECT
@@ -381,6 +389,7 @@ def _statements(schema: str, places: Places) -> list[str]:
         "{fleet}": places.segment,
         "{channel}": channel_of(schema),
         "{trail}": str(TRAIL_LENGTH * 13 - 1),
+        "{most}": str(MAX_TOKENS),
     }
     return [_fill(statement, known).strip() for statement in statements]
 

@@ -56,9 +56,14 @@ WITH RECURSIVE plan AS MATERIALIZED (
 ), tokens (token, stop, holder) AS (
   SELECT start, stop, holder FROM runs WHERE holder > 0
   UNION ALL SELECT token + 1, stop, holder FROM tokens WHERE token + 1 < stop
+), begun AS MATERIALIZED (
+  SELECT m.key AS move, s.key AS place, s.value AS start
+  FROM plan, json_each(plan, '$.moves') AS m, json_each(m.value, '$.starts') AS s
+), counted AS MATERIALIZED (
+  SELECT m.key AS move, c.key AS place, c.value AS count
+  FROM plan, json_each(plan, '$.moves') AS m, json_each(m.value, '$.counts') AS c
 ), moves (token, left) AS (
-  SELECT s.value, c.value FROM plan, json_each(plan, '$.moves') AS m,
-    json_each(m.value, '$.starts') AS s JOIN json_each(m.value, '$.counts') AS c ON c.key = s.key
+  SELECT start, count FROM begun JOIN counted USING (move, place)
   UNION ALL SELECT token + 1, left - 1 FROM moves WHERE left > 1
 )
 SELECT token AS token_id, name AS node, (SELECT plan ->> 'number' FROM plan) AS version
@@ -106,18 +111,22 @@ WITH plan AS MATERIALIZED (
   SELECT pattern, glob, EXISTS (SELECT 1 FROM members WHERE name GLOB glob) AS matches
   FROM patterns
 ), batches AS MATERIALIZED (
-  SELECT jobsync_record.value ->> 'created_by' AS created_by, b.value AS batch, coalesce((
-    SELECT p.value FROM json_each(b.value, '$.patterns') AS p JOIN matched ON pattern = p.value
-    WHERE matches ORDER BY p.key LIMIT 1
-  ), b.value ->> '$.patterns[0]') AS pattern
+  SELECT row_number() OVER () AS number, b.value AS batch,
+    jobsync_record.value ->> 'created_by' AS created_by, coalesce((
+      SELECT p.value FROM json_each(b.value, '$.patterns') AS p JOIN matched ON pattern = p.value
+      WHERE matches ORDER BY p.key LIMIT 1
+    ), b.value ->> '$.patterns[0]') AS pattern
   FROM jobsync_record, json_each(jobsync_record.value, '$.batches') AS b
   WHERE {_below("pin")}
 ), exceptions AS MATERIALIZED (
-  SELECT r.value AS exceptions FROM plan JOIN jobsync_record AS r
-  ON r.key = 'exceptions/{{fleet}}/' || (plan ->> 'exceptions') AND r.value IS NOT NULL
+  SELECT r.value AS exceptions FROM (
+    SELECT 'exceptions/{{fleet}}/' || (plan ->> 'exceptions') AS first FROM plan
+    WHERE plan ->> 'exceptions' <> ''
+  ) JOIN jobsync_record AS r
+  ON r.value IS NOT NULL AND (r.key = first OR (r.key > first || '.' AND r.key < first || '/'))
 ), places AS MATERIALIZED (
   SELECT n.key + 1 AS place, n.value ->> 'name' AS name
-  FROM exceptions, json_each(exceptions, '$.nodes') AS n
+  FROM (SELECT exceptions FROM exceptions LIMIT 1), json_each(exceptions, '$.nodes') AS n
 ), apart AS MATERIALIZED (
   SELECT e.value ->> 0 AS task, e.value ->> 1 AS token,
     CASE WHEN e.value ->> 4 = 0 THEN (SELECT name FROM places WHERE place = e.value ->> 2) END
@@ -125,10 +134,19 @@ WITH plan AS MATERIALIZED (
   FROM exceptions, json_each(exceptions, '$.tasks') AS e
 ), held AS MATERIALIZED (
   SELECT token_id, node FROM {{app}}token
+), said AS MATERIALIZED (
+  -- Without the batch itself, which would be copied for each of its tasks.
+  SELECT number, created_by, pattern, batch -> '$.patterns' AS patterns,
+    batch ->> 'reason' AS reason, batch ->> 'created_at' AS created_at,
+    batch ->> 'expires_at' AS expires_at
+  FROM batches
+), tasks AS MATERIALIZED (
+  SELECT number, t.key AS place, t.value AS task FROM batches, json_each(batch, '$.tasks') AS t
+), tokens AS MATERIALIZED (
+  SELECT number, t.key AS place, t.value AS token FROM batches, json_each(batch, '$.tokens') AS t
 ), pins AS MATERIALIZED (
-  SELECT batches.*, t.value AS task, n.value AS token
-  FROM batches, json_each(batch, '$.tasks') AS t
-  JOIN json_each(batch, '$.tokens') AS n ON n.key = t.key
+  SELECT said.*, task, token
+  FROM tasks JOIN tokens USING (number, place) JOIN said USING (number)
 ), owned AS (
   SELECT pins.*, apart.task IS NOT NULL AS is_apart,
     CASE WHEN apart.task IS NULL THEN held.node ELSE apart.node END AS node
@@ -139,9 +157,9 @@ WITH plan AS MATERIALIZED (
   FROM owned JOIN matched ON matched.pattern = owned.pattern
 )
 SELECT CASE WHEN NOT is_apart AND (fits OR NOT served) THEN token END AS token_id,
-  task AS task_id, pattern AS node_pattern, batch -> '$.patterns' AS node_patterns,
-  batch ->> 'reason' AS reason, {_instant("batch ->> 'created_at'")} AS created_at, created_by,
-  {_instant("batch ->> 'expires_at'")} AS expires_at, node, token AS task_token
+  task AS task_id, pattern AS node_pattern, patterns AS node_patterns, reason,
+  {_instant("created_at")} AS created_at, created_by, {_instant("expires_at")} AS expires_at,
+  node, token AS task_token
 FROM judged
 """
 

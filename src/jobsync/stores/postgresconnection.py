@@ -17,7 +17,8 @@ from jobsync.stores.postgrespool import explain, explain_refusal
 __all__ = ["connect_postgres"]
 
 _DEFAULTS: dict[str, str | int] = {"connect_timeout": 5, "fallback_application_name": "jobsync"}
-_SET_ZONE = "SELECT set_config('TimeZone', %s, false)"
+# The views look dear to the planner, and compiling them takes longer than running them.
+_SET_ZONE = "SELECT set_config('TimeZone', %s, false), set_config('jit', 'off', false)"
 _SET_PATH = """
 SELECT set_config(
   'search_path', concat_ws(', ', quote_ident(%s), nullif(current_setting('search_path'), '')), false
