@@ -190,6 +190,22 @@ async def test_a_dropped_resource_is_gone_with_its_records(connect: Connect) -> 
     assert (await new.insert({"id": "1", "name": 5})).name == 5
 
 
+async def test_tidying_up_leaves_what_is_there(connect: Connect) -> None:
+    """Neither a record nor a value goes, nor a tombstone that is young; anybody may do it."""
+    database, other = await connect(), await connect()
+    users = await database.create_resource("users", {"name": "string"})
+    await users.insert_many([{"id": str(n)} for n in range(5)])
+    await users.delete_many(["1", "2"])
+    await (await database.create_resource("old")).insert({"id": "x"})
+    await database.drop_resource("old")
+    await database.open_storage("queue").set("key", 1, ttl=60)
+    for tidied in await asyncio.gather(database.tidy(), other.tidy()):
+        assert (tidied.buried, tidied.swept) == (0, 0)
+    assert await users.list_ids() == ["0", "3", "4"]
+    assert await database.open_storage("queue").get("key") == 1
+    assert (await users.insert({"id": "1"})).id == "1"
+
+
 async def test_a_definition_that_changes_meanwhile_is_not_dropped(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ class Attendance:
         components: time, randomness and events.
         run: runs what watches over the session: if that ends by an error, so must the
             database.
+        chore: what a process with a session does for all others from then on.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Attendance:
         url: StoreUrl | None,
         components: Components,
         run: Callable[[Work, str], object],
+        chore: Work,
     ) -> None:
         self._store = store
         self._url = url
         self._components = components
         self._run = run
+        self._chore: Work | None = chore
         self._turn = asyncio.Lock()
         self._count = 0
         self._membership: Membership | None = None
@@ -68,6 +71,7 @@ class Attendance:
                 await membership.start()
                 self._membership = membership
                 self._run(membership.ended, "session")
+                self._begin_chore()
             elif not at_any_pace:
                 _check_pace(self._membership, settings)
             self._count += 1
@@ -89,6 +93,11 @@ class Attendance:
         if self._membership is not None:
             membership, self._membership = self._membership, None
             await membership.leave()
+
+    def _begin_chore(self) -> None:
+        chore, self._chore = self._chore, None
+        if chore is not None:
+            self._run(chore, "tidying")
 
     def _make(self, settings: CoordinatorSettings) -> Membership:
         facts, components = describe_process(self._components), self._components

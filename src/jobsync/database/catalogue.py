@@ -22,7 +22,10 @@ from jobsync.events import Event
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.witness import Witness
 
-__all__ = ["Catalogue", "ResourceCreated", "ResourceDropped", "ResourceEvolved"]
+__all__ = ["DROPPED", "Catalogue", "ResourceCreated", "ResourceDropped", "ResourceEvolved"]
+
+DROPPED = "dropped/"
+"""Where it is noted which resources were removed, so that nothing of them stays for ever."""
 
 _PAGE = 1000
 _is_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
@@ -67,7 +70,9 @@ class Catalogue:
         self._components = components
         self._events = components.events
         self._witness = Witness("resources", components.events)
+        self._clock = components.clock
         self._shelf = Shelf(source, DEFINITIONS, components, "resource")
+        self._dropped = Shelf(source, DROPPED, components, "dropped resource")
         # Whoever reads must not remember what somebody else here has changed meanwhile.
         self._turn = asyncio.Lock()
 
@@ -137,6 +142,8 @@ class Catalogue:
         there = await self._shelf.get(name)
         if there is None:
             raise Named("resource", self.resources).lack(name)
+        note = {"at": self._clock.wall().seconds}
+        await self._dropped.put(name, lambda _: note)
         await self._remember(Definition.read(there)).delete_all()
 
         def decide(current: Record | None) -> Verdict:
@@ -146,6 +153,11 @@ class Catalogue:
 
         await self._shelf.change(name, decide)
         self.resources.pop(name, None)
+
+    async def find_dropped(self) -> dict[str, Record]:
+        """Give the notes of resources that were removed, by name."""
+        notes = await self._source().scan(DROPPED, limit=_PAGE)
+        return {self._dropped.name(note.key): note for note in notes}
 
     def forget(self) -> None:
         """Know nothing any more, as before the first look."""

@@ -21,12 +21,14 @@ from jobsync.components import Components
 from jobsync.core.attributes import parse
 from jobsync.core.redaction import redact
 from jobsync.database.attendance import Attendance
-from jobsync.database.catalogue import Catalogue
+from jobsync.database.catalogue import DROPPED, Catalogue
+from jobsync.database.definition import DEFINITIONS
 from jobsync.database.named import Named
 from jobsync.database.plugin import Plugin, check_plugin_name
-from jobsync.database.resource import Resource
+from jobsync.database.resource import DATA, Resource
 from jobsync.database.storage import PluginStorage
 from jobsync.database.supervisor import Supervisor, Work
+from jobsync.database.tidying import DatabaseTidied, Places, Tidying
 from jobsync.database.turn import Turn
 from jobsync.errors import Invalid
 from jobsync.events import Event, Teller
@@ -92,6 +94,8 @@ class Database(Teller):
         self._link: _Link | None = None
         self._catalogue = Catalogue(lambda: self.store, self.components)
         self._plugins: dict[str, Plugin] = {}
+        self._storages: dict[tuple[str, str], PluginStorage] = {}
+        self._tidying = Tidying(lambda: self.store, self.components, self._find_places)
         self.events = self.components.events
         self.resources = Named("resource", self._catalogue.resources)
         self.plugins = Named("plugin", self._plugins)
@@ -247,14 +251,28 @@ class Database(Teller):
         """Give what plugins of a kind keep in a namespace."""
         check_plugin_name("slug", slug)
         check_plugin_name("namespace", namespace)
-        return PluginStorage(
-            lambda: self.store,
-            slug,
-            namespace,
-            self.components,
-            lambda: self.attendance,
-            self._run_while_connected,
-        )
+        if (slug, namespace) not in self._storages:
+            self._storages[slug, namespace] = PluginStorage(
+                lambda: self.store,
+                slug,
+                namespace,
+                self.components,
+                lambda: self.attendance,
+                self._run_while_connected,
+            )
+        return self._storages[slug, namespace]
+
+    async def tidy(self) -> DatabaseTidied:
+        """Remove for good what was deleted an hour ago or earlier, and what has expired.
+
+        Looks at the resources that there are, and at what this process's plugins keep. A
+        process with a coordinator plugin does it by itself: one of all, hourly on SQL, daily
+        on objects.
+
+        Raises:
+            Unavailable: the store does not answer; what was done is done.
+        """
+        return await self._tidying.tidy()
 
     def run_in_background(self, work: Work, name: str) -> asyncio.Task[None]:
         """Run work until it returns or the database is disconnected.
@@ -294,6 +312,19 @@ class Database(Teller):
         self._link.supervisor.check()
         return self._link
 
+    async def _find_places(self) -> Places:
+        """Look what there is to tidy up."""
+        for plugin in self._plugins.values():
+            self.open_storage(plugin.slug, plugin.namespace)
+        storages = list(self._storages.values())
+        dropped = {
+            f"{DATA}{name}/": note for name, note in (await self._catalogue.find_dropped()).items()
+        }
+        data = {f"{DATA}{name}/" for name in await self.list_resources()}
+        own = [each.level for each in storages]
+        levels = [DEFINITIONS, DROPPED, *sorted(data | dropped.keys()), *own]
+        return Places(levels, storages, dropped)
+
     def _run_while_connected(self, work: Work, name: str) -> None:
         """Run work in the background, unless the end of all makes it needless."""
         if self.is_connected:
@@ -311,7 +342,7 @@ class Database(Teller):
         url = None if isinstance(place, Store) else read_url(place)
         store = place if isinstance(place, Store) else await open_store(place, self.components)
         supervisor = Supervisor(self.components)
-        attendance = Attendance(store, url, self.components, supervisor.run)
+        attendance = Attendance(store, url, self.components, supervisor.run, self._tidying.go_on)
         link = _Link(store, supervisor, attendance, own)
         try:
             await supervisor.start()

@@ -93,6 +93,11 @@ class PluginStorage:
         self._attendance = attendance
         self._run = run
 
+    @property
+    def level(self) -> str:
+        """Where its values are."""
+        return self._shelf.prefix
+
     async def get(self, key: str, default: Json = None) -> Json:
         """Give a value, or the default where there is none. One request."""
         found = await self.read(key)
