@@ -1,6 +1,7 @@
 """Locks: held by one at a time, and stuck by nothing that happens to whoever has them."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -188,28 +189,32 @@ async def test_a_lock_is_held_by_one_at_a_time() -> None:
 
 
 _CRASH = """
-import asyncio, os
+import asyncio, os, signal, sys
 from jobsync import Database
 
 async def main():
-    db = await Database("sqlite:///locks.db").connect()
+    db = await Database(sys.argv[1]).connect()
     async with db.open_storage("test").lock("door"):
-        os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
 """
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_a_crash_leaves_no_lock_stuck(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Once the session of the process that held it is dead, the next one has it."""
-    monkeypatch.chdir(tmp_path)
+    if kind == "sqlite":
+        url = f"sqlite:///{tmp_path / 'locks.db'}"
+    else:
+        url = f"{request.getfixturevalue('postgres').url}?schema=locks"
     monkeypatch.setenv("JOBSYNC_HEARTBEAT_INTERVAL", "0.3")
     monkeypatch.setenv("JOBSYNC_WORKER_TIMEOUT", "1")
-    crashing = await asyncio.create_subprocess_exec(sys.executable, "-c", _CRASH)
-    assert await crashing.wait() == 0
-    async with Database("sqlite:///locks.db") as db:
+    crashing = await asyncio.create_subprocess_exec(sys.executable, "-c", _CRASH, url)
+    assert await crashing.wait() == -signal.SIGKILL
+    async with Database(url) as db:
         store = db.store
         (held,) = await store.scan("lock/test/default/")
         async with asyncio.timeout(30), db.open_storage("test").lock("door") as lock:

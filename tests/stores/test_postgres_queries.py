@@ -10,32 +10,44 @@ from servers import PostgresServer
 from jobsync import Database
 from jobsync.stores.postgrespool import PostgresPool
 
+TOTAL = 100_000
+
+# By the server itself, which is many times faster; as `insert_many` would.
+FILL = """
+INSERT INTO "{schema}".jobsync_record (key, value, seq, epoch, format, trail)
+SELECT 'data/sessions/' || to_char(n, 'FM000000'), json_build_object(
+  'id', to_char(n, 'FM000000'), 'expires_at', n, 'active', n %% 2 = 0,
+  '_created_at', 1.5, '_updated_at', 1.5
+)::text, 1, 0, 1, 'abcdefghijkl'
+FROM generate_series(0, %s - 1) AS n
+"""
+
 
 async def test_a_filtered_query_does_not_fetch_all(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, full_scale: bool
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One statement; by its plan the server drops what does not match."""
-    total = 100_000 if full_scale else 10_000
     place = PostgresPlace(postgres.url)
     store = await place.open()
     async with Database(connection=store) as database:
         sessions = await database.create_resource("sessions", {"expires_at": "number"})
         others = await database.create_resource("others")
-        for start in range(0, total, 10_000):
-            await sessions.insert_many(
-                [{"expires_at": n, "active": n % 2 == 0} for n in range(start, start + 10_000)]
-            )
+        with psycopg.connect(postgres.url, autocommit=True) as connection:
+            connection.execute(FILL.format(schema=place.schema), [TOTAL])
         await others.insert_many([{"expires_at": n, "active": True} for n in range(1000)])
         sent: list[tuple[str, Any]] = []
         run = PostgresPool.run
 
         async def watch(self: PostgresPool, query: str, parameters: Any = ()) -> Any:
-            sent.append((query, parameters))
+            # What others are told of the inserts may go out meanwhile.
+            if "pg_notify" not in query:
+                sent.append((query, parameters))
             return await run(self, query, parameters)
 
         monkeypatch.setattr(PostgresPool, "run", watch)
         found = await sessions.query({"expires_at": {"$lt": 20}, "active": True})
         monkeypatch.undo()
+        assert await sessions.count() == TOTAL
         assert [session.expires_at for session in found] == list(range(0, 20, 2))
     await store.close()
     ((statement, parameters),) = sent
@@ -52,7 +64,7 @@ async def test_a_filtered_query_does_not_fetch_all(
     removed = sum(
         (node.get("Rows Removed by Filter", 0) + 1) * node["Actual Loops"] for node in nodes
     )
-    assert removed >= total - sent_back
+    assert removed >= TOTAL - sent_back
     place.remove()
 
 
