@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from jobsync import Components, Database, Event, Invalid, Misconfigured, Unavailable
+from jobsync import (
+    Components,
+    Database,
+    Delete,
+    Event,
+    Invalid,
+    Misconfigured,
+    Put,
+    Unavailable,
+)
 from jobsync.stores.memory import MemoryStore
 
 
@@ -171,3 +180,36 @@ async def test_a_listener_may_disconnect(components: Components) -> None:
     await database.create_resource("a")
     await asyncio.wait_for(done.wait(), 10)
     assert not database.is_connected
+
+
+def test_a_database_may_be_connected_in_one_loop_after_the_other() -> None:
+    """A program may call `asyncio.run` as often as it likes, with one database for all."""
+    database = Database("memory://loops")
+
+    async def use() -> None:
+        await asyncio.gather(*(database.connect() for _ in range(3)))
+        await asyncio.gather(*(database.create_resource(f"r{n}") for n in range(3)))
+        await asyncio.gather(*(database.disconnect() for _ in range(3)))
+
+    for _ in range(3):
+        asyncio.run(use())
+    assert not database.is_connected
+
+
+class Busy(MemoryStore):
+    """Has a user who writes whenever somebody else does."""
+
+    async def write(self, changes: Any) -> Any:
+        if any(isinstance(change, Delete) for change in changes):
+            (name,) = Components.system().ids.records(1)
+            await super().write([Put(f"data/tasks/{name}", {"id": name})])
+        return await super().write(changes)
+
+
+async def test_dropping_ends_though_others_go_on_writing() -> None:
+    """What was there is gone; what they write afterwards is theirs to answer for."""
+    async with asyncio.timeout(30), Database(connection=Busy()) as database:
+        tasks = await database.create_resource("tasks")
+        await tasks.insert_many([{"n": n} for n in range(10)])
+        await database.drop_resource("tasks")
+        assert await database.list_resources() == []

@@ -162,6 +162,8 @@ class Catalogue:
     def forget(self) -> None:
         """Know nothing any more, as before the first look."""
         self.resources.clear()
+        # The next connection may be made in another loop.
+        self._turn = asyncio.Lock()
 
     async def _renew(self, name: str) -> bool:
         """Read one's definition again; say whether it has changed."""

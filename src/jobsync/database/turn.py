@@ -24,6 +24,7 @@ class Turn:
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._holder: asyncio.Task[Any] | None = None
         self.doing = ""
         """What is under way."""
@@ -31,6 +32,10 @@ class Turn:
     @asynccontextmanager
     async def take(self, what: str) -> AsyncIterator[None]:
         """Do something when it is our turn."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            # Whoever had it in a loop that is over has it no more.
+            self._loop, self._lock = loop, asyncio.Lock()
         async with self._lock:
             self._holder, self.doing = asyncio.current_task(), what
             try:
