@@ -222,3 +222,26 @@ async def test_a_crash_leaves_no_lock_stuck(
             dead = await store.get(f"session/{held.value['owner']}")
             assert dead is not None
             assert dead.value["state"] == "dead"
+
+
+async def test_no_session_is_opened_for_who_comes_too_late() -> None:
+    """Work that is cancelled at the end cannot take a lock any more, and leaves no session."""
+    refused: list[Exception] = []
+    store = MemoryStore()
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            with pytest.raises(Invalid, match="is not connected") as caught:
+                async with db.open_storage("test").lock("door"):
+                    pass
+            refused.append(caught.value)
+
+    async with Database(connection=store) as db:
+        db.run_in_background(work, "work")
+        await begun.wait()
+    assert len(refused) == 1
+    assert await store.scan("session/") == []

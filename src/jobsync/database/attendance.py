@@ -50,6 +50,7 @@ class Attendance:
         self._chore: Work | None = chore
         self._turn = asyncio.Lock()
         self._count = 0
+        self._is_over = False
         self._membership: Membership | None = None
 
     async def enter(
@@ -62,10 +63,14 @@ class Attendance:
             at_any_pace: whether it may go by others, if it is.
 
         Raises:
-            Invalid: it beats at another pace than these settings ask for.
+            Invalid: it beats at another pace than these settings ask for; or the database
+                is disconnected.
             Unavailable: the store does not answer.
         """
         async with self._turn:
+            if self._is_over:
+                fix = "await database.connect() first"
+                raise Invalid("database", self._store.name, "is not connected", fix)
             if self._membership is None:
                 membership = self._make(settings)
                 await membership.start()
@@ -85,8 +90,9 @@ class Attendance:
                 await self._end()
 
     async def end(self) -> None:
-        """End the session, whoever needs it."""
+        """End the session, whoever needs it, and open no other."""
         async with self._turn:
+            self._is_over = True
             await self._end()
 
     async def _end(self) -> None:
