@@ -1,6 +1,7 @@
 """A process that coordinates: on a thread of its own, in memory."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -217,3 +218,34 @@ async def test_work_that_stops_its_own_coordination_goes_on_to_its_end() -> None
         await report.stop()
         assert calls == ["work", "stop"]
         assert not report.is_coordinator
+
+
+class Slow(StoreDecorator):
+    """A store that takes its time with the first write."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        self.asked.set()
+        await asyncio.to_thread(self.answers.wait)
+        return await super().write(changes)
+
+
+async def test_whoever_gives_up_joining_leaves_no_session_behind() -> None:
+    """The record that was on its way is ended in good order; nobody has to wait for its silence."""
+    store = Slow(MemoryStore())
+    settings = CoordinatorSettings(**QUICK)
+    membership = Membership(
+        store, Components.system(), settings, open_own=lambda: _give(store), host=OwnThread()
+    )
+    joining = asyncio.ensure_future(membership.start())
+    await asyncio.to_thread(store.asked.wait)
+    joining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await joining
+    store.answers.set()
+    await membership.ended()
+    (session,) = await store.scan("session/")
+    assert session.value["state"] == "dead"

@@ -88,6 +88,7 @@ class Membership:
         self._watched: dict[str, frozenset[str]] = {}
         self._owned: Store | None = None
         self._opened = asyncio.Event()
+        self._is_recording = False
         self._member: Member
 
     @classmethod
@@ -170,8 +171,15 @@ class Membership:
             raise
         except asyncio.CancelledError:
             # Nobody would be left who could end it.
-            self._host.cancel()
+            self._host.post(self._dismiss)
             raise
+
+    def _dismiss(self) -> None:
+        """End what nobody waits for, on the host; what may be recorded in good order."""
+        if self._is_recording:
+            self._member.stop()
+        else:
+            self._host.cancel()
 
     async def _live(self) -> None:
         """Be a member, on the host."""
@@ -187,6 +195,7 @@ class Membership:
                 self._facts,
                 lambda: self._host.tell(self.ring),
             )
+            self._is_recording = True
             await self._member.open()
             self._opened.set()
             await self._member.run()
