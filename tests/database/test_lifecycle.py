@@ -146,6 +146,28 @@ async def test_it_may_end_itself_while_it_leads(
         await database.disconnect()
 
 
+async def test_a_new_term_begins_after_the_old_one_is_wound_up() -> None:
+    """Also where its own work has stopped it, and takes its time to end."""
+    stopped, over = asyncio.Event(), asyncio.Event()
+
+    async def end_slowly(plugin: Sweeper) -> None:
+        if not stopped.is_set():
+            await plugin.stop()
+            stopped.set()
+            await over.wait()
+
+    async with asyncio.timeout(30), Database("memory://") as database:
+        plugin = await database.use_plugin(Sweeper(work=end_slowly))
+        await stopped.wait()
+        plugin.worked.clear()
+        starting = asyncio.ensure_future(plugin.start())
+        await asyncio.sleep(0.1)
+        over.set()
+        await starting
+        await plugin.worked.wait()
+        assert plugin.calls[:6] == ["start", "become", "stop", "start", "work", "cease"]
+
+
 @pytest.mark.parametrize("end", [_stop, _disconnect])
 @pytest.mark.parametrize("hook", ["cease", "stop"])
 async def test_hooks_of_the_end_may_ask_for_the_end(

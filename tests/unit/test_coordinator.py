@@ -195,6 +195,20 @@ async def _give(store: Store) -> Store:
     return store
 
 
+async def test_stopping_again_does_not_end_a_later_candidacy() -> None:
+    """Whoever holds on to one that is over can do no harm with it."""
+    async with await Membership.join("memory://", **QUICK) as membership:
+        first = await membership.coordinate("report")
+        await first.ensure_coordinator()
+        await first.stop()
+        second = await membership.coordinate("report")
+        await first.stop()
+        await second.ensure_coordinator()
+        async with asyncio.timeout(30):
+            while not second.is_coordinator:
+                await membership.change(1)
+
+
 async def test_work_that_stops_its_own_coordination_goes_on_to_its_end() -> None:
     """It is not cancelled by its own wish, is not called again, and `on_stop` comes after it."""
     calls: list[str] = []

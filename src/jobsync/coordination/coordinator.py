@@ -128,7 +128,7 @@ class Coordinator:
         if self._stopped_by is None and self.is_calling:
             self._stopped_by = asyncio.current_task()
         with suppress(Unavailable):
-            await self._membership.withdraw(self.election.name)
+            await self._membership.withdraw(self)
         self._membership.ring()
         task = self._task
         if task is None or self.is_calling:

@@ -277,11 +277,12 @@ class Membership:
         coordinator.start()
         return coordinator
 
-    async def withdraw(self, role: str) -> None:
-        """Stand no longer for a role, and give it up."""
-        coordinator = self._coordinators.pop(role, None)
-        if coordinator is None:
+    async def withdraw(self, coordinator: Coordinator) -> None:
+        """Stand no longer for a role, and give it up; unless another candidacy took its place."""
+        role = coordinator.election.name
+        if self._coordinators.get(role) is not coordinator:
             return
+        del self._coordinators[role]
         if isinstance(coordinator.election, Unopposed):
             coordinator.election.end()
         else:

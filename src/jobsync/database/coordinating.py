@@ -74,6 +74,7 @@ class CoordinatorPlugin(Plugin):
         self.coordination = resolve(CoordinatorSettings, options, sources).value
         self._membership: Membership | None = None
         self._coordinator: Coordinator | None = None
+        self._former: Coordinator | None = None
 
     async def on_become_coordinator(self) -> None:
         """Called when this instance is elected, before any work."""
@@ -145,6 +146,9 @@ class CoordinatorPlugin(Plugin):
         events = self.database.events
         events.on("coord:*", self._overhear)
         undo.callback(events.off, "coord:*", self._overhear)
+        if self._former is not None:
+            # Work that stopped itself may not be at its end; its term is wound up first.
+            await self._former.stop()
         self._coordinator = await self._membership.coordinate(
             self.slug,
             Hooks(on_become=self._become, work=self._work, on_stop=self._cease),
@@ -162,7 +166,7 @@ class CoordinatorPlugin(Plugin):
             coordinator.abandon()
             raise
         finally:
-            self._coordinator = None
+            self._coordinator, self._former = None, coordinator
 
     async def _leave(self, attendance: Attendance) -> None:
         self._membership = None
