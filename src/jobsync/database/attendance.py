@@ -68,15 +68,9 @@ class Attendance:
             Unavailable: the store does not answer.
         """
         async with self._turn:
-            if self._is_over:
-                fix = "await database.connect() first"
-                raise Invalid("database", self._store.name, "is not connected", fix)
+            self._check_open()
             if self._membership is None:
-                membership = self._make(settings)
-                await membership.start()
-                self._membership = membership
-                self._run(membership.ended, "session")
-                self._begin_chore()
+                self._membership = await self._open(settings)
             elif not at_any_pace:
                 _check_pace(self._membership, settings)
             self._count += 1
@@ -84,21 +78,38 @@ class Attendance:
 
     async def leave(self) -> None:
         """Need it no longer."""
-        async with self._turn:
-            self._count -= 1
-            if self._count <= 0:
-                await self._end()
+        self._count -= 1
+        if self._count <= 0:
+            await self._end()
 
     async def end(self) -> None:
         """End the session, whoever needs it, and open no other."""
-        async with self._turn:
-            self._is_over = True
-            await self._end()
+        self._is_over = True
+        await self._end()
 
     async def _end(self) -> None:
+        # Without the turn: hooks that are waited for now may want to leave, too.
         if self._membership is not None:
             membership, self._membership = self._membership, None
+            self._count = 0
             await membership.leave()
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            fix = "await database.connect() first"
+            raise Invalid("database", self._store.name, "is not connected", fix)
+
+    async def _open(self, settings: CoordinatorSettings) -> Membership:
+        membership = self._make(settings)
+        await membership.start()
+        try:
+            self._check_open()
+            self._run(membership.ended, "session")
+        except BaseException:
+            await membership.leave()
+            raise
+        self._begin_chore()
+        return membership
 
     def _begin_chore(self) -> None:
         chore, self._chore = self._chore, None
