@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jobsync.testing import Occurrence, check_commits, check_roles, check_told
+from jobsync.testing import Occurrence, check_commits, check_roles, check_takes, check_told
 
 
 def happened(what: str, **facts: Any) -> Occurrence:
@@ -145,3 +145,26 @@ def test_an_epoch_that_is_taken_twice_is_found() -> None:
     assert check_roles([take(1, "a"), take(1, None), take(2, "b")]) == []
     assert len(check_roles([take(1, "a"), take(1, "b")])) == 1
     assert len(check_roles([take(2, "a"), take(1, "b")])) == 1
+
+
+def test_a_role_taken_from_the_living_is_found() -> None:
+    """It is free after a release, a death, or a loss; and to another session of its owner."""
+
+    def take(owner: str | None) -> Occurrence:
+        return happened("commit", key="role/f/w", value={"owner": owner})
+
+    def session(name: str, state: str) -> Occurrence:
+        return happened("commit", key=f"session/{name}", value={"state": state})
+
+    lives = [session("a.1", "live"), take("a.1")]
+    ends = [
+        take(None),
+        session("a.1", "dead"),
+        happened("commit", key="session/a.1", value=None),
+        happened("drop", keys=["session/a.1"]),
+    ]
+    assert len(check_takes([*lives, take("b.1")])) == 1
+    assert len(check_takes([*lives, session("b.1", "dead"), take("b.1")])) == 1
+    for end in ends:
+        assert check_takes([*lives, end, take("b.1")]) == []
+    assert check_takes([*lives, take("a.2"), take("a.2")]) == []

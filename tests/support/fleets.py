@@ -20,8 +20,9 @@ from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store
 from jobsync.stores.drafts import stamp
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
-from jobsync.testing.invariants import check_commits, check_roles
+from jobsync.testing.invariants import check_commits, check_roles, check_takes, check_told
 from jobsync.testing.network import CALM, Link, Weather
+from jobsync.testing.told import ToldStore
 from jobsync.testing.world import Node, World
 
 __all__ = [
@@ -115,7 +116,9 @@ class Worker:
     def make_membership(self) -> Membership:
         """Give a place in the fleet that is not taken yet."""
         components = self.node.components
-        settled = SettlingStore(self.link, components)
+        settled: Store = SettlingStore(self.link, components)
+        if self.fleet.is_untouched:
+            settled = ToldStore(self.node, settled)
         host = self.fleet.host(self)
         return Membership(settled, components, self.settings, open_own=self._open, host=host)
 
@@ -229,6 +232,8 @@ class Fleet:
         listens: whether what they tell is kept, in `Worker.heard`.
         trusts_clocks: whether clocks keep the promise; without, two may believe to lead, and
             only what the store refuses counts.
+        is_untouched: whether no person changes a record; only then can what workers are told,
+            and from whom they take roles, be held against what they did themselves.
     """
 
     def __init__(
@@ -244,11 +249,13 @@ class Fleet:
         store: type[MemoryStore] = MemoryStore,
         listens: bool = False,
         trusts_clocks: bool = True,
+        is_untouched: bool = False,
     ) -> None:
         self.world = World(seed)
         self.settings = settings
         self.hooks = hooks
         self.governs = governs
+        self.is_untouched = is_untouched
         self.violations: list[str] = []
         self.deaths = 0
         self.works = works
@@ -393,18 +400,30 @@ class Fleet:
             self.violations.append(f"{key}: epoch {epoch} was accepted late")
         self.judge_touch(key, epoch)
 
+    async def judge_recovery(self) -> None:
+        """Check that all comes right, once, within two timeouts and a beat of the slowest clock."""
+        loop = self.world.loop
+        end = loop.time() + (1 + 2 * self._rate) * (2 * TIMING.timeout + TIMING.beat)
+        # Nobody tells that all is well: it is looked at from outside.
+        while (wrong := self._find_wrong()) and loop.time() < end:  # noqa: ASYNC110
+            await asyncio.sleep(TIMING.beat / 10)
+        self.violations += [f"two timeouts after all went well {each}" for each in wrong]
+
     def judge_rest(self) -> None:
         """Check what must hold when all is quiet again: one leads, and everybody has a session."""
-        for work in {work for worker in self._standing() for work in worker.works}:
+        self.violations += [f"when all is quiet {each}" for each in self._find_wrong()]
+
+    def _find_wrong(self) -> list[str]:
+        wrong = []
+        for work in sorted({work for worker in self._standing() for work in worker.works}):
             leaders = self.leaders(work)
             names = [worker.node.name for worker in leaders]
             if len(leaders) != 1:
-                self.violations.append(f"when all is quiet {names} lead {work}")
+                wrong.append(f"{names} lead {work}")
             elif leaders[0].coordinators[work].term is None:
-                self.violations.append(f"when all is quiet {names} has {work} and does nothing")
-        for worker in self._standing():
-            if not worker.is_trusted:
-                self.violations.append(f"when all is quiet {worker.node.name} has no session")
+                wrong.append(f"{names} has {work} and does nothing")
+        homeless = [each.node.name for each in self._standing() if not each.is_trusted]
+        return wrong + [f"{name} has no session" for name in homeless]
 
     def _standing(self) -> list[Worker]:
         return [each for each in self.workers if each.node.is_alive and not each.has_stopped]
@@ -420,6 +439,7 @@ class Fleet:
             *self.world.violations,
             *check_commits(history),
             *check_roles(by_workers),
+            *(check_takes(history) + check_told(history) if self.is_untouched else []),
             *self._judge_hooks(),
             *self._judge_tasks(),
         ]
@@ -663,7 +683,12 @@ def _stormy_fleet(seed: int, *, trusts_clocks: bool = True) -> Fleet:
     store = DearStore if seed % 2 else MemoryStore
     unlike = seed % 3 == 0
     fleet = Fleet(
-        seed, size=0 if unlike else 4, settings=STORMY, store=store, trusts_clocks=trusts_clocks
+        seed,
+        size=0 if unlike else 4,
+        settings=STORMY,
+        store=store,
+        trusts_clocks=trusts_clocks,
+        is_untouched=True,
     )
     if unlike:
         fleet.works = ("dispatch", "sweep")
@@ -677,6 +702,7 @@ def _run(fleet: Fleet, *, suspends: bool) -> Fleet:
         fleet.start_all()
         await storm(fleet, suspends=suspends)
         _calm(fleet.links)
+        await fleet.judge_recovery()
         await asyncio.sleep(20 * TIMING.timeout)
         fleet.judge_rest()
 

@@ -3,7 +3,7 @@
 from jobsync.testing import strikes
 from jobsync.testing.campaign import run_campaign
 from jobsync.testing.clocks import NodeClock
-from jobsync.testing.invariants import check_commits, check_roles, check_told
+from jobsync.testing.invariants import check_commits, check_roles, check_takes, check_told
 from jobsync.testing.joining import SimulatedThread, join
 from jobsync.testing.loop import Stuck
 from jobsync.testing.network import CALM, Link, Weather, connect
@@ -41,6 +41,7 @@ __all__ = [
     "check_repeats",
     "check_roles",
     "check_story",
+    "check_takes",
     "check_told",
     "connect",
     "draw_forecast",

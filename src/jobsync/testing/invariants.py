@@ -16,10 +16,11 @@ from operator import attrgetter
 
 import msgspec
 
+from jobsync.coordination.role import worker_of
 from jobsync.core.keys import parent
 from jobsync.testing.world import Occurrence
 
-__all__ = ["check_commits", "check_roles", "check_told"]
+__all__ = ["check_commits", "check_roles", "check_takes", "check_told"]
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -97,6 +98,34 @@ def check_roles(history: Sequence[Occurrence]) -> list[str]:
         if owner is not None and owners.setdefault((key, role["epoch"]), owner) != owner:
             violations.append(f"{key}: an epoch has two owners: {done}")
         highest[key] = max(highest.get(key, 0), role["epoch"])
+    return violations
+
+
+def check_takes(history: Sequence[Occurrence]) -> list[str]:
+    """Check that a role is taken only where it is free: nobody who lives is usurped.
+
+    It never had an owner, or that one gave it up, or the owner's death is written, or the
+    owner's session is gone. What a session of one's own held may be taken anew.
+    """
+    owners: dict[str, str] = {}
+    over: set[str] = set()
+    violations = []
+    for done in history:
+        if done.what == "drop":
+            over.update(done.details["keys"])
+        if done.what != "commit":
+            continue
+        key, value = done.details["key"], done.details["value"]
+        # What a person has spoilt is nobody's.
+        facts = value if isinstance(value, dict) else {}
+        if key.startswith("session/") and facts.get("state") != "live":
+            over.add(key)
+        elif key.startswith("role/"):
+            before, owner = owners.get(key, ""), facts.get("owner") or ""
+            is_free = not before or f"session/{before}" in over
+            if owner and not is_free and worker_of(owner) != worker_of(before):
+                violations.append(f"{key}: taken from {before}, who lives: {done}")
+            owners[key] = owner
     return violations
 
 
