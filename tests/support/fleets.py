@@ -349,8 +349,7 @@ class Fleet:
     def judge(self, change: Change) -> None:
         """Look, at the moment of a commit, at what everybody believes."""
         if self._trusts_clocks:
-            self._judge_leaders()
-            self._judge_the_dead()
+            self._judge_beliefs()
         if not isinstance(change, Put) or not isinstance(change.value, dict):
             return
         if change.key.startswith(SINGLETON):
@@ -362,26 +361,20 @@ class Fleet:
         """Take note that a term has read a singleton: from now on no earlier one may write it."""
         self._highest[key] = max(epoch, self._highest.get(key, 0))
 
-    def _judge_leaders(self) -> None:
-        """Check that at most one worker leads each kind of work."""
+    def _judge_beliefs(self) -> None:
+        """Check that at most one worker leads each kind of work, and nobody who was called dead."""
+        # Asked of everybody at every commit, so it goes the shortest way.
         leaders: dict[str, str] = {}
         for worker in self.workers:
-            # Not by way of `held`: this is asked of everybody at every commit.
-            for work, each in worker.coordinators.items() if worker.node.is_alive else ():
-                if each.election.held is None:
-                    continue
-                name = worker.node.name
-                if (other := leaders.setdefault(work, name)) != name:
-                    self.violations.append(f"several lead {work}: {other}, {name}")
-
-    def _judge_the_dead(self) -> None:
-        """Check that nobody trusts himself again who was called dead."""
-        for worker in self.workers if self._called_dead else ():
-            membership = worker.membership
-            if membership is None or membership.incarnation not in self._called_dead:
+            membership, name = worker.membership, worker.node.name
+            if membership is None or not worker.node.is_alive:
                 continue
-            if worker.is_trusted:
-                self.violations.append(f"{membership.incarnation} trusts itself after its death")
+            session = membership.session
+            if session.incarnation in self._called_dead and session.trusted:
+                self.violations.append(f"{session.incarnation} trusts itself after its death")
+            for work, each in worker.coordinators.items():
+                if each.election.held and leaders.setdefault(work, name) != name:
+                    self.violations.append(f"several lead {work}: {leaders[work]}, {name}")
 
     def _judge_death(self, key: str) -> None:
         """Check that nobody trusts himself who was called dead."""
@@ -530,12 +523,9 @@ class WatchedLink(Link):
             raise Unavailable(self.name, "the connection was lost")
         await super().wait(topic, timeout)
 
-    async def _commit(self, changes: Sequence[Change]) -> list[Outcome]:
-        outcomes = await super()._commit(changes)
-        for change, outcome in zip(changes, outcomes, strict=True):
-            if isinstance(outcome, Applied):
-                self.fleet.judge(change)
-        return outcomes
+    def _note_commit(self, change: Change, outcome: Applied) -> None:
+        super()._note_commit(change, outcome)
+        self.fleet.judge(change)
 
 
 STORMY = CoordinatorSettings(

@@ -76,13 +76,13 @@ class SettlingStore(StoreDecorator):
         give_up = self._clock.mono() + self._deadline
         changes = stamp(changes, self._ids)
         outcomes = await self.inner.write(changes)
+        if Unknown not in map(type, outcomes):
+            return outcomes
         unknown = {
             change.key: change
             for change, outcome in zip(changes, outcomes, strict=True)
             if isinstance(outcome, Unknown)
         }
-        if not unknown:
-            return outcomes
         settled = await self._settle(unknown, give_up)
         return [
             settled.get(change.key, outcome)

@@ -79,7 +79,13 @@ class NodeClock:
         left = max(0.0, seconds)
         until = self._read() + left
         while True:
-            await self._nap(left / self._rate)
+            # In the world's time, or until the rate changes.
+            sleeper: asyncio.Future[None] = asyncio.Future(loop=self._loop)
+            self._sleepers[sleeper] = self._loop.call_later(left / self._rate, _wake, sleeper)
+            try:
+                await sleeper
+            finally:
+                self._sleepers.pop(sleeper).cancel()
             left = until - self._read()
             if left <= _LOST_IN_FLOATS:
                 return
@@ -112,15 +118,6 @@ class NodeClock:
     def _pin(self) -> None:
         """Count from here on, so that what comes next does not change what has been."""
         self._shown, self._since = self._read(), self._loop.time()
-
-    async def _nap(self, seconds: float) -> None:
-        """Wait in the world's time, or until the rate changes."""
-        sleeper: asyncio.Future[None] = asyncio.Future(loop=self._loop)
-        self._sleepers[sleeper] = self._loop.call_later(seconds, _wake, sleeper)
-        try:
-            await sleeper
-        finally:
-            self._sleepers.pop(sleeper).cancel()
 
 
 def _wake(sleeper: "asyncio.Future[None]") -> None:

@@ -171,6 +171,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         heappush(self._timers, (when, self._timers_made, call))
         return call
 
+    def call_outside(self, delay: float, callback: Callable[[*Ts], object], *args: *Ts) -> Call:
+        """Make a callback ready after so many seconds that belongs to no host."""
+        when = self.now + delay
+        call = Call(when, callback, args, Context())
+        self._timers_made += 1
+        heappush(self._timers, (when, self._timers_made, call))
+        return call
+
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> Call:

@@ -12,7 +12,6 @@ import asyncio
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
-from contextvars import Context
 from typing import Any, TypeVar
 
 import msgspec
@@ -104,6 +103,8 @@ class Link(StoreDecorator):
         self.faults = 0
         self._world = world
         self._roll = world.dice.random
+        # What is on its way belongs to no node.
+        self._travel = world.loop.call_outside
         self._node = node
         self._ids = node.components.ids
         self._witness = Witness(self.name, node.components.events)
@@ -203,8 +204,12 @@ class Link(StoreDecorator):
         outcomes = await self.inner.write(changes)
         for change, outcome in zip(changes, outcomes, strict=True):
             if isinstance(outcome, Applied):
-                self._world.note(self._node.name, "commit", **_describe(change, outcome))
+                self._note_commit(change, outcome)
         return outcomes
+
+    def _note_commit(self, change: Change, outcome: Applied) -> None:
+        """Write down, at its moment, what the store has done."""
+        self._world.note(self._node.name, "commit", **_describe(change, outcome))
 
     async def _ask(self, work: Callable[[], Awaitable[T]]) -> T:
         trouble = self._draw_refusal()
@@ -284,10 +289,6 @@ class Link(StoreDecorator):
         """Carry a request out again. The answer goes to nobody."""
         with suppress(JobsyncError):
             await work()
-
-    def _travel(self, seconds: float, arrive: Callable[..., object], *args: Any) -> None:
-        """Let something happen later, outside every node."""
-        self._world.loop.call_later(seconds, arrive, *args, context=Context())
 
     def _damage(self, items: list[T], names: list[str], limit: int) -> list[T]:
         """Leave one out and report it, if it so happens."""
