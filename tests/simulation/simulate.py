@@ -77,11 +77,22 @@ def campaign(hours: float, jobs: int) -> int:
 
 def keep(**figures: float) -> None:
     """Add the figures to the proofs, with the commit that they were shown for."""
-    described = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(described, capture_output=True, text=True, check=True, cwd=ROOT)
-    line = {"at": int(time.time()), "commit": commit.stdout.strip(), "what": "elections", **figures}
+    line = {"at": int(time.time()), "commit": describe_commit(), "what": "elections", **figures}
     with (ROOT / "proof" / "runs.jsonl").open("a", encoding="utf-8") as runs:
         runs.write(json.dumps(line) + "\n")
+
+
+def describe_commit() -> str:
+    """Name the commit that is at work; what runs have left in the proof makes it no other."""
+
+    def ask(*question: str) -> str:
+        told = subprocess.run(
+            ["git", *question], capture_output=True, text=True, check=True, cwd=ROOT
+        )
+        return told.stdout
+
+    changed = ask("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)proof")
+    return ask("describe", "--always").strip() + ("-dirty" if changed else "")
 
 
 if __name__ == "__main__":
