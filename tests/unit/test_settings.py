@@ -36,10 +36,10 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @pytest.fixture(autouse=True)
-def queue_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `Pace` known as the section `queue`, for one test."""
+def pace_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `Pace` known as the section `pace`, for one test."""
     monkeypatch.setattr(settings, "_sections", dict(settings._sections))
-    in_section("queue")(Pace)
+    in_section("pace")(Pace)
 
 
 def from_environ(**environ: str) -> Sources:
@@ -94,11 +94,11 @@ def test_files_are_merged_setting_by_setting() -> None:
 
 def test_a_section_has_its_own_names() -> None:
     """A section adds its name to the variable and opens its table."""
-    sources = Sources({"JOBSYNC_QUEUE_POLL": "3"}, (("jobsync.toml", {"queue": {"batch": 7}}),))
-    found = resolve(Pace, {}, sources, section="queue")
+    sources = Sources({"JOBSYNC_PACE_POLL": "3"}, (("jobsync.toml", {"pace": {"batch": 7}}),))
+    found = resolve(Pace, {}, sources, section="pace")
     assert (found.value.poll, found.value.batch) == (3.0, 7)
-    assert found.origin("poll") == Origin("environment", "JOBSYNC_QUEUE_POLL")
-    assert found.origin("batch") == Origin("file", "jobsync.toml queue.batch")
+    assert found.origin("poll") == Origin("environment", "JOBSYNC_PACE_POLL")
+    assert found.origin("batch") == Origin("file", "jobsync.toml pace.batch")
 
 
 def test_a_required_setting_says_how_to_give_it() -> None:
@@ -230,12 +230,12 @@ def test_an_unknown_name_in_code_is_refused() -> None:
     [
         ({"ulr": "memory://"}, "", "jobsync.toml ulr", "did you mean url?"),
         ({"zzz": 1}, "", "jobsync.toml zzz", "use one of "),
-        ({"queu": {"poll": 1}}, "", "jobsync.toml queu", "did you mean queue?"),
-        ({"queue": 5}, "", "jobsync.toml queue", "write [queue]"),
-        ({"queue": 5}, "queue", "jobsync.toml queue", "write [queue]"),
-        ({"queue": {"pol": 1}}, "queue", "jobsync.toml queue.pol", "did you mean poll?"),
-        ({"queue": {"poll": {}}}, "queue", "jobsync.toml queue.poll", "give a number"),
-        ({"queue": {"x": {"y": 1}}}, "queue", "jobsync.toml queue.x", "use one of batch"),
+        ({"pac": {"poll": 1}}, "", "jobsync.toml pac", "did you mean pace?"),
+        ({"pace": 5}, "", "jobsync.toml pace", "write [pace]"),
+        ({"pace": 5}, "pace", "jobsync.toml pace", "write [pace]"),
+        ({"pace": {"pol": 1}}, "pace", "jobsync.toml pace.pol", "did you mean poll?"),
+        ({"pace": {"poll": {}}}, "pace", "jobsync.toml pace.poll", "give a number"),
+        ({"pace": {"x": {"y": 1}}}, "pace", "jobsync.toml pace.x", "use one of batch"),
     ],
 )
 def test_an_unknown_name_in_a_file_is_refused(
@@ -251,21 +251,21 @@ def test_an_unknown_name_in_a_file_is_refused(
 def test_other_known_names_in_a_file_are_left_alone() -> None:
     """Another section's table, and another type's settings in the same section, are fine."""
     in_section("")(Pace)
-    sources = from_file({"url": "memory://", "poll": 2.0, "queue": {"pol": 1}})
+    sources = from_file({"url": "memory://", "poll": 2.0, "pace": {"pol": 1}})
     assert resolve(StoreSettings, {}, sources).value.url == "memory://"
     assert resolve(Pace, {}, sources).value.poll == 2.0
 
 
 def test_sections_are_those_registered() -> None:
     """The registry lists each section with its types, and cannot be changed through the list."""
-    assert sections()["queue"] == (Pace,)
+    assert sections()["pace"] == (Pace,)
     assert StoreSettings in sections()[""]
     assert sections() is not sections()
 
 
 @pytest.mark.parametrize(
     ("variable", "hint"),
-    [("JOBSYNC_ULR", "JOBSYNC_URL"), ("JOBSYNC_QUEUE_POL", "JOBSYNC_QUEUE_POLL")],
+    [("JOBSYNC_ULR", "JOBSYNC_URL"), ("JOBSYNC_PACE_POL", "JOBSYNC_PACE_POLL")],
 )
 def test_a_nearly_known_variable_is_refused(variable: str, hint: str) -> None:
     """A mistyped variable is answered with the nearest one of any section."""
@@ -276,7 +276,7 @@ def test_a_nearly_known_variable_is_refused(variable: str, hint: str) -> None:
 @pytest.mark.parametrize(
     "variable",
     [
-        "JOBSYNC_QUEUE_POLL",
+        "JOBSYNC_PACE_POLL",
         "JOBSYNC_SOMETHING_ELSE",
         "JOBSYNC_TTL",
         "JOBSYNC_TEST_URL",
@@ -286,7 +286,7 @@ def test_a_nearly_known_variable_is_refused(variable: str, hint: str) -> None:
         "JOBSYNC_PORT",
         "JOBSYNC_PORT_5432_TCP",
         "JOBSYNC_PORT_5432_TCP_ADDR",
-        "JOBSYNC_QUEUE_PORT",
+        "JOBSYNC_PACE_PORT",
         "XJOBSYNC_ULR",
     ],
 )
@@ -356,9 +356,9 @@ def test_errors_show_no_secret(text: str) -> None:
         (StoreSettings, {}, from_file({"ulr": f"s3://K:{text}@bucket"})),
         (StoreSettings, {}, from_file({"ulr": f"host=h password={text}"})),
         (StoreSettings, {}, from_file({"url": [f"s3://K:{text}@bucket"]})),
-        (StoreSettings, {}, from_file({"queue": text})),
+        (StoreSettings, {}, from_file({"pace": text})),
         (StoreSettings, {}, from_environ(JOBSYNC_ULR=f"host=h password={text}")),
-        (StoreSettings, {}, from_environ(JOBSYNC_QUEUE_PASWORD=text)),
+        (StoreSettings, {}, from_environ(JOBSYNC_PACE_PASWORD=text)),
     ]
     for kind, given_, sources in wrong:
         with pytest.raises((Invalid, Misconfigured)) as caught:
@@ -396,17 +396,17 @@ def test_a_choice_named_like_a_secret_is_not_quoted() -> None:
 
 def test_load_reads_both_files(tmp_path: Path) -> None:
     """Both files are read, the own one first; other tools' tables are not ours."""
-    (tmp_path / "jobsync.toml").write_text('url = "memory://a"\n[queue]\npoll = 2\n')
-    (tmp_path / "pyproject.toml").write_text("[tool.jobsync.queue]\nbatch = 5\n[tool.x]\ny = 1\n")
-    sources = Sources.load({"JOBSYNC_QUEUE_MODE": "fast"}, tmp_path)
+    (tmp_path / "jobsync.toml").write_text('url = "memory://a"\n[pace]\npoll = 2\n')
+    (tmp_path / "pyproject.toml").write_text("[tool.jobsync.pace]\nbatch = 5\n[tool.x]\ny = 1\n")
+    sources = Sources.load({"JOBSYNC_PACE_MODE": "fast"}, tmp_path)
     assert [where for where, _ in sources.documents] == [
         "jobsync.toml",
         "pyproject.toml [tool.jobsync]",
     ]
     assert resolve(StoreSettings, {}, sources).value.url == "memory://a"
-    pace = resolve(Pace, {}, sources, section="queue")
+    pace = resolve(Pace, {}, sources, section="pace")
     assert pace.value == Pace(poll=2.0, batch=5, mode="fast")
-    assert pace.origin("batch").where == "pyproject.toml [tool.jobsync] queue.batch"
+    assert pace.origin("batch").where == "pyproject.toml [tool.jobsync] pace.batch"
 
 
 def test_load_without_files_gives_the_environment(tmp_path: Path) -> None:
