@@ -18,6 +18,7 @@ from jobsync.core.assignment import (
     Node,
     Ownership,
     Plan,
+    awaits,
     count_moved,
     has_nothing,
     holders_of,
@@ -76,6 +77,16 @@ def test_exceptions_decide_before_tokens() -> None:
     assert (a.covers("moving", 2), b.covers("moving", 2)) == (False, False)
     assert (a.covers("waits", 3), b.covers("waits", 3)) == (False, False)
     assert plan.seen_by(C.incarnation) == Ownership(7)
+
+
+def test_a_node_awaits_tokens_and_tasks_that_are_on_their_way_to_it() -> None:
+    """Either is enough; what is somebody else's, or on its way to somebody else, is not."""
+    free = Assignment(8, 10, (A, B), (0, 6), (1, 2))
+    assert awaits(Plan(MOVING), B.incarnation)
+    assert awaits(Plan(free, PINNED), B.incarnation)
+    assert not awaits(Plan(MOVING, PINNED), A.incarnation)
+    assert not awaits(Plan(free), B.incarnation)
+    assert not awaits(Plan(free, PINNED), C.incarnation)
 
 
 def test_a_node_has_nothing_once_all_is_acknowledged() -> None:

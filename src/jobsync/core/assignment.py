@@ -42,6 +42,7 @@ __all__ = [
     "Node",
     "Ownership",
     "Plan",
+    "awaits",
     "check_total",
     "count_moved",
     "has_nothing",
@@ -198,6 +199,14 @@ def promised_to(assignment: Assignment, incarnation: str) -> frozenset[int]:
     place = assignment.find(incarnation)
     mine = (move for move in assignment.moves if place != NOBODY and move.taker == place)
     return frozenset(chain.from_iterable(map(tokens_of, mine)))
+
+
+def awaits(plan: Plan, incarnation: str) -> bool:
+    """Say whether anything is on its way to a node: tokens, or tasks that are pinned to it."""
+    if promised_to(plan.assignment, incarnation):
+        return True
+    place = _find(plan.exceptions.nodes, incarnation)
+    return place != NOBODY and any(task.taker == place for task in plan.exceptions.tasks)
 
 
 def has_nothing(plan: Plan, incarnation: str) -> bool:

@@ -17,7 +17,7 @@ from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.reading import read_each
 from jobsync.coordination.waiting import Heard, listening
-from jobsync.core.assignment import Plan, has_nothing, promised_to
+from jobsync.core.assignment import Plan, awaits, has_nothing
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
 from jobsync.core.tokens import token_maker
@@ -451,7 +451,7 @@ class Crew:
             # Who takes no tokens has no share to wait for.
             return True
         plan = self._plan
-        if plan is None or promised_to(plan.assignment, self._incarnation):
+        if plan is None or awaits(plan, self._incarnation):
             return False
         is_member = plan.assignment.find(self._incarnation)
         return bool(is_member) and len(plan.assignment.nodes) >= minimum_nodes
