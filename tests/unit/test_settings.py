@@ -280,7 +280,7 @@ def test_a_nearly_known_variable_is_refused(variable: str, hint: str) -> None:
         "JOBSYNC_SOMETHING_ELSE",
         "JOBSYNC_TTL",
         "JOBSYNC_TEST_URL",
-        "JOBSYNC_TEST_QUEUE_POL",
+        "JOBSYNC_TEST_PACE_POL",
         "JOBSYNC_SERVICE_HOST",
         "JOBSYNC_SERVICE_PORT_HTTP",
         "JOBSYNC_PORT",

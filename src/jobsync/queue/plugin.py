@@ -9,8 +9,8 @@ message has at most one live claim; a stale receipt can neither complete, extend
 handler runs a second time only if the first claim ended unsettled: by a crash, or by a pause
 longer than the session's timeout or the visibility timeout.
 
-Without a handler this process only pushes. Whoever handles messages also ends the claims of
-those that died. The coordinator forgets what was finished long ago.
+Without a handler this process only pushes. Whoever notes that a worker died ends its claims at
+once. The coordinator forgets what was finished long ago.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from typing import Any, ClassVar, TypeVar
 
 from msgspec.structs import fields
 
+from jobsync.coordination.events import WorkerDied
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
@@ -43,7 +44,7 @@ from jobsync.core.messages import (
 )
 from jobsync.core.names import closest
 from jobsync.database.coordinating import CoordinatorPlugin
-from jobsync.errors import Invalid
+from jobsync.errors import Invalid, Unavailable
 from jobsync.events import Event, HandlerFailed
 from jobsync.queue import events
 from jobsync.queue.executor import Executor, Handler, describe
@@ -268,6 +269,11 @@ class QueuePlugin(CoordinatorPlugin):
         if self.resource not in database.resources:
             await database.create_resource(self.resource)
         database.resources[self.resource].hand_to(self)
+        database.events.on(WorkerDied.name, self._end_claims_of)
+
+    async def on_stop(self) -> None:
+        """Hear of no more deaths."""
+        self.database.events.off(WorkerDied.name, self._end_claims_of)
 
     async def start(self) -> None:
         """Start, and handle messages, unless it does already."""
@@ -287,6 +293,14 @@ class QueuePlugin(CoordinatorPlugin):
             await asyncio.wait([working])
             self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
         await super().stop()
+
+    async def _end_claims_of(self, death: WorkerDied) -> None:
+        """End the claims of a worker whose death this one has written down."""
+        try:
+            self._note_ended(await self._open().end_claims({death.incarnation}))
+        except Unavailable as error:
+            # Those who handle messages look, too.
+            self._note_failure(error, None)
 
     async def _tell_stats_for_ever(self) -> None:
         while True:

@@ -1,8 +1,8 @@
-"""Ends the claims of workers that have died.
+"""Ends the claims of workers that have died, whoever has written down their death.
 
-Every worker is a warden for all the others, so that no messages wait for an election. It
-learns of a death as soon as its session does; while nobody has claimed anything it asks for
-nothing.
+Every worker is a warden for all the others: whoever notes a death ends the claims at once, but
+may not have this queue, or may die of the same cause. While nobody has claimed anything it
+asks for nothing.
 """
 
 from collections.abc import Callable
