@@ -31,8 +31,9 @@ format: setup ## rewrite the code in the project's format
 	.venv/bin/ruff check --fix-only .
 	.venv/bin/ruff format .
 
-demo: setup ## two processes, one SQLite file, no lost update
+demo: setup ## no lost update, and no lost message though the leader is killed
 	@$(PY) examples/increment.py
+	@$(PY) examples/drain.py
 
 prove-stores: setup ## races, lost replies and exits at full scale; appends to proof/runs.jsonl
 	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py $(OTHERS:%=--ignore=%) --scale=full -s $(ARGS)
