@@ -341,13 +341,13 @@ class Resource(Teller):
         """Hand messages to a queue from now on, or to none."""
         self._intake = intake
 
-    def draft(self, records: Sequence[Any]) -> list[dict[str, Json]]:
+    def draft(self, records: Sequence[Any], ids: Sequence[str]) -> list[dict[str, Json]]:
         """Check what is given by the schema, fill in defaults and ids, and store nothing.
 
         Raises:
             InvalidRecord: some break the schema; lists every field.
         """
-        drafted = self._drafting.fresh_all(records, self._ids.records(len(records)), self._now())
+        drafted = self._drafting.fresh_all(records, ids, self._now())
         return [
             {name: value for name, value in document.items() if name not in LIBRARYS}
             for document in drafted

@@ -185,8 +185,8 @@ class QueuePlugin(CoordinatorPlugin):
         """Push messages, all or none, in order; give their ids. See `Resource.enqueue`."""
         attempts = self.settings.max_attempts if max_attempts is None else max_attempts
         _check_options(delay, timeout, attempts)
-        documents = self.database.resource(self.resource).draft(data)
-        ids = self.database.components.ids.records(len(documents))
+        ids = self.database.components.ids.records(len(data))
+        documents = self.database.resource(self.resource).draft(data, ids)
         letters = [
             Letter(id=name, value=value, delay=delay, timeout=timeout, max_attempts=attempts)
             for name, value in zip(ids, documents, strict=True)
@@ -196,6 +196,8 @@ class QueuePlugin(CoordinatorPlugin):
             await self._open().push_within(connection, letters)
             return ids
         await self._open().push(letters)
+        if self._worker is not None:
+            self._worker.wake()
         self._counters["enqueued"] += len(ids)
         self.emit(events.MessagesEnqueued(queue=self.queue, ids=tuple(ids)))
         return ids

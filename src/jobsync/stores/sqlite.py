@@ -268,10 +268,10 @@ class SqliteStore(Store):
         """Return early if anything in the file changed, in this process or another."""
         file = self._file(topic)
         give_up = self._clock.mono() + timeout
-        seen = file.glance()
+        seen = await file.read("PRAGMA data_version")
         while (left := give_up - self._clock.mono()) > 0:
             await self._clock.sleep(min(_POLL, left))
-            if file.glance() != seen:
+            if await file.read("PRAGMA data_version") != seen:
                 return
 
     @property

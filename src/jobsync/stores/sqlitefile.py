@@ -86,10 +86,9 @@ class SqliteFile:
         return self._hop("write", self._transact, work, *arguments)
 
     def glance(self) -> tuple[int, int]:
-        """Give what changes with every commit: its log, where it is written first.
+        """Give what changes when somebody is about to commit: the log is written first.
 
-        Costs no query, and no way to a thread. A hint: two commits within one tick of the
-        filesystem's clock may look like one.
+        Costs no query, and no way to a thread.
         """
         try:
             found = os.stat(self._log)  # noqa: PTH116 - half the cost of Path.stat
