@@ -104,6 +104,26 @@ async def test_a_plain_function_runs_on_a_thread(db: Database) -> None:
     assert seen == [(1, False)]
 
 
+async def test_a_plain_function_that_overruns_keeps_its_slot(db: Database) -> None:
+    """It cannot be stopped: its message has failed, and a worker with no slot left says so."""
+    go_on = threading.Event()
+    overran: list[Event] = []
+
+    def handle(_: Document) -> None:
+        assert go_on.wait(30)
+
+    queue = QueuePlugin(resource="tasks", on_message=handle, concurrency=1, max_attempts=1)
+    queue.on("plg:queue:handler-overran", overran.append)
+    await db.use_plugin(queue)
+    await queue.enqueue({"n": 1}, timeout=0.05)
+    await until(lambda: bool(overran))
+    assert "goes on after its time is over" in queue.unready()
+    await until(lambda: queue.stats()["dead"] == 1)
+    assert queue.stats()["running"] == 1
+    go_on.set()
+    await until(lambda: queue.unready() == "" and queue.stats()["running"] == 0)
+
+
 async def test_a_failing_message_is_tried_again_and_then_found_dead(db: Database) -> None:
     """Four attempts by default; the others flow; the dead letter has every error."""
     attempts: list[int] = []
@@ -384,7 +404,9 @@ async def test_a_message_obeys_its_resources_schema(db: Database) -> None:
         ({"delay": -1}, "delay=-1"),
         ({"delay": float("nan")}, "delay=nan"),
         ({"timeout": 0}, "timeout=0"),
+        ({"timeout": float("inf")}, "timeout=inf"),
         ({"max_attempts": 0}, "max_attempts=0"),
+        ({"max_attempts": 2**40}, "max_attempts="),
     ],
 )
 async def test_wrong_options_of_a_message_are_refused(

@@ -67,6 +67,7 @@ _COUNTED: Mapping[str, tuple[State, ...]] = {
     **{state: (state,) for state in (*LIVE, *FINISHED)},
 }
 _LONGEST_DELAY = 366 * 86_400.0
+_MOST_ATTEMPTS = 1_000_000
 _TELL = 60.0
 """Seconds between two accounts of what was done."""
 _TIDY = 60.0
@@ -296,6 +297,12 @@ class QueuePlugin(CoordinatorPlugin):
             self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
         await super().stop()
 
+    def unready(self) -> str:
+        """Say what keeps it from working, if anything does."""
+        if self._worker is not None and self._worker.is_stuck:
+            return "every slot is taken by a handler that goes on after its time is over"
+        return super().unready()
+
     async def _end_claims_of(self, death: WorkerDied) -> None:
         """End the claims of a worker whose death this one has written down."""
         try:
@@ -464,7 +471,7 @@ def _refuse_unknown(options: Mapping[str, Any], own: set[str]) -> None:
 def _check_options(delay: float, timeout: float | None, max_attempts: int) -> None:
     if not 0 <= delay <= _LONGEST_DELAY:
         raise Invalid("delay", delay, "is no duration", "give seconds, 0 to 366 days")
-    if timeout is not None and not timeout > 0:
-        raise Invalid("timeout", timeout, "is no duration", "give more than 0")
-    if max_attempts < 1:
-        raise Invalid("max_attempts", max_attempts, "is less than 1", "give 1 or more")
+    if timeout is not None and not 0 < timeout <= _LONGEST_DELAY:
+        raise Invalid("timeout", timeout, "is no duration", "give seconds, up to 366 days")
+    if not 1 <= max_attempts <= _MOST_ATTEMPTS:
+        raise Invalid("max_attempts", max_attempts, "is no count", "give 1 to 1,000,000")

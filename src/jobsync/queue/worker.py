@@ -114,6 +114,7 @@ class Worker:
         self._ready: deque[Held] = deque()
         self._running: set[Held] = set()
         self._quarantine = Quarantine(self._clock, self._visibility / 3)
+        self._overrun = 0
         self._average = 0.0
         self._changed = asyncio.Event()
         self._is_stopping = False
@@ -123,6 +124,11 @@ class Worker:
     def running(self) -> int:
         """How many handlers run."""
         return len(self._running)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether plain functions that go on after their time have taken every slot."""
+        return self._overrun >= self._settings.concurrency
 
     async def run(self) -> None:
         """Work until `stop`, or until there is nothing left to do where that was asked for."""
@@ -282,7 +288,9 @@ class Worker:
             if overrun is not None:
                 self._told.overran(message, timeout or 0.0)
                 # Its thread is taken until it returns.
+                self._overrun += 1
                 await asyncio.wait([overrun])
+                self._overrun -= 1
         except asyncio.CancelledError:
             # A plain function goes on: nobody else may have its message before it lapses.
             if self._executor.is_async:
