@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from depot import Depot, Fact, Hand, judge, now, until
 from proxy import Proxy
+from servers import PostgresServer
 
 from jobsync import Database, QueuePlugin
 
@@ -88,17 +89,18 @@ class Storm:
 
 
 async def test_nothing_is_lost_in_a_storm(
-    url: str, kind: str, tmp_path: Path, full_scale: bool, proof: Any
+    url: str, kind: str, tmp_path: Path, full_scale: bool, proof: Any, request: Any
 ) -> None:
     """All is handled, and twice only where a claim had ended.
 
-    Workers are killed, frozen and stopped; a server's replies are dropped now and then.
+    Workers are killed, frozen and stopped; a server is restarted, and drops replies.
     """
+    server = request.getfixturevalue("postgres") if kind == "postgres" else None
     messages = 20_000 if full_scale else 2_000
     seed = int(time.time()) if full_scale else SEED
     begun = now()
     async with Depot(url, tmp_path / "words", concurrency=10, **TIMING) as depot:
-        with Network(url) as (near, drop):
+        with Network(url, server) as (near, disturb):
             orders: dict[str, Any] = {"seconds": 0.002 if full_scale else 0.02, "url": near}
             await depot.start(WORKERS, **orders)
             producers = [
@@ -108,7 +110,7 @@ async def test_nothing_is_lost_in_a_storm(
             storm = Storm(depot, seed)
 
             def is_over() -> bool:
-                drop()
+                disturb()
                 handled = {fact.id for fact in depot.told("ends it")}
                 done = not any(producer.runs for producer in producers)
                 return done and len(handled) >= messages * 9 // 10
@@ -132,28 +134,38 @@ async def test_nothing_is_lost_in_a_storm(
 
 
 class Network:
-    """A way to a server that drops replies now and then; a file has no such way."""
+    """A way to a server that fails now and then: a reply each second, and all each 7 seconds.
 
-    def __init__(self, url: str) -> None:
+    A file has no such way.
+    """
+
+    def __init__(self, url: str, server: PostgresServer | None) -> None:
         self._url = url
+        self._server = server
         self._proxy: Proxy | None = None
-        self._next = now()
+        self._moments = itertools.count(1)
+        self._next = now() + 1
 
     def __enter__(self) -> tuple[str, Callable[[], None]]:
         if self._url.startswith("sqlite"):
             return self._url, lambda: None
         port = int(self._url.partition("127.0.0.1:")[2].partition("/")[0])
         self._proxy = Proxy("127.0.0.1", port).start()
-        return self._url.replace(f":{port}/", f":{self._proxy.port}/"), self._drop
+        return self._url.replace(f":{port}/", f":{self._proxy.port}/"), self._disturb
 
     def __exit__(self, *_: object) -> None:
         if self._proxy is not None:
             self._proxy.stop()
 
-    def _drop(self) -> None:
+    def _disturb(self) -> None:
         assert self._proxy is not None
-        if now() >= self._next:
-            self._next = now() + 1
+        assert self._server is not None
+        if now() < self._next:
+            return
+        self._next = now() + 1
+        if next(self._moments) % 7 == 3 and self._server.is_ours:
+            self._server.restart()
+        else:
             self._proxy.drop_reply()
 
 
