@@ -25,7 +25,8 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
         max_attempts: how often a message is tried; 4, which is three retries.
         auto_acknowledge: a handler that returns has handled its message; without it, it
             calls `context.ack()`.
-        poll_interval: seconds between looks where nothing tells of new messages; 10.
+        poll_interval: seconds between looks where nothing tells of new messages; 10, and up
+            to three times as long while there are none.
         grace: seconds that handlers have to finish when the queue stops; 30.
         completed_ttl: seconds for which it is known of a message that it was completed; 300.
         dead_ttl: seconds for which dead letters are kept; for ever, unless given.

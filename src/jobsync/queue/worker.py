@@ -42,6 +42,7 @@ _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
 _SHORTEST_REST = 0.02
 _DOUBT = 0.25
+_PATIENCE = 3
 _INSTANT = 0.002
 _USUAL = Retries()
 _LISTEN = 3600.0
@@ -115,6 +116,7 @@ class Worker:
         self._running: set[Held] = set()
         self._quarantine = Quarantine(self._clock, self._visibility / 3)
         self._overrun = 0
+        self._vain_looks = 0
         self._average = 0.0
         self._changed = asyncio.Event()
         self._is_stopping = False
@@ -247,6 +249,7 @@ class Worker:
         elif claimed.suspects:
             self._quarantine.notice()
         self._ready.extend(taken)
+        self._vain_looks = 0 if taken else self._vain_looks
         self._begin()
         self._warden.is_quiet = claimed.lapse is None and not claimed.messages
         if claimed.lapse is not None and claimed.lapse <= 0:
@@ -386,7 +389,9 @@ class Worker:
         self._told.failed(error, None)
 
     def _find_rest(self, claimed: Claimed) -> float:
-        longest = self._settings.poll_interval
+        # Whoever finds nothing again and again looks less often: others tell of news.
+        self._vain_looks = min(self._vain_looks + 1, _PATIENCE)
+        longest = self._settings.poll_interval * self._vain_looks
         return longest if claimed.next is None else min(longest, max(claimed.next, _SHORTEST_REST))
 
     async def _rest(self, seconds: float) -> None:
