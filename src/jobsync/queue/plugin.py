@@ -18,6 +18,7 @@ import inspect
 import os
 from collections import Counter
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -278,24 +279,21 @@ class QueuePlugin(CoordinatorPlugin):
         """Hear of no more deaths."""
         self.database.events.off(WorkerDied.name, self._end_claims_of)
 
-    async def start(self) -> None:
-        """Start, and handle messages, unless it does already."""
-        was_running = self.is_running
-        await super().start()
-        if self.is_running:
-            self._begin()
-        if self.is_running and not was_running:
-            self.run_in_background(self._tell_stats_for_ever, "stats")
+    async def _set_up(self, undo: AsyncExitStack) -> None:
+        """Join, stand for election, then handle messages; stopping begins with the last."""
+        await super()._set_up(undo)
+        self.run_in_background(self._tell_stats_for_ever, "stats")
+        self._begin()
+        undo.push_async_callback(self._end)
 
-    async def stop(self) -> None:
-        """Claim no more, finish or give back what is in hand, and stop."""
+    async def _end(self) -> None:
+        """Claim no more; finish or give back what is in hand."""
         worker, self._worker = self._worker, None
         working, self._working = self._working, None
         if worker is not None and working is not None:
             worker.stop()
             await asyncio.wait([working])
             self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
-        await super().stop()
 
     def unready(self) -> str:
         """Say what keeps it from working, if anything does."""
