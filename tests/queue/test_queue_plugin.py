@@ -383,6 +383,24 @@ async def test_draining_handles_what_there_is_and_ends(url: str) -> None:
         assert await queue.purge() == 1
 
 
+async def test_draining_until_a_deadline_counts_what_was_handled(db: Database) -> None:
+    """What is given back then was not."""
+    seen: list[int] = []
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", concurrency=1, grace=5))
+    queue.pause()
+
+    @queue.handler
+    async def handle(task: Document) -> None:
+        seen.append(task.n)
+        await asyncio.sleep(0.05)
+
+    await queue.enqueue_many([{"n": n} for n in range(200)])
+    handled = await queue.drain(deadline=0.2)
+    assert handled == len(seen) < 200
+    assert await queue.count() == 200 - handled
+    assert {each.attempts for each in await queue.browse("waiting", limit=200)} <= {0}
+
+
 async def test_a_message_obeys_its_resources_schema(db: Database) -> None:
     """All that is wrong is named, and nothing is pushed; a message is no record."""
     tasks = await db.create_resource("tasks", {"type": "string|required", "n": "number|default:5"})

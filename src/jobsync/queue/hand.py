@@ -38,7 +38,7 @@ class Held:
         """When its claim, or its last renewal, was first sent."""
         self.begun = sent
         self.took = 0.0
-        """Seconds that its handler took."""
+        """Seconds that its handler took, until it was settled."""
         self.document = _document_of(message)
         self.context: Context | None = None
         self.task: asyncio.Task[None] | None = None

@@ -93,7 +93,7 @@ class Worker:
         until_empty: bool = False,
     ) -> None:
         self.handled = 0
-        """How many messages were settled."""
+        """How many messages were handled, well or not."""
         self.is_paused = False
         self._port = port
         self._membership = membership
@@ -250,7 +250,8 @@ class Worker:
             self._quarantine.notice()
         self._ready.extend(taken)
         self._vain_looks = 0 if taken else self._vain_looks
-        self._begin()
+        if not self._is_stopping:
+            self._begin()
         self._warden.is_quiet = claimed.lapse is None and not claimed.messages
         if claimed.lapse is not None and claimed.lapse <= 0:
             keep = [held.id for held in self._hand]
@@ -300,8 +301,7 @@ class Worker:
                 self._conclude(held, Returned())
             raise
         finally:
-            held.took = self._clock.mono() - held.begun
-            self._measure(held.took)
+            self._measure(self._clock.mono() - held.begun)
             self._running.discard(held)
             self._quarantine.release(held)
             self._go_on()
@@ -315,6 +315,7 @@ class Worker:
         self, held: Held, outcome: Outcome, answered: "asyncio.Future[bool] | None" = None
     ) -> None:
         held.is_settling = True
+        held.took = 0.0 if held.context is None else self._clock.mono() - held.begun
         move, delay = self._decide(held.message, outcome)
         error = outcome.error if isinstance(outcome, Failed) else ""
         settlement = Settlement(receipt=held.message.receipt, move=move, delay=delay, error=error)
@@ -330,7 +331,7 @@ class Worker:
     ) -> None:
         if taken:
             self._hand.drop(held)
-            self.handled += 1
+            self.handled += not isinstance(outcome, Returned)
             more = self._told.settled(held, outcome, delay)
             if more is not None:
                 self._group.create_task(more)
