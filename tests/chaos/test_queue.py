@@ -111,6 +111,7 @@ async def test_nothing_is_lost_in_a_storm(
 
             def is_over() -> bool:
                 disturb()
+                assert all(producer.process.poll() in {None, 0} for producer in producers)
                 handled = {fact.id for fact in depot.told("ends it")}
                 done = not any(producer.runs for producer in producers)
                 return done and len(handled) >= messages * 9 // 10
