@@ -108,7 +108,7 @@ async def test_no_task_is_done_twice_or_never(
         for worker in [*workers, *joining]:
             status = await worker.ended()
             assert status == (-signal.SIGKILL if worker.is_doomed else 0), worker.complaints
-        report = judge(workshop.tasks, workshop.deeds(), strikes)
+        report = judge(workshop.tasks, workshop.deeds(), strikes, loop)
         done, incomplete = await asyncio.to_thread(workshop.audit)
         took = workshop.deeds("ended")[-1].at - begun
         figures = {

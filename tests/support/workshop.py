@@ -259,9 +259,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Done by two workers at one time, likewise."""
 
 
-def judge(tasks: Sequence[str], deeds: Sequence[Deed], strikes: Iterable[Strike]) -> Report:
+def judge(
+    tasks: Sequence[str], deeds: Sequence[Deed], strikes: Iterable[Strike], loop: labourer.Loop
+) -> Report:
     """Say which tasks were done twice or never, by the workers' own records."""
-    in_hand = {task for strike in strikes for task in _in_hand(deeds, strike)}
+    in_hand = {task for strike in strikes for task in _in_hand(deeds, strike, loop)}
     begun = Counter(deed.task for deed in deeds if deed.what == "begun")
     ended = {deed.task for deed in deeds if deed.what == "ended"}
     repeated = {task for task, count in begun.items() if count > 1}
@@ -273,10 +275,11 @@ def judge(tasks: Sequence[str], deeds: Sequence[Deed], strikes: Iterable[Strike]
     )
 
 
-def _in_hand(deeds: Sequence[Deed], strike: Strike) -> set[str]:
-    """Give the task that a worker had claimed and not ended when it was struck.
+def _in_hand(deeds: Sequence[Deed], strike: Strike, loop: labourer.Loop) -> set[str]:
+    """Give the task that a worker had in hand when it was struck, or the two of which one was.
 
-    One that it had claimed without having begun it shows as the first that it began later.
+    One that it had claimed without having begun it shows as the first that it began later. And
+    by `job.tasks` one is in hand until it is marked, which is when the next is asked for.
     """
     mine = [deed for deed in deeds if deed.who == strike.who]
     before = [deed for deed in mine if deed.at < strike.at]
@@ -284,7 +287,8 @@ def _in_hand(deeds: Sequence[Deed], strike: Strike) -> set[str]:
     if last is not None and last.what != "ended":
         return {last.task}
     later = (d for d in mine if d.at >= strike.at and d.what in {"claims", "begun"})
-    return {deed.task for deed in itertools.islice(later, 1)}
+    unmarked = [last] if last is not None and loop == "tasks" else []
+    return {deed.task for deed in (*unmarked, *itertools.islice(later, 1))}
 
 
 def _overlapping(deeds: Sequence[Deed]) -> set[str]:
