@@ -257,17 +257,22 @@ class Member:
 
     async def _watch_for_ever(self) -> None:
         while True:
-            due = self._clock.mono() + self._timing.beat
+            seen = self._clock.mono()
+            due = seen + self._timing.beat
             try:
                 await self._look()
             except _TROUBLE as trouble:
                 self._note_silence(trouble)
+                seen = self._clock.mono()
             self._tell_of_changes()
-            await self._look_now.rest(self._next_look(due))
+            await self._look_now.rest(self._next_look(due, seen))
 
-    def _next_look(self, due: Mono) -> Mono:
-        """Look again in a beat, or when something is due to happen by itself."""
-        moments = [self._observer.next_expiry()]
+    def _next_look(self, due: Mono, seen: Mono) -> Mono:
+        """Look again in a beat, or when something is due to happen by itself.
+
+        What fell due while the last look was under way was missed by it: that is due now.
+        """
+        moments = [self._observer.next_expiry(seen)]
         moments += [election.next_change for election in self.elections.values()]
         return min([due, *(each for each in moments if each is not None)])
 

@@ -148,13 +148,12 @@ class Observer:
         found = await read_each(self._store, keys, self._witness.report)
         return {key.removeprefix(SESSIONS): record for key, record in found.items()}
 
-    def next_expiry(self) -> Mono | None:
-        """Give the next moment at which one of those that are watched may be called dead."""
+    def next_expiry(self, since: Mono) -> Mono | None:
+        """Give the first moment, after some time, when one of those watched may be called dead."""
         if not self._watches:
             return None
-        now = self._clock.mono()
         moments = [watch.expires(self._timeout(each)) for each, watch in self._watches.items()]
-        return min((moment for moment in moments if moment > now), default=None)
+        return min((moment for moment in moments if moment > since), default=None)
 
     def watch_only(self, incarnations: AbstractSet[str]) -> None:
         """Stop watching all others."""

@@ -1,0 +1,26 @@
+"""When an observer has to look again."""
+
+from chance import FakeClock, SeededRandomness
+
+from jobsync import Components
+from jobsync.coordination.observer import Observer
+from jobsync.core.trust import Timing
+from jobsync.events import Events
+from jobsync.stores.memory import MemoryStore
+
+TIMING = Timing(beat=5, timeout=15)
+
+
+async def test_what_falls_due_during_a_look_is_due_after_it() -> None:
+    """A look that returned just before a death could be called misses it; none waits a beat."""
+    clock = FakeClock()
+    components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
+    observer = Observer(MemoryStore(components=components), components, TIMING)
+    begun = clock.mono()
+    observer.take_in({"worker.1": None})
+    expires = begun + TIMING.timeout
+    clock.mono_seconds += TIMING.timeout - 0.01
+    seen = clock.mono()
+    clock.mono_seconds += 0.02
+    assert observer.next_expiry(seen) == expires
+    assert observer.next_expiry(clock.mono()) is None
