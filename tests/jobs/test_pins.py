@@ -177,6 +177,33 @@ def test_more_pins_than_one_document_holds_are_kept(url: str, length: int) -> No
         team.until(lambda: all(map(other.can_claim_task, tasks)))
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "s3"])
+def test_a_pin_of_another_process_is_heeded(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Within `rebalance_check_interval_sec` where the store tells nobody of changes."""
+    match kind:
+        case "sqlite":
+            url = f"sqlite:///{tmp_path / 'jobs.db'}"
+        case "postgres":
+            url = f"{request.getfixturevalue('postgres').url}?schema=heed_{os.getpid()}"
+        case _:
+            url = str(request.getfixturevalue("bucket_url"))
+    program = f"""
+        from jobsync import CoordinationConfig, Job
+        config = CoordinationConfig(
+            total_tokens=60, heartbeat_interval_sec=1, heartbeat_timeout_sec=4
+        )
+        with Job("admin", "test", coordination_config=config, url={url!r}, observer=True) as job:
+            job.register_task_lock("t", "gone-%")
+    """
+    with gather(url) as team:
+        job = team.add("a", settings={"rebalance_check_interval_sec": 0.5})
+        assert job.can_claim_task("t")
+        subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+        team.until(lambda: not job.can_claim_task("t"))
+
+
 def test_pins_outlive_the_process_that_made_them(quick: str) -> None:
     """Killed, not stopped."""
     program = f"""
@@ -286,6 +313,22 @@ def test_pins_can_be_switched_off(quick: str) -> None:
         assert team.count(PinsIgnored) == 1
         with pytest.raises(Misconfigured, match="locks_enabled"):
             job.register_task_lock("t", "a")
+
+
+def test_nodes_that_live_agree_whether_pins_hold(url: str) -> None:
+    """Who says otherwise is not let in; when the others have left or died, it is."""
+    with gather(url) as team:
+        with team.make("a") as job:
+            job.register_task_lock("t", "gone-%")
+            other = team.make("b", settings={"locks_enabled": False}, wait_on_enter=0.2)
+            with pytest.raises(
+                Misconfigured, match=r"locks_enabled=False: the node a, which lives"
+            ):
+                other.__enter__()
+        with team.make("b", settings={"locks_enabled": False}, wait_on_enter=20) as job:
+            team.until(lambda: job.can_claim_task("t"))
+            with pytest.raises(Misconfigured, match="the node b, which lives, has False"):
+                team.make("a", wait_on_enter=0.2).__enter__()
 
 
 def test_without_a_fleet_there_is_nothing_to_pin(quick: str) -> None:

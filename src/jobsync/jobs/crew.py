@@ -22,6 +22,7 @@ from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
 from jobsync.core.tokens import token_maker
 from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.jobs.agreement import agree_on_locks
 from jobsync.jobs.claims import Claim, Claims, ClaimState
 from jobsync.jobs.dealing import Dealer, fetch_plan
 from jobsync.jobs.events import (
@@ -152,6 +153,13 @@ class Crew:
             Misconfigured: another node's settings differ, or its name is taken, with the fix.
         """
         await self._agree()
+        await agree_on_locks(
+            self.membership,
+            self.nodes,
+            self.settings.node,
+            enabled=self.settings.locks_enabled,
+            until=self._clock.mono() + wait,
+        )
         await self.claims.set_clock()
         await note_date(self._store, self._places, self.settings.day, self.claims.now)
         await self._join(wait, stage)
@@ -361,6 +369,7 @@ class Crew:
             created=self.claims.now,
             host=str(self._facts.get("host", "")),
             pid=int(self._facts.get("pid", 0)),
+            locks_enabled=self.settings.locks_enabled,
         )
         await self._name.take(named, until=self._clock.mono() + wait)
         self._incarnation = incarnation

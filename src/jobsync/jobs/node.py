@@ -47,6 +47,8 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
     """When it joined, by the store's clock where it has one."""
     host: str
     pid: int
+    locks_enabled: bool = True
+    """Whether pins hold, as far as it leads."""
 
 
 def read_named(record: Record) -> Named:
