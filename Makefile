@@ -66,8 +66,9 @@ bench-stores: setup ## CPU a hop and a row, as ratios over bare drivers
 bench-resources: setup ## insert_many of 10,000 over a bare insert on PostgreSQL
 	@$(PY) benchmarks/resources.py
 
-bench-jobs: setup ## what the leader decides, claims and audits over bare PostgreSQL, idle nodes
+bench-jobs: setup ## what the leader decides; claims, audits and pins over bare PostgreSQL; rebalances; idle nodes
 	@$(PY) benchmarks/assignment.py
+	@$(PY) benchmarks/pins.py
 	@$(PY) benchmarks/jobs.py
 
 bench-queue: setup ## draining and pushing over the same work sent bare; latency; idle cost

@@ -1,0 +1,198 @@
+"""What pins and rebalances cost on PostgreSQL, in one run.
+
+Registering is measured against a bare `unnest` insert of as many rows: somebody's own table
+of pins, by a connection of psycopg's own that blocks. Both ways take turns, in many rounds; a
+ratio is the median of the rounds' own ratios. Rebalances are measured from the event that
+asks for one until every token is owned again; these are times of a wall clock, and told
+beside a budget that is far from them.
+"""
+
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from benchmarks.jobs import Line, clock
+from benchmarks.rounds import tell
+from servers import PostgresServer
+
+from jobsync import Components, CoordinationConfig, Event, Job
+
+ROUNDS = 9
+PINS = 10_000
+TOKENS = 50_000
+LEAST_RATIO = 0.5
+MOST_SECONDS = 5.0
+
+
+class Bare:
+    """Pins as somebody would keep them by hand."""
+
+    _TABLE = """
+    CREATE TABLE bare_lock (
+      task_id text PRIMARY KEY, token_id integer, node_pattern text NOT NULL, reason text,
+      created_at timestamptz NOT NULL DEFAULT now(), created_by text, expires_at timestamptz
+    )
+    """
+    _MANY = """
+    INSERT INTO bare_lock (task_id, token_id, node_pattern, reason, created_by)
+    SELECT * FROM unnest(%s::text[], %s::integer[], %s::text[], %s::text[], %s::text[])
+    """
+
+    def __init__(self, url: str) -> None:
+        self._connection = psycopg.connect(url, autocommit=True)
+        self._connection.execute(self._TABLE)
+
+    def clear(self) -> None:
+        """Remove all pins."""
+        self._connection.execute("TRUNCATE bare_lock")
+
+    def insert(self, locks: list[tuple[str, str, str]], token_of: Callable[[str], int]) -> None:
+        """Insert pins in one statement."""
+        rows = [(task, token_of(task), node, why, "worker-01") for task, node, why in locks]
+        self._connection.execute(self._MANY, [list(column) for column in zip(*rows, strict=True)])
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+class Fleet:
+    """Nodes in this process, and a way to wait until they have settled."""
+
+    def __init__(self, url: str, stack: ExitStack) -> None:
+        self._url = url
+        self._stack = stack
+        self._news = threading.Condition()
+        self.jobs: list[Job] = []
+
+    def add(self, name: str) -> Job:
+        """Enter one more node."""
+        components = Components.system()
+        components.events.on("jobs:*", self._hear)
+        config = CoordinationConfig(total_tokens=TOKENS)
+        job = Job(name, "bench", coordination_config=config, url=self._url, components=components)
+        self.jobs.append(self._stack.enter_context(job))
+        return job
+
+    def remove(self, job: Job) -> None:
+        """Let a node leave."""
+        self.jobs.remove(job)
+        job.__exit__(None, None, None)
+
+    def wait(self, predicate: Callable[[], bool] = lambda: True) -> None:
+        """Wait until all tokens are owned, and something is so."""
+
+        def is_settled() -> bool:
+            return sum(len(job.my_tokens) for job in self.jobs) == TOKENS and predicate()
+
+        with self._news:
+            assert self._news.wait_for(is_settled, 60)
+
+    def _hear(self, _: Event) -> None:
+        with self._news:
+            self._news.notify_all()
+
+
+def measure_registration(job: Job, bare: Bare) -> Iterator[Line]:
+    """Measure how soon pins are registered."""
+    numbers = iter(range(1_000_000))
+
+    def make() -> list[tuple[str, str, str]]:
+        run = next(numbers)
+        return [(f"task-{run}-{n}", f"high-mem-{n % 40}", "heavy") for n in range(PINS)]
+
+    spent: tuple[list[float], list[float]] = ([], [])
+    # One round more: the first warms up.
+    for number in range(ROUNDS + 1):
+        tell(f"registering: round {number} of {ROUNDS}")
+        locks = make()
+        bare.clear()
+        ways: list[Callable[[], Any]] = [
+            lambda: job.register_task_locks_bulk(locks),  # noqa: B023 - called in this round
+            lambda: bare.insert(locks, job.task_to_token),  # noqa: B023 - likewise
+        ]
+        for way in (0, 1) if number % 2 else (1, 0):
+            spent[way].append(clock(ways[way]))
+        job.clear_all_locks()
+    ratio = statistics.median(b / a for a, b in zip(spent[0][1:], spent[1][1:], strict=True))
+    ours, theirs = (PINS / statistics.median(way[1:]) for way in spent)
+    yield Line(
+        f"register {PINS:,} pins",
+        f"{ours:,.0f} a second, {ratio:.2f}x of unnest insert ({theirs:,.0f})",
+        f"at least {LEAST_RATIO:.2f}x",
+        ratio >= LEAST_RATIO,
+    )
+
+
+def measure_rebalances(fleet: Fleet) -> Iterator[Line]:
+    """Measure how soon every token is owned again."""
+    first, second = fleet.jobs
+
+    def pin() -> None:
+        first.register_task_locks_bulk([(f"p{n}", "node-2") for n in range(PINS)])
+        fleet.wait(lambda: all(second.can_claim_task(f"p{n}") for n in range(0, PINS, 97)))
+
+    def clear() -> None:
+        second.clear_all_locks()
+        fleet.wait(lambda: abs(len(first.my_tokens) - len(second.my_tokens)) <= 1)
+
+    def join() -> None:
+        fleet.add("node-3")
+        fleet.wait(lambda: min(len(job.my_tokens) for job in fleet.jobs) >= TOKENS // 3)
+
+    def leave() -> None:
+        fleet.remove(fleet.jobs[-1])
+        fleet.wait()
+
+    kinds = {"pins appear": pin, "pins go": clear, "a node joins": join, "a node leaves": leave}
+    for label, change in kinds.items():
+        tell(label)
+        seconds = clock(change)
+        yield Line(
+            f"rebalance: {label}",
+            f"{seconds:.2f} s until all of {TOKENS:,} tokens are owned",
+            f"at most {MOST_SECONDS:.0f} s",
+            seconds <= MOST_SECONDS,
+        )
+
+
+def measure() -> Iterator[Line]:
+    """Measure everything."""
+    with ExitStack() as stack:
+        server = stack.enter_context(PostgresServer())
+        url = server.create_database("pins")
+        fleet = Fleet(url, stack)
+        job = fleet.add("node-1")
+        fleet.wait()
+        bare = Bare(url)
+        yield from measure_registration(job, bare)
+        bare.close()
+        fleet.add("node-2")
+        fleet.wait(lambda: min(len(job.my_tokens) for job in fleet.jobs) == TOKENS // 2)
+        yield from measure_rebalances(fleet)
+
+
+def main() -> int:
+    """Measure, and judge by the budgets."""
+    kept, begun = True, time.monotonic()
+    for line in measure():
+        kept &= line.kept
+        tell("")
+        over = "" if line.kept else "  OVER"
+        print(f"{line.label:26}{line.found:62}{line.budget}{over}", flush=True)
+    print(f"{'within budget' if kept else 'OVER BUDGET'}, in {time.monotonic() - begun:.0f} s")
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
