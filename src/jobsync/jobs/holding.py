@@ -88,7 +88,9 @@ class Holding:
         """Say whether a task is this node's now, and keep to a yes for a moment."""
         # Before the answer: who revokes looks here after it has revoked.
         self._asked[_thread()] = task, token
-        return self.owns(task, token)
+        # As `owns` says, without a call: this is asked for each task of every list.
+        session = self._session
+        return self.mine.covers(task, token) and session is not None and session.trusted
 
     async def apply(self, plan: Plan) -> None:
         """Carry out an assignment, if it is later than the one that holds.

@@ -194,7 +194,8 @@ class Job:
     def can_claim_task(self, task: Task | object) -> bool:
         """Say whether a task is this node's to do now. Touches no store."""
         node = self._node
-        text = task.text if isinstance(task, Task) else Task(task).text
+        # Not by `text`: a property costs a call, and this is asked for each task of every list.
+        text = str(task.id) if isinstance(task, Task) else Task(task).text
         return node is not None and node.can_claim(text)
 
     def add_task(self, task: Task | object) -> None:
