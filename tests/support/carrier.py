@@ -74,7 +74,7 @@ class Carrier:
                 queue.on(f"plg:queue:{fact}", self._hear)
             try:
                 await stack.enter_async_context(Database(self._orders.url, plugins=[queue]))
-            except (Unavailable, OutcomeUnknown, asyncio.CancelledError):
+            except (Unavailable, OutcomeUnknown):
                 await asyncio.sleep(0.1)
                 continue
             return queue

@@ -263,3 +263,21 @@ async def test_whoever_gives_up_joining_leaves_no_session_behind() -> None:
     await membership.ended()
     (session,) = await store.scan("session/")
     assert session.value["state"] == "dead"
+
+
+async def test_a_call_that_the_end_of_the_thread_cuts_short_is_unavailable() -> None:
+    """Not cancelled: nobody has cancelled the caller."""
+    for _ in range(20):
+        # Both run on the thread's own loop.
+        host, ending = OwnThread(), asyncio.Event()
+
+        async def live(ending: asyncio.Event = ending) -> None:
+            await ending.wait()
+
+        async def ask(ending: asyncio.Event = ending) -> None:
+            ending.set()
+            await asyncio.Event().wait()
+
+        host.start(live)
+        with pytest.raises(Unavailable, match="the session: has ended"):
+            await host.call(ask)

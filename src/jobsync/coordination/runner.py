@@ -17,6 +17,9 @@ __all__ = ["Host", "OwnThread", "SameLoop"]
 
 T = TypeVar("T")
 
+_LAST_WORDS = 5.0
+"""Seconds that a thread has, once its loop has ended, to say why."""
+
 Main: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -177,5 +180,9 @@ async def _while_alive(member: "asyncio.Future[None]", work: "asyncio.Future[T]"
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     if not work.done():
         work.cancel()
+        _check_alive(member)
+    if work.cancelled():
+        # The loop that it ran on has ended, and the member is about to tell why.
+        await asyncio.wait([member], timeout=_LAST_WORDS)
         _check_alive(member)
     return await work
