@@ -197,7 +197,7 @@ def takes_moves_for_made(patch: pytest.MonkeyPatch) -> None:
 
 
 KILLED: dict[Patch, tuple[shifts.Story, int]] = {
-    acknowledges_before_claims_are_closed: (shifts.slow_join, 0),
+    acknowledges_before_claims_are_closed: (shifts.lost_claims, 3),
     acknowledges_and_goes_on: (shifts.minimum_nodes, 0),
     takes_any_acknowledgement: (shifts.leaders_die_waiting, 0),
     learns_nothing_of_what_it_gains: (shifts.leave_by_the_loop, 0),
