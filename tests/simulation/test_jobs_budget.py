@@ -38,7 +38,7 @@ def test_an_idle_node_asks_for_little() -> None:
     """A beat, a look, and now and then the assignment: under 30 statements a minute."""
     counts, leader = count_idle(5)
     followers = {name: count for name, count in counts.items() if name != leader}
-    assert max(followers.values()) <= 2.4
+    assert max(followers.values()) <= 2.2
     assert counts[leader] <= 2.5
 
 
@@ -46,4 +46,4 @@ def test_what_an_idle_node_asks_for_does_not_grow_with_the_fleet() -> None:
     """Twenty nodes cost each of them what five do."""
     few, _ = count_idle(5)
     many, _ = count_idle(20)
-    assert max(many.values()) <= max(few.values()) + 0.1
+    assert max(many.values()) <= max(few.values()) + 0.05
