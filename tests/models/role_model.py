@@ -278,6 +278,10 @@ class RoleModel(Model[State]):
                 taken = Role(epoch, node.id)
                 after = _with(state, number, self.begin_take(node, taken))
                 yield Step(f"{node.id} sends: {_tell(taken)}", after)
+            if self.gone(state, state.role.owner):
+                vacated = Role(state.role.epoch)
+                after = _with(state, number, replace(node, request=Request(vacated)))
+                yield Step(f"{node.id} sends, for the dead: {_tell(vacated)}", after)
 
     def _release(self, state: State, number: int, node: Node, successor: str) -> Step[State]:
         epoch = self.epoch_after_release(node.term)

@@ -139,22 +139,57 @@ def test_one_leads_two_timeouts_and_a_beat_after_all_is_well(
     fleet.tell(story)
 
 
-@pytest.mark.parametrize("store", [MemoryStore, DearStore])
-@pytest.mark.parametrize("seed", [72, 73])
-def test_a_clean_release_hands_over_within_a_beat(seed: int, store: type[MemoryStore]) -> None:
-    """A worker that stops is followed at the next beat of the oldest that is left."""
+@pytest.mark.parametrize(("store", "beats"), [(MemoryStore, 0.3), (DearStore, 1.0)])
+@pytest.mark.parametrize("seed", [70, 71, 72])
+def test_a_clean_release_hands_over_within_a_beat(
+    seed: int, store: type[MemoryStore], beats: float
+) -> None:
+    """A worker that stops is followed by the oldest that is left, at once where that is told.
+
+    Found: who was told while it read the role believed what it had read, for one more beat.
+    """
     fleet = Fleet(seed, store=store)
+    for link in fleet.links:
+        link.weather = Weather(latency=0.1)
 
     async def story() -> None:
         fleet.start_all()
         await asyncio.sleep(60)
-        for _ in range(3):
+        for _ in range(20):
             leader = one(fleet.leaders())
+            # Then they read the role, for some other reason, while it is given up.
+            await fleet.overwrite("request/default/other", {})
+            await asyncio.sleep(fleet.world.dice.uniform(0, 0.2))
             leader.stop()
             assert leader.life is not None
             await leader.life
-            await asyncio.sleep(SLOW * TIMING.beat)
+            await asyncio.sleep(beats * TIMING.beat)
             assert one(fleet.leaders()) is not leader
+            fleet.follow(leader)
+            await asyncio.sleep(fleet.world.dice.uniform(60, 70))
+
+    fleet.tell(story)
+
+
+@pytest.mark.parametrize("seed", range(70, 76))
+def test_who_is_dead_is_followed_as_soon_as_that_is_written(seed: int) -> None:
+    """Whoever writes it tells those to whom it gives way.
+
+    Found: an older worker heard of it a beat later, when it looked for itself.
+    """
+    fleet = Fleet(seed, size=6)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        for _ in range(4):
+            leader = one(fleet.leaders())
+            deaths = fleet.deaths
+            fleet.replace(leader)
+            while fleet.deaths == deaths:  # noqa: ASYNC110 - in virtual time
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1 * TIMING.beat)
+            assert one(fleet.leaders()) is oldest(fleet)
 
     fleet.tell(story)
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from fleets import SINGLETON, TIMING, DearStore, Fleet, Worker, take_note
 
+from jobsync.coordination.session import SESSIONS
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.errors import Unavailable
 from jobsync.stores.contract import Put
@@ -27,6 +28,7 @@ __all__ = [
     "a_beat_in_two_copies",
     "a_clean_stop",
     "a_dead_elder",
+    "a_death_told_by_others",
     "a_forced_hand_over",
     "a_hand_over_seen_late",
     "a_kill",
@@ -211,6 +213,23 @@ def a_kill() -> list[str]:
 
     async def story() -> None:
         (await _warm_up(fleet)).node.kill()
+        await asyncio.sleep(2.2 * TIMING.timeout)
+        fleet.judge_rest()
+
+    return _tell(fleet, story)
+
+
+def a_death_told_by_others() -> list[str]:
+    """The leader is killed, and a worker that does other work writes down its death."""
+    fleet = Fleet(6, hooks=take_note, governs=False)
+
+    async def story() -> None:
+        leader = await _warm_up(fleet)
+        leader.node.kill()
+        assert leader.membership is not None
+        record = await fleet.store.get(f"{SESSIONS}{leader.membership.incarnation}")
+        assert record is not None
+        await fleet.store.write([record.replace({**record.value, "state": "dead"})])
         await asyncio.sleep(2.2 * TIMING.timeout)
         fleet.judge_rest()
 

@@ -143,6 +143,8 @@ class Election:
         self._role: Role | None = None
         self._first_seen: Mono | None = None
         self._is_sure = False
+        self._is_doubted = False
+        """Whether the role may have changed after the latest read of it was sent."""
         self._next_check = components.clock.mono()
         self._gives_way_until: Mono | None = None
         self._renewed = components.clock.mono()
@@ -214,6 +216,8 @@ class Election:
 
     def wanted(self) -> list[str]:
         """Give the keys that the next step has to know."""
+        self._is_sure = self._is_sure and not self._is_doubted
+        self._is_doubted = False
         if self._held is None:
             return [] if self._is_sure else [f"{ROLES}{self.name}"]
         # Nobody takes what is held; only requests, and mishaps, are to be found there.
@@ -223,7 +227,8 @@ class Election:
 
     def doubt(self) -> None:
         """Read the role itself at the next step: something has changed there."""
-        self._is_sure = False
+        # Not what a step that is under way has read already: that may be older.
+        self._is_doubted = True
 
     async def step(self, found: Mapping[str, Record | None], living: Mapping[str, Life]) -> None:
         """Go on from what was read: the wanted keys, and the sessions that live.
@@ -281,6 +286,7 @@ class Election:
             )
         if self._first_seen is None or _version(record) != _version(self._record):
             self._first_seen = self._clock.mono()
+        if _epoch(role) != _epoch(self._role):
             self._gives_way_until = None
         if self._doubtful != (_version(record),):
             self._doubtful = None
@@ -337,7 +343,8 @@ class Election:
         if not self.cold_start.may_elect() or self._must_wait(role, session):
             return
         eligible = await list_eligible(self._store, self.name, self._witness.report)
-        if not self._is_meant_for(role, session) and self._gives_way(eligible, session.incarnation):
+        if not self._is_meant_for(role, session) and self._gives_way(role, eligible):
+            await self._vacate(role)
             return
         await self._take(session, [worker_of(each) for each in (*eligible, session.incarnation)])
 
@@ -356,9 +363,7 @@ class Election:
         elif role.owner == session.incarnation:
             role = role.vacated("stopped", self._clock.wall().seconds)
         # Even the same again: whatever rests on what is there now then comes too late.
-        written = await self._write(base, role)
-        if written is not None:
-            self._see(written)
+        await self._amend(role)
 
     @staticmethod
     def _is_meant_for(role: Role | None, session: Session) -> bool:
@@ -387,13 +392,26 @@ class Election:
         named = role.successor not in {None, session.incarnation}
         return named and self._clock.mono() - self._first_seen < self._timing.beat
 
-    def _gives_way(self, eligible: Iterable[str], mine: str) -> bool:
+    def _gives_way(self, role: Role | None, eligible: Iterable[str]) -> bool:
         """Wait for one beat, once, if somebody who sorts before us is there."""
         if self._gives_way_until is None:
-            better = any(each < mine for each in eligible)
+            # Whoever has just given it up is about to say that it stands no longer.
+            former = None if role is None else role.former
+            better = any(each < self.session.incarnation and each != former for each in eligible)
             wait = self._timing.beat if better else 0.0
             self._gives_way_until = self._clock.mono() + wait
         return self._clock.mono() < self._gives_way_until
+
+    async def _vacate(self, role: Role | None) -> None:
+        """Take a dead owner's name off the role, so that those to whom we give way look now."""
+        if role is not None and role.owner is not None:
+            await self._amend(role.vacated("died", self._clock.wall().seconds))
+
+    async def _amend(self, role: Role) -> None:
+        """Put a role that nobody holds in place of the one that was read."""
+        written = await self._write(self._record, role)
+        if written is not None:
+            self._see(written)
 
     async def _take(self, session: Session, active: Iterable[str]) -> None:
         """Replace the role that was read by a term of our own, of an epoch never used."""
@@ -516,6 +534,10 @@ class Election:
             return None
         self._doubtful = None
         return outcome.record
+
+
+def _epoch(role: Role | None) -> int:
+    return 0 if role is None else role.epoch
 
 
 def _version(record: Record | None) -> str | None:

@@ -42,6 +42,9 @@ _TROUBLE = (Unavailable, Misconfigured, OutcomeUnknown)
 
 _LONG = 3600.0
 
+_SOONER = 0.75
+"""Of a beat, between the looks of a follower: the rest is for finding and taking the role."""
+
 
 class Member:
     """A session, and the elections that stand on it. All calls but `run` go through its host.
@@ -257,21 +260,23 @@ class Member:
 
     async def _watch_for_ever(self) -> None:
         while True:
-            seen = self._clock.mono()
-            due = seen + self._timing.beat
+            begun = seen = self._clock.mono()
             try:
                 await self._look()
             except _TROUBLE as trouble:
                 self._note_silence(trouble)
                 seen = self._clock.mono()
             self._tell_of_changes()
-            await self._look_now.rest(self._next_look(due, seen))
+            await self._look_now.rest(self._next_look(begun, seen))
 
-    def _next_look(self, due: Mono, seen: Mono) -> Mono:
+    def _next_look(self, begun: Mono, seen: Mono) -> Mono:
         """Look again in a beat, or when something is due to happen by itself.
 
         What fell due while the last look was under way was missed by it: that is due now.
         """
+        # Where nobody tells of a role that was given up, it must be found within a beat.
+        is_told = not self._store.is_dear or self._holds()
+        due = begun + self._timing.beat * (1.0 if is_told else _SOONER)
         moments = [self._observer.next_expiry(seen)]
         moments += [election.next_change for election in self.elections.values()]
         return min([due, *(each for each in moments if each is not None)])

@@ -80,6 +80,8 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     """The owner's, in seconds: how long its record must be missed before it counts as dead."""
     successor: str | None = None
     """The incarnation that alone may take it for one beat."""
+    former: str | None = None
+    """The incarnation that held it last: it may still look as if it stood for it."""
     active: tuple[str, ...] = ()
     """The workers that lived when it was taken."""
     past: tuple[PastTerm, ...] = ()
@@ -96,8 +98,14 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
 
     def vacated(self, why: str, now: float, successor: str | None = None) -> "Role":
         """Give the role as its owner leaves it."""
-        past = self.ended(why, now)
-        return msgspec.structs.replace(self, owner=None, successor=successor, since=now, past=past)
+        return msgspec.structs.replace(
+            self,
+            owner=None,
+            successor=successor,
+            former=self.owner,
+            since=now,
+            past=self.ended(why, now),
+        )
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +135,7 @@ def read_role(record: Record | None) -> Role | None:
     role = _convert(record, Role)
     if role.epoch < record.epoch:
         raise Corrupt(record.key, f"epoch {role.epoch} in a record of epoch {record.epoch}")
-    for named in (role.owner, role.successor):
+    for named in (role.owner, role.successor, role.former):
         _check_incarnation(record, named)
     return role
 
