@@ -126,7 +126,7 @@ class Face:
         import psycopg  # noqa: PLC0415 - an extra
 
         from jobsync.jobs.postgresviews import install  # noqa: PLC0415 - likewise
-        from jobsync.stores.postgrespool import explain  # noqa: PLC0415 - likewise
+        from jobsync.stores.postgreserrors import explain  # noqa: PLC0415 - likewise
 
         with self.connect() as connection:
             try:

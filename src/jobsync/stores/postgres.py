@@ -45,7 +45,8 @@ from jobsync.stores.lines import check_after, check_stream, entry_of, lines_of
 from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
 from jobsync.stores.postgresaccess import PoolAccess
 from jobsync.stores.postgresbell import Bell, channel_of, hears
-from jobsync.stores.postgrespool import Lost, MalformedJson, PostgresPool, explain
+from jobsync.stores.postgreserrors import explain
+from jobsync.stores.postgrespool import Lost, MalformedJson, PostgresPool
 from jobsync.stores.postgrestables import find_schema, schema_sql, upgrade
 from jobsync.stores.sql.narrowing import Condition, Dialect, Kind, narrow
 from jobsync.stores.sql.postgres import Statements, as_array, quote_name
@@ -92,10 +93,12 @@ class PostgresStore(Store):
         try:
             async with asyncio.timeout(patience):
                 schema, listens = await _prepare(pool, url, components)
-        except TimeoutError as error:
-            raise Unavailable(pool.name, f"no answer within {patience:g} s") from error
+        except BaseException as error:
+            await pool.close()
+            if isinstance(error, TimeoutError):
+                raise Unavailable(pool.name, f"no answer within {patience:g} s") from error
+            raise
         bell = Bell(pool, channel_of(schema), components, listens=listens)
-        await pool.open(prepare=listens)
         return cls(pool, bell, schema, components)
 
     async def get_many(
@@ -298,16 +301,19 @@ async def _prepare(
     """Make the tables; give their schema, and whether notifications reach us."""
     async with AsyncExitStack() as stack:
         first = await pool.connect_apart()
-        stack.push_async_callback(first.close)
+        stack.push_async_callback(pool.give, first)
         second = await pool.connect_apart()
         stack.push_async_callback(second.close)
         try:
             schema = await find_schema(first, url)
             await upgrade(first, url, schema)
             probe = f"jobsync_probe_{components.randomness.bytes(6).hex()}"
-            return schema, await hears(first, second, probe)
+            listens = await hears(first, second, probe)
         except psycopg.Error as error:
             raise explain(url, error) from error
+        if listens:
+            pool.prepare_statements()
+        return schema, listens
 
 
 def _columns(
