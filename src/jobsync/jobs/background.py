@@ -28,7 +28,7 @@ class Background:
         self._loop = asyncio.new_event_loop()
         self._is_stopping = asyncio.Event()
         # The loop itself holds on to none of them.
-        self._under_way: dict[asyncio.Task[None], _Errand[Any]] = {}
+        self._under_way: dict[_Errand[Any], asyncio.Task[None]] = {}
         # A daemon: a program that forgets to leave must still end.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -63,12 +63,13 @@ class Background:
         self._thread.join()
 
     def _begin(self, errand: "_Errand[Any]") -> None:
-        task = self._loop.create_task(errand.run())
-        self._under_way[task] = errand
-        task.add_done_callback(self._end)
+        self._under_way[errand] = self._loop.create_task(self._run_errand(errand))
 
-    def _end(self, task: "asyncio.Task[None]") -> None:
-        self._under_way.pop(task).end()
+    async def _run_errand(self, errand: "_Errand[Any]") -> None:
+        try:
+            await errand.run()
+        finally:
+            del self._under_way[errand]
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
