@@ -1,4 +1,4 @@
-"""Connections to one PostgreSQL database, and what its errors mean.
+"""Connections to one PostgreSQL database, made as needed and used one statement at a time.
 
 A statement is one transaction and one round trip. Who runs one gets its rows or learns
 which is true: `Unavailable` or `Misconfigured`, nothing was done; `Lost`, it was sent and
