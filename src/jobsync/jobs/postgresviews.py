@@ -352,9 +352,8 @@ def install(connection: psycopg.Connection[Any], places: Places) -> None:
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ADVISORY])
         if find_version(_find(connection, schema, places), VIEWS, places) < FACE_VERSION:
-            for statement in _statements(schema, places):
-                # Of our own making but for quoted names; without parameters % is no mark.
-                connection.execute(sql.SQL(statement))
+            # Of our own making but for quoted names; without parameters % is no mark.
+            connection.execute(sql.SQL(";\n".join(_statements(schema, places))))
 
 
 def _find(connection: psycopg.Connection[Any], schema: str, places: Places) -> Iterable[Relation]:

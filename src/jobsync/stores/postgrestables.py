@@ -119,8 +119,10 @@ async def _upgrade(connection: Connection, url: PostgresUrl, schema: str) -> Non
             cursor = await connection.execute(_HAS_SCHEMA, [schema])
             if await cursor.fetchone() is None:
                 await connection.execute(_within(schema, _MAKE_SCHEMA))
-            for statement in await _missing(connection, url, schema):
-                await connection.execute(_within(schema, statement))
+            # In one request: a database may be far away.
+            missing = await _missing(connection, url, schema)
+            if missing:
+                await connection.execute(_within(schema, ";\n".join(missing)))
     except errors.InsufficientPrivilege as error:
         raise _not_permitted(url, error) from error
 

@@ -38,7 +38,7 @@ _Question: TypeAlias = Callable[[Store, str], Awaitable[_Answer]]
 
 
 async def probe(store: Store, components: Components) -> list[Finding]:
-    """Ask every question, one after the other.
+    """Ask all questions at once, each under a name of its own.
 
     Raises:
         Misconfigured: the store cannot be written at all, with the fix.
@@ -46,19 +46,27 @@ async def probe(store: Store, components: Components) -> list[Finding]:
     """
     (tag,) = components.ids.nonces(1)
     place = f"probe/{tag.strip('-_')}x"
-    findings = []
     try:
-        for i, (check, ask) in enumerate(_QUESTIONS):
-            try:
-                ok, detail = await ask(store, f"{place}/{i}")
-            except (Conflict, OutcomeUnknown) as error:
-                ok, detail = False, str(error)
-            findings.append(Finding(check, ok, detail, "" if ok else _HEED))
-        findings.append(await _compare_clocks(store, components))
+        found = await asyncio.gather(
+            *(_find(store, f"{place}/{i}", *each) for i, each in enumerate(_QUESTIONS)),
+            _compare_clocks(store, components),
+            return_exceptions=True,
+        )
     finally:
         await store.drop([head.key for head in await store.heads(f"{place}/")])
         await store.drop([f"{place}/{i}" for i in range(len(_QUESTIONS))])
-    return findings
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return [each for each in found if isinstance(each, Finding)]
+
+
+async def _find(store: Store, key: str, check: str, ask: _Question) -> Finding:
+    try:
+        ok, detail = await ask(store, key)
+    except (Conflict, OutcomeUnknown) as error:
+        ok, detail = False, str(error)
+    return Finding(check, ok, detail, "" if ok else _HEED)
 
 
 class Verdict(msgspec.Struct, frozen=True):
