@@ -218,7 +218,7 @@ async def test_a_failing_commit_is_unknown(
 ) -> None:
     """When the disk fails at COMMIT nobody claims to know the outcome."""
 
-    def fail(_: SqliteFile, __: sqlite3.Connection) -> None:
+    def fail(*_: object) -> None:
         raise CommitFailed("disk I/O error")
 
     with monkeypatch.context() as patch:
@@ -461,9 +461,123 @@ async def test_a_failing_rollback_does_not_hide_an_unknown_commit(
 
     real = store._main._connections["write"]
     monkeypatch.setitem(store._main._connections, "write", Failing(real))
+    assert await store.write([Put("n", 1), Put("m", 1)]) == [Unknown("disk I/O error")] * 2
+    monkeypatch.undo()
+    assert await store.get("n") is not None
+
+
+async def test_a_disk_that_fails_a_lone_statement_leaves_it_unknown(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement that is a transaction by itself commits too: nobody can say whether it did."""
+
+    class Failing:
+        def __init__(self, inner: sqlite3.Connection) -> None:
+            self._inner = inner
+
+        def execute(self, *arguments: Any) -> Any:
+            self._inner.execute(*arguments)
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+
+    real = store._main._connections["write"]
+    monkeypatch.setitem(store._main._connections, "write", Failing(real))
     assert await store.write([Put("n", 1)]) == [Unknown("disk I/O error")]
     monkeypatch.undo()
     assert await store.get("n") is not None
+
+
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All that SQLite is told on connections that are made from now on."""
+    told: list[str] = []
+    connect = sqlite3.connect
+
+    def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*arguments, **options)
+        connection.set_trace_callback(told.append)
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    return told
+
+
+async def test_a_beat_is_one_statement(statements: list[str], store: SqliteStore) -> None:
+    """A write of one record is a transaction by itself, without more ado."""
+    record = await store.create("session/w1", 0)
+    statements.clear()
+    record = await store.put(record, 1)
+    await store.delete(record)
+    assert [line.split()[0] for line in statements] == ["UPDATE", "UPDATE"]
+
+
+@pytest.mark.parametrize("topic", ["n/", "role/ns/", "session/"])
+async def test_waiting_asks_for_nothing(
+    statements: list[str], store: SqliteStore, topic: str
+) -> None:
+    """Whoever waits for a change looks at the file from outside."""
+    statements.clear()
+    await store.wait(topic, 0.2)
+    assert statements == []
+
+
+async def test_a_beat_wakes_nobody_who_waits_for_a_role(path: Path, clock: Any) -> None:
+    """Who leads is news, whichever process wrote it; that a worker lives is not."""
+    system = Components.system()
+    one, other = [
+        await SqliteStore.connect(
+            path, Components(clock=clock, randomness=system.randomness, events=system.events)
+        )
+        for _ in range(2)
+    ]
+    # Long ago: times of files are coarse.
+    os.utime(f"{path}-sessions", (1, 1))
+
+    async def wakes(topic: str) -> int:
+        """Count how often a wait ends early until nothing happens any more."""
+        for count in range(100):
+            begun = clock.mono()
+            await one.wait(topic, 60)
+            if clock.mono() - begun >= 60:
+                return count
+        raise AssertionError("it never ends")
+
+    await wakes("role/ns/")
+    beat = await other.create("session/w1", 0)
+    assert await wakes("role/ns/") == 0
+    assert await wakes("session/") > 0
+    await other.create("role/ns/work", 0)
+    # Written after the bell was rung.
+    await other.put(beat, 1)
+    assert await wakes("role/ns/") > 0
+    await one.close()
+    await other.close()
+
+
+async def test_a_wait_ends_with_its_store(store: SqliteStore) -> None:
+    """Who waits when a store is closed is told so."""
+    waiting = asyncio.create_task(store.wait("n/", 60))
+    await asyncio.sleep(0)
+    await store.close()
+    with pytest.raises(Unavailable, match="the store is closed"):
+        await waiting
+
+
+async def test_a_commit_that_is_seen_late_is_looked_for_again(
+    store: SqliteStore, path: Path
+) -> None:
+    """SQLite writes its log before a commit can be seen: whoever looked too early looks again."""
+    access = store.sql
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE mine (n)")
+        waiting = asyncio.create_task(access.wait("n/", 60))
+        await asyncio.sleep(0)
+        other.execute("INSERT INTO mine VALUES (1)")
+        await waiting
+    # Nobody has written since; the same change ends another wait.
+    async with asyncio.timeout(30):
+        await access.wait("n/", 60)
 
 
 async def test_a_relative_path_outlives_a_change_of_folder(

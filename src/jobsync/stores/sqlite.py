@@ -53,8 +53,9 @@ __all__ = ["SqliteStore"]
 PATIENCE = 30.0
 """Seconds to wait for other writers: far longer than any transaction of this library."""
 
-_POLL = 0.05
 _IN_SESSION_FILE = ("session/", "role/", "request/")
+_RUNG_FOR = ("role/", "request/")
+"""What is waited for in the file of the sessions, which beats change all the time."""
 
 # As bytes: text that is not UTF-8 would fail the whole query, not its own row.
 _VALUE = "CAST(value AS BLOB)"
@@ -152,7 +153,7 @@ class SqliteStore(Store):
         begun = False
         for file, rows in self._sort(changes, records, texts):
             try:
-                failed |= dict.fromkeys(await file.write(_apply, rows), Conflicted())
+                failed |= dict.fromkeys(await _apply(file, rows), Conflicted())
             except CommitFailed as error:
                 failed |= dict.fromkeys(rows.keys(), Unknown(str(error)))
             except JobsyncError as error:
@@ -161,6 +162,8 @@ class SqliteStore(Store):
                     raise
                 failed |= dict.fromkeys(rows.keys(), Unknown(str(error)))
             begun = True
+            if file is self._sessions and rows.are_rung_for():
+                file.ring()
         if not failed:
             return [*map(Applied, records)]
         return [failed.get(record.key) or Applied(record) for record in records]
@@ -251,10 +254,9 @@ class SqliteStore(Store):
 
     async def _remove(self, place: str, statement: str, parameters: Sequence[object]) -> int:
         try:
-            done = await self._file(place).write(sqlite3.Connection.execute, statement, parameters)
+            return await self._file(place).run(statement, parameters)
         except CommitFailed as failed:
             raise OutcomeUnknown(place, str(failed)) from failed
-        return done.rowcount
 
     async def drop(self, keys: Sequence[str]) -> None:
         """Remove records for good."""
@@ -266,13 +268,12 @@ class SqliteStore(Store):
 
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if anything in the file changed, in this process or another."""
-        file = self._file(topic)
-        give_up = self._clock.mono() + timeout
-        seen = await file.read("PRAGMA data_version")
-        while (left := give_up - self._clock.mono()) > 0:
-            await self._clock.sleep(min(_POLL, left))
-            if await file.read("PRAGMA data_version") != seen:
-                return
+        if not topic.startswith(_IN_SESSION_FILE):
+            await self._access.wait(topic, timeout)
+            return
+        file = self._sessions
+        changes = file.rings if topic.startswith(_RUNG_FOR) else file.commits
+        await file.wait(changes, timeout, self._clock.sleep)
 
     @property
     def sql(self) -> FileAccess:
@@ -307,21 +308,33 @@ class _Rows(msgspec.Struct, frozen=True):
         """Name the records."""
         return [row[_KEY] for row in (*self.created, *self.replaced)]
 
+    def are_rung_for(self) -> bool:
+        """Say whether somebody may wait for one of the records."""
+        return any(row[_KEY].startswith(_RUNG_FOR) for row in (*self.created, *self.replaced))
 
-def _apply(connection: sqlite3.Connection, rows: _Rows) -> list[str]:
+
+async def _apply(file: SqliteFile, rows: _Rows) -> list[str]:
     """Write rows; give the keys of those that were refused."""
-    count = len(rows.created) + len(rows.replaced)
-    if count > 1:
-        connection.execute("SAVEPOINT batch")
-        written = 0
-        if rows.created:
-            written += connection.executemany(_CREATE, rows.created).rowcount
-        if rows.replaced:
-            written += connection.executemany(_REPLACE, rows.replaced).rowcount
-        if written == count:
-            return []
-        # Together is fastest; which ones were refused is found one by one.
-        connection.execute("ROLLBACK TO batch")
+    match rows.created, rows.replaced:
+        case [row], []:
+            return [] if await file.run(_CREATE, row) else [row[_KEY]]
+        case [], [row]:
+            return [] if await file.run(_REPLACE, row) else [row[_KEY]]
+        case _:
+            return await file.write(_apply_many, rows)
+
+
+def _apply_many(connection: sqlite3.Connection, rows: _Rows) -> list[str]:
+    connection.execute("SAVEPOINT batch")
+    written = 0
+    if rows.created:
+        written += connection.executemany(_CREATE, rows.created).rowcount
+    if rows.replaced:
+        written += connection.executemany(_REPLACE, rows.replaced).rowcount
+    if written == len(rows.created) + len(rows.replaced):
+        return []
+    # Together is fastest; which ones were refused is found one by one.
+    connection.execute("ROLLBACK TO batch")
     return [
         row[_KEY]
         for statement, part in ((_CREATE, rows.created), (_REPLACE, rows.replaced))

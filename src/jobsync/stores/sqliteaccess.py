@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from jobsync.core.clock import Clock
@@ -13,10 +14,6 @@ from jobsync.stores.topics import Topics
 __all__ = ["FileAccess"]
 
 T = TypeVar("T")
-
-_POLL = 0.05
-_SYNC = 5.0
-"""Seconds that a disk may take between a write and the end of its sync."""
 
 
 class FileAccess(SqliteAccess):
@@ -31,9 +28,6 @@ class FileAccess(SqliteAccess):
         self.clock = clock
         self.path = file.path
         self._file = file
-        self._log: tuple[int, int] | None = None
-        self._asks_until = clock.mono()
-        self._version = 0
         self._topics = Topics.at(str(file.path))
 
     async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
@@ -53,21 +47,4 @@ class FileAccess(SqliteAccess):
 
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if the topic was woken here, or if anybody has changed the file."""
-        give_up = self.clock.mono() + timeout
-        seen = await self._look()
-        while (left := give_up - self.clock.mono()) > 0:
-            if await self._topics.wait(topic, min(_POLL, left)) or await self._look() != seen:
-                return
-
-    async def _look(self) -> int:
-        """Give a number that changes with every commit; ask for it only if it may have.
-
-        The log is written before a commit can be seen, and synced in between: whoever sees
-        the log change asks for a while.
-        """
-        log, now = self._file.glance(), self.clock.mono()
-        if log != self._log:
-            self._log, self._asks_until = log, now + _SYNC
-        if now < self._asks_until:
-            ((self._version,),) = await self._file.read("PRAGMA data_version")
-        return self._version
+        await self._file.wait(self._file.commits, timeout, partial(self._topics.wait, topic))

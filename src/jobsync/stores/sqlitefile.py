@@ -8,13 +8,14 @@ import asyncio
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from jobsync.core.clock import Clock
 from jobsync.errors import Corrupt, JobsyncError, Misconfigured, Unavailable
+from jobsync.stores.filechanges import FileChanges
 from jobsync.stores.mounts import NETWORK_FILESYSTEMS, filesystem_of
 from jobsync.stores.sql.access import Parameters
 from jobsync.stores.sql.schema import SQLITE_STEPS
@@ -28,6 +29,7 @@ _OLDEST_SQLITE = (3, 38, 0)
 _BUSY_SLICE = 1.0
 _MOUNTS = Path("/proc/self/mountinfo")
 _KEEP_WAL = 64 * 1024 * 1024
+_POLL = 0.05
 
 
 class CommitFailed(Exception):
@@ -39,13 +41,20 @@ class MalformedJson(Exception):
 
 
 class SqliteFile:
-    """One file. Make it with `open`."""
+    """One file. Make it with `open`.
+
+    Attributes:
+        path: where it is.
+        commits: everybody's changes.
+        rings: what `ring` told of, and few others: when commits move from the log to the file.
+    """
 
     def __init__(self, path: Path, clock: Clock, patience: float) -> None:
         # Absolute: the program may change its working directory.
         self.path = path.absolute()
         self._name = str(self.path)
-        self._log = f"{self.path}-wal"
+        self.commits = FileChanges(f"{self.path}-wal", clock)
+        self.rings = FileChanges(self._name, clock)
         self._clock = clock
         self._patience = patience
         self._pid = os.getpid()
@@ -85,16 +94,39 @@ class SqliteFile:
         """
         return self._hop("write", self._transact, work, *arguments)
 
-    def glance(self) -> tuple[int, int]:
-        """Give what changes when somebody is about to commit: the log is written first.
+    def run(self, statement: str, parameters: Parameters = ()) -> "asyncio.Future[int]":
+        """Run one statement that writes, which is a transaction of its own; count its rows.
 
-        Costs no query, and no way to a thread.
+        Raises:
+            CommitFailed: nobody can say whether it happened.
         """
-        try:
-            found = os.stat(self._log)  # noqa: PTH116 - half the cost of Path.stat
-        except FileNotFoundError:
-            return (0, 0)
-        return (found.st_size, found.st_mtime_ns)
+        return self._hop("write", self._run, statement, parameters)
+
+    def ring(self) -> None:
+        """Let those look who wait for `rings`, in whichever process, soon."""
+        if not self._closing.is_set():
+            self._threads["write"].run(self._touch)
+
+    async def wait(
+        self,
+        changes: FileChanges,
+        timeout: float,
+        rest: Callable[[float], Awaitable[bool | None]],
+    ) -> None:
+        """Return early if there may be something new to see: a hint.
+
+        Args:
+            changes: of what, `commits` or `rings`.
+            timeout: seconds to wait at the most.
+            rest: lets some seconds pass; True says that somebody wants to look before.
+        """
+        self._check_usable()
+        seen, give_up = changes.count(), self._clock.mono() + timeout
+        while (left := give_up - self._clock.mono()) > 0:
+            is_called = await rest(min(_POLL, left))
+            self._check_usable()
+            if is_called or changes.count() != seen:
+                return
 
     async def close(self) -> None:
         """Close both connections, after the calls that they have. Safe to repeat.
@@ -109,13 +141,16 @@ class SqliteFile:
             thread.end()
 
     def _hop(self, role: str, call: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
+        self._check_usable()
+        return self._threads[role].run(call, *arguments)
+
+    def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise Misconfigured(
                 "store", str(self.path), "was opened before a fork", "connect again in the child"
             )
         if self._closing.is_set():
             raise Unavailable(self._name, "the store is closed", "connect again")
-        return self._threads[role].run(call, *arguments)
 
     def _prepare(self) -> None:
         check_place(self.path)
@@ -159,7 +194,7 @@ class SqliteFile:
             self._patiently(connection.execute, "BEGIN IMMEDIATE")
             try:
                 result = work(connection, *arguments)
-                self._commit(connection)
+                self._commit(connection, "COMMIT")
             finally:
                 if connection.in_transaction:
                     # What went wrong before is what the caller must hear of.
@@ -169,9 +204,20 @@ class SqliteFile:
             raise self._explain(error) from error
         return result
 
-    def _commit(self, connection: sqlite3.Connection) -> None:
+    def _run(self, statement: str, parameters: Parameters) -> int:
+        self._look()
+        connection = self._connections["write"]
         try:
-            connection.execute("COMMIT")
+            return self._patiently(self._commit, connection, statement, parameters).rowcount
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+
+    def _commit(
+        self, connection: sqlite3.Connection, statement: str, parameters: Parameters = ()
+    ) -> sqlite3.Cursor:
+        """Run a statement that commits."""
+        try:
+            return connection.execute(statement, parameters)
         except sqlite3.OperationalError as error:
             # A full disk is noticed before the commit mark is written. Any other failure
             # may leave the mark behind, to be found when the file is next opened.
@@ -191,6 +237,11 @@ class SqliteFile:
                 waited = self._clock.mono() - begun
                 if waited >= self._patience or self._closing.wait(0.005):
                     raise
+
+    def _touch(self) -> None:
+        # A hint, on which nothing rests; who may not give it leaves it.
+        with suppress(OSError):
+            os.utime(self._name)
 
     def _look(self) -> None:
         """Refuse to go on when the file is no longer the one that was opened."""

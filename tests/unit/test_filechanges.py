@@ -1,0 +1,74 @@
+"""Changes of a file, seen from outside."""
+
+import os
+from pathlib import Path
+
+import pytest
+from chance import FakeClock
+
+from jobsync.stores.filechanges import FileChanges
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file."""
+    path = tmp_path / "log"
+    path.write_bytes(b"1")
+    return path
+
+
+def test_a_file_that_stays_as_it_is_counts_nothing(path: Path, clock: FakeClock) -> None:
+    """However long one looks."""
+    changes = FileChanges(str(path), clock)
+    seen = changes.count()
+    clock.mono_seconds += 3600
+    assert changes.count() == seen
+
+
+@pytest.mark.parametrize("kind", ["longer", "touched", "replaced", "removed"])
+def test_every_change_counts_once_when_it_is_found(path: Path, clock: FakeClock, kind: str) -> None:
+    """Its length, its time and which file it is tell of a change; so does its absence."""
+    changes = FileChanges(str(path), clock)
+    seen, was = changes.count(), path.stat()
+    match kind:
+        case "longer":
+            path.write_bytes(b"12")
+            os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+        case "touched":
+            os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns + 1000))
+        case "replaced":
+            path.with_name("new").write_bytes(b"1")
+            os.utime(path.with_name("new"), ns=(was.st_atime_ns, was.st_mtime_ns))
+            path.with_name("new").replace(path)
+        case _:
+            path.unlink()
+    assert changes.count() == seen + 1
+    assert changes.count() == seen + 1
+
+
+def test_a_change_counts_again_until_it_can_surely_be_seen(path: Path, clock: FakeClock) -> None:
+    """Each time twice as long after, for some seconds; then no more."""
+    changes = FileChanges(str(path), clock)
+    path.write_bytes(b"12")
+    counts = []
+    for _ in range(100):
+        counts.append(changes.count())
+        clock.mono_seconds += 0.1
+    grew = [n for n in range(1, 100) if counts[n] > counts[n - 1]]
+    assert grew[0] <= 2
+    assert grew[-1] >= 25
+    assert len(grew) < 8
+
+
+def test_a_new_change_is_counted_again_from_the_start(path: Path, clock: FakeClock) -> None:
+    """What came later is not taken for what is old."""
+    changes = FileChanges(str(path), clock)
+    path.write_bytes(b"12")
+    changes.count()
+    clock.mono_seconds += 0.09
+    path.write_bytes(b"123")
+    seen = changes.count()
+    clock.mono_seconds += 0.05
+    assert changes.count() == seen
+    clock.mono_seconds += 0.06
+    assert changes.count() == seen + 1
