@@ -507,6 +507,17 @@ async def test_what_cannot_be_read_is_set_aside(place: QueuePlace) -> None:
     assert [event["key"] for event in told] == ["message id-2"]
 
 
+async def test_a_claim_says_whether_there_may_be_more(place: QueuePlace, port: QueuePort) -> None:
+    """Fewer than were asked for are all; what cannot be read was found, too."""
+    await port.push(letters(1, 2, 3))
+    place.damage("id-1", "{")
+    place.damage("id-2", "{")
+    first = await port.claim(2, session="s", visibility=60)
+    assert (values(first.messages), first.more) == ([], True)
+    second = await port.claim(2, session="s", visibility=60)
+    assert (values(second.messages), second.more) == ([3], False)
+
+
 async def test_a_push_wakes_who_waits(place: QueuePlace, port: QueuePort) -> None:
     """In another process or this one; whoever waits in vain goes on all the same."""
     other = await place.open("emails")

@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from jobsync import (
     Snooze,
 )
 from jobsync.queue.opening import open_port
-from jobsync.queue.port import Letter
+from jobsync.queue.port import Claimed, Letter
+from jobsync.queue.rows import Rows
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -262,6 +263,55 @@ def locked(url: str) -> Iterator[None]:
         with psycopg.connect(place) as holder:
             holder.execute(f"LOCK TABLE {schema}.jobsync_message IN EXCLUSIVE MODE".encode())
             yield
+
+
+def damage(url: str) -> None:
+    """Make every message unreadable, behind the library's back."""
+    place, _, schema = url.partition("?schema=")
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
+            file.execute("UPDATE jobsync_message SET payload = '{'")
+    else:
+        with psycopg.connect(place) as server:
+            server.execute(f"UPDATE {schema}.jobsync_message SET payload = '{{'".encode())
+
+
+async def test_what_cannot_be_read_holds_up_nobody(db: Database, url: str) -> None:
+    """However much of it stands before the others."""
+    handled: list[int] = []
+
+    async def handle(task: Document) -> None:
+        handled.append(task.n)
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", poll_interval=600.0))
+    await queue.enqueue_many([{"n": n} for n in range(30)])
+    damage(url)
+    await queue.enqueue({"n": 30})
+    queue.handler(handle)
+    await until(lambda: handled == [30])
+    assert await queue.count("dead") == 30
+
+
+async def test_a_message_begins_before_more_is_asked_for(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that found less than it could have is not followed by another, but by handlers."""
+    order: list[str] = []
+    claim = Rows.claim
+
+    async def ask(*arguments: Any, **options: Any) -> Claimed:
+        order.append("asks")
+        return await claim(*arguments, **options)
+
+    async def handle(_: Document) -> None:
+        order.append("begins")
+
+    monkeypatch.setattr(Rows, "claim", ask)
+    queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+    await queue.enqueue_many([{"n": n} for n in range(2)])
+    queue.handler(handle)
+    await until(lambda: order.count("begins") == 2)
+    assert order[:3] == ["asks", "begins", "begins"]
 
 
 async def test_a_suspect_runs_while_nothing_else_does(db: Database) -> None:

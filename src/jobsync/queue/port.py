@@ -112,6 +112,8 @@ class Claimed(msgspec.Struct, frozen=True):
     """Seconds until a delay is over; None if none is."""
     lapse: float | None
     """Seconds until a claim lapses, of anybody's; None if nobody has claimed anything."""
+    more: bool
+    """Whether there may be more: as many were found as were asked for, readable or not."""
 
     @property
     def next(self) -> float | None:

@@ -141,7 +141,8 @@ class Rows(QueuePort):
                 unreadable.append((receipt, corrupt))
         if unreadable:
             await self._set_aside(unreadable)
-        return Claimed(messages, taken.suspects, taken.due, taken.lapse)
+        more = len(taken.rows) >= limit
+        return Claimed(messages, taken.suspects, taken.due, taken.lapse, more)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         """End claims, and follow up a lost reply."""

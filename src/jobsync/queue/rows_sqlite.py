@@ -125,7 +125,7 @@ class SqliteRows(Rows):
             taken = await self._access.write(work, self.topic)
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
-        self._is_idle = not taken.rows
+        self._is_idle = len(taken.rows) < limit
         return taken
 
     def _look_out(self, rows: list[Found], outlook: Sequence[Any]) -> Taken:

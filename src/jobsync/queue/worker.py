@@ -190,7 +190,7 @@ class Worker:
                 continue
             if claimed is None:
                 await self._rest(self._find_wait() or self._settings.poll_interval)
-            elif not (claimed.messages or self._quarantine.is_wanted):
+            elif not (claimed.more or self._quarantine.is_wanted):
                 if self._until_empty and not self._hand:
                     return
                 await self._rest(self._find_rest(claimed))
