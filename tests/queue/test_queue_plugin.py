@@ -292,6 +292,29 @@ async def test_what_cannot_be_read_holds_up_nobody(db: Database, url: str) -> No
     assert await queue.count("dead") == 30
 
 
+async def test_more_is_claimed_when_little_is_left(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch costs as much as a message: most of what may be claimed ahead comes at once."""
+    asked: list[int] = []
+    claim = Rows.claim
+
+    async def ask(self: Rows, limit: int, **options: Any) -> Claimed:
+        asked.append(limit)
+        return await claim(self, limit, **options)
+
+    async def handle(_: Document) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(Rows, "claim", ask)
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", concurrency=1, prefetch=40))
+    await queue.enqueue_many([{"n": n} for n in range(400)])
+    queue.handler(handle)
+    await until(lambda: queue.stats()["completed"] == 400)
+    # How long handlers take is not known at first.
+    assert min(asked[1:]) >= 30
+
+
 async def test_a_message_begins_before_more_is_asked_for(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

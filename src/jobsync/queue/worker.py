@@ -36,6 +36,8 @@ from jobsync.queue.warden import Warden
 __all__ = ["Told", "Worker"]
 
 _AHEAD = 10
+_LEFT = 4
+"""What part of what was claimed ahead may be left when more is claimed: a fourth."""
 _MEASURED = 0.2
 """How much the latest handler counts in the average of how long they take."""
 _FIRST_PAUSE = 0.1
@@ -218,12 +220,13 @@ class Worker:
 
     def _find_room(self) -> int:
         """Give how many messages may be claimed now."""
-        most = self._settings.concurrency + self._find_prefetch()
-        room = most - len(self._ready) - len(self._running)
+        prefetch = self._find_prefetch()
+        most = self._settings.concurrency + prefetch
         # Not one by one: a batch costs as much as a single message. Nor while the store takes
         # no settlements: what is in hand is bounded.
-        if (self._ready and room * 2 < most) or len(self._hand) > 2 * most:
+        if len(self._ready) * _LEFT > prefetch or len(self._hand) > 2 * most:
             return 0
+        room = most - len(self._ready) - len(self._running)
         return (
             room if self._quota is None else min(room, self._quota - self.handled - len(self._hand))
         )
