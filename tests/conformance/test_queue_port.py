@@ -507,6 +507,21 @@ async def test_what_cannot_be_read_is_set_aside(place: QueuePlace) -> None:
     assert [event["key"] for event in told] == ["message id-2"]
 
 
+async def test_of_one_claim_each_message_is_settled_by_itself(
+    place: QueuePlace, port: QueuePort
+) -> None:
+    """One that was completed before, and one whose claim was ended, spoil nothing."""
+    await port.push(letters(1, 2, 3, 4))
+    before, ended, *others = await claim(port)
+    assert await settle(port, before.receipt)
+    place.let_pass(1000)
+    kept = [each.id for each in others]
+    assert [each.id for each in await port.end_claims(keep=kept)] == [ended.id]
+    batch = [Settlement(receipt=each.receipt, move="complete") for each in (before, ended, *others)]
+    assert await port.settle(batch) == [True, False, True, True]
+    assert await port.count() == {"completed": 3, "waiting": 1}
+
+
 async def test_a_claim_says_whether_there_may_be_more(place: QueuePlace, port: QueuePort) -> None:
     """Fewer than were asked for are all; what cannot be read was found, too."""
     await port.push(letters(1, 2, 3))

@@ -6,6 +6,7 @@ lapsed.
 """
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -250,18 +251,19 @@ class SqliteRows(Rows):
 
 
 def _complete(connection: sqlite3.Connection, batch: Sequence[Told], now: float) -> set[str]:
-    """End the claims of what went well, by two statements; give those that this has ended."""
-    good = [
-        [told.id, told.claim, told.mark]
-        for told in batch
-        if told.target == "completed" and told.error is None
-    ]
-    if not good:
-        return set()
-    named = {"batch": _json(good), "now": now}
-    done = [name for (name,) in connection.execute(sql.COMPLETE, named)]
-    connection.execute(sql.REMOVE_MANY, {"ids": _json(done)})
-    return set(done)
+    """End claims that went well, by two statements each; give the messages where all did."""
+    good: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for told in batch:
+        if told.target == "completed" and told.error is None:
+            good[told.claim, told.mark].append(told.id)
+    settled: set[str] = set()
+    for (claim, mark), ids in good.items():
+        named = {"ids": _json(ids), "claim": claim, "mark": mark, "now": now}
+        count = connection.execute(sql.COMPLETE, named).rowcount
+        connection.execute(sql.REMOVE_COMPLETED, named)
+        if count == len(ids):
+            settled.update(ids)
+    return settled
 
 
 def _end(connection: sqlite3.Connection, told: Told, now: float) -> bool:

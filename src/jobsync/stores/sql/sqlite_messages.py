@@ -21,8 +21,8 @@ __all__ = [
     "READY",
     "REDRIVE",
     "REMOVE",
+    "REMOVE_COMPLETED",
     "REMOVE_FINISHED",
-    "REMOVE_MANY",
     "SETTLED",
 ]
 
@@ -103,19 +103,18 @@ SELECT id, queue, :target, CASE WHEN :target <> 'completed' THEN payload END, de
 FROM jobsync_message WHERE id = :id AND claim = :claim AND state = 'claimed'
 """  # noqa: S608 - likewise
 REMOVE = "DELETE FROM jobsync_message WHERE id = :id"
-# Many at once, of what went well: the only end that comes in large numbers.
-COMPLETE = """
+# Many of one claim at once, of what went well: the only end that comes in large numbers.
+_OF_CLAIM = "id IN (SELECT value FROM json_each(:ids)) AND claim = :claim AND state = 'claimed'"
+COMPLETE = f"""
 INSERT INTO jobsync_finished (
   id, queue, state, deliveries, returned, max_attempts, timeout, session, trail, errors, enqueued,
   finished, format
 )
-SELECT m.id, queue, 'completed', deliveries, returned, max_attempts, timeout, session,
-  substr(trim(g.value ->> 2 || ' ' || trail), 1, 120), errors, enqueued, :now, format
-FROM json_each(:batch) AS g CROSS JOIN jobsync_message AS m
-WHERE m.id = g.value ->> 0 AND m.claim = g.value ->> 1 AND m.state = 'claimed'
-RETURNING id
-"""
-REMOVE_MANY = "DELETE FROM jobsync_message WHERE id IN (SELECT value FROM json_each(:ids))"
+SELECT id, queue, 'completed', deliveries, returned, max_attempts, timeout, session,
+  substr(trim(:mark || ' ' || trail), 1, 120), errors, enqueued, :now, format
+FROM jobsync_message WHERE {_OF_CLAIM}
+"""  # noqa: S608 - likewise
+REMOVE_COMPLETED = f"DELETE FROM jobsync_message WHERE {_OF_CLAIM}"  # noqa: S608 - likewise
 PUT_BACK = f"""
 UPDATE jobsync_message
 SET state = 'waiting', due = :due, boot = 0, returned = returned + :back, suspect = :suspect,
