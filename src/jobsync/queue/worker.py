@@ -192,7 +192,10 @@ class Worker:
                 continue
             if claimed is None:
                 await self._rest(self._find_wait() or self._settings.poll_interval)
-            elif not (claimed.more or self._quarantine.is_wanted):
+                continue
+            # What was claimed begins before more is asked for.
+            await asyncio.sleep(0)
+            if not (claimed.more or self._quarantine.is_wanted):
                 if self._until_empty and not self._hand:
                     return
                 await self._rest(self._find_rest(claimed))
