@@ -345,7 +345,7 @@ class Worker:
             self._hand.lose(held, "its claim had ended before it was settled")
         if answered is not None and not answered.done():
             answered.set_result(taken)
-        self._go_on()
+        self._changed.set()
 
     def _decide(self, message: Message, outcome: Outcome) -> tuple[Move, float]:
         if not isinstance(outcome, Failed):
