@@ -27,6 +27,7 @@ from jobsync import (
 from jobsync.queue.opening import open_port
 from jobsync.queue.port import Claimed, Letter
 from jobsync.queue.rows import Rows
+from jobsync.queue.worker import Worker
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -337,6 +338,28 @@ async def test_a_message_begins_before_more_is_asked_for(
     queue.handler(handle)
     await until(lambda: order.count("begins") == 2)
     assert order[:3] == ["asks", "begins", "begins"]
+
+
+async def test_a_worker_that_had_work_looks_again_soon(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To have found something, though less than there was room for, is no look in vain."""
+    rests: list[float] = []
+    rest = Worker._rest
+
+    async def note(self: Worker, seconds: float) -> None:
+        rests.append(seconds)
+        await rest(self, seconds)
+
+    async def handle(_: Document) -> None:
+        pass
+
+    monkeypatch.setattr(Worker, "_rest", note)
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", poll_interval=7.0))
+    await queue.enqueue({"n": 1})
+    queue.handler(handle)
+    await until(lambda: queue.stats()["completed"] == 1 and len(rests) >= 2)
+    assert rests[:2] == [7.0, 7.0]
 
 
 async def test_a_suspect_runs_while_nothing_else_does(db: Database) -> None:

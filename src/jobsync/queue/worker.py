@@ -397,8 +397,8 @@ class Worker:
 
     def _find_rest(self, claimed: Claimed) -> float:
         # Whoever finds nothing again and again looks less often: others tell of news.
-        self._vain_looks = min(self._vain_looks + 1, _PATIENCE)
-        longest = self._settings.poll_interval * self._vain_looks
+        self._vain_looks = 0 if claimed.messages else min(self._vain_looks + 1, _PATIENCE)
+        longest = self._settings.poll_interval * max(1, self._vain_looks)
         return longest if claimed.next is None else min(longest, max(claimed.next, _SHORTEST_REST))
 
     async def _rest(self, seconds: float) -> None:
