@@ -14,7 +14,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.codec import decode, encode
 from jobsync.core.messages import LIVE, MOVES, State
-from jobsync.errors import Corrupt, Invalid, OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, Invalid, JobsyncError, OutcomeUnknown, Unavailable
 from jobsync.queue.joining import driver_of
 from jobsync.queue.port import (
     MAX_MESSAGE,
@@ -116,7 +116,7 @@ class Rows(QueuePort):
             await self._push(letters, payloads)
         except OutcomeUnknown as unknown:
             # What is not there may yet arrive, or have come and gone: it is not sent again.
-            if not await self._is_there([each.id for each in letters]):
+            if not await self._is_surely_there([each.id for each in letters]):
                 raise unknown from None
 
     async def push_within(self, connection: object, letters: Sequence[Letter]) -> None:
@@ -209,7 +209,7 @@ class Rows(QueuePort):
 
     @abstractmethod
     async def _is_there(self, ids: Sequence[str]) -> bool:
-        """Say whether one of these messages is there, finished or not; False in doubt."""
+        """Say whether one of these messages is there, finished or not."""
 
     @abstractmethod
     async def _claim(
@@ -237,6 +237,13 @@ class Rows(QueuePort):
 
     @abstractmethod
     async def _forget(self, state: State, older_than: float, limit: int) -> int: ...
+
+    async def _is_surely_there(self, ids: Sequence[str]) -> bool:
+        try:
+            return await self._is_there(ids)
+        except JobsyncError:
+            # Whatever keeps us from looking: of the push it says nothing.
+            return False
 
     async def _persist(self, batch: Sequence[Told]) -> set[str]:
         """Settle; once something was sent, until an answer comes or time is up."""

@@ -116,10 +116,7 @@ class PostgresRows(Rows):
 
     async def _is_there(self, ids: Sequence[str]) -> bool:
         named = {"ids": as_array(ids)}
-        try:
-            ((there,),) = await self._access.run(self._sql.pushed, named, self.topic)
-        except (OutcomeUnknown, Unavailable):
-            return False
+        ((there,),) = await self._access.run(self._sql.pushed, named, self.topic)
         return bool(there)
 
     async def _claim(

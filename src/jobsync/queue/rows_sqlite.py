@@ -86,10 +86,7 @@ class SqliteRows(Rows):
         ]
 
     async def _is_there(self, ids: Sequence[str]) -> bool:
-        try:
-            ((there,),) = await self._access.read(sql.PUSHED, {"ids": _json(list(ids))})
-        except Unavailable:
-            return False
+        ((there,),) = await self._access.read(sql.PUSHED, {"ids": _json(list(ids))})
         return bool(there)
 
     async def _claim(
