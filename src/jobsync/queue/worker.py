@@ -385,6 +385,8 @@ class Worker:
             held.task.cancel()
         if held in self._ready:
             self._ready.remove(held)
+        if held not in self._running:
+            # Otherwise it is done with when its handler has ended.
             self._quarantine.release(held)
         self._changed.set()
 
