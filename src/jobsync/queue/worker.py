@@ -401,12 +401,12 @@ class Worker:
         # Whoever finds nothing again and again looks less often: others tell of news.
         self._vain_looks = 0 if claimed.messages else min(self._vain_looks + 1, _PATIENCE)
         longest = self._settings.poll_interval * max(1, self._vain_looks)
-        return longest if claimed.next is None else min(longest, max(claimed.next, _SHORTEST_REST))
+        return longest if claimed.next is None else min(longest, claimed.next)
 
     async def _rest(self, seconds: float) -> None:
         """Wait until something is different."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(max(seconds, _SHORTEST_REST)):
                 await self._changed.wait()
         except TimeoutError:
             pass
