@@ -9,6 +9,7 @@ renewed. What is being settled is neither renewed nor lost: the store's answer d
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
+from jobsync.coordination.alarm import Alarm
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Clock, Mono
 from jobsync.database.document import Document
@@ -76,6 +77,8 @@ class Hand:
         self._lost = lost
         self._failed = failed
         self._held: dict[str, Held] = {}
+        self._alarm = Alarm(clock, _SHORTEST_REST)
+        self._watches_at: Mono | None = None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -97,6 +100,8 @@ class Hand:
             Corrupt: it is no document.
         """
         held = self._held[message.id] = Held(message, session, sent)
+        if self._watches_at is None or sent + self._lease < self._watches_at:
+            self._alarm.ring()
         return held
 
     def drop(self, held: Held) -> None:
@@ -131,10 +136,18 @@ class Hand:
         await self._extend([held], seconds)
         return not held.is_lost
 
-    async def renew_for_ever(self) -> None:
-        """Renew what is in hand, and lose what cannot be."""
+    async def watch_for_ever(self) -> None:
+        """Lose what was not renewed in time, also while an answer is awaited."""
         while True:
-            await self._clock.sleep(self._find_rest())
+            self._watches_at = self._find_end()
+            await self._alarm.rest(self._watches_at or self._clock.mono() + self._visibility)
+            for held in list(self):
+                self.check(held)
+
+    async def renew_for_ever(self) -> None:
+        """Renew what is in hand."""
+        while True:
+            await self._clock.sleep(max(_SHORTEST_REST, self._visibility / 6))
             mine = [held for held in list(self) if self.check(held)]
             now, age = self._clock.mono(), self._visibility / 3
             due = [held for held in mine if now - held.sent >= age and not held.is_settling]
@@ -153,12 +166,13 @@ class Hand:
             elif not held.is_settling and self._held.get(held.id) is held:
                 self.lose(held, "its claim has ended")
 
-    def _find_rest(self) -> float:
-        """Give the seconds until a claim may be lost, or is to be renewed."""
+    def _find_end(self) -> Mono | None:
+        """Give the moment at which a claim may be lost; None if there is none to lose."""
         now = self._clock.mono()
         ends = [held.sent + self._lease - now for held in self if not held.is_settling]
-        trust = [self._membership.trust_left] if ends else []
-        return max(_SHORTEST_REST, min([self._visibility / 6, *trust, *ends]))
+        if not ends:
+            return None
+        return now + max(_SHORTEST_REST, min(self._membership.trust_left, *ends))
 
 
 def _document_of(message: Message) -> Document:

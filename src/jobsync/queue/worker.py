@@ -141,6 +141,7 @@ class Worker:
                 self._group.create_task(loop)
                 for loop in (
                     self._hand.renew_for_ever(),
+                    self._hand.watch_for_ever(),
                     self._outbox.run(),
                     self._warden.run(),
                     self._listen_for_ever(),
