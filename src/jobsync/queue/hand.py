@@ -158,11 +158,12 @@ class Hand:
                     self._failed(error)
 
     async def _extend(self, due: Sequence[Held], seconds: float) -> None:
-        sent = self._clock.mono()
+        # Who asks for less than the visibility has as much less; for more, no more is believed.
+        sent = self._clock.mono() + min(0.0, seconds - self._visibility)
         answers = await self._port.extend([held.message.receipt for held in due], seconds)
         for held, extended in zip(due, answers, strict=True):
             if extended:
-                held.sent = sent
+                held.sent = max(held.sent, sent)
             elif not held.is_settling and self._held.get(held.id) is held:
                 self.lose(held, "its claim has ended")
 
