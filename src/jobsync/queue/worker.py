@@ -138,16 +138,16 @@ class Worker:
         """Work until `stop`, or until there is nothing left to do where that was asked for."""
         async with asyncio.TaskGroup() as self._group:
             loops = [
-                self._group.create_task(loop)
+                self._group.create_task(self._keep_up(loop))
                 for loop in (
-                    self._hand.renew_for_ever(),
-                    self._hand.watch_for_ever(),
-                    self._outbox.run(),
-                    self._warden.run(),
-                    self._listen_for_ever(),
+                    self._hand.renew_for_ever,
+                    self._hand.watch_for_ever,
+                    self._outbox.run,
+                    self._warden.run,
+                    self._listen_for_ever,
                 )
             ]
-            await self._fetch_for_ever()
+            await self._keep_up(self._fetch_for_ever)
             await self._wind_down()
             for loop in loops:
                 loop.cancel()
@@ -177,6 +177,13 @@ class Worker:
     def report_progress(self, message: Message, progress: float) -> None:
         """Tell how far a handler is."""
         self._told.progressed(message, progress)
+
+    async def _keep_up(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a part of this worker; whatever ends it, no handler begins without it."""
+        try:
+            await part()
+        finally:
+            self._is_stopping = True
 
     async def _fetch_for_ever(self) -> None:
         failures = 0
