@@ -20,6 +20,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.attributes import parse
 from jobsync.core.redaction import redact
+from jobsync.core.urls import StoreUrl
 from jobsync.database.attendance import Attendance
 from jobsync.database.catalogue import DROPPED, Catalogue
 from jobsync.database.definition import DEFINITIONS
@@ -342,8 +343,7 @@ class Database(Teller):
         url = None if isinstance(place, Store) else read_url(place)
         store = place if isinstance(place, Store) else await open_store(place, self.components)
         supervisor = Supervisor(self.components)
-        attendance = Attendance(store, url, self.components, supervisor.run, self._tidying.go_on)
-        link = _Link(store, supervisor, attendance, own)
+        link = _Link(store, supervisor, self._attend(store, url, supervisor), own)
         try:
             await supervisor.start()
             self._link = link
@@ -354,6 +354,10 @@ class Database(Teller):
             await self._close(link)
             raise
         self.events.emit(DatabaseConnected(store=self.place))
+
+    def _attend(self, store: Store, url: StoreUrl | None, supervisor: Supervisor) -> Attendance:
+        """Make what counts who needs the session."""
+        return Attendance(store, url, self.components, supervisor.run, self._tidying.go_on)
 
     async def _close(self, link: "_Link", told: Event | None = None) -> None:
         """Stop and close everything, whatever of it raises."""
