@@ -3,11 +3,19 @@
 from jobsync.testing import strikes
 from jobsync.testing.campaign import run_campaign
 from jobsync.testing.clocks import NodeClock
+from jobsync.testing.databases import NodeDatabase, ToldQueue
 from jobsync.testing.invariants import check_commits, check_roles, check_takes, check_told
 from jobsync.testing.joining import SimulatedThread, join
 from jobsync.testing.loop import Stuck
+from jobsync.testing.messages import (
+    check_answers,
+    check_drained,
+    check_messages,
+    check_redelivered,
+)
 from jobsync.testing.network import CALM, Link, Weather, connect
 from jobsync.testing.nodes import Node, NodeHost
+from jobsync.testing.rows import RowStore
 from jobsync.testing.stories import (
     Report,
     SavedSeed,
@@ -20,6 +28,7 @@ from jobsync.testing.stories import (
 )
 from jobsync.testing.storms import Forecast, draw_forecast, mend, storm
 from jobsync.testing.told import ToldStore
+from jobsync.testing.toldport import ToldPort
 from jobsync.testing.world import Occurrence, World
 
 __all__ = [
@@ -28,16 +37,24 @@ __all__ = [
     "Link",
     "Node",
     "NodeClock",
+    "NodeDatabase",
     "NodeHost",
     "Occurrence",
     "Report",
+    "RowStore",
     "SavedSeed",
     "SimulatedThread",
     "Stuck",
+    "ToldPort",
+    "ToldQueue",
     "ToldStore",
     "Weather",
     "World",
+    "check_answers",
     "check_commits",
+    "check_drained",
+    "check_messages",
+    "check_redelivered",
     "check_repeats",
     "check_roles",
     "check_story",

@@ -34,7 +34,10 @@ from jobsync.stores.contract import (
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.drafts import stamp
 from jobsync.stores.settling import SettlingStore
+from jobsync.stores.sql.access import SqlAccess
 from jobsync.stores.witness import Witness
+from jobsync.testing.rowlink import RowLink
+from jobsync.testing.rows import Rows
 from jobsync.testing.told import ToldStore
 from jobsync.testing.world import Node, World
 
@@ -42,7 +45,7 @@ __all__ = ["CALM", "Link", "Weather", "connect"]
 
 T = TypeVar("T")
 
-_CHANGES_SOMETHING = {"append", "discard", "bury", "drop"}
+_CHANGES_SOMETHING = {"append", "discard", "bury", "drop", "transact"}
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +122,9 @@ class Link(StoreDecorator):
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
         """Send a request, and wait for the reply as long as there is patience."""
         del sent
+        if call == "transact" and self._strikes(self.weather.undecided):
+            await asyncio.sleep(self._draw(self.weather.latency))
+            raise OutcomeUnknown(self.name, "nothing was decided")
         try:
             return await self._ask(work)
         except _NoAnswer as trouble:
@@ -191,6 +197,17 @@ class Link(StoreDecorator):
             await asyncio.sleep(timeout)
         else:
             await self.inner.wait(topic, timeout)
+
+    @property
+    def sql(self) -> SqlAccess | None:
+        """The way to the rows, if the store has any: over this link."""
+        rows = self.inner.sql
+        return RowLink(self, rows, self._node.name) if isinstance(rows, Rows) else rows
+
+    def lets_hint_pass(self) -> bool:
+        """Say whether a hint comes through: one may be lost, and none passes a cut."""
+        is_open = self.requests_pass and self.replies_pass
+        return is_open and not self._strikes(self.weather.lost)
 
     async def now(self) -> Wall | None:
         """Tell the store's own time of day."""

@@ -1,0 +1,159 @@
+"""What a queue's port was asked and what it answered, so that both can be held against the rows.
+
+Each question stands in the history before it is sent, and every row that a transaction changes
+names the question; see `rows`. A caller that dies waiting was told nothing, and nothing is noted.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+from jobsync.core.codec import encode
+from jobsync.core.messages import State
+from jobsync.errors import JobsyncError
+from jobsync.queue.port import (
+    Claimed,
+    Ended,
+    Kept,
+    Letter,
+    QueuePort,
+    Receipt,
+    Settlement,
+)
+from jobsync.testing.nodes import Node
+from jobsync.testing.rows import ASKED, Asked, digest
+
+__all__ = ["ToldPort"]
+
+T = TypeVar("T")
+
+
+class ToldPort(QueuePort):
+    """Notes every question and every answer.
+
+    Args:
+        node: who asks.
+        inner: who answers.
+    """
+
+    def __init__(self, node: Node, inner: QueuePort) -> None:
+        self.queue = inner.queue
+        self._inner = inner
+        self._node = node
+        self._world = node.world
+
+    async def push(self, letters: Sequence[Letter]) -> None:
+        """Add messages, all or none, in order."""
+        told = [
+            [each.id, digest(encode(each.value, "message").decode()), each.delay, each.max_attempts]
+            for each in letters
+        ]
+        await self._ask("push", lambda: self._inner.push(letters), letters=told)
+
+    async def push_within(self, connection: object, letters: Sequence[Letter]) -> None:
+        """Add messages in a transaction of the caller's."""
+        await self._inner.push_within(connection, letters)
+
+    async def claim(
+        self, limit: int, *, session: str, visibility: float, suspects: bool = False
+    ) -> Claimed:
+        """Claim messages whose time has come."""
+        return await self._ask(
+            "claim",
+            lambda: self._inner.claim(
+                limit, session=session, visibility=visibility, suspects=suspects
+            ),
+            lambda claimed: [_name(each.receipt) for each in claimed.messages],
+            limit=limit,
+            session=session,
+            visibility=visibility,
+            suspects=suspects,
+        )
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        """End claims, each as told."""
+        return await self._ask(
+            "settle",
+            lambda: self._inner.settle(settlements),
+            list,
+            receipts=[[*_name(each.receipt), each.move, each.delay] for each in settlements],
+        )
+
+    async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
+        """Let claims hold for so many seconds from now."""
+        return await self._ask(
+            "extend",
+            lambda: self._inner.extend(receipts, visibility),
+            list,
+            receipts=[_name(each) for each in receipts],
+            visibility=visibility,
+        )
+
+    async def end_claims(
+        self, dead: Collection[str] = (), *, keep: Collection[str] = ()
+    ) -> list[Ended]:
+        """End the claims that have lapsed, and those of sessions that are dead."""
+        return await self._ask(
+            "end_claims",
+            lambda: self._inner.end_claims(dead, keep=keep),
+            lambda ended: [[each.id, each.state, each.attempt] for each in ended],
+            dead=sorted(dead),
+            keep=sorted(keep),
+        )
+
+    async def holders(self) -> list[str]:
+        """Give the sessions that have claimed anything."""
+        return await self._inner.holders()
+
+    async def browse(self, state: State, *, after: str = "", limit: int = 100) -> list[Kept]:
+        """Look at messages in a state."""
+        return await self._inner.browse(state, after=after, limit=limit)
+
+    async def count(self) -> Mapping[State, int]:
+        """Count the messages in each state."""
+        return await self._inner.count()
+
+    async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
+        """Give dead letters a new life."""
+        return await self._ask("redrive", lambda: self._inner.redrive(ids, limit=limit))
+
+    async def purge(self, states: Collection[State]) -> int:
+        """Remove the messages in these states for good."""
+        return await self._ask("purge", lambda: self._inner.purge(states), states=sorted(states))
+
+    async def forget(self, state: State, *, older_than: float, limit: int = 10_000) -> int:
+        """Remove messages that were finished so many seconds ago."""
+        return await self._ask(
+            "forget",
+            lambda: self._inner.forget(state, older_than=older_than, limit=limit),
+            state=state,
+            older_than=older_than,
+        )
+
+    async def wait(self, timeout: float) -> None:
+        """Return early if there is something new to claim."""
+        await self._inner.wait(timeout)
+
+    async def _ask(
+        self,
+        call: str,
+        ask: Callable[[], Awaitable[T]],
+        tell: Callable[[T], Any] = lambda _: None,
+        **facts: Any,
+    ) -> T:
+        world, name = self._world, self._node.name
+        asked = Asked(len(world.history), call)
+        world.note(name, "asked", call=call, queue=self.queue, **facts)
+        before = ASKED.set(asked)
+        try:
+            answer = await ask()
+        except JobsyncError as error:
+            world.note(name, "answered", ask=asked.place, error=type(error).__name__)
+            raise
+        finally:
+            ASKED.reset(before)
+        world.note(name, "answered", ask=asked.place, told=tell(answer))
+        return answer
+
+
+def _name(receipt: Receipt) -> list[Any]:
+    return [receipt.id, receipt.claim, receipt.deliveries]
