@@ -1,0 +1,353 @@
+"""The queue's protocol broken on purpose: the simulated world must notice each.
+
+A mutant that survives means that the world has gone blind, not that the protocol is safe.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import postings
+import pytest
+from msgspec.structs import replace
+
+from jobsync.core import messages
+from jobsync.core.clock import Mono
+from jobsync.core.messages import MOVES
+from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.queue import rows, rows_sqlite
+from jobsync.queue.hand import Hand, Held
+from jobsync.queue.outbox import Outbox
+from jobsync.queue.port import Letter, Message
+from jobsync.queue.quarantine import Quarantine
+from jobsync.queue.rows import Rows, Told
+from jobsync.queue.rows_sqlite import SqliteRows
+from jobsync.queue.worker import Worker
+from jobsync.stores.sql import sqlite_messages as sql
+from jobsync.testing import check_story, tell
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def without(patch: pytest.MonkeyPatch, statement: str, *conditions: str) -> None:
+    """Leave conditions out of a statement."""
+    text: str = getattr(sql, statement)
+    for condition in conditions:
+        assert condition in text
+        text = text.replace(condition, "")
+    patch.setattr(sql, statement, text)
+
+
+def settles_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
+    """A receipt settles a message although another worker has claimed it since."""
+    without(patch, "COMPLETE", "AND m.claim = g.value ->> 1 ")
+    without(patch, "FINISH", " AND claim = :claim")
+    without(patch, "PUT_BACK", " AND claim = :claim")
+
+
+def settles_what_has_ended(patch: pytest.MonkeyPatch) -> None:
+    """A receipt completes a message although its claim was ended."""
+    without(patch, "COMPLETE", "AND m.claim = g.value ->> 1 ", "AND m.state = 'claimed'")
+
+
+def calls_everything_settled(patch: pytest.MonkeyPatch) -> None:
+    """A worker is told that its settlement was taken, although the receipt is stale."""
+
+    async def settle(self: SqliteRows, batch: Sequence[Told]) -> set[str]:
+        await was(self, batch)
+        return {told.id for told in batch}
+
+    was = SqliteRows._settle
+    patch.setattr(SqliteRows, "_settle", settle)
+
+
+def takes_a_lost_reply_for_a_refusal(patch: pytest.MonkeyPatch) -> None:
+    """A worker is told that its receipt is stale, because the reply was lost."""
+
+    async def persist(self: Rows, batch: Sequence[Told]) -> set[str]:
+        try:
+            return await self._settle(batch)
+        except OutcomeUnknown:
+            return set()
+
+    patch.setattr(Rows, "_persist", persist)
+
+
+def forgets_how_it_was_settled(patch: pytest.MonkeyPatch) -> None:
+    """What is sent again because its reply was lost is called stale."""
+    patch.setattr(sql, "SETTLED", "SELECT 0 WHERE :id <> :mark")
+
+
+def claims_what_is_claimed(patch: pytest.MonkeyPatch) -> None:
+    """A claim does not ask whether the one before it has ended."""
+    claimable = sql.READY.replace("state = 'ready'", "state IN ('ready', 'claimed')")
+    patch.setattr(sql, "READY", claimable)
+
+
+def ends_claims_that_stand(patch: pytest.MonkeyPatch) -> None:
+    """A claim is ended half-way, because time is short."""
+    early = sql.FIND_LAPSED.replace("due <= :mono", "due <= :mono + 15")
+    patch.setattr(sql, "FIND_LAPSED", early)
+
+
+def ends_claims_of_the_silent(patch: pytest.MonkeyPatch) -> None:
+    """A worker takes every other for dead."""
+
+    async def look(self: Any) -> None:
+        others = {*await self._port.holders()} - {self._membership.incarnation}
+        self._ended(await self._port.end_claims(others))
+
+    patch.setattr("jobsync.queue.warden.Warden._look", look)
+
+
+def extends_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
+    """A receipt extends a claim that another worker has."""
+    without(patch, "EXTEND", " AND claim = :claim")
+
+
+def extends_what_has_ended(patch: pytest.MonkeyPatch) -> None:
+    """A receipt brings a claim back to life that was ended."""
+    revived = sql.EXTEND.replace("SET due", "SET state = 'claimed', claim = :claim, due")
+    revived = revived.replace(" AND claim = :claim AND state = 'claimed'", "")
+    patch.setattr(sql, "EXTEND", revived)
+
+
+def charges_nobody_for_dying_alone(patch: pytest.MonkeyPatch) -> None:
+    """A message that kills its workers is never dead."""
+    patch.setattr(rows_sqlite, "decide_lapse", lambda **_: "spare")
+
+
+def charges_everybody_for_a_death(patch: pytest.MonkeyPatch) -> None:
+    """Whatever a worker had in hand has spent an attempt when it dies."""
+    decide = messages.decide_lapse
+    patch.setattr(
+        rows_sqlite, "decide_lapse", lambda **facts: decide(**{**facts, "is_suspect": True})
+    )
+
+
+def charges_what_is_given_back(patch: pytest.MonkeyPatch) -> None:
+    """A deployment spends an attempt of everything that was in hand."""
+    counted = {**MOVES, "release": replace(MOVES["release"], returns=False)}
+    patch.setattr(rows, "MOVES", counted)
+
+
+def tries_once_more(patch: pytest.MonkeyPatch) -> None:
+    """A message has one attempt more than it was given."""
+    patch.setattr(messages, "has_spent", lambda attempts, most: attempts > most)
+
+
+def counts_from_the_reply(patch: pytest.MonkeyPatch) -> None:
+    """A worker believes in a claim for as long as it holds, from when it heard of it."""
+    take = Hand.take
+
+    def hopeful(self: Hand, message: Message, session: str, sent: Mono) -> Held:
+        return take(self, message, session, self._clock.mono())
+
+    patch.setattr(Hand, "take", hopeful)
+
+
+def ignores_its_session(patch: pytest.MonkeyPatch) -> None:
+    """A worker watches the visibility of its claims, and not its session."""
+
+    def check(self: Hand, held: Held) -> bool:
+        is_over = self._clock.mono() - held.sent >= self._lease
+        if is_over and not held.is_settling:
+            self.lose(held, "its claim could not be renewed in time")
+        return not held.is_lost
+
+    patch.setattr(Hand, "check", check)
+
+
+def watches_only_between_renewals(patch: pytest.MonkeyPatch) -> None:
+    """A worker that waits for an answer to a renewal does not look at the clock."""
+
+    async def rest(self: Hand) -> None:
+        await self._clock.sleep(1e9)
+
+    patch.setattr(Hand, "watch_for_ever", rest)
+
+
+def takes_a_short_extension_for_a_whole_one(patch: pytest.MonkeyPatch) -> None:
+    """Whoever extends a claim by a second believes in it for the whole visibility."""
+
+    async def extend(self: Hand, due: Sequence[Held], seconds: float) -> None:
+        sent = self._clock.mono()
+        answers = await self._port.extend([held.message.receipt for held in due], seconds)
+        for held, extended in zip(due, answers, strict=True):
+            if extended:
+                held.sent = sent
+
+    patch.setattr(Hand, "_extend", extend)
+
+
+def keeps_a_suspect_that_it_lost(patch: pytest.MonkeyPatch) -> None:
+    """A worker waits for a suspect that it never began."""
+
+    def note_lost(self: Worker, held: Held, reason: str) -> None:
+        self._told.lost(held.message, reason)
+        if held.task is not None and self._executor.is_async and not held.is_settling:
+            held.task.cancel()
+        if held in self._ready:
+            self._ready.remove(held)
+            self._quarantine.release(held)
+        self._changed.set()
+
+    patch.setattr(Worker, "_note_lost", note_lost)
+
+
+def claims_before_the_time(patch: pytest.MonkeyPatch) -> None:
+    """A delay delays nothing."""
+    without(patch, "LATE", " AND due <= :now")
+
+
+def pushes_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    """A batch is as many transactions as it has messages."""
+
+    async def push(self: SqliteRows, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None:
+        for letter, payload in zip(letters, payloads, strict=True):
+            await was(self, [letter], [payload])
+
+    was = SqliteRows._push
+    patch.setattr(SqliteRows, "_push", push)
+
+
+def pushes_again_in_doubt(patch: pytest.MonkeyPatch) -> None:
+    """A push of which nobody knows is sent again, whatever may have become of the first."""
+
+    async def push(self: SqliteRows, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None:
+        while True:
+            try:
+                return await was(self, letters, payloads)
+            except OutcomeUnknown:
+                await self._clock.sleep(20)
+
+    was = SqliteRows._push
+    patch.setattr(SqliteRows, "_push", push)
+
+
+def acknowledges_in_doubt(patch: pytest.MonkeyPatch) -> None:
+    """A push of which nobody knows is called done."""
+
+    async def is_there(self: SqliteRows, ids: Sequence[str]) -> bool:
+        return True
+
+    patch.setattr(SqliteRows, "_is_there", is_there)
+
+
+def forgets_its_doubt(patch: pytest.MonkeyPatch) -> None:
+    """Of a push in doubt is told what kept its sender from looking after it."""
+
+    async def is_there(self: Rows, ids: Sequence[str]) -> bool:
+        try:
+            return await self._is_there(ids)
+        except Unavailable:
+            return False
+
+    patch.setattr(Rows, "_is_surely_there", is_there)
+
+
+def buries_without_a_grave(patch: pytest.MonkeyPatch) -> None:
+    """A message whose attempts are spent is deleted, and nothing else."""
+
+    def lapse(connection: sqlite3.Connection, row: Sequence[Any], now: float) -> Any:
+        ended = was(connection, row, now)
+        if ended.state == "dead":
+            connection.execute("DELETE FROM jobsync_finished WHERE id = ?", [ended.id])
+        return ended
+
+    was = rows_sqlite._lapse
+    patch.setattr(rows_sqlite, "_lapse", lapse)
+
+
+def buries_without_the_error(patch: pytest.MonkeyPatch) -> None:
+    """A dead letter does not say what it died of."""
+    text = sql.FINISH.replace(f"errors || {sql._LINE}", "errors")
+    assert text != sql.FINISH
+    patch.setattr(sql, "FINISH", text)
+
+
+def runs_suspects_in_company(patch: pytest.MonkeyPatch) -> None:
+    """A suspect is claimed with others, and they with it."""
+    without(patch, "LATE", " AND suspect = :suspects")
+
+
+def claims_beside_a_suspect(patch: pytest.MonkeyPatch) -> None:
+    """A worker claims others while a suspect runs, and a suspect while others do."""
+    patch.setattr(Quarantine, "wait", lambda *_, **_options: 0.0)
+
+
+def gives_up_settling(patch: pytest.MonkeyPatch) -> None:
+    """A settlement that the store does not answer is taken for done."""
+
+    async def deliver(self: Outbox, batch: list[Any]) -> list[bool]:
+        try:
+            return await self._port.settle(batch)
+        except Exception as error:  # noqa: BLE001 - it is a mutant
+            self._failed(error)
+            return [True] * len(batch)
+
+    patch.setattr(Outbox, "_deliver", deliver)
+
+
+KILLED: dict[Patch, tuple[postings.Story, int]] = {
+    settles_whoever_has_it: (postings.settled_late, 0),
+    settles_what_has_ended: (postings.settled_late, 0),
+    calls_everything_settled: (postings.settled_late, 0),
+    takes_a_lost_reply_for_a_refusal: (postings.lost_replies, 0),
+    forgets_how_it_was_settled: (postings.lost_replies, 0),
+    claims_what_is_claimed: (postings.begins, 0),
+    ends_claims_that_stand: (postings.kill, 3),
+    ends_claims_of_the_silent: (postings.long, 0),
+    extends_whoever_has_it: (postings.late, 0),
+    extends_what_has_ended: (postings.late, 0),
+    charges_nobody_for_dying_alone: (postings.poison, 0),
+    charges_everybody_for_a_death: (postings.kill, 0),
+    charges_what_is_given_back: (postings.leave, 0),
+    tries_once_more: (postings.poison, 0),
+    counts_from_the_reply: (postings.slow, 0),
+    ignores_its_session: (postings.cut, 0),
+    watches_only_between_renewals: (postings.drifts, 0),
+    keeps_a_suspect_that_it_lost: (postings.heard_late, 0),
+    takes_a_short_extension_for_a_whole_one: (postings.late, 1),
+    claims_before_the_time: (postings.delays, 0),
+    pushes_one_by_one: (postings.batches, 0),
+    pushes_again_in_doubt: (postings.batches, 0),
+    acknowledges_in_doubt: (postings.batches, 0),
+    forgets_its_doubt: (postings.batches, 0),
+    buries_without_a_grave: (postings.poison, 0),
+    buries_without_the_error: (postings.poison, 0),
+    runs_suspects_in_company: (postings.poison, 0),
+    claims_beside_a_suspect: (postings.epidemic, 0),
+    gives_up_settling: (postings.settled_late, 0),
+}
+"""A story that kills each mutant, with a seed that it was seen to take."""
+
+TIMES = 24
+"""A seed tells another tale whenever the library takes one step more; these are tried too."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Log nothing of what mutants are expected to do."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("mutant", KILLED, ids=lambda mutant: mutant.__name__)
+def test_the_world_notices(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story beside it ends badly, and says which promise was broken."""
+    story, seed = KILLED[mutant]
+    mutant(monkeypatch)
+    assert any(tell(story, each).violations for each in (seed, *range(TIMES)))
+
+
+@pytest.mark.parametrize(
+    ("story", "seed"),
+    dict.fromkeys(KILLED.values()),
+    ids=lambda each: each.__name__ if callable(each) else str(each),
+)
+def test_the_killers_find_nothing_in_the_real_protocol(story: postings.Story, seed: int) -> None:
+    """What kills a mutant is the mutation."""
+    check_story(story, [seed])
