@@ -5,9 +5,9 @@
 
 PY := .venv/bin/python
 ELECTION := tests/chaos/test_election.py tests/chaos/test_idle_cost.py
-JOBS := tests/chaos/test_jobs.py
+SHARING := tests/chaos/test_jobs.py
 QUEUE := tests/chaos/test_queue.py tests/queue/test_outages.py tests/queue/test_depth.py
-OTHERS := $(ELECTION) $(JOBS) $(QUEUE)
+OTHERS := $(ELECTION) $(SHARING) $(QUEUE)
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue \
   certify-s3 simulate bench-stores bench-resources bench-jobs bench-queue clean
@@ -42,7 +42,7 @@ prove-election: setup ## real processes elect, are killed and held up; appends t
 	$(PY) -m pytest $(ELECTION) --scale=full -s $(ARGS)
 
 prove-jobs: setup ## real processes share tasks, join, leave, are killed and frozen; appends to proof/runs.jsonl
-	$(PY) -m pytest $(JOBS) --scale=full -s $(ARGS)
+	$(PY) -m pytest $(SHARING) --scale=full -s $(ARGS)
 
 prove-queue: setup ## real processes push and handle, are killed and held up; appends to proof/runs.jsonl
 	$(PY) -m pytest $(QUEUE) --scale=full -s $(ARGS)
