@@ -44,7 +44,8 @@ prove-election: setup ## real processes elect, are killed and held up; appends t
 prove-jobs: setup ## real processes share tasks, join, leave, are killed and frozen; appends to proof/runs.jsonl
 	$(PY) -m pytest $(SHARING) --scale=full -s $(ARGS)
 
-prove-queue: setup ## real processes push and handle, are killed and held up; appends to proof/runs.jsonl
+prove-queue: setup ## 300 simulated hours, then real processes that are killed and held up; appends to proof/runs.jsonl
+	@$(PY) tests/simulation/simulate.py queue --hours 300 --jobs $(or $(JOBS),2)
 	$(PY) -m pytest $(QUEUE) --scale=full -s $(ARGS)
 
 certify-s3: setup ## the conformance suite and the probe on four S3 servers

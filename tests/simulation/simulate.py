@@ -1,7 +1,8 @@
 """Runs fleets through stormy hours with fresh seeds; shows progress; says how to repeat a failure.
 
 python tests/simulation/simulate.py --hours 100 --jobs 2      (make simulate HOURS=100 JOBS=2)
-python tests/simulation/simulate.py --seed 123                one world, again
+python tests/simulation/simulate.py queue --hours 300         workers on a queue (make prove-queue)
+python tests/simulation/simulate.py queue --seed 123          one world, again
 """
 
 import argparse
@@ -16,12 +17,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from fleets import run_storm, run_suspends  # noqa: E402 - found by the line above
+import postings  # noqa: E402 - found by the line above
+from fleets import run_storm, run_suspends  # noqa: E402 - likewise
 
-from jobsync.testing.campaign import Report, run_campaign  # noqa: E402
+from jobsync.testing import tell  # noqa: E402
+from jobsync.testing.campaign import Report, Teller, run_campaign  # noqa: E402
 
 
-def tell(seed: int) -> Report:
+def tell_of_elections(seed: int) -> Report:
     """Let one fleet live through a storm, and judge it."""
     # What it logs is what is expected in a storm.
     logging.disable(logging.CRITICAL)
@@ -31,30 +34,40 @@ def tell(seed: int) -> Report:
     return Report(seed, hours, fleet.faults, fleet.verdict, fleet.world.fingerprint)
 
 
+def tell_of_a_queue(seed: int) -> Report:
+    """Let workers and producers live through a storm, and judge what became of the messages."""
+    logging.disable(logging.CRITICAL)
+    return tell(postings.stormy_with_suspends if seed % 4 == 3 else postings.stormy, seed)
+
+
+TELLERS: dict[str, Teller] = {"elections": tell_of_elections, "queue": tell_of_a_queue}
+
+
 def main() -> int:
     """Run a campaign, or one world."""
     options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("what", choices=TELLERS, nargs="?", default="elections")
     options.add_argument("--hours", type=float, default=10)
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--seed", type=int)
     given = options.parse_args()
     if given.seed is not None:
-        report = tell(given.seed)
+        report = TELLERS[given.what](given.seed)
         print(*(report.violations or ["no violation"]), report.fingerprint, sep="\n")
         return 1 if report.violations else 0
-    return campaign(given.hours, given.jobs)
+    return campaign(given.what, given.hours, given.jobs)
 
 
-def campaign(hours: float, jobs: int) -> int:
+def campaign(what: str, hours: float, jobs: int) -> int:
     """Run fresh seeds until so many simulated hours have passed."""
     first_seed = int(time.time())
     begun = time.monotonic()
     told, faults, worlds = 0.0, 0, 0
-    for report in run_campaign(tell, first_seed=first_seed, hours=hours, jobs=jobs):
+    for report in run_campaign(TELLERS[what], first_seed=first_seed, hours=hours, jobs=jobs):
         told, faults, worlds = told + report.hours, faults + report.faults, worlds + 1
         if report.violations:
             print(f"\nseed {report.seed}: {report.violations[0]}")
-            print(f"repeat it: python tests/simulation/simulate.py --seed {report.seed}")
+            print(f"repeat it: python tests/simulation/simulate.py {what} --seed {report.seed}")
             return 1
         rate = told / (time.monotonic() - begun)
         line = f"\r{told:.0f} of {hours:g} h, {rate:.1f} h/s, {faults:,} faults, no violation "
@@ -63,6 +76,7 @@ def campaign(hours: float, jobs: int) -> int:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     rate = round(told / (used.ru_utime + used.ru_stime), 2)
     keep(
+        what,
         first_seed=first_seed,
         worlds=worlds,
         hours=round(told, 1),
@@ -75,9 +89,9 @@ def campaign(hours: float, jobs: int) -> int:
     return 0
 
 
-def keep(**figures: float) -> None:
+def keep(what: str, **figures: float) -> None:
     """Add the figures to the proofs, with the commit that they were shown for."""
-    line = {"at": int(time.time()), "commit": describe_commit(), "what": "elections", **figures}
+    line = {"at": int(time.time()), "commit": describe_commit(), "what": what, **figures}
     with (ROOT / "proof" / "runs.jsonl").open("a", encoding="utf-8") as runs:
         runs.write(json.dumps(line) + "\n")
 

@@ -192,6 +192,7 @@ class Postroom:
             **options,
         }
         self._rows: dict[str, Mapping[str, Any]] = {}
+        self._live: set[str] = set()
         self._read: dict[str, Mapping[str, Any]] = {}
         """What handlers have read."""
         self._pushed: dict[str, float] = {}
@@ -230,14 +231,9 @@ class Postroom:
             AssertionError: there is, after so many seconds.
         """
         give_up = self.world.loop.time() + seconds
-        while left := await self.count_left():
+        while left := self.backlog:
             assert self.world.loop.time() < give_up, f"{left} messages left after {seconds:g} s"
             await asyncio.sleep(1)
-
-    async def count_left(self) -> int:
-        """Count the messages that are still to be handled."""
-        ((count,),) = await self.store.sql.read("SELECT count(*) FROM jobsync_message")
-        return int(count)
 
     @property
     def handled_now(self) -> list[tuple[str, int]]:
@@ -247,7 +243,7 @@ class Postroom:
     @property
     def backlog(self) -> int:
         """How many messages are still to be handled."""
-        return sum(row["state"] in _LIVE for row in self._rows.values())
+        return len(self._live)
 
     def begin(self, clerk: Clerk, task: Any, context: Context) -> None:
         """Judge a handler that begins."""
@@ -340,17 +336,29 @@ class Postroom:
         facts = done.details
         before = self._rows.get(facts["id"])
         self._rows[facts["id"]] = facts
-        if before is None:
-            self._pushed[facts["id"]] = done.at
-        elif facts["state"] in ("completed", "cancelled", "dead"):
-            self._done[facts["id"]] = done.at
+        self._keep_count(facts, is_new=before is None, at=done.at)
         if before is None or before["state"] != "claimed":
             return
         if facts.get("claim") != before["claim"] and facts.get("trail") == before["trail"]:
             self.lapsed[facts["id"]] += 1
-            for clerk in self.clerks:
-                context = clerk.handling.get((facts["id"], before["deliveries"]))
-                if context is None or context.lost or context.is_settled:
-                    continue
-                if self._trusts_clocks and clerk.is_awake:
-                    yield f"{facts['id']}: its claim ended while its handler ran: {facts}"
+            yield from self._find_believers(facts["id"], before["deliveries"])
+
+    def _keep_count(self, facts: Mapping[str, Any], *, is_new: bool, at: float) -> None:
+        name, state = facts["id"], facts["state"]
+        if state in _LIVE:
+            self._live.add(name)
+        else:
+            self._live.discard(name)
+        if is_new:
+            self._pushed[name] = at
+        elif state in ("completed", "cancelled", "dead"):
+            self._done[name] = at
+
+    def _find_believers(self, name: str, deliveries: int) -> Iterator[str]:
+        """Give the processes that go on handling a message whose claim was ended."""
+        for clerk in self.clerks if self._trusts_clocks else ():
+            context = clerk.handling.get((name, deliveries))
+            if context is None or context.lost or context.is_settled:
+                continue
+            if clerk.is_awake:
+                yield f"{name}: its claim ended while {clerk.node.name} handled it"
