@@ -267,12 +267,15 @@ class Rows(QueuePort):
     async def _set_aside(self, unreadable: Sequence[tuple[Receipt, Corrupt]]) -> None:
         for _, corrupt in unreadable:
             self._witness.report(corrupt)
-        await self.settle(
-            [
-                Settlement(receipt=receipt, move="bury", error=str(corrupt))
-                for receipt, corrupt in unreadable
-            ]
-        )
+        batch = [
+            _tell(Settlement(receipt=receipt, move="bury", error=str(corrupt)))
+            for receipt, corrupt in unreadable
+        ]
+        try:
+            await self._settle(batch)
+        except (OutcomeUnknown, Unavailable):
+            # Those that can be read do not wait: it lapses, and is set aside by who claims it next.
+            return
 
 
 def _encode(letters: Sequence[Letter]) -> list[bytes]:
