@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from jobsync.core import messages
 from jobsync.core.clock import Mono
 from jobsync.core.messages import MOVES
-from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.queue import rows, rows_sqlite
 from jobsync.queue.hand import Hand, Held
 from jobsync.queue.outbox import Outbox
-from jobsync.queue.port import Letter, Message
+from jobsync.queue.port import Letter, Message, Receipt, Settlement
 from jobsync.queue.quarantine import Quarantine
 from jobsync.queue.rows import Rows, Told
 from jobsync.queue.rows_sqlite import SqliteRows
@@ -247,6 +247,20 @@ def forgets_its_doubt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rows, "_is_surely_there", is_there)
 
 
+def fails_of_what_it_cannot_read(patch: pytest.MonkeyPatch) -> None:
+    """A worker claims nothing until a row that it cannot read is set aside, or fails of it."""
+
+    async def set_aside(self: Rows, unreadable: Sequence[tuple[Receipt, Corrupt]]) -> None:
+        await self.settle(
+            [
+                Settlement(receipt=receipt, move="bury", error=str(corrupt))
+                for receipt, corrupt in unreadable
+            ]
+        )
+
+    patch.setattr(Rows, "_set_aside", set_aside)
+
+
 def buries_without_a_grave(patch: pytest.MonkeyPatch) -> None:
     """A message whose attempts are spent is deleted, and nothing else."""
 
@@ -315,6 +329,7 @@ KILLED: dict[Patch, tuple[postings.Story, int]] = {
     pushes_again_in_doubt: (postings.batches, 0),
     acknowledges_in_doubt: (postings.batches, 0),
     forgets_its_doubt: (postings.batches, 0),
+    fails_of_what_it_cannot_read: (postings.damaged, 5),
     buries_without_a_grave: (postings.poison, 0),
     buries_without_the_error: (postings.poison, 0),
     runs_suspects_in_company: (postings.poison, 0),

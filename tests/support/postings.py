@@ -7,11 +7,13 @@ stated (QL1 to QL3).
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from postroom import BEAT, TIMEOUT, Clerk, Letters, Postroom
 
+from jobsync import OutcomeUnknown
 from jobsync.testing import (
     NodeClock,
     Weather,
@@ -31,6 +33,7 @@ __all__ = [
     "begins",
     "blocks",
     "cut",
+    "damaged",
     "delays",
     "drifts",
     "epidemic",
@@ -45,6 +48,7 @@ __all__ = [
     "pause",
     "poison",
     "power_off",
+    "redriven",
     "settled_late",
     "slow",
     "stormy",
@@ -274,6 +278,44 @@ async def epidemic(world: World) -> None:
     room.expect_no_attempt_lost(but=("kill",))
 
 
+async def damaged(world: World) -> None:
+    """Rows that cannot be read are set aside, and fail nobody, though few answers come."""
+    room = open_room(world, visibility_timeout=10.0)
+    letters = [room.write("quick", 0.1) for _ in range(9)]
+    await send(room, Letters(letters, delay=5.0, max_attempts=99))
+    for name, payload in zip(room.acknowledged, ("{", "", "[1, 2]"), strict=False):
+        room.damage(name, payload)
+    for node in world.nodes.values():
+        rows, _ = node.links
+        rows.weather = Weather(unanswered=0.7)
+    await asyncio.sleep(3 * MINUTE)
+    mend(world)
+    await room.until_drained(5 * MINUTE)
+    room.expect_drained()
+    assert room.count_states()["dead"] == 3
+    assert not [each for each in world.history if each.what == "gave up"]
+
+
+async def redriven(world: World) -> None:
+    """Dead letters get a new life while replies are lost, and all their attempts with it."""
+    room = open_room(world)
+    letters = [room.write("fail", 0.1, 2) for _ in range(6)]
+    await send(room, Letters(letters, max_attempts=2))
+    await until(lambda: room.count_states() == {"dead": len(letters)})
+    for link in world.nodes["producer"].links:
+        link.weather = Weather(lost=0.5, doubled=0.5)
+    queue = room.clerk("producer").queue
+    assert queue is not None
+    while room.count_states().get("dead"):
+        with contextlib.suppress(OutcomeUnknown):
+            await queue.redrive()
+        await asyncio.sleep(BEAT)
+    await room.until_drained(MINUTE)
+    room.expect_drained()
+    states = room.count_states()
+    assert states == {"completed": len(letters)}, states
+
+
 async def delays(world: World) -> None:
     """Messages wait for their time by the database's clock, wherever that steps."""
     room = open_room(world)
@@ -426,6 +468,8 @@ STORIES: tuple[Story, ...] = (
     leave,
     poison,
     epidemic,
+    damaged,
+    redriven,
     delays,
     lost_replies,
     late,

@@ -8,6 +8,7 @@ claim that stands, runs only while it may believe in it, and reads what was push
 
 import asyncio
 import itertools
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -100,7 +101,7 @@ class Clerk:
                 await clock.sleep(FOR_EVER)
             case "hang":
                 await clock.sleep(FOR_EVER)
-            case "fail" if context.attempt <= times:
+            case "fail" if context.epoch <= times:
                 await clock.sleep(seconds)
                 raise ValueError("as it was told to")
             case "snooze" if context.epoch <= times:
@@ -215,6 +216,15 @@ class Postroom:
         self._sent[number] = letter
         return letter
 
+    def damage(self, name: str, payload: str) -> None:
+        """Overwrite a payload behind the library's back."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            row = (payload, name)
+            connection.execute("UPDATE jobsync_message SET payload = ? WHERE id = ?", row)
+
+        self.store.rows.commit(work)
+
     def kill(self, node: Node) -> None:
         """Kill a process, as its handler may; somebody starts it again after a while."""
         node.kill()
@@ -277,6 +287,10 @@ class Postroom:
             for name, row in self._rows.items()
             if row["state"] == "completed" and not self.ended[name]
         ]
+
+    def count_states(self) -> dict[str, int]:
+        """Count the messages in each state."""
+        return dict(Counter(row["state"] for row in self._rows.values()))
 
     def kinds_in(self, state: str) -> list[str]:
         """Give what the messages in a state were told to do."""

@@ -272,9 +272,10 @@ def _judge_settlement(step: _Step, before: _Facts) -> Iterator[str]:
     claim, _, move = step.mark.partition(":")
     if claim != before["claim"]:
         yield f"a stale receipt settled it: {step.mark}"
-    if not _is_asked(step, "settle"):
+    is_set_aside = step.is_touched and move == "bury" and _is_asked(step, "claim")
+    if not (_is_asked(step, "settle") or is_set_aside):
         yield "nobody asked to settle it"
-    elif not _names_claim(step, before):
+    elif not (_names_claim(step, before) or is_set_aside):
         yield "a stale receipt settled it"
     target, returned, errors = _SETTLED[move]
     if (after["state"], step.grew("returned")) != (target, returned) or step.grew("deliveries"):
@@ -336,7 +337,7 @@ def _names_claim(step: _Step, before: _Facts) -> bool:
     if step.asked is None:
         return True
     wanted = [before["id"], before["claim"], before["deliveries"]]
-    return any(receipt[:3] == wanted for receipt in step.asked["receipts"])
+    return any(receipt[:3] == wanted for receipt in step.asked.get("receipts", ()))
 
 
 def _tell(step: _Step) -> str:
