@@ -323,7 +323,7 @@ KILLED: dict[Patch, tuple[postings.Story, int]] = {
     ignores_its_session: (postings.cut, 0),
     watches_only_between_renewals: (postings.drifts, 0),
     keeps_a_suspect_that_it_lost: (postings.heard_late, 0),
-    takes_a_short_extension_for_a_whole_one: (postings.late, 1),
+    takes_a_short_extension_for_a_whole_one: (postings.nudges, 0),
     claims_before_the_time: (postings.delays, 0),
     pushes_one_by_one: (postings.batches, 0),
     pushes_again_in_doubt: (postings.batches, 0),

@@ -45,6 +45,7 @@ __all__ = [
     "long",
     "lost_replies",
     "mute",
+    "nudges",
     "pause",
     "poison",
     "power_off",
@@ -69,6 +70,8 @@ PATIENCE = VISIBILITY / 3
 MINUTE = 60.0
 LAST_FAILURES = 1000.0
 """Within so many seconds after a storm everything that it left is handled, dead letters too."""
+REDELIVERED = 60.0
+"""Within so many seconds after a storm whatever was taken from a worker is claimed again."""
 _BACKLOG = 10
 
 
@@ -133,6 +136,15 @@ async def long(world: World) -> None:
     """A handler takes four times as long as its claim holds: it is renewed, and handled once."""
     room = open_room(world, visibility_timeout=10.0)
     await send(room, Letters([room.write("long", 40.0) for _ in range(4)]))
+    await room.until_drained(5 * MINUTE)
+    room.expect_drained()
+    room.expect_handled_once()
+
+
+async def nudges(world: World) -> None:
+    """A handler extends its claim by less than it holds, again and again: it is renewed as well."""
+    room = open_room(world, visibility_timeout=10.0)
+    await send(room, Letters([room.write("nudge", 1.0, 25) for _ in range(4)]))
     await room.until_drained(5 * MINUTE)
     room.expect_drained()
     room.expect_handled_once()
@@ -439,6 +451,7 @@ async def live_through(world: World, kinds: tuple[Strike, ...], *, trusts_clocks
     await storm(world, end, draw_forecast(world, kinds))
     await room.until_drained(LAST_FAILURES)
     room.expect_drained()
+    world.violations += check_redelivered(world.history, since=end, within=REDELIVERED)
     await asyncio.sleep(HOUR - world.loop.time())
 
 
@@ -456,6 +469,7 @@ STORIES: tuple[Story, ...] = (
     begins,
     batches,
     long,
+    nudges,
     kill,
     pause,
     cut,

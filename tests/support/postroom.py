@@ -111,6 +111,10 @@ class Clerk:
             case "creep" if context.epoch > 1:
                 # The first to handle it is done soon, whoever handles it again is not.
                 await clock.sleep(seconds * times)
+            case "nudge":
+                for _ in range(times):
+                    await clock.sleep(seconds)
+                    await context.extend(seconds)
             case "ack" | "nack" | "extend":
                 await self._speak(task, context)
             case _:
