@@ -35,6 +35,7 @@ __all__ = [
     "cut",
     "damaged",
     "delays",
+    "drains",
     "drifts",
     "epidemic",
     "forbid",
@@ -70,8 +71,9 @@ PATIENCE = VISIBILITY / 3
 MINUTE = 60.0
 LAST_FAILURES = 1000.0
 """Within so many seconds after a storm everything that it left is handled, dead letters too."""
-REDELIVERED = 60.0
-"""Within so many seconds after a storm whatever was taken from a worker is claimed again."""
+REDELIVERED = 300.0
+"""Within so many seconds after a storm whatever was taken from a worker is claimed again: suspects
+have their turn one by one, and one of those in front of it may take a minute."""
 _BACKLOG = 10
 
 
@@ -200,6 +202,26 @@ async def mute(world: World) -> None:
 async def suspend(world: World) -> None:
     """A machine sleeps with its clock and wakes believing: its receipts are refused."""
     await struck(world, strikes.suspend, lasting=60.0, trusts_clocks=False)
+
+
+async def drains(world: World) -> None:
+    """Processes that end when nothing is left do end, whatever gets lost on the way."""
+    room = Postroom(world, visibility_timeout=10.0)
+    kinds = ("quick", "fail", "snooze", "ack", "nack", "cancel")
+    letters = [room.write(kinds[at % 6], world.dice.uniform(0, 2), 1) for at in range(60)]
+    await send(room, Letters(letters))
+    node = room.hire("a", is_idle=True)
+    await asyncio.sleep(BEAT)
+    queue = room.clerk("a").queue
+    assert queue is not None
+    rows, _ = node.links
+    rows.weather = Weather(lost=0.1, refused=0.1, unanswered=0.1)
+    for _ in range(20):
+        async with asyncio.timeout(10 * MINUTE):
+            await node.run(queue.drain(max_messages=20))
+        await asyncio.sleep(BEAT)
+    assert room.backlog == 0
+    room.expect_drained()
 
 
 async def settled_late(world: World) -> None:
@@ -475,6 +497,7 @@ STORIES: tuple[Story, ...] = (
     cut,
     mute,
     suspend,
+    drains,
     settled_late,
     blocks,
     forbid,

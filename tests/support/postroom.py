@@ -43,21 +43,25 @@ class Clerk:
         queue: its queue, once it runs.
     """
 
-    def __init__(self, postroom: "Postroom", node: Node, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, postroom: "Postroom", node: Node, options: Mapping[str, Any], *, is_idle: bool
+    ) -> None:
         self.postroom = postroom
         self.node = node
         self.handling: dict[tuple[str, int], Context] = {}
         self.queue: ToldQueue | None = None
         self._options = options
+        self._is_idle = is_idle
 
     async def work(self) -> None:
         """Handle messages until cancelled, or until the database has failed."""
         database = NodeDatabase(self.node, self.postroom.store)
         async with database:
             database.events.on(MessageCompleted.name, self.postroom.hear_of_completion)
-            self.queue = await database.use_plugin(
-                ToldQueue(resource="letters", on_message=self.handle, **self._options)
-            )
+            queue = ToldQueue(resource="letters", on_message=self.handle, **self._options)
+            if self._is_idle:
+                queue.pause()
+            self.queue = await database.use_plugin(queue)
             await self._stay(database)
 
     async def push(self, letters: Callable[[], Iterator["Letters"]]) -> None:
@@ -205,13 +209,13 @@ class Postroom:
         world.expect(check_messages, check_answers)
         world.watch(self._see)
 
-    def hire(self, name: str, **options: Any) -> Node:
-        """Let a process handle messages; a restart begins it anew."""
-        return self._start(name, lambda clerk: clerk.work(), options)
+    def hire(self, name: str, *, is_idle: bool = False) -> Node:
+        """Let a process handle messages, or wait to be told so; a restart begins it anew."""
+        return self._start(name, lambda clerk: clerk.work(), is_idle=is_idle)
 
     def send(self, name: str, letters: Callable[[], Iterator["Letters"]]) -> Node:
         """Let a process push messages."""
-        return self._start(name, lambda clerk: clerk.push(letters), {})
+        return self._start(name, lambda clerk: clerk.push(letters))
 
     def write(self, kind: str, seconds: float = 0.0, times: int = 0) -> Mapping[str, Any]:
         """Give a message to push."""
@@ -324,13 +328,13 @@ class Postroom:
         }
         assert not late, f"took longer than {seconds:g} s: {late}"
 
-    def _start(self, name: str, live: Callable[[Clerk], Any], options: Mapping[str, Any]) -> Node:
+    def _start(self, name: str, live: Callable[[Clerk], Any], *, is_idle: bool = False) -> Node:
         node = self.world.node(name, rate=self.world.dice.uniform(0.951, 1.049))
 
         async def run(node: Node) -> None:
             """Run, and be started again by whoever looks after processes."""
             while True:
-                clerk = Clerk(self, node, {**self._options, **options})
+                clerk = Clerk(self, node, self._options, is_idle=is_idle)
                 self.clerks.append(clerk)
                 try:
                     await live(clerk)
