@@ -66,16 +66,28 @@ class Outbox:
             await self._filled.wait()
             await self._gather()
             self._filled.clear()
-            batch, self._parcels = self._parcels, []
+            batch = self._take()
             answers = await self._deliver([parcel.settlement for parcel in batch])
             for parcel, taken in zip(batch, answers, strict=True):
                 parcel.answer(taken)
-            if not self._parcels:
+            if self._parcels:
+                self._filled.set()
+            else:
                 self._empty.set()
 
     async def flush(self) -> None:
         """Wait until everything is answered."""
         await self._empty.wait()
+
+    def _take(self) -> list[_Parcel]:
+        """Take what has gathered, but each message once: it may have been claimed again since."""
+        batch: dict[str, _Parcel] = {}
+        self._parcels = [
+            parcel
+            for parcel in self._parcels
+            if batch.setdefault(parcel.settlement.receipt.id, parcel) is not parcel
+        ]
+        return list(batch.values())
 
     async def _gather(self) -> None:
         for _ in range(_PATIENCE):
