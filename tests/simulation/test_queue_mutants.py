@@ -304,6 +304,16 @@ def gives_up_settling(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outbox, "_deliver", deliver)
 
 
+def settles_a_message_twice_at_once(patch: pytest.MonkeyPatch) -> None:
+    """What was claimed again since is settled in the same batch, which the port refuses."""
+
+    def take(self: Outbox) -> list[Any]:
+        batch, self._parcels = self._parcels, []
+        return batch
+
+    patch.setattr(Outbox, "_take", take)
+
+
 KILLED: dict[Patch, tuple[postings.Story, int]] = {
     settles_whoever_has_it: (postings.settled_late, 0),
     settles_what_has_ended: (postings.settled_late, 0),
@@ -329,12 +339,13 @@ KILLED: dict[Patch, tuple[postings.Story, int]] = {
     pushes_again_in_doubt: (postings.batches, 0),
     acknowledges_in_doubt: (postings.batches, 0),
     forgets_its_doubt: (postings.batches, 0),
-    fails_of_what_it_cannot_read: (postings.damaged, 5),
+    fails_of_what_it_cannot_read: (postings.damaged, 6),
     buries_without_a_grave: (postings.poison, 0),
     buries_without_the_error: (postings.poison, 0),
     runs_suspects_in_company: (postings.poison, 0),
     claims_beside_a_suspect: (postings.epidemic, 0),
     gives_up_settling: (postings.settled_late, 0),
+    settles_a_message_twice_at_once: (postings.damaged, 28),
 }
 """A story that kills each mutant, with a seed that it was seen to take."""
 

@@ -319,6 +319,7 @@ async def damaged(world: World) -> None:
     await send(room, Letters(letters, delay=5.0, max_attempts=99))
     for name, payload in zip(room.acknowledged, ("{", "", "[1, 2]"), strict=False):
         room.damage(name, payload)
+    await asyncio.sleep(1)
     for node in world.nodes.values():
         rows, _ = node.links
         rows.weather = Weather(unanswered=0.7)
