@@ -41,14 +41,14 @@ def without(patch: pytest.MonkeyPatch, statement: str, *conditions: str) -> None
 
 def settles_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
     """A receipt settles a message although another worker has claimed it since."""
-    without(patch, "COMPLETE", "AND m.claim = g.value ->> 1 ")
-    without(patch, "FINISH", " AND claim = :claim")
-    without(patch, "PUT_BACK", " AND claim = :claim")
+    for statement in ("COMPLETE", "REMOVE_COMPLETED", "FINISH", "PUT_BACK"):
+        without(patch, statement, " AND claim = :claim")
 
 
 def settles_what_has_ended(patch: pytest.MonkeyPatch) -> None:
     """A receipt completes a message although its claim was ended."""
-    without(patch, "COMPLETE", "AND m.claim = g.value ->> 1 ", "AND m.state = 'claimed'")
+    for statement in ("COMPLETE", "REMOVE_COMPLETED"):
+        without(patch, statement, " AND claim = :claim", " AND state = 'claimed'")
 
 
 def calls_everything_settled(patch: pytest.MonkeyPatch) -> None:
