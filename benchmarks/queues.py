@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from benchmarks.queues_bare import Bare, BarePostgres, BareSqlite, rate
 from benchmarks.queues_listener import BareListener
 from benchmarks.rounds import tell
-from depot import Depot, until
+from depot import Depot
+from ledger import until
 from proxy import Proxy
 from servers import PostgresServer
 

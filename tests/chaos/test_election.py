@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from electorate import Citizen, Electorate, Word, check_beliefs, check_writes, now, until
+from electorate import Citizen, Electorate, check_beliefs, check_writes
+from ledger import Fact, now, until
 
 from jobsync.core.trust import Timing
 
@@ -172,7 +173,7 @@ async def settle(electorate: Electorate) -> float:
     return settled
 
 
-def assert_led_in_time(leader: Citizen, promoted: Word, quiet: float) -> None:
+def assert_led_in_time(leader: Citizen, promoted: Fact, quiet: float) -> None:
     """Check that a leader was found within two timeouts, counted in its own beats."""
     # It may have beaten in a hurry, to tell that it stands and what it holds.
     allowed = 2 * TIMING.timeout / TIMING.beat + 2

@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeAlias
 
 import pytest
 from labourer import Loop
-from workshop import Strike, Worker, Workshop, judge, now, until
+from ledger import now, until
+from workshop import Strike, Worker, Workshop, judge
 
 WORKERS = 3
 SETTINGS = {

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import plugger
 import pytest
-from electorate import Citizen, Electorate, check_beliefs, until
+from electorate import Citizen, Electorate, check_beliefs
+from ledger import until
 
 from jobsync import Record, open_store
 from jobsync.coordination.session import SESSIONS

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from depot import Depot, Fact, Hand, judge, now, until
+from depot import Depot, Hand, Handling, judge
+from ledger import now, until
 from proxy import Proxy
 from servers import PostgresServer
 
@@ -202,8 +203,8 @@ async def test_poison_is_set_aside_and_nobody_else_loses_an_attempt(
         dead = {each.value["kind"]: each for each in await queue.dead_letters()}
         assert {name: each.attempts for name, each in dead.items()} == dict.fromkeys(POISON, 2)
         assert await queue.count("completed") == 30
-    plain = [fact for fact in depot.told("begins") if fact.facts["kind"] == "plain"]
-    assert {fact.facts["attempt"] for fact in plain} == {1}
+    plain = [fact for fact in depot.told("begins") if fact["kind"] == "plain"]
+    assert {fact["attempt"] for fact in plain} == {1}
     assert len([hand for hand in depot.everybody if hand.killed]) >= dead["kill"].attempts
     proof.record("poison", kind=kind, seconds=round(now() - begun), deaths=len(depot.everybody) - 2)
 
@@ -224,15 +225,15 @@ async def test_a_deployment_spends_no_attempt(url: str, tmp_path: Path) -> None:
         assert await old.ended() == 0, old.complaints
         await depot.drained()
         assert await queue.count("completed") == 20
-    assert {fact.facts["attempt"] for fact in depot.told("begins")} == {1}
+    assert {fact["attempt"] for fact in depot.told("begins")} == {1}
     assert len({fact.id for fact in depot.told("ends it")}) == 20
 
 
-async def nth_begin(depot: Depot, message: int, count: int) -> Fact:
+async def nth_begin(depot: Depot, message: int, count: int) -> Handling:
     """Wait until a message has begun so often; give the last of these facts."""
 
-    def begins() -> list[Fact]:
-        return [fact for fact in depot.told("begins") if fact.facts["n"] == message]
+    def begins() -> list[Handling]:
+        return [fact for fact in depot.told("begins") if fact["n"] == message]
 
     await until(lambda: len(begins()) >= count, f"message {message} begins {count} times")
     return begins()[count - 1]

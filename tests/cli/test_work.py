@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import servers
+from ledger import until
 from proxy import Proxy
-from workshop import until
 
 MODULE = """
 import asyncio, os

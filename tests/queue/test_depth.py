@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from depot import Depot, until
+from depot import Depot
+from ledger import until
 
 from jobsync import Components, open_store
 from jobsync.queue.opening import open_port

@@ -2,56 +2,31 @@
 
 import asyncio
 import itertools
-import json
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import carrier
 import msgspec
+from ledger import PATIENCE, Fact, Ledger, now, until
 
 from jobsync import Database, QueuePlugin
 from jobsync.queue.port import Kept
 
-__all__ = ["Depot", "Fact", "Hand", "judge", "now", "until"]
-
-PATIENCE = 120.0
-"""Seconds after which a test gives up; no promise is about it."""
-_GLANCE = 0.02
-
-now = time.monotonic
+__all__ = ["Depot", "Hand", "Handling", "judge"]
 
 
-class Fact(msgspec.Struct, frozen=True):
-    """What a process told."""
-
-    at: float
-    """By the clock that all processes of this machine share."""
-    who: str
-    what: str
-    facts: Mapping[str, Any]
+class Handling(Fact, frozen=True):
+    """What a process told of a message."""
 
     @property
     def id(self) -> str:
-        """The message that it is about."""
-        return str(self.facts["id"])
-
-
-async def until(holds: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
-    """Wait until something holds.
-
-    Raises:
-        AssertionError: it did not, for very long.
-    """
-    give_up = now() + patience
-    while not holds():
-        assert now() < give_up, f"waited {patience:g} s in vain until {what}"
-        await asyncio.sleep(_GLANCE)
+        """Which one."""
+        return str(self["id"])
 
 
 class Hand:
@@ -102,10 +77,7 @@ class Depot:
         self.everybody: list[Hand] = []
         self.options = {"completed_ttl": 36_000.0, "skip_cold_start": True, **options}
         self._folder = folder
-        self._ledger = folder / "ledger.jsonl"
-        self._ledger.touch()
-        self._read = 0
-        self._facts: list[Fact] = []
+        self._ledger = Ledger(folder / "ledger.jsonl", Handling)
         self._numbers = itertools.count(1)
 
     async def __aenter__(self) -> Self:
@@ -135,7 +107,7 @@ class Depot:
             carrier.Orders(
                 url=orders.pop("url", self.url),
                 name=name,
-                ledger=str(self._ledger),
+                ledger=str(self._ledger.path),
                 role=role,
                 options=self.options,
                 **orders,
@@ -145,20 +117,9 @@ class Depot:
         self.everybody.append(hand)
         return hand
 
-    def told(self, *what: str) -> list[Fact]:
+    def told(self, *what: str) -> list[Handling]:
         """Give what was told, of some kinds or of all, in the order of the ledger."""
-        with self._ledger.open("rb") as told:
-            told.seek(self._read)
-            # The last line may be half written.
-            lines, _, _ = told.read().rpartition(b"\n")
-        if lines:
-            self._read += len(lines) + 1
-            for line in lines.split(b"\n"):
-                facts = json.loads(line)
-                self._facts.append(
-                    Fact(facts.pop("at"), facts.pop("who"), facts.pop("what"), facts)
-                )
-        return [fact for fact in self._facts if not what or fact.what in what]
+        return self._ledger.told(*what)
 
     def check_exits(self) -> None:
         """Nobody is gone but by SIGKILL, or in good order and in silence."""
@@ -198,16 +159,14 @@ def judge(depot: Depot, finished: Mapping[str, Kept]) -> Counter[str]:
     acknowledged = {
         name: (fact.who, number)
         for fact in depot.told("acknowledged")
-        for name, number in fact.facts["ids"].items()
+        for name, number in fact["ids"].items()
     }
-    perhaps = {
-        (fact.who, number) for fact in depot.told("unknown") for number in fact.facts["numbers"]
-    }
+    perhaps = {(fact.who, number) for fact in depot.told("unknown") for number in fact["numbers"]}
     lost = acknowledged.keys() - finished.keys()
     assert not lost, f"{len(lost)} were lost: {sorted(lost)[:5]}"
-    begins: dict[str, list[Fact]] = defaultdict(list)
+    begins: dict[str, list[Handling]] = defaultdict(list)
     for fact in depot.told("begins"):
-        origin = (fact.facts["by"], fact.facts["n"])
+        origin = (fact["by"], fact["n"])
         assert acknowledged.get(fact.id, origin) == origin, f"{fact} is not what was pushed"
         assert fact.id in acknowledged or origin in perhaps, f"{fact} came from nowhere"
         begins[fact.id].append(fact)
@@ -221,17 +180,17 @@ def judge(depot: Depot, finished: Mapping[str, Kept]) -> Counter[str]:
     )
 
 
-def _explain_repeats(depot: Depot, begins: Iterable[Fact]) -> int:
+def _explain_repeats(depot: Depot, begins: Iterable[Handling]) -> int:
     """Count how often a message was handled again; each time its claim must have ended."""
-    ordered = sorted(begins, key=lambda fact: fact.facts["epoch"])
-    epochs = [fact.facts["epoch"] for fact in ordered]
+    ordered = sorted(begins, key=lambda fact: fact["epoch"])
+    epochs = [fact["epoch"] for fact in ordered]
     assert len(epochs) == len(set(epochs)), f"two had one delivery: {ordered}"
     for before, after in itertools.pairwise(ordered):
         assert _has_ended(depot, before, after), f"handled again: {before} {after}"
     return len(ordered) - 1
 
 
-def _has_ended(depot: Depot, before: Fact, after: Fact) -> bool:
+def _has_ended(depot: Depot, before: Handling, after: Handling) -> bool:
     """Say whether a claim was given back, lost, or its process struck, before the next began."""
     (hand,) = (each for each in depot.everybody if each.name == before.who)
     if hand.killed is not None and before.at <= hand.killed <= after.at:

@@ -1,63 +1,22 @@
 """Candidates on one store, each a real process, and what must hold of all that they say."""
 
-import asyncio
 import itertools
-import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import candidate
 import msgspec
+from ledger import PATIENCE, Fact, Ledger, now, until
 
 from jobsync import Store, open_store
 from jobsync.coordination.role import ROLES, Role, name_role, read_role
 from jobsync.core.trust import Timing
 
-__all__ = [
-    "Citizen",
-    "Electorate",
-    "Word",
-    "check_beliefs",
-    "check_writes",
-    "now",
-    "until",
-]
-
-PATIENCE = 90.0
-"""Seconds after which a test gives up; no promise is about it."""
-
-_GLANCE = 0.05
-
-now = time.monotonic
-
-
-class Word(msgspec.Struct, frozen=True):
-    """A fact that a candidate told."""
-
-    at: float
-    """By the clock that all processes of this machine share."""
-    what: str
-    facts: Mapping[str, Any]
-
-    def __getitem__(self, fact: str) -> Any:
-        return self.facts[fact]
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until something holds.
-
-    Raises:
-        AssertionError: it did not, for very long.
-    """
-    give_up = now() + PATIENCE
-    while not holds():
-        assert now() < give_up, f"waited {PATIENCE:g} s in vain until {what}"
-        await asyncio.sleep(_GLANCE)
+__all__ = ["Citizen", "Electorate", "check_beliefs", "check_writes"]
 
 
 class Citizen:
@@ -68,8 +27,7 @@ class Citizen:
         self.path = Path(orders.words)
         self.is_paused = False
         self.is_doomed = False
-        self._read = 0
-        self._words: list[Word] = []
+        self._ledger = Ledger(self.path, Fact)
         self._stderr = self.path.with_suffix(".err")
         with self._stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -118,7 +76,7 @@ class Citizen:
         await until(lambda: self.process.poll() is not None, f"{self} ends")
         return self.process.returncode
 
-    def words(self, *what: str, since: float = 0.0) -> list[Word]:
+    def words(self, *what: str, since: float = 0.0) -> list[Fact]:
         """Give what it told, of some kinds or of all.
 
         Raises:
@@ -126,20 +84,9 @@ class Citizen:
         """
         status = self.process.poll()
         assert status is None or self.is_doomed, f"{self} ended, {status}: {self.complaints}"
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as told:
-            told.seek(self._read)
-            # The last line may be half written.
-            lines, _, _ = told.read().rpartition(b"\n")
-        if lines:
-            self._read += len(lines) + 1
-            for line in lines.split(b"\n"):
-                facts = json.loads(line)
-                self._words.append(Word(facts.pop("at"), facts.pop("what"), facts))
-        return [w for w in self._words if w.at >= since and (not what or w.what in what)]
+        return [word for word in self._ledger.told(*what) if word.at >= since]
 
-    def last(self, what: str) -> Word:
+    def last(self, what: str) -> Fact:
         """Give the latest word of a kind."""
         return self.words(what)[-1]
 
@@ -281,12 +228,12 @@ class Electorate:
         await store.close()
         return {work: r and r.value for work, r in zip(self.works, records, strict=True)}
 
-    def told(self, *what: str) -> list[Word]:
+    def told(self, *what: str) -> list[Fact]:
         """Give everybody's words of some kinds, by time."""
         words = (word for citizen in self.everybody for word in citizen.words(*what))
         return sorted(words, key=lambda word: word.at)
 
-    def promotions(self, work: str) -> list[Word]:
+    def promotions(self, work: str) -> list[Fact]:
         """Give the terms of a work that began, by time."""
         role = name_role("default", work)
         return [w for w in self.told("coord:coordinator-promoted") if w["role"] == role]
@@ -307,7 +254,7 @@ def _belief(citizen: Citizen, work: str) -> int | None:
     return words[-1]["epochs"].get(work) if words else None
 
 
-def check_beliefs(words: Iterable[Word], work: str) -> list[str]:
+def check_beliefs(words: Iterable[Fact], work: str) -> list[str]:
     """Check that nobody believed to lead in a term after somebody did in a later one.
 
     A belief was asked for between `begun` and the word's own moment. So a term that was
@@ -326,7 +273,7 @@ def check_beliefs(words: Iterable[Word], work: str) -> list[str]:
     ]
 
 
-def check_writes(words: Iterable[Word], work: str, final: Mapping[str, Any] | None) -> list[str]:
+def check_writes(words: Iterable[Fact], work: str, final: Mapping[str, Any] | None) -> list[str]:
     """Check that no write of an earlier term was accepted after one of a later term.
 
     Each write counts up from the very one that it replaces, so the counts give the order in

@@ -1,14 +1,11 @@
 """Workers that share tasks on one store, each a real process, and what must hold of them."""
 
-import asyncio
 import itertools
-import json
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -16,33 +13,22 @@ from typing import Any, Self
 
 import labourer
 import msgspec
+from ledger import Fact, Ledger, now, until
 
 from jobsync import CoordinationConfig, Job
 
-__all__ = ["Deed", "Report", "Strike", "Worker", "Workshop", "judge", "now", "until"]
-
-PATIENCE = 120.0
-"""Seconds after which a test gives up; no promise is about it."""
+__all__ = ["Deed", "Report", "Strike", "Worker", "Workshop", "judge"]
 
 DAY = date(2026, 1, 5)
-_GLANCE = 0.02
-
-now = time.monotonic
 
 
-class Deed(msgspec.Struct, frozen=True):
+class Deed(Fact, frozen=True):
     """A fact that a worker told."""
-
-    at: float
-    """By the clock that all processes of this machine share."""
-    who: str
-    what: str
-    facts: Mapping[str, Any]
 
     @property
     def task(self) -> str:
         """The task that it is about."""
-        return str(self.facts["task"])
+        return str(self["task"])
 
 
 class Strike(msgspec.Struct, frozen=True):
@@ -50,18 +36,6 @@ class Strike(msgspec.Struct, frozen=True):
 
     who: str
     at: float
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until something holds.
-
-    Raises:
-        AssertionError: it did not, for very long.
-    """
-    give_up = now() + PATIENCE
-    while not holds():
-        assert now() < give_up, f"waited {PATIENCE:g} s in vain until {what}"
-        await asyncio.sleep(_GLANCE)
 
 
 class Worker:
@@ -131,10 +105,7 @@ class Workshop:
         self.everybody: list[Worker] = []
         self._url = url
         self._folder = folder
-        self._ledger = folder / "ledger.jsonl"
-        self._ledger.touch()
-        self._read = 0
-        self._deeds: list[Deed] = []
+        self._ledger = Ledger(folder / "ledger.jsonl", Deed)
         self._loop = loop
         self._seconds = seconds
         self._settings = dict(settings or {})
@@ -183,17 +154,7 @@ class Workshop:
         for worker in self.everybody:
             status = worker.process.poll()
             assert not status or worker.is_doomed, f"{worker}, {status}: {worker.complaints}"
-        with self._ledger.open("rb") as told:
-            told.seek(self._read)
-            # The last line may be half written.
-            lines, _, _ = told.read().rpartition(b"\n")
-        if lines:
-            self._read += len(lines) + 1
-            for line in lines.split(b"\n"):
-                facts = json.loads(line)
-                deed = Deed(facts.pop("at"), facts.pop("who"), facts.pop("what"), facts)
-                self._deeds.append(deed)
-        return [deed for deed in self._deeds if not what or deed.what in what]
+        return self._ledger.told(*what)
 
     def last(self, what: str, worker: Worker) -> Deed:
         """Give the latest of a worker's facts of a kind."""
@@ -204,11 +165,9 @@ class Workshop:
 
         def is_shared() -> bool:
             words = [self.last("may claim", worker) for worker in workers]
-            claimable = [task for word in words for task in word.facts["tasks"]]
-            is_late = all(word.facts["asked"] >= since for word in words)
-            return (
-                is_late and sorted(claimable) == self.tasks and all(w.facts["tasks"] for w in words)
-            )
+            claimable = [task for word in words for task in word["tasks"]]
+            is_late = all(word["asked"] >= since for word in words)
+            return is_late and sorted(claimable) == self.tasks and all(w["tasks"] for w in words)
 
         await self.told("may claim", workers)
         await until(is_shared, f"{workers} share all tasks")
@@ -238,7 +197,7 @@ class Workshop:
         orders = labourer.Orders(
             url=self._url,
             node=name,
-            ledger=str(self._ledger),
+            ledger=str(self._ledger.path),
             loop=self._loop,
             tasks=len(self.tasks),
             seconds=self._seconds,

@@ -2,18 +2,19 @@
 
 from typing import Any
 
-from electorate import Word, check_beliefs, check_writes
+from electorate import check_beliefs, check_writes
+from ledger import Fact
 
 WORK = "schedule"
 
 
-def tell(what: str, count: int, epoch: int, by: str = "") -> Word:
+def tell(what: str, count: int, epoch: int, by: str = "") -> Fact:
     """Make the word of a write."""
     facts = {"work": WORK, "count": count, "epoch": epoch, "by": by or f"w{epoch}"}
-    return Word(float(count), what, facts)
+    return Fact(float(count), "", what, facts)
 
 
-def make(*writes: tuple[int, int]) -> list[Word]:
+def make(*writes: tuple[int, int]) -> list[Fact]:
     """Make the words of writes that were accepted, by count and epoch."""
     return [tell(what, *write) for write in writes for what in ("writes", "wrote")]
 
@@ -63,9 +64,9 @@ def test_two_owners_of_an_epoch_are_noticed() -> None:
     assert check_writes(words, WORK, {"count": 2, "epoch": 1, "by": "other"})
 
 
-def believe(begun: float, at: float, epoch: int | None) -> Word:
+def believe(begun: float, at: float, epoch: int | None) -> Fact:
     """Make the word of somebody who looked whether it leads."""
-    return Word(at, "believes", {"begun": begun, "epochs": {WORK: epoch}})
+    return Fact(at, "", "believes", {"begun": begun, "epochs": {WORK: epoch}})
 
 
 def test_beliefs_that_follow_each_other_are_well() -> None:
