@@ -460,6 +460,29 @@ async def test_looking_goes_page_by_page(port: QueuePort) -> None:
     assert (kept.session, kept.attempts) == (ME, 1)
 
 
+async def test_a_look_tells_when(place: QueuePlace, port: QueuePort) -> None:
+    """When a pause is over, since when a claim stands and when it lapses, when it was over."""
+    await port.push(letters(1, 2))
+    await port.push(letters(3, delay=100))
+    done, _ = await claim(port, visibility=50)
+    await settle(port, done.receipt, "bury")
+    (waiting,) = await port.browse("waiting")
+    (claimed,) = await port.browse("claimed")
+    (dead,) = await port.browse("dead")
+    assert waiting.due == pytest.approx(waiting.enqueued + 100, abs=10)
+    assert (waiting.claimed, waiting.finished) == (None, None)
+    assert claimed.claimed is not None
+    assert claimed.due == pytest.approx(claimed.claimed + 50, abs=10)
+    assert claimed.enqueued <= claimed.claimed <= claimed.seen
+    assert dead.finished is not None
+    assert dead.enqueued <= dead.finished <= dead.seen
+    assert (dead.due, dead.claimed) == (None, None)
+    place.let_pass(60)
+    (late,) = await port.browse("claimed")
+    assert late.due is not None
+    assert late.due < late.seen
+
+
 async def test_of_what_was_completed_no_payload_is_kept(port: QueuePort) -> None:
     """Enough to know that it was, and by whom."""
     await port.push(letters(1))
@@ -739,3 +762,95 @@ async def drain(port: QueuePort, model: Model) -> None:
                 model.end(message.id, finished="completed")
             if not claimed.messages:
                 break
+
+
+async def test_while_a_queue_is_paused_nobody_claims(place: QueuePlace, port: QueuePort) -> None:
+    """Neither what is ready nor what is due nor suspects; what is in hand goes on."""
+    other, beside = await place.open("emails"), await place.open("beside")
+    await port.push(letters(1, 2, 3))
+    await beside.push(letters(9))
+    held, lapsed = await claim(port, 2)
+    place.let_pass(61)
+    assert await port.extend([held.receipt], 600) == [True]
+    assert [each.id for each in await port.end_claims()] == [lapsed.id]
+    assert await other.pause("a deployment") is True
+    claimed = await port.claim(10, session=ME, visibility=60)
+    assert (claimed.messages, claimed.suspects) == ([], False)
+    assert await claim(port, 1, suspects=True) == []
+    assert await port.count() == {"claimed": 1, "ready": 1, "waiting": 1}
+    assert await settle(port, held.receipt)
+    assert values(await claim(beside)) == [9]
+    assert await port.resume() is True
+    assert values(await claim(port, suspects=True)) == [2]
+    assert values(await claim(port)) == [3]
+
+
+async def test_to_pause_or_resume_again_changes_nothing(place: QueuePlace, port: QueuePort) -> None:
+    """So that a lost reply is followed up by the same request; the first reason stands."""
+    assert await port.resume() is False
+    assert await port.pause("first") is True
+    (content,) = (await place.open_directory().look()).values()
+    assert await port.pause("second") is False
+    (again,) = (await place.open_directory().look()).values()
+    assert content.pause == again.pause
+    assert content.pause is not None
+    assert content.pause.reason == "first"
+    place.trouble.lost_replies = 1
+    with pytest.raises(Unavailable):
+        await port.resume()
+    assert await port.resume() is False
+    assert await place.open_directory().look() == {}
+
+
+async def test_who_waits_hears_that_a_queue_is_resumed(place: QueuePlace, port: QueuePort) -> None:
+    """Long before it would look by itself, whoever has resumed it."""
+    other = await place.open("emails")
+    await port.push(letters(1))
+    await port.pause()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        waiting = group.create_task(port.wait(3600))
+        while not waiting.done():
+            await other.pause()
+            await other.resume()
+            await asyncio.sleep(0.05)
+    assert values(await claim(port)) == [1]
+
+
+async def test_a_directory_knows_every_queue(place: QueuePlace, port: QueuePort) -> None:
+    """How many messages are in which state, who has them, and how old the oldest is."""
+    beside = await place.open("beside")
+    await port.push(letters(1, 2, 3, 4))
+    await port.push(letters(5, delay=100))
+    mine, _ = await claim(port, 2)
+    await claim(port, 1, session=OTHER)
+    await settle(port, mine.receipt)
+    await beside.push(letters(6))
+    await settle(beside, (await take(beside)).receipt, "bury")
+    found = await place.open_directory().look()
+    assert list(found) == ["beside", "emails"]
+    emails = found["emails"]
+    assert emails.counts == {"ready": 1, "waiting": 1, "claimed": 2, "completed": 1}
+    assert emails.claims == {ME: 1, OTHER: 1}
+    (ready,) = await port.browse("ready")
+    assert emails.oldest == pytest.approx(ready.enqueued)
+    assert (found["beside"].counts, found["beside"].oldest) == ({"dead": 1}, None)
+
+
+async def test_a_directory_finds_messages_in_any_queue(place: QueuePlace, port: QueuePort) -> None:
+    """Live or finished, as `browse` would show them; what cannot be read is shown as text."""
+    beside = await place.open("beside")
+    await port.push(letters(1, 2))
+    await beside.push(letters(3))
+    await settle(beside, (await take(beside)).receipt, "bury", error="no")
+    place.damage("id-2", "{broken")
+    found = {kept.id: kept for kept in await place.open_directory().find(["id-1", "id-2", "id-3"])}
+    assert {name: kept.queue for name, kept in found.items()} == {
+        "id-1": "emails",
+        "id-2": "emails",
+        "id-3": "beside",
+    }
+    (ready, _) = await port.browse("ready")
+    assert msgspec.structs.replace(found["id-1"], seen=ready.seen) == ready
+    assert (found["id-2"].value, found["id-2"].is_readable) == ("{broken", False)
+    assert [each.error for each in found["id-3"].errors] == ["no"]
+    assert await place.open_directory().find(["id-4"]) == []

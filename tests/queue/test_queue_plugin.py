@@ -459,6 +459,23 @@ async def test_a_paused_queue_claims_nothing(db: Database) -> None:
         queue.handler(handle)
 
 
+async def test_a_queue_can_be_paused_for_every_process(db: Database, url: str) -> None:
+    """By one that does not handle, and for those that come later too, until it is resumed."""
+
+    async def handle(_: Document) -> None:
+        return
+
+    async with Database(url) as other:
+        here = await db.use_plugin(QueuePlugin(resource="tasks"))
+        assert await here.pause_everywhere("a deployment") is True
+        there = await other.use_plugin(QueuePlugin(resource="tasks", on_message=handle))
+        await here.enqueue({"n": 1})
+        assert await there.drain() == 0
+        assert await here.count("ready") == 1
+        assert await here.resume_everywhere() is True
+        await until(lambda: there.stats()["completed"] == 1)
+
+
 async def test_draining_handles_what_there_is_and_ends(url: str) -> None:
     """All, or as many as asked for."""
     seen: list[int] = []

@@ -288,7 +288,9 @@ async def test_an_older_schema_is_brought_up_to_date(
         assert await store.get("n") is not None
         await store.close()
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT version, 0 FROM jobsync_schema").fetchone() == (3, 0)
+        assert connection.execute("SELECT version FROM jobsync_schema").fetchone() == (
+            len(SQLITE_STEPS) + 1,
+        )
         assert connection.execute("SELECT extra FROM jobsync_record").fetchone() == (None,)
 
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol, TypeVar
 from places_postgres import PostgresPlace
 
 from jobsync import Components, OutcomeUnknown, Store
-from jobsync.queue.opening import open_port
+from jobsync.queue.directory import Directory
+from jobsync.queue.opening import open_directory, open_port
 from jobsync.queue.port import QueuePort
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.sql.access import Parameters, PostgresAccess, SqlAccess, SqliteAccess
@@ -48,6 +49,10 @@ class QueuePlace(Protocol):
 
     async def open(self, queue: str, components: Components | None = None) -> QueuePort:
         """Open one more port to a queue."""
+        ...
+
+    def open_directory(self) -> Directory:
+        """Open the directory of all queues that ports were opened to."""
         ...
 
     async def close(self) -> None:
@@ -137,6 +142,10 @@ class SqliteQueues:
         troubled = _Troubled(store, _TroubledFile(store.sql, self.trouble))
         return open_port(troubled, queue, components)
 
+    def open_directory(self) -> Directory:
+        """Open the directory of all queues."""
+        return open_directory(self._stores[0], Components.system())
+
     async def close(self) -> None:
         """Close every port."""
         for store in self._stores:
@@ -171,6 +180,10 @@ class PostgresQueues:
         return open_port(
             _Troubled(store, _TroubledPool(store.sql, self.trouble)), queue, components
         )
+
+    def open_directory(self) -> Directory:
+        """Open the directory of all queues."""
+        return open_directory(self._stores[0], Components.system())
 
     async def close(self) -> None:
         """Close every port, and drop the schema."""

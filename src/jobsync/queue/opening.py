@@ -1,13 +1,14 @@
-"""From a store to the port of a queue that fits it."""
+"""From a store to the port of a queue that fits it, and to the directory of all its queues."""
 
 from jobsync.components import Components
 from jobsync.errors import Misconfigured
+from jobsync.queue.directory import Directory, PostgresDirectory, SqliteDirectory
 from jobsync.queue.port import QueuePort
 from jobsync.queue.rows_sqlite import SqliteRows
 from jobsync.stores.contract import Store
 from jobsync.stores.sql.access import PostgresAccess, SqliteAccess
 
-__all__ = ["open_port"]
+__all__ = ["open_directory", "open_port"]
 
 
 def open_port(store: Store, queue: str, components: Components) -> QueuePort:
@@ -24,6 +25,24 @@ def open_port(store: Store, queue: str, components: Components) -> QueuePort:
 
             return PostgresRows(access, queue, components)
         case _:
-            raise Misconfigured(
-                "url", store.name, "cannot keep queues yet", "use sqlite:/// or postgresql://"
-            )
+            raise _refuse(store)
+
+
+def open_directory(store: Store, components: Components) -> Directory:
+    """Give the directory of a store's queues.
+
+    Raises:
+        Misconfigured: queues cannot be kept there.
+    """
+    match store.sql:
+        case SqliteAccess() as access:
+            return SqliteDirectory(access, components)
+        case PostgresAccess() as access:
+            return PostgresDirectory(access, components)
+        case _:
+            raise _refuse(store)
+
+
+def _refuse(store: Store) -> Misconfigured:
+    fix = "use sqlite:/// or postgresql://"
+    return Misconfigured("url", store.name, "cannot keep queues yet", fix)

@@ -245,6 +245,18 @@ class QueuePlugin(CoordinatorPlugin):
         self._is_paused = False
         self._steer()
 
+    async def pause_everywhere(self, reason: str = "") -> bool:
+        """Let no process claim until `resume_everywhere`; what runs goes on.
+
+        It stands in the store: who comes later claims nothing either. False says that the
+        queue was paused before, and is as it was.
+        """
+        return await self._open().pause(reason)
+
+    async def resume_everywhere(self) -> bool:
+        """Let every process claim again; False says that the queue was not paused."""
+        return await self._open().resume()
+
     async def drain(self, *, max_messages: int | None = None, deadline: float | None = None) -> int:
         """Handle messages until none is left, for one-shot runs; count them.
 

@@ -14,6 +14,8 @@ What every port promises:
   none has spent an attempt, unless it ran alone: see `core.messages`.
 - A delayed message is not claimed before its time, by the store's clock.
 - What cannot be read is set aside among the dead letters, as it is, and reported.
+- While a queue is paused nobody claims of it: no claim that begins after `pause` has returned
+  brings anything, whoever makes it. What is in hand then goes on.
 
 A claim ends when it is settled, when it was not extended for its visibility, by the
 store's clock, or when its session is dead; the last two by `end_claims`, which anybody may
@@ -39,6 +41,7 @@ __all__ = [
     "Kept",
     "Letter",
     "Message",
+    "Pause",
     "QueuePort",
     "Receipt",
     "Settlement",
@@ -159,6 +162,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """A message as it stands, for whoever looks."""
 
+    queue: str
     id: str
     state: State
     value: Json
@@ -169,9 +173,30 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[Failure, ...]
     session: str
     """Who has claimed it, or had when it was finished."""
+    is_suspect: bool
+    """Whether its last claim lapsed: it may have killed its worker, and is to run alone."""
     enqueued: float
+    """Unix seconds, by the store's clock, as all times here."""
+    due: float | None
+    """When its pause is over, or when its claim lapses unless renewed."""
+    claimed: float | None
+    """Since when it is claimed; unknown where older code has claimed it."""
+    finished: float | None
+    seen: float
+    """When this was so."""
+    is_readable: bool = True
+    """Whether its payload is JSON; if not, `value` is its text."""
     cursor: str
     """Pass it as `after` to look on from here."""
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """That nobody claims of a queue."""
+
+    since: float
+    """Unix seconds, by the store's clock."""
+    reason: str
+    """For people; may be empty."""
 
 
 class QueuePort(ABC):
@@ -290,6 +315,22 @@ class QueuePort(ABC):
         Raises:
             Invalid: it is no state of what is finished.
             OutcomeUnknown: nobody can say; to call again is safe.
+        """
+
+    @abstractmethod
+    async def pause(self, reason: str = "") -> bool:
+        """Let nobody claim from now on; False says that it was paused before, and is as it was.
+
+        Raises:
+            Unavailable: no answer; to call again is safe.
+        """
+
+    @abstractmethod
+    async def resume(self) -> bool:
+        """Let everybody claim again; False says that it was not paused.
+
+        Raises:
+            Unavailable: no answer; to call again is safe.
         """
 
     @abstractmethod

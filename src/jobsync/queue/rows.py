@@ -32,7 +32,7 @@ from jobsync.queue.port import (
 from jobsync.stores.sql.access import SqlAccess
 from jobsync.stores.witness import Witness
 
-__all__ = ["LAPSED", "MOST", "SPARED", "Found", "Rows", "Taken", "Told", "as_json"]
+__all__ = ["LAPSED", "MOST", "SPARED", "Found", "Rows", "Taken", "Told", "as_json", "look_at"]
 
 MOST = 10_000
 """The largest batch."""
@@ -187,17 +187,17 @@ class Rows(QueuePort):
             if state in LIVE
             else self._browse_finished(state, after, limit)
         )
-        kept = []
-        for row in rows:
-            try:
-                kept.append(_look_at(row))
-            except Corrupt as corrupt:
-                self._witness.report(corrupt)
-        return kept
+        return look_at(rows, self._witness)
 
     async def count(self) -> Mapping[State, int]:
         """Count the messages in each state."""
         return {state: count for state, count in await self._count() if count}
+
+    async def resume(self) -> bool:
+        """Let everybody claim again, and look at once."""
+        was_paused = await self._resume()
+        self._hints.wake(self.topic)
+        return was_paused
 
     @abstractmethod
     async def _push(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None: ...
@@ -237,6 +237,9 @@ class Rows(QueuePort):
 
     @abstractmethod
     async def _forget(self, state: State, older_than: float, limit: int) -> int: ...
+
+    @abstractmethod
+    async def _resume(self) -> bool: ...
 
     async def _is_surely_there(self, ids: Sequence[str]) -> bool:
         try:
@@ -317,28 +320,70 @@ def _revive(receipt: Receipt, row: Found) -> Message:
     )
 
 
-def _look_at(row: Sequence[Any]) -> Kept:
-    name, state, payload, deliveries, returned, most, errors, session, enqueued, cursor = row
+class _Row(NamedTuple):
+    """A message that somebody looks at."""
+
+    queue: str
+    id: str
+    state: State
+    payload: bytes | str | None
+    deliveries: int
+    returned: int
+    max_attempts: int
+    errors: str
+    session: str
+    suspect: bool
+    enqueued: float
+    due: float | None
+    claimed: float | None
+    finished: float | None
+    seen: float
+    cursor: str
+
+
+def look_at(rows: Sequence[Sequence[Any]], witness: Witness) -> list[Kept]:
+    """Give messages; leave out what cannot be understood, and report it."""
+    kept = []
+    for row in rows:
+        try:
+            kept.append(_look_at(_Row(*row)))
+        except Corrupt as corrupt:
+            witness.report(corrupt)
+    return kept
+
+
+def _look_at(row: _Row) -> Kept:
+    value, is_readable = _decode_or_show(row.payload, row.id)
     return Kept(
-        id=name,
-        state=state,
-        value=None if payload is None else _decode_or_show(payload, name),
-        attempts=deliveries - returned,
-        deliveries=deliveries,
-        max_attempts=most,
-        errors=tuple(_read_errors(errors, name)),
-        session=session,
-        enqueued=enqueued,
-        cursor=cursor,
+        queue=row.queue,
+        id=row.id,
+        state=row.state,
+        value=value,
+        attempts=row.deliveries - row.returned,
+        deliveries=row.deliveries,
+        max_attempts=row.max_attempts,
+        errors=tuple(_read_errors(row.errors, row.id)),
+        session=row.session,
+        is_suspect=bool(row.suspect),
+        enqueued=row.enqueued,
+        due=row.due,
+        claimed=row.claimed,
+        finished=row.finished,
+        seen=row.seen,
+        is_readable=is_readable,
+        cursor=row.cursor,
     )
 
 
-def _decode_or_show(payload: bytes | str, name: str) -> Any:
+def _decode_or_show(payload: bytes | str | None, name: str) -> tuple[Any, bool]:
     """Give a payload; of what is not JSON, its text, so that somebody can look at it."""
+    if payload is None:
+        return None, True
     try:
-        return decode(payload, name)
+        return decode(payload, name), True
     except Corrupt:
-        return payload if isinstance(payload, str) else payload.decode(errors="replace")
+        text = payload if isinstance(payload, str) else payload.decode(errors="replace")
+        return text, False
 
 
 def _read_errors(lines: str, name: str) -> _Lines:

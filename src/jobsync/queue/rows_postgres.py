@@ -258,6 +258,14 @@ class PostgresRows(Rows):
         ((count,),) = await self._access.run(self._sql.purge, named, self.topic)
         return int(count)
 
+    async def pause(self, reason: str = "") -> bool:
+        """Let nobody claim."""
+        named = {"queue": self.queue, "reason": reason}
+        return bool(await self._try(self._sql.pause, named))
+
+    async def _resume(self) -> bool:
+        return bool(await self._try(self._sql.resume, {"queue": self.queue}))
+
     async def _forget(self, state: State, older_than: float, limit: int) -> int:
         named = {
             "queue": self.queue,

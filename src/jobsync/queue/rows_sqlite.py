@@ -7,7 +7,7 @@ lapsed.
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +21,10 @@ from jobsync.queue.rows import LAPSED, MOST, SPARED, Found, Rows, Taken, Told, a
 from jobsync.stores.sql import sqlite_messages as sql
 from jobsync.stores.sql.access import SqliteAccess
 
-__all__ = ["SqliteRows"]
+__all__ = ["SqliteRows", "read_clock"]
+
+_ID, _FINISHED = 1, 13
+"""Places in a row that somebody looks at."""
 
 _WHICH = "pass a sqlite3 connection to the file that the queue is in"
 
@@ -107,6 +110,7 @@ class SqliteRows(Rows):
                     "session": session,
                     "due": mono + visibility,
                     "boot": boot,
+                    "now": named["now"],
                     "positions": _json([row[0] for row in rows]),
                 }
                 connection.execute(sql.CLAIM, taken)
@@ -189,7 +193,7 @@ class SqliteRows(Rows):
 
     async def _browse_live(self, state: State, after: str, limit: int) -> list[Any]:
         named = {"queue": self.queue, "state": state, "after": after or "0", "limit": limit}
-        return await self._access.read(sql.BROWSE_LIVE, named)
+        return await self._access.read(sql.BROWSE_LIVE, {**named, **read_clock(self._access)})
 
     async def _browse_finished(self, state: State, after: str, limit: int) -> list[Any]:
         since, _, name = after.partition(" ")
@@ -200,8 +204,8 @@ class SqliteRows(Rows):
             "after": name,
             "limit": limit,
         }
-        rows = await self._access.read(sql.BROWSE_FINISHED, named)
-        return [(*row[:-1], f"{row[-1]!r} {row[0]}") for row in rows]
+        rows = await self._access.read(sql.BROWSE_FINISHED, {**named, "now": self._now()})
+        return [(*row[:-1], f"{row[_FINISHED]!r} {row[_ID]}") for row in rows]
 
     async def _count(self) -> list[tuple[State, int]]:
         return await self._access.read(sql.COUNT, {"queue": self.queue})
@@ -232,6 +236,22 @@ class SqliteRows(Rows):
 
         return await self._access.write(work, self.topic)
 
+    async def pause(self, reason: str = "") -> bool:
+        """Let nobody claim."""
+        return await self._steer(sql.PAUSE, {"now": self._now(), "reason": reason})
+
+    async def _resume(self) -> bool:
+        return await self._steer(sql.RESUME, {})
+
+    async def _steer(self, statement: str, named: Mapping[str, Any]) -> bool:
+        def work(connection: sqlite3.Connection) -> bool:
+            return connection.execute(statement, {**named, "queue": self.queue}).rowcount > 0
+
+        try:
+            return await self._access.write(work, self.topic)
+        except OutcomeUnknown as error:
+            raise Unavailable(self.topic, error.detail) from error
+
     async def _forget(self, state: State, older_than: float, limit: int) -> int:
         def work(connection: sqlite3.Connection) -> int:
             before = self._now() - older_than
@@ -245,6 +265,12 @@ class SqliteRows(Rows):
 
     def _since_boot(self) -> tuple[int, float]:
         return self._access.clock.boot(), self._access.clock.mono().seconds
+
+
+def read_clock(access: SqliteAccess) -> dict[str, float]:
+    """Give the time by which a look tells when claims lapse."""
+    clock = access.clock
+    return {"now": clock.wall().seconds, "boot": clock.boot(), "mono": clock.mono().seconds}
 
 
 def _complete(connection: sqlite3.Connection, batch: Sequence[Told], now: float) -> set[str]:

@@ -46,7 +46,7 @@ DO $$ BEGIN CREATE ROLE {role} NOLOGIN; EXCEPTION WHEN duplicate_object THEN NUL
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {schema}.jobsync_schema TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.jobsync_record, {schema}.jobsync_entry,
-  {schema}.jobsync_message, {schema}.jobsync_finished TO {role};
+  {schema}.jobsync_message, {schema}.jobsync_finished, {schema}.jobsync_pause TO {role};
 """
 
 

@@ -129,6 +129,14 @@ class ToldPort(QueuePort):
             older_than=older_than,
         )
 
+    async def pause(self, reason: str = "") -> bool:
+        """Let nobody claim."""
+        return await self._ask("pause", lambda: self._inner.pause(reason), reason=reason)
+
+    async def resume(self) -> bool:
+        """Let everybody claim again."""
+        return await self._ask("resume", self._inner.resume)
+
     async def wait(self, timeout: float) -> None:
         """Return early if there is something new to claim."""
         await self._inner.wait(timeout)

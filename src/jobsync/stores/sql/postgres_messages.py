@@ -12,6 +12,9 @@ import msgspec
 
 __all__ = ["MessageStatements"]
 
+_OPEN = "NOT EXISTS (SELECT 1 FROM {schema}.jobsync_pause WHERE queue = %(queue)s)"
+"""Asked once in a statement: while a queue is paused, nothing of it is claimed."""
+
 _NOW = "(SELECT clock_timestamp())"
 """Asked once in a statement, so that an index can be used."""
 
@@ -51,16 +54,17 @@ _CLAIM = """
 WITH late AS MATERIALIZED (
   SELECT ctid AS place FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'waiting' AND suspect = %(suspects)s AND due <= {now}
-  AND due >= {now} - %(since)s * interval '1 second'
+  AND due >= {now} - %(since)s * interval '1 second' AND {open}
   ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), fresh AS MATERIALIZED (
   SELECT ctid AS place, position FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'ready' AND position >= %(floor)s AND NOT %(suspects)s
+  AND {open}
   ORDER BY position LIMIT (SELECT %(limit)s - count(*) FROM late) FOR UPDATE SKIP LOCKED
 ), taken AS (
   UPDATE {schema}.jobsync_message
   SET state = 'claimed', deliveries = deliveries + 1, claim = %(claim)s, session = %(session)s,
-    due = clock_timestamp() + %(visibility)s * interval '1 second'
+    due = clock_timestamp() + %(visibility)s * interval '1 second', claimed = clock_timestamp()
   -- They are locked: nobody moves them meanwhile.
   WHERE ctid = ANY (ARRAY (SELECT place FROM late UNION ALL SELECT place FROM fresh))
   RETURNING position, {message}
@@ -69,7 +73,7 @@ WITH late AS MATERIALIZED (
     EXISTS (
       SELECT 1 FROM {schema}.jobsync_message
       WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due <= {now}
-      AND due >= {now} - %(since)s * interval '1 second'
+      AND due >= {now} - %(since)s * interval '1 second' AND {open}
     ) AS suspects,
     extract(epoch FROM least(
       (SELECT due FROM {schema}.jobsync_message
@@ -180,18 +184,27 @@ SELECT DISTINCT session FROM {schema}.jobsync_message
 WHERE queue = %(queue)s AND state = 'claimed' ORDER BY session
 """
 
+_LIVE = """
+queue, id, state, payload, deliveries, returned, max_attempts, errors, session, suspect,
+extract(epoch FROM enqueued)::float8,
+CASE WHEN state <> 'ready' THEN extract(epoch FROM due)::float8 END,
+CASE WHEN state = 'claimed' THEN extract(epoch FROM claimed)::float8 END,
+NULL::float8, extract(epoch FROM clock_timestamp())::float8, position::text
+"""
+_FINISHED = """
+queue, id, state, payload, deliveries, returned, max_attempts, errors, session, false,
+extract(epoch FROM enqueued)::float8, NULL::float8, NULL::float8,
+extract(epoch FROM finished)::float8, extract(epoch FROM clock_timestamp())::float8,
+extract(epoch FROM finished)::text || ' ' || id
+"""
 _BROWSE_LIVE = """
-SELECT id, state, payload, deliveries, returned, max_attempts, errors, session,
-  extract(epoch FROM enqueued)::float8, position::text
-FROM {schema}.jobsync_message AS m
+SELECT {live} FROM {schema}.jobsync_message AS m
 WHERE queue = %(queue)s AND state = %(state)s
 AND m.position > coalesce(nullif(%(after)s, ''), '0')::bigint
 ORDER BY m.position LIMIT %(limit)s
 """
 _BROWSE_FINISHED = """
-SELECT id, state, payload, deliveries, returned, max_attempts, errors, session,
-  extract(epoch FROM enqueued)::float8, extract(epoch FROM finished)::text || ' ' || id
-FROM {schema}.jobsync_finished
+SELECT {finished} FROM {schema}.jobsync_finished
 WHERE queue = %(queue)s AND state = %(state)s
 AND (finished, id) > (
   'epoch'::timestamptz
@@ -200,6 +213,25 @@ AND (finished, id) > (
 )
 ORDER BY finished, id LIMIT %(limit)s
 """
+_FIND = """
+SELECT {live} FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::text[])
+UNION ALL
+SELECT {finished} FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[])
+"""
+# Of all queues: how many messages are in which state, in whose hands, and how old.
+_LOOK = """
+SELECT queue, state, session, count(*), extract(epoch FROM min(enqueued))::float8
+FROM {schema}.jobsync_message GROUP BY queue, state, session
+UNION ALL
+SELECT queue, state, '', count(*), extract(epoch FROM min(enqueued))::float8
+FROM {schema}.jobsync_finished GROUP BY queue, state
+"""
+_PAUSES = "SELECT queue, extract(epoch FROM since)::float8, reason FROM {schema}.jobsync_pause"
+_PAUSE = """
+INSERT INTO {schema}.jobsync_pause (queue, reason) VALUES (%(queue)s, %(reason)s)
+ON CONFLICT (queue) DO NOTHING RETURNING 1
+"""
+_RESUME = "DELETE FROM {schema}.jobsync_pause WHERE queue = %(queue)s RETURNING 1"
 _COUNT = """
 SELECT state, count(*) FROM {schema}.jobsync_message WHERE queue = %(queue)s GROUP BY state
 UNION ALL
@@ -265,6 +297,11 @@ class MessageStatements(msgspec.Struct, frozen=True, kw_only=True):
     holders: str
     browse_live: str
     browse_finished: str
+    find: str
+    look: str
+    pauses: str
+    pause: str
+    resume: str
     count: str
     redrive: str
     purge: str
@@ -288,6 +325,11 @@ class MessageStatements(msgspec.Struct, frozen=True, kw_only=True):
             "holders": _HOLDERS,
             "browse_live": _BROWSE_LIVE,
             "browse_finished": _BROWSE_FINISHED,
+            "find": _FIND,
+            "look": _LOOK,
+            "pauses": _PAUSES,
+            "pause": _PAUSE,
+            "resume": _RESUME,
             "count": _COUNT,
             "redrive": _REDRIVE,
             "purge": _PURGE,
@@ -297,6 +339,9 @@ class MessageStatements(msgspec.Struct, frozen=True, kw_only=True):
             "{finish}": _FINISH,
             "{line}": _LINE.replace("{error}", "g.error"),
             "{message}": _MESSAGE,
+            "{live}": _LIVE,
+            "{finished}": _FINISHED,
+            "{open}": _OPEN,
             "{now}": _NOW,
             # A name may hold the sign that marks parameters. Last: it may hold anything.
             "{schema}": schema.replace("%", "%%"),

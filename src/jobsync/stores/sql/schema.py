@@ -81,7 +81,20 @@ CREATE TABLE jobsync_finished (
     "CREATE INDEX jobsync_finished_state ON jobsync_finished (queue, state, finished, id)",
 )
 
-SQLITE_STEPS: tuple[tuple[str, ...], ...] = (_SQLITE_1, _SQLITE_2)
+_SQLITE_3 = (
+    # Unix seconds: since when somebody has claimed it.
+    "ALTER TABLE jobsync_message ADD COLUMN claimed REAL",
+    # A row for each queue of which nothing is claimed until somebody removes the row.
+    """
+CREATE TABLE jobsync_pause (
+  queue  TEXT NOT NULL PRIMARY KEY,
+  since  REAL NOT NULL,      -- Unix seconds
+  reason TEXT NOT NULL       -- for people
+) STRICT, WITHOUT ROWID
+""",
+)
+
+SQLITE_STEPS: tuple[tuple[str, ...], ...] = (_SQLITE_1, _SQLITE_2, _SQLITE_3)
 """Step n brings a file from schema version n to n + 1."""
 
 _POSTGRES_1 = (
@@ -173,5 +186,18 @@ ON {schema}.jobsync_finished (queue, state, finished, id)
 """,
 )
 
-POSTGRES_STEPS: tuple[tuple[str, ...], ...] = (_POSTGRES_1, _POSTGRES_2)
+_POSTGRES_3 = (
+    # Since when somebody has claimed it.
+    "ALTER TABLE {schema}.jobsync_message ADD COLUMN IF NOT EXISTS claimed timestamptz",
+    # A row for each queue of which nothing is claimed until somebody removes the row.
+    """
+CREATE TABLE IF NOT EXISTS {schema}.jobsync_pause (
+  queue  text COLLATE "C" NOT NULL PRIMARY KEY,
+  since  timestamptz NOT NULL DEFAULT clock_timestamp(),
+  reason text NOT NULL               -- for people
+)
+""",
+)
+
+POSTGRES_STEPS: tuple[tuple[str, ...], ...] = (_POSTGRES_1, _POSTGRES_2, _POSTGRES_3)
 """Step n brings a schema from version n to n + 1. Safe to repeat, as administrators may."""

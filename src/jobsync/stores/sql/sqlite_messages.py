@@ -7,12 +7,16 @@ __all__ = [
     "COMPLETE",
     "COUNT",
     "EXTEND",
+    "FIND",
     "FIND_LAPSED",
     "FINISH",
     "FORGET",
     "HOLDERS",
     "LATE",
+    "LOOK",
     "OUTLOOK",
+    "PAUSE",
+    "PAUSES",
     "PURGE_FINISHED",
     "PURGE_LIVE",
     "PUSH",
@@ -23,6 +27,7 @@ __all__ = [
     "REMOVE",
     "REMOVE_COMPLETED",
     "REMOVE_FINISHED",
+    "RESUME",
     "SETTLED",
 ]
 
@@ -44,31 +49,32 @@ _MESSAGE = """
 position, id, CAST(payload AS BLOB), deliveries + 1, returned, max_attempts, timeout, suspect,
 enqueued
 """
+_OPEN = "NOT EXISTS (SELECT 1 FROM jobsync_pause WHERE queue = :queue)"
 LATE = f"""
 SELECT {_MESSAGE} FROM jobsync_message
-WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND due <= :now
+WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND due <= :now AND {_OPEN}
 ORDER BY due, position LIMIT :limit
 """  # noqa: S608 - this file's own constants
 READY = f"""
 SELECT {_MESSAGE} FROM jobsync_message
-WHERE queue = :queue AND state = 'ready' ORDER BY position LIMIT :limit
+WHERE queue = :queue AND state = 'ready' AND {_OPEN} ORDER BY position LIMIT :limit
 """  # noqa: S608 - likewise
 CLAIM = """
 UPDATE jobsync_message
 SET state = 'claimed', deliveries = deliveries + 1, claim = :claim, session = :session,
-  due = :due, boot = :boot
+  due = :due, boot = :boot, claimed = :now
 WHERE position IN (SELECT value FROM json_each(:positions))
 """
 # What there is to do, now and later.
-OUTLOOK = """
+OUTLOOK = f"""
 SELECT
-  EXISTS (
+  {_OPEN} AND (EXISTS (
     SELECT 1 FROM jobsync_message
     WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND due <= :now
   ) OR (NOT :suspects AND EXISTS (
     SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'ready'
-  )),
-  EXISTS (
+  ))),
+  {_OPEN} AND EXISTS (
     SELECT 1 FROM jobsync_message
     WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND due <= :now
   ),
@@ -85,7 +91,7 @@ FROM (SELECT 1) LEFT JOIN (
   SELECT due, boot FROM jobsync_message WHERE queue = :queue AND state = 'claimed'
   ORDER BY due LIMIT 1
 ) AS lapses
-"""
+"""  # noqa: S608 - likewise
 
 _LINE = """
 CASE WHEN :error IS NOT NULL THEN json_object(
@@ -144,20 +150,47 @@ SELECT DISTINCT session FROM jobsync_message
 WHERE queue = :queue AND state = 'claimed' ORDER BY session
 """
 
-BROWSE_LIVE = """
-SELECT id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, session,
-  enqueued, CAST(position AS TEXT)
-FROM jobsync_message
+# What a claim counts from is the boot; people go by the wall clock.
+_LIVE = """
+queue, id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, session,
+suspect, enqueued,
+CASE state WHEN 'waiting' THEN due WHEN 'claimed' THEN
+  CASE WHEN boot = :boot THEN :now + due - :mono ELSE :now END
+END,
+CASE state WHEN 'claimed' THEN claimed END, NULL, :now, CAST(position AS TEXT)
+"""
+_FINISHED = """
+queue, id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, session,
+0, enqueued, NULL, NULL, finished, :now
+"""
+BROWSE_LIVE = f"""
+SELECT {_LIVE} FROM jobsync_message
 WHERE queue = :queue AND state = :state AND position > CAST(:after AS INTEGER)
 ORDER BY position LIMIT :limit
-"""
-BROWSE_FINISHED = """
-SELECT id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, session,
-  enqueued, finished
-FROM jobsync_finished
+"""  # noqa: S608 - likewise
+BROWSE_FINISHED = f"""
+SELECT {_FINISHED}, '' FROM jobsync_finished
 WHERE queue = :queue AND state = :state AND (finished, id) > (:since, :after)
 ORDER BY finished, id LIMIT :limit
+"""  # noqa: S608 - likewise
+FIND = f"""
+SELECT {_LIVE} FROM jobsync_message WHERE id IN (SELECT value FROM json_each(:ids))
+UNION ALL
+SELECT {_FINISHED}, '' FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids))
+"""  # noqa: S608 - likewise
+# Of all queues: how many messages are in which state, in whose hands, and how old.
+LOOK = """
+SELECT queue, state, session, count(*), min(enqueued) FROM jobsync_message
+GROUP BY queue, state, session
+UNION ALL
+SELECT queue, state, '', count(*), min(enqueued) FROM jobsync_finished GROUP BY queue, state
 """
+PAUSES = "SELECT queue, since, reason FROM jobsync_pause"
+PAUSE = """
+INSERT INTO jobsync_pause (queue, since, reason) VALUES (:queue, :now, :reason)
+ON CONFLICT (queue) DO NOTHING
+"""
+RESUME = "DELETE FROM jobsync_pause WHERE queue = :queue"
 COUNT = """
 SELECT state, count(*) FROM jobsync_message WHERE queue = :queue GROUP BY state
 UNION ALL
