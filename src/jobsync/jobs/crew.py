@@ -370,6 +370,7 @@ class Crew:
             host=str(self._facts.get("host", "")),
             pid=int(self._facts.get("pid", 0)),
             locks_enabled=self.settings.locks_enabled,
+            reclaim_after=self.settings.reclaim_after,
         )
         await self._name.take(named, until=self._clock.mono() + wait)
         self._incarnation = incarnation

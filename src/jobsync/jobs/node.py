@@ -49,6 +49,8 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     locks_enabled: bool = True
     """Whether pins hold, as far as it leads."""
+    reclaim_after: float | None = None
+    """Seconds after another's death before which it does not start that one's tasks again."""
 
 
 def read_named(record: Record) -> Named:
