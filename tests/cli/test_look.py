@@ -1,25 +1,21 @@
 """Commands that look at a live fleet of processes, read as people and as programs read them."""
 
-import fcntl
-import json
-import os
-import pty
-import struct
 import subprocess
 import sys
-import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+import click
 import exhibit
 import pytest
 import servers
+from terminal import on_terminal, read_json, read_tsv, run, see
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from jobsync.cli import main
+
 EXHIBIT = Path(exhibit.__file__)
-JOBSYNC = [sys.executable, "-W", "error", "-m", "jobsync"]
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -49,54 +45,6 @@ def _start(place: str, name: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-def run(url: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a pipe, with the store named by the environment."""
-    environ = os.environ | {"JOBSYNC_URL": url}
-    return subprocess.run(
-        [*JOBSYNC, *words], capture_output=True, text=True, timeout=120, check=False, env=environ
-    )
-
-
-def read_json(url: str, *words: str) -> Any:
-    """Give what --json prints."""
-    done = run(url, *words, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def read_tsv(text: str) -> list[dict[str, str]]:
-    """Give the rows that a pipe got."""
-    head, *lines = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
-    return [dict(zip(head, line, strict=True)) for line in lines]
-
-
-def on_terminal(url: str, columns: int, *words: str) -> list[str]:
-    """Run the command line on a terminal of a width; give the lines, without colours."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    environ = os.environ | {"JOBSYNC_URL": url, "TERM": "xterm"}
-    environ.pop("COLUMNS", None)
-    process = subprocess.Popen([*JOBSYNC, *words], stdout=theirs, stderr=theirs, env=environ)
-    os.close(theirs)
-    text = b""
-    # A terminal whose other side is closed gives an error instead of an end.
-    while chunk := _read(ours):
-        text += chunk
-    os.close(ours)
-    assert process.wait(60) == 0, text
-    plain = text.decode()
-    for code in ("\x1b[0m", "\x1b[1m", "\x1b[2m"):
-        plain = plain.replace(code, "")
-    return plain.splitlines()
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:
-        return b""
 
 
 def test_the_cluster_shows_who_is_there_and_who_leads(url: str) -> None:
@@ -191,10 +139,75 @@ def test_why_tells_what_a_task_waits_for(url: str) -> None:
         "train": "unmatched-pin",
         "render": "waiting",
     }
-    told = run(url, "why", "train").stdout
-    assert told.startswith(
-        "train: pinned to tpu-% or big-% (needs a TPU), which no live node matches"
-    )
+    told = on_terminal(url, 160, "why", "train")
+    assert told[0] == "train: pinned to tpu-% or big-% (needs a TPU), which no live node matches"
+    (row,) = read_tsv(run(url, "why", "train").stdout)
+    assert (row["name"], row["code"]) == ("train", "unmatched-pin")
+    assert f"train: {row['reason']}" == told[0]
+
+
+LOOKS = [
+    ["cluster"],
+    ["tokens"],
+    ["pins"],
+    ["jobs", "audits"],
+    ["jobs", "incomplete"],
+    ["resources", "list"],
+    ["resources", "get", "users", "u1"],
+    ["resources", "query", "users"],
+    ["why", "train"],
+    ["doctor"],
+    ["sql", "-c", "SELECT name, status FROM sync_node"],
+]
+
+
+@pytest.mark.parametrize("words", LOOKS, ids=" ".join)
+def test_every_look_is_for_people_and_for_programs(url: str, words: list[str]) -> None:
+    """Lines that fit 80 and 160 columns; rows with tabs in a pipe; JSON with as many rows."""
+    for columns in (80, 160):
+        lines = on_terminal(url, columns, *words)
+        assert lines
+        if words != ["doctor"]:
+            # Whose findings are sentences.
+            assert max(map(len, lines)) <= columns
+    found = read_json(url, *words)
+    tables = run(url, *words).stdout.split("\n\n")
+    rows = [row for table in tables for row in read_tsv(table)]
+    if words[:2] == ["resources", "get"]:
+        # A row for each field.
+        assert {row["field"] for row in rows} == found[0].keys()
+    else:
+        told = (
+            [row for table in found.values() for row in table] if isinstance(found, dict) else found
+        )
+        assert len(rows) == len(told) > 0
+
+
+def test_every_command_has_json_and_every_option_a_variable() -> None:
+    """As the help shows, of each command and of those below it."""
+
+    def walk(command: click.Command, *path: str) -> None:
+        if isinstance(command, click.Group):
+            for name, each in command.commands.items():
+                walk(each, *path, name)
+            return
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        if path != ("work",):
+            assert any("--json" in each.opts for each in options), path
+        for option in options:
+            assert option.envvar, (path, option.opts)
+            assert option.show_envvar, (path, option.opts)
+
+    for name, (module, _) in main._COMMANDS.items():
+        walk(getattr(import_module(f"jobsync.cli.{module}"), name), name)
+
+
+def test_nobody_knows_what_is_not_there(url: str) -> None:
+    """What looks as a message's id and is not there is told as unknown, with 1."""
+    name = "01a1e041-9cb6-77bb-a19f-64aeb3358fce"
+    status, lines = see(url, 160, "why", name)
+    assert status == 1
+    assert "there is no such message" in lines[0]
 
 
 @pytest.mark.parametrize(

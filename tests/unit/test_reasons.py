@@ -45,6 +45,9 @@ def seen(**facts: Any) -> TaskSeen:
         "pins": [],
         "claim": None,
         "claimed_by": None,
+        "last_heard": 1000.0,
+        "timeout": 15.0,
+        "reclaim_after": 60.0,
     }
     return TaskSeen(task_id="t", token=1, **{**usual, **facts})
 
@@ -65,7 +68,7 @@ def seen(**facts: Any) -> TaskSeen:
         (seen(claim=claim("running"), claimed_by="leaving"), "running", "which is at it"),
         (seen(claim=claim("running"), claimed_by="silent"), "owner-silent", "a is silent"),
         (seen(claim=claim("running"), claimed_by="dead"), "abandoned", "a is gone"),
-        (seen(claim=claim("running"), claimed_by="left"), "abandoned", "reclaim_after"),
+        (seen(claim=claim("running"), claimed_by="left"), "abandoned", "b may start it again 60 s"),
         (seen(claim=claim("failed"), claimed_by="ready"), "failed", "run 2 failed on a; b owns it"),
         (seen(claim=claim("done"), claimed_by="dead"), "done", "a has done it, as run 2"),
     ],
@@ -76,3 +79,19 @@ def test_the_reason_is_the_one_that_holds_a_task_up(task: TaskSeen, code: str, t
     reason = explain_task(task)
     assert reason.code == code
     assert told in reason.text
+
+
+@pytest.mark.parametrize(
+    ("task", "since", "until"),
+    [
+        (seen(claim=claim("running"), claimed_by="dead"), 1000.0, 1060.0),
+        (seen(claim=claim("running"), claimed_by="silent"), 1000.0, 1075.0),
+        (seen(claim=claim("running"), claimed_by="dead", last_heard=None), None, None),
+        (seen(claim=claim("running"), claimed_by="ready"), 0.0, None),
+    ],
+    ids=["dead", "silent", "long gone", "at it"],
+)
+def test_times_are_told(task: TaskSeen, since: float | None, until: float | None) -> None:
+    """Since when a node is gone or silent, and when that ends; only where the store can tell."""
+    reason = explain_task(task)
+    assert (reason.since, reason.until) == (since, until)

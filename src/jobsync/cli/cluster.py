@@ -13,7 +13,7 @@ _MEMBERS = (
     "worker_id",
     "state",
     Column("heard", ago),
-    "host",
+    Column("host", spare=True),
     "pid",
     "leads",
     Column("works", spare=True),

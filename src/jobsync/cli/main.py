@@ -17,14 +17,16 @@ _FAILED, _USAGE = 1, 2
 _COMMANDS = {
     "cluster": ("cluster", "Show who is there, and who leads what."),
     "doctor": ("doctor", "Probe a store for everything that jobsync needs of it."),
+    "enqueue": ("enqueue", "Push messages to a queue."),
     "health": ("health", "Ask how a `jobsync work` on this machine is."),
     "jobs": ("sharing", "Show what a fleet has done on a date, and what it has not finished."),
     "pins": ("sharing", "Show which tasks must run where."),
+    "queues": ("queues", "Show queues and their messages; pause, resume and purge them."),
     "resources": ("resources", "Show resources and their records."),
     "schema": ("schema", "Print the tables, or the policy, that a store needs."),
     "sql": ("sql", "Open a shell on the SQL views of a fleet."),
     "tokens": ("sharing", "Show which node of a fleet has how many tokens."),
-    "why": ("why", "Say what a task waits for."),
+    "why": ("why", "Say what a message or a task waits for."),
     "work": ("work", "Run the plugins of a database until told to stop."),
 }
 """Where each word's command is, and what it does."""

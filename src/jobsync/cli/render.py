@@ -14,9 +14,13 @@ from typing import Any
 import click
 import msgspec
 
-__all__ = ["Column", "Table", "ago", "moment", "paint", "show_rows", "show_tables"]
+__all__ = ["Column", "Table", "ago", "moment", "paint", "show_facts", "show_rows", "show_tables"]
 
 _NARROWEST = 8
+_COSY = 20
+"""What is left of a long column before others are left out."""
+_FACT = 11
+"""How far from the left what is said of a thing begins."""
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 
 
@@ -27,13 +31,19 @@ def paint(text: str, **look: Any) -> str:
 
 
 def ago(seconds: object) -> str:
-    """Say how long ago something was."""
+    """Say how long ago something was, or in how long it will be."""
     if not isinstance(seconds, int | float):
         return "-"
+    if seconds < 0:
+        return f"in {_span(-seconds)}"
+    return f"{_span(seconds)} ago"
+
+
+def _span(seconds: float) -> str:
     for unit, name in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
         if seconds >= 2 * unit:
-            return f"{seconds / unit:.0f} {name} ago"
-    return f"{seconds:.1f} s ago"
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.1f} s"
 
 
 def moment(seconds: object) -> str:
@@ -56,6 +66,8 @@ class Column(msgspec.Struct, frozen=True):
     show: Callable[[object], str] = _plain
     spare: bool = False
     """Whether people do without it where their terminal is narrow."""
+    long: bool = False
+    """Whether its beginning is enough, rather than that others are cut or left out."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -81,8 +93,10 @@ def show_rows(
     """Print rows. In a pipe the columns are separated by tabs, with a line of names first."""
     if as_json:
         _print_json(list(rows))
-    else:
+    elif rows or not sys.stdout.isatty():
         Table(columns, rows).print()
+    else:
+        click.echo("none")
 
 
 def show_tables(tables: Mapping[str, Table], *, as_json: bool) -> None:
@@ -101,6 +115,17 @@ def show_tables(tables: Mapping[str, Table], *, as_json: bool) -> None:
             table.print()
 
 
+def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """Print what there is to say of one thing, for people: a sentence, and facts below it."""
+    room = shutil.get_terminal_size().columns
+    click.echo(paint(click.wrap_text(title, room, subsequent_indent="  "), bold=True))
+    for name, value in facts:
+        first, *rest = value.splitlines() or [""]
+        lines = click.wrap_text(first, room, " " * _FACT, " " * _FACT)[_FACT:]
+        indented = "".join(f"\n{'':{_FACT}}{line}" for line in rest)
+        click.echo(f"  {paint(f'{name:8}', dim=True)} {lines}{indented}")
+
+
 def _print_json(value: object) -> None:
     click.echo(msgspec.json.encode(value).decode())
 
@@ -111,21 +136,28 @@ class _Strip(msgspec.Struct, frozen=True):
     cells: list[str]
     """The first is its head."""
     is_number: bool
-    spare: bool
+    column: Column
 
     @property
     def width(self) -> int:
         return max(map(len, self.cells))
 
+    @property
+    def least(self) -> int:
+        """The width below which others go first."""
+        return min(self.width, _COSY) if self.column.long else self.width
+
 
 def _print_aligned(columns: Sequence[Column], rows: Sequence[Mapping[str, object]]) -> None:
     strips = [_cut(column, rows) for column in columns]
     room = shutil.get_terminal_size().columns
-    while _width([strip.width for strip in strips]) > room and any(s.spare for s in strips):
+    while _width([strip.least for strip in strips]) > room:
+        spare = [place for place, strip in enumerate(strips) if strip.column.spare]
+        if not spare:
+            break
         # From the right: what matters most comes first.
-        del strips[max(place for place, strip in enumerate(strips) if strip.spare)]
-    widths = [strip.width for strip in strips]
-    _fit(widths, room)
+        del strips[spare[-1]]
+    widths = _fit(strips, room)
     for number, line in enumerate(zip(*(strip.cells for strip in strips), strict=True)):
         cells = [
             _fill(cell, width, strip.is_number)
@@ -140,7 +172,7 @@ def _cut(column: Column, rows: Sequence[Mapping[str, object]]) -> _Strip:
     return _Strip(
         [column.name.strip("_").replace("_", " "), *map(column.show, values)],
         is_number=bool(values) and all(type(value) is int for value in values),
-        spare=column.spare,
+        column=column,
     )
 
 
@@ -148,10 +180,17 @@ def _width(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * (len(widths) - 1)
 
 
-def _fit(widths: list[int], room: int) -> None:
-    """Take from the widest columns what is too much for a line."""
-    while _width(widths) > room and max(widths) > _NARROWEST:
-        widths[widths.index(max(widths))] -= 1
+def _fit(strips: Sequence[_Strip], room: int) -> list[int]:
+    """Take from the widest columns what is too much for a line, from long ones first."""
+    widths = [strip.width for strip in strips]
+    beginnings = [_NARROWEST if strip.column.long else strip.width for strip in strips]
+    for least in ([strip.least for strip in strips], beginnings, [_NARROWEST] * len(strips)):
+        while _width(widths) > room:
+            wide = [place for place, width in enumerate(widths) if width > least[place]]
+            if not wide:
+                break
+            widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def _fill(cell: str, width: int, is_number: bool) -> str:  # noqa: FBT001 - a fact of the column

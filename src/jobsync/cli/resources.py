@@ -1,23 +1,18 @@
 """`jobsync resources`: which resources there are, and what is in them."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
 
-from jobsync.cli.asking import ask, json_option, url_option
+from jobsync.cli.asking import ask_database, json_option, url_option
 from jobsync.cli.render import show_rows
-from jobsync.components import Components
 from jobsync.core.attributes import render
 from jobsync.core.codec import Json
 from jobsync.database.database import Database
 from jobsync.errors import Invalid, NotFound
-from jobsync.stores.contract import Store
 
 __all__ = ["resources"]
-
-T = TypeVar("T")
 
 
 @click.group()
@@ -39,7 +34,7 @@ def list_(url: str | None, *, as_json: bool) -> None:
             for name, schema in schemas.items()
         ]
 
-    show_rows(["name", "strict", "attributes"], _ask(url, look), as_json=as_json)
+    show_rows(["name", "strict", "attributes"], ask_database(url, look), as_json=as_json)
 
 
 @resources.command()
@@ -56,7 +51,7 @@ def get(url: str | None, resource: str, id: str, *, as_json: bool) -> None:
             raise NotFound(f"record of {resource}", id)
         return dict(found)
 
-    record = _ask(url, look)
+    record = ask_database(url, look)
     rows = [{"field": name, "value": value} for name, value in record.items()]
     show_rows(["field", "value"], [record] if as_json else rows, as_json=as_json)
 
@@ -89,7 +84,7 @@ def query(url: str | None, resource: str, where: str, limit: int, *, as_json: bo
         found = await database.resource(resource).query(condition, limit=limit)
         return [dict(record) for record in found]
 
-    rows = _ask(url, look)
+    rows = ask_database(url, look)
     names = list(dict.fromkeys(name for row in rows for name in row))
     show_rows(names, [dict.fromkeys(names) | row for row in rows], as_json=as_json)
 
@@ -101,11 +96,3 @@ def _read_filter(text: str) -> dict[str, Any]:
         raise Invalid(
             "--where", text, f"is no filter ({error})", 'give JSON: {"age": 30}'
         ) from None
-
-
-def _ask(url: str | None, question: Callable[[Database], Awaitable[T]]) -> T:
-    async def put(store: Store, components: Components) -> T:
-        async with Database(connection=store, components=components) as database:
-            return await question(database)
-
-    return ask(url, put)

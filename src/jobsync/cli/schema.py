@@ -3,8 +3,9 @@
 import click
 import msgspec
 
-from jobsync.cli.asking import app_option
-from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl
+from jobsync.cli.asking import app_option, json_option
+from jobsync.cli.render import show_rows
+from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl, StoreUrl
 from jobsync.errors import Misconfigured
 from jobsync.jobs import sqliteviews
 from jobsync.jobs.config import CoordinationConfig
@@ -21,28 +22,36 @@ _ROLE = "jobsync_writer"
 @click.command()
 @click.argument("url", required=False, envvar="JOBSYNC_URL")
 @app_option
-def schema(url: str | None, app: str) -> None:
+@json_option
+def schema(url: str | None, app: str, *, as_json: bool) -> None:
     """Print the tables and the least-privilege role, or the policy, for the store at URL.
 
     With the views of one fleet. Nothing is changed. With this in place jobsync
     needs no right to create anything.
     """
-    places = Places(CoordinationConfig(appname=app).appname)
-    match read_url(url):
-        case PostgresUrl() as found:
+    text = _write(read_url(url), Places(CoordinationConfig(appname=app).appname))
+    if as_json:
+        show_rows(["schema"], [{"schema": text}], as_json=True)
+    else:
+        click.echo(text)
+
+
+def _write(url: StoreUrl, places: Places) -> str:
+    match url:
+        case PostgresUrl():
             require("postgresql", "psycopg", "postgres")
             from jobsync.jobs.postgresviews import views_sql  # noqa: PLC0415 - an extra
             from jobsync.stores.postgrestables import schema_sql  # noqa: PLC0415 - likewise
 
-            click.echo(schema_sql(found))
-            click.echo(f"BEGIN;\n{views_sql(found.schema or 'public', places, _ROLE)}COMMIT;")
-        case ObjectsUrl() as found:
-            click.echo(msgspec.json.format(msgspec.json.encode(_policy(found)), indent=2).decode())
+            views = views_sql(url.schema or "public", places, _ROLE)
+            return f"{schema_sql(url)}\nBEGIN;\n{views}COMMIT;"
+        case ObjectsUrl():
+            return msgspec.json.format(msgspec.json.encode(_policy(url)), indent=2).decode()
         case SqliteUrl():
-            click.echo("\n".join(f"{text.strip()};" for step in SQLITE_STEPS for text in step))
-            click.echo(sqliteviews.views_sql(places))
-        case MemoryUrl() as found:
-            raise Misconfigured("url", str(found), "has no schema", "nothing is to be prepared")
+            tables = "\n".join(f"{text.strip()};" for step in SQLITE_STEPS for text in step)
+            return f"{tables}\n{sqliteviews.views_sql(places)}"
+        case MemoryUrl():
+            raise Misconfigured("url", str(url), "has no schema", "nothing is to be prepared")
 
 
 def _policy(url: ObjectsUrl) -> dict[str, object]:

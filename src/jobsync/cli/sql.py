@@ -30,9 +30,24 @@ End a statement with a semicolon.  \d lists the views, \q leaves, \? shows this.
 """
 
 
+class _Statement(click.types.StringParamType):
+    """Several stand in a variable as they would in a file."""
+
+    envvar_list_splitter = ";"
+
+
 @click.command()
 @click.argument("url", required=False, envvar="JOBSYNC_URL")
-@click.option("-c", "--command", "statements", multiple=True, help="Run this, and no shell.")
+@click.option(
+    "-c",
+    "--command",
+    "statements",
+    type=_Statement(),
+    multiple=True,
+    envvar="JOBSYNC_COMMAND",
+    show_envvar=True,
+    help="Run this, and no shell.",
+)
 @app_option
 @json_option
 def sql(url: str | None, *, statements: Sequence[str], app: str, as_json: bool) -> None:

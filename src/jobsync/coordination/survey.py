@@ -20,7 +20,7 @@ from jobsync.errors import Corrupt, NewerFormat
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.witness import Witness
 
-__all__ = ["RoleSeen", "SessionSeen", "Survey", "survey"]
+__all__ = ["Condition", "RoleSeen", "SessionSeen", "Survey", "survey"]
 
 _MOST = 10_000
 
@@ -35,6 +35,8 @@ class SessionSeen(msgspec.Struct, frozen=True, kw_only=True):
     state: Condition
     heard: float | None
     """Seconds since it last wrote; None where the store has no clock to tell by."""
+    timeout: float
+    """Seconds of silence after which it is called dead."""
     works: tuple[str, ...]
     """What it stands for, as namespace/work."""
     leads: tuple[str, ...]
@@ -98,6 +100,7 @@ def _see_session(incarnation: str, life: Life, age: float | None) -> SessionSeen
         incarnation=incarnation,
         state=_judge(life, age),
         heard=age,
+        timeout=life.timing.timeout,
         works=tuple(map(_readable, life.works)),
         leads=tuple(map(_readable, sorted(life.holds))),
         facts=life.facts,

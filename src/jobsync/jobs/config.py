@@ -19,7 +19,7 @@ from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.errors import Invalid
 from jobsync.settings import Settings, check_given
 
-__all__ = ["ADDRESS", "CoordinationConfig"]
+__all__ = ["ADDRESS", "CoordinationConfig", "usual_reclaim_delay"]
 
 _BEATS = ("heartbeat_interval_sec", "heartbeat_timeout_sec")
 _LONGEST_BEAT = 3600.0
@@ -203,7 +203,7 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
 
     def reclaim_delay(self, timing: Timing) -> float:
         """Give how long after a node's death its unfinished tasks may be started again."""
-        return self.reclaim_after or max(60.0, 4 * timing.timeout)
+        return self.reclaim_after or usual_reclaim_delay(timing.timeout)
 
     def reveal_url(self) -> str | None:
         """Give the whole URL of the store, password included, if anything names a store.
@@ -220,6 +220,11 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
             database=self.dbname or "",
         )
         return place.reveal()
+
+
+def usual_reclaim_delay(timeout: float) -> float:
+    """Give how long after a node's death its tasks rest, where nobody has said otherwise."""
+    return max(60.0, 4 * timeout)
 
 
 def _make_timing(beat: float, timeout: float) -> Timing:

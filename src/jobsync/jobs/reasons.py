@@ -1,26 +1,16 @@
 """What a task waits for, in words. Pure: decides from what was seen, and asks nobody."""
 
-import msgspec
-
+from jobsync.core.reason import Reason
 from jobsync.jobs.claims import Claim
-from jobsync.jobs.survey import Condition, TaskSeen
+from jobsync.jobs.survey import TaskSeen
 
-__all__ = ["Reason", "explain_task"]
-
-
-class Reason(msgspec.Struct, frozen=True):
-    """What stands between a task and its being done."""
-
-    code: str
-    """For programs."""
-    text: str
-    """For people."""
+__all__ = ["explain_task"]
 
 
 def explain_task(task: TaskSeen) -> Reason:
     """Say what becomes of a task now, or what it waits for."""
     if task.claim is not None and task.claim.state == "running":
-        return _explain_claim(task.claim, task.claimed_by)
+        return _explain_claim(task, task.claim)
     unmet = [pin for pin in task.pins if pin.in_force is None]
     if task.owner is None and unmet:
         patterns = " or ".join(pattern for pin in unmet for pattern in pin.patterns)
@@ -35,20 +25,27 @@ def explain_task(task: TaskSeen) -> Reason:
     return _explain_rest(task, task.owner)
 
 
-def _explain_claim(claim: Claim, holder: Condition | None) -> Reason:
+def _explain_claim(task: TaskSeen, claim: Claim) -> Reason:
     what = f"claimed by {claim.node} as run {claim.run}"
-    match holder:
+    match task.claimed_by:
         case "dead" | "left":
+            again = f"{task.owner} may" if task.owner else "whoever will own it may"
             return Reason(
                 "abandoned",
-                f"{what}, and {claim.node} is gone: the task may be started again once its owner "
-                "has known of that for reclaim_after seconds",
+                f"{what}, and {claim.node} is gone: {again} start it again "
+                f"{task.reclaim_after:g} s after that",
+                since=task.last_heard,
+                until=_add(task.last_heard, task.reclaim_after),
             )
         case "silent":
             return Reason(
-                "owner-silent", f"{what}, and {claim.node} is silent: it will be called dead soon"
+                "owner-silent",
+                f"{what}, and {claim.node} is silent for too long: it will be called dead, and "
+                f"the task may start again {task.reclaim_after:g} s after that",
+                since=task.last_heard,
+                until=_add(task.last_heard, task.timeout + task.reclaim_after),
             )
-    return Reason("running", f"{what}, which is at it")
+    return Reason("running", f"{what}, which is at it", since=claim.started)
 
 
 def _explain_rest(task: TaskSeen, owner: str) -> Reason:
@@ -59,7 +56,13 @@ def _explain_rest(task: TaskSeen, owner: str) -> Reason:
             "waiting", f"{owner} owns it and has not claimed it: its loop has yet to come"
         )
     if claim.state == "done":
-        return Reason("done", f"{claim.node} has done it, as run {claim.run}")
+        return Reason("done", f"{claim.node} has done it, as run {claim.run}", since=claim.ended)
     return Reason(
-        "failed", f"run {claim.run} failed on {claim.node}; {owner} owns it and may try again"
+        "failed",
+        f"run {claim.run} failed on {claim.node}; {owner} owns it and may try again",
+        since=claim.ended,
     )
+
+
+def _add(moment: float | None, seconds: float) -> float | None:
+    return None if moment is None else moment + seconds

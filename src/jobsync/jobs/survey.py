@@ -12,12 +12,13 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
-from jobsync.coordination.survey import Survey, survey
+from jobsync.coordination.survey import SessionSeen, Survey, survey
 from jobsync.core.assignment import NOBODY, Node, Ownership, Plan, promised_to, tokens_of
 from jobsync.core.pins import Pin, pattern_in_force
 from jobsync.core.tokens import token_maker
 from jobsync.errors import Corrupt, NotFound
 from jobsync.jobs.claims import Claim, read_claim
+from jobsync.jobs.config import usual_reclaim_delay
 from jobsync.jobs.dealing import fetch_plan
 from jobsync.jobs.node import Named, Stage, read_named
 from jobsync.jobs.pinboard import Pinboard
@@ -95,6 +96,12 @@ class TaskSeen(msgspec.Struct, frozen=True, kw_only=True):
     claim: Claim | None
     claimed_by: Condition | None
     """What became of the node that claimed it."""
+    last_heard: float | None
+    """When that node last wrote, or was written to be dead; Unix seconds, by the store's clock."""
+    timeout: float
+    """Seconds of silence after which it is called dead."""
+    reclaim_after: float
+    """Seconds after a node's death before which the owner does not start its tasks again."""
 
 
 class FleetSurvey:
@@ -113,6 +120,7 @@ class FleetSurvey:
         self.number = plan.assignment.number
         """Which assignment stands; grows with each change."""
         self._store = store
+        self._clock = components.clock
         self._witness = Witness(store.name, components.events)
         self._places = Places(fleet)
         self._nodes = sorted(nodes, key=lambda node: node.incarnation)
@@ -165,15 +173,33 @@ class FleetSurvey:
         token = self._token_of(task_id)
         record = await self._store.get(self._places.claim(day, token, task_id))
         claim = None if record is None else self._read(record)
+        session = None if claim is None else self._sessions.get(claim.owner)
+        owner = self._find_owner(task_id, token)
+        timeout = 0.0 if session is None else session.timeout
         return TaskSeen(
             task_id=task_id,
             token=token,
-            owner=self._find_owner(task_id, token),
+            owner=owner,
             moving_to=self._find_taker(task_id, token),
             pins=[pin for pin in await self.pins() if pin.task_id == task_id],
             claim=claim,
             claimed_by=None if claim is None else self._judge(claim.owner),
+            last_heard=await self._date(session),
+            timeout=timeout,
+            reclaim_after=self._find_delay(owner) or usual_reclaim_delay(timeout),
         )
+
+    async def _date(self, session: SessionSeen | None) -> float | None:
+        """Say when a session last wrote, or was written to be dead."""
+        if session is None or session.heard is None:
+            return None
+        now = await self._store.now() or self._clock.wall()
+        return now.seconds - session.heard
+
+    def _find_delay(self, owner: str | None) -> float | None:
+        """Give what a task's owner goes by, where it tells."""
+        delays = [node.reclaim_after for node in self._nodes if node.name == owner]
+        return delays[0] if delays else None
 
     def _see_node(self, node: Named) -> NodeSeen:
         session = self._sessions.get(node.incarnation)

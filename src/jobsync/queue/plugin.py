@@ -48,10 +48,13 @@ from jobsync.database.coordinating import CoordinatorPlugin
 from jobsync.errors import Invalid, Unavailable
 from jobsync.events import Event, HandlerFailed
 from jobsync.queue import events
+from jobsync.queue.duty import Duty, describe_duty
 from jobsync.queue.executor import Executor, Handler, describe
 from jobsync.queue.hand import Held
+from jobsync.queue.naming import name_queue
 from jobsync.queue.opening import open_port
-from jobsync.queue.port import Ended, Kept, Letter, Message, QueuePort
+from jobsync.queue.port import Ended, Kept, Message, QueuePort
+from jobsync.queue.posting import draft_letters
 from jobsync.queue.settings import QueueSettings, translate
 from jobsync.queue.worker import Told, Worker
 from jobsync.settings import Sources, resolve
@@ -67,8 +70,6 @@ _COUNTED: Mapping[str, tuple[State, ...]] = {
     "all": (*LIVE, *FINISHED),
     **{state: (state,) for state in (*LIVE, *FINISHED)},
 }
-_LONGEST_DELAY = 366 * 86_400.0
-_MOST_ATTEMPTS = 1_000_000
 _TELL = 60.0
 """Seconds between two accounts of what was done."""
 _TIDY = 60.0
@@ -154,7 +155,7 @@ class QueuePlugin(CoordinatorPlugin):
     @property
     def queue(self) -> str:
         """How the store calls this queue."""
-        return f"{self.namespace}/{self.resource}"
+        return name_queue(self.namespace, self.resource)
 
     async def enqueue(
         self,
@@ -186,13 +187,15 @@ class QueuePlugin(CoordinatorPlugin):
     ) -> list[str]:
         """Push messages, all or none, in order; give their ids. See `Resource.enqueue`."""
         attempts = self.settings.max_attempts if max_attempts is None else max_attempts
-        _check_options(delay, timeout, attempts)
         ids = self.database.components.ids.records(len(data))
-        documents = self.database.resource(self.resource).draft(data, ids)
-        letters = [
-            Letter(id=name, value=value, delay=delay, timeout=timeout, max_attempts=attempts)
-            for name, value in zip(ids, documents, strict=True)
-        ]
+        letters = draft_letters(
+            self.database.resource(self.resource),
+            data,
+            ids,
+            delay=delay,
+            timeout=timeout,
+            max_attempts=attempts,
+        )
         if connection is not None:
             # Whether and when it commits is the caller's to know: nothing is told of it.
             await self._open().push_within(connection, letters)
@@ -304,6 +307,7 @@ class QueuePlugin(CoordinatorPlugin):
         working, self._working = self._working, None
         if worker is not None and working is not None:
             worker.stop()
+            self._joined().tell(**describe_duty(self.queue, None))
             await asyncio.wait([working])
             self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
 
@@ -364,6 +368,8 @@ class QueuePlugin(CoordinatorPlugin):
         if self._worker is not None:
             self._worker.is_paused = self._is_paused
             self._worker.wake()
+            duty = Duty(concurrency=self.settings.concurrency, is_paused=self._is_paused)
+            self._joined().tell(**describe_duty(self.queue, duty))
 
     def _make_worker(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:
         if self._executor is None:
@@ -476,12 +482,3 @@ def _refuse_unknown(options: Mapping[str, Any], own: set[str]) -> None:
             hint = closest(name, [*known, "workers", "max_retries", "ticket_interval"])
             fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(known))}"
             raise Invalid(name, value, "is not an option of a queue", fix)
-
-
-def _check_options(delay: float, timeout: float | None, max_attempts: int) -> None:
-    if not 0 <= delay <= _LONGEST_DELAY:
-        raise Invalid("delay", delay, "is no duration", "give seconds, 0 to 366 days")
-    if timeout is not None and not 0 < timeout <= _LONGEST_DELAY:
-        raise Invalid("timeout", timeout, "is no duration", "give seconds, up to 366 days")
-    if not 1 <= max_attempts <= _MOST_ATTEMPTS:
-        raise Invalid("max_attempts", max_attempts, "is no count", "give 1 to 1,000,000")
