@@ -1,0 +1,228 @@
+"""`jobsync enqueue` and `jobsync queues`, with processes at work on the same store."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import servers
+from ledger import until
+from shopping import Shop
+from terminal import on_terminal, read_json, read_tsv, run, see
+
+QUEUE, OTHER = "default/emails", "default/reports"
+STATES = ("ready", "waiting", "claimed", "completed", "cancelled", "dead")
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A store with two queues, and a process at work on each."""
+    folder = tmp_path_factory.mktemp("queues")
+    if request.param == "sqlite":
+        place = f"sqlite:///{folder / 'fleet.db'}"
+    else:
+        server: servers.PostgresServer = request.getfixturevalue("postgres")
+        place = f"{server.url}?schema=queued"
+    with ExitStack() as stack:
+        for queue in ("emails", "reports"):
+            log = folder / f"{queue}.log"
+            shop = stack.enter_context(Shop(place, queue, log, concurrency=2, prefetch=0))
+            asyncio.run(until(lambda: shop.is_at_work, "it is at work"))  # noqa: B023 - at once
+        yield place
+
+
+def look(url: str, queue: str = QUEUE) -> dict[str, Any]:
+    """Give what the list says of a queue."""
+    (row,) = [each for each in read_json(url, "queues", "list") if each["queue"] == queue]
+    return dict(row)
+
+
+def push(url: str, *messages: dict[str, Any], words: tuple[str, ...] = ()) -> list[str]:
+    """Push messages to the first queue."""
+    given = "\n".join(json.dumps(message) for message in messages)
+    done = run(url, "enqueue", "emails", *words, given=given)
+    assert done.returncode == 0, done.stderr
+    return [row["id"] for row in read_tsv(done.stdout)]
+
+
+async def test_messages_come_by_argument_and_by_lines(url: str) -> None:
+    """One, a list, or a line each; a worker in another process handles them."""
+    before = look(url)["completed"]
+    (one,) = read_json(url, "enqueue", "emails", '{"to": "a"}')
+    done = run(url, "enqueue", "default/emails", '[{"to": "b"}, {"to": "c"}]')
+    two = read_tsv(done.stdout)
+    three = push(url, {"to": "d"}, {"to": "e"}, {"to": "f"})
+    ids = [one["id"], *(row["id"] for row in two), *three]
+    assert len(set(ids)) == 6
+    await until(lambda: look(url)["completed"] == before + 6, "all are handled")
+
+
+def test_many_are_pushed_at_once_and_people_see_some_ids(url: str) -> None:
+    """All or none, in one go; a terminal is not flooded."""
+    run(url, "queues", "pause", "emails")
+    many = json.dumps([{"to": str(n)} for n in range(100)])
+    lines = on_terminal(url, 80, "enqueue", "emails", many)
+    assert (lines[0], len(lines), lines[-1]) == ("id", 22, "… and 80 more")
+    assert look(url)["ready"] == 100
+    bad = json.dumps([{"to": "x"}] * 50) + "\n[1]"
+    done = run(url, "enqueue", "emails", given=bad)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "line 2='[1]': is no message" in done.stderr
+    assert look(url)["ready"] == 100
+    run(url, "queues", "purge", "emails", "--yes")
+    run(url, "queues", "resume", "emails")
+
+
+def test_options_go_with_the_messages(url: str) -> None:
+    """Delay, timeout and attempts, by option or by variable."""
+    words = ("--delay", "3600", "--max-attempts", "7", "--timeout", "9")
+    (name,) = push(url, {"to": "late"}, words=words)
+    (kept,) = read_json(url, "queues", "browse", "emails", "--state", "waiting")
+    assert (kept["id"], kept["max_attempts"], kept["value"]["to"]) == (name, 7, "late")
+    assert kept["due"] - kept["enqueued"] == pytest.approx(3600, abs=60)
+    (purged,) = read_json(url, "queues", "purge", "emails", "--state", "waiting", "--yes")
+    assert purged == {"queue": QUEUE, "what": "purged", "removed": 1}
+
+
+def test_queues_are_listed_for_people_and_for_programs(url: str) -> None:
+    """What is in each, and how many work on it."""
+    found = {row["queue"]: row for row in read_json(url, "queues", "list")}
+    assert found.keys() == {QUEUE, OTHER}
+    assert all(row["workers"] == 1 for row in found.values())
+    rows = read_tsv(run(url, "queues", "list").stdout)
+    assert [row["queue"] for row in rows] == [QUEUE, OTHER]
+    assert all(row[state].isdecimal() for row in rows for state in STATES)
+    for columns in (80, 160):
+        lines = on_terminal(url, columns, "queues", "list")
+        assert max(map(len, lines)) <= columns
+        assert [line.split()[0] for line in lines[1:]] == [QUEUE, OTHER]
+
+
+def test_one_queue_shows_who_works_on_it(url: str) -> None:
+    """With how many handlers, and how much in hand."""
+    found = read_json(url, "queues", "stats", "reports")
+    (worker,) = found["workers"]
+    assert (worker["state"], worker["concurrency"], worker["claims"]) == ("live", 2, 0)
+    _, workers = run(url, "queues", "stats", "reports").stdout.split("\n\n")
+    (row,) = read_tsv(workers)
+    assert row["worker_id"] == worker["worker_id"]
+    for columns in (80, 160):
+        lines = on_terminal(url, columns, "queues", "stats", "reports")
+        assert max(map(len, lines)) <= columns
+        # Whole: it is what people search for in logs.
+        assert any(line.startswith(worker["worker_id"]) for line in lines)
+
+
+async def test_messages_are_browsed_by_state(url: str) -> None:
+    """Ids are never cut; dead letters have their errors; a cursor leads on."""
+    push(url, {"kind": "hold"}, {"kind": "cancel"}, {"to": "z"})
+    failing = [{"kind": "fail", "to": f"{n} " + "far" * 40} for n in range(3)]
+    dead = push(url, *failing, words=("--max-attempts", "1"))
+    await until(lambda: look(url)["dead"] == 3 and look(url)["claimed"] == 1, "all came so far")
+    push(url, {"kind": "plain"}, words=("--delay", "60"))
+    for state in STATES:
+        words = ("queues", "browse", "emails", "--state", state)
+        found = read_json(url, *words)
+        rows = read_tsv(run(url, *words).stdout)
+        assert [row["id"] for row in rows] == [kept["id"] for kept in found]
+        assert {kept["state"] for kept in found} <= {state}
+        for columns in (80, 160) if state == "dead" else (80,):
+            lines = on_terminal(url, columns, *words)
+            assert max(map(len, lines)) <= columns
+            assert [line.split()[0] for line in lines[1:]] == [kept["id"] for kept in found]
+    limited = ("queues", "browse", "emails", "--state", "dead", "--limit", "2")
+    first = read_json(url, *limited)
+    rest = read_json(url, *limited, "--after", first[-1]["cursor"])
+    assert [kept["id"] for kept in first + rest] == dead
+    assert first[0]["errors"][0]["error"].startswith("ValueError: no such mailbox: 0 far")
+
+
+async def test_dead_letters_come_back(url: str) -> None:
+    """One by name, then the rest; with all attempts, which they spend again."""
+    dead = [kept["id"] for kept in read_json(url, "queues", "browse", "emails", "--state", "dead")]
+    assert len(dead) == 3
+    (row,) = read_tsv(run(url, "queues", "redrive", "emails", dead[0]).stdout)
+    assert row == {"queue": QUEUE, "what": "redriven", "messages": "1"}
+    (rest,) = read_json(url, "queues", "redrive", "emails")
+    # The first may have died again by now.
+    assert rest["messages"] >= 2
+
+    def errors() -> list[int]:
+        found = read_json(url, "queues", "browse", "emails", "--state", "dead")
+        return [len(kept["errors"]) for kept in found]
+
+    await until(lambda: len(errors()) == 3 and min(errors()) == 2, "they have died again")
+
+
+async def test_a_paused_queue_waits_for_everybody(url: str) -> None:
+    """Until it is resumed; to pause again changes nothing."""
+    assert read_json(url, "queues", "pause", "emails", "--reason", "new mail server") == [
+        {"queue": QUEUE, "what": "paused"}
+    ]
+    (again,) = read_tsv(run(url, "queues", "pause", "emails").stdout)
+    assert again["what"] == "paused before"
+    (name,) = push(url, {"to": "p"})
+    row = look(url)
+    assert (row["ready"], row["reason"]) == (1, "new mail server")
+    wide = on_terminal(url, 160, "queues", "list")
+    assert any("new mail server" in line for line in wide)
+    assert read_json(url, "why", name)[0]["code"] == "paused"
+    assert on_terminal(url, 80, "queues", "resume", "emails")[1].split() == [QUEUE, "resumed"]
+    assert read_json(url, "queues", "resume", "emails")[0]["what"] == "not paused"
+    await until(lambda: look(url)["ready"] == 0, "it is handled")
+
+
+def test_a_purge_counts_and_asks(url: str) -> None:
+    """On a terminal; elsewhere it refuses without --yes, and says so."""
+    words = ("queues", "purge", "reports")
+    run(url, "queues", "pause", "reports")
+    run(url, "enqueue", "reports", '[{"n": 1}, {"n": 2}]')
+    status, lines = see(url, 80, *words, typed="n\n")
+    assert status == 1
+    # What is typed is shown as well.
+    assert "Remove 2 messages of default/reports (ready, waiting) for good? [y/N]" in lines[1]
+    assert look(url, OTHER)["ready"] == 2
+    refused = run(url, *words)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "pass --yes to remove them" in refused.stderr
+    status, lines = see(url, 80, *words, typed="y\n")
+    assert (status, lines[-1].split()) == (0, [OTHER, "purged", "2"])
+    assert read_json(url, *words, "--yes")[0]["removed"] == 0
+    run(url, "queues", "resume", "reports")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (["queues", "stats", "emailz"], 1, "no queue 'emailz' (did you mean default/emails?)"),
+        (["queues", "pause", "a/b/c"], 1, "no queue 'a/b/c'; there are: default/emails"),
+        (["queues", "browse", "emails", "--state", "lost"], 2, "'--state'"),
+        (["queues", "browse", "emails", "--limit", "0"], 2, "'--limit'"),
+        (["queues", "purge", "emails", "--state", "claimed"], 2, "'--state'"),
+        (["enqueue", "emailz", "{}"], 1, "no resource 'emailz' (did you mean emails?)"),
+        (["enqueue", "a/b/c", "{}"], 2, "queue='a/b/c': is no queue's name; write tasks"),
+        (["enqueue", "emails", "[1]"], 2, "DATA='[1]': is no message"),
+        (["enqueue", "emails", "{}", "--delay", "-1"], 2, "'--delay'"),
+        (["enqueue", "emails", "{}", "--delay", "1e12"], 2, "give seconds, 0 to 366 days"),
+        (["enqueue", "emails", "{}", "--max-attempts", "0"], 2, "'--max-attempts'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_wrong_input_is_named(url: str, words: list[str], status: int, told: str) -> None:
+    """The option, the value and what to do, in one line; nothing on standard output."""
+    done = run(url, *words)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_store_without_queues_is_named(tmp_path: Path) -> None:
+    """Memory keeps none; and to look makes no file."""
+    done = run("memory://", "queues", "list")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "cannot keep queues yet; use sqlite:/// or postgresql://" in done.stderr
+    missing = run(f"sqlite:///{tmp_path / 'none.db'}", "queues", "list")
+    assert "there is no such file" in missing.stderr
