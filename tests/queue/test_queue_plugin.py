@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from jobsync import (
     S3QueuePlugin,
     Snooze,
 )
+from jobsync.queue.executor import THREADS
 from jobsync.queue.opening import open_port
 from jobsync.queue.port import Claimed, Letter
 from jobsync.queue.rows import Rows
@@ -440,6 +441,93 @@ async def test_a_stop_waits_for_handlers_within_the_grace(url: str) -> None:
         await queue.start()
         await queue.enqueue({"n": 2})
         await until(lambda: queue.stats()["completed"] == 2)
+
+
+async def stop_here(queue: QueuePlugin) -> None:
+    """Stop a queue, from the task of a handler."""
+    await queue.stop()
+    await queue.stop()
+
+
+async def stop_below(queue: QueuePlugin) -> None:
+    """Likewise, from a task that the handler waits for."""
+    await asyncio.gather(queue.stop(), asyncio.wait_for(queue.stop(), 60))
+
+
+@pytest.mark.parametrize("way", [stop_here, stop_below])
+async def test_a_handler_that_stops_its_queue_is_not_waited_for_by_itself(
+    url: str, way: Callable[[QueuePlugin], Awaitable[None]]
+) -> None:
+    """It goes on to its end and its message is done; then the queue stops, with all others."""
+    ended: list[int] = []
+    others = asyncio.Event()
+
+    async def handle(task: Document) -> None:
+        if task.n:
+            await others.wait()
+        else:
+            await way(queue)
+            others.set()
+        ended.append(task.n)
+
+    queue = QueuePlugin(resource="tasks", on_message=handle, concurrency=3, grace=3600)
+    async with asyncio.timeout(60), Database(url) as db:
+        await db.use_plugin(queue)
+        await queue.enqueue_many([{"n": 1}, {"n": 2}, {"n": 0}])
+        await until(lambda: not queue.is_running)
+        await queue.stop()
+        assert sorted(ended) == [0, 1, 2]
+        assert await queue.count("completed") == 3
+        await queue.start()
+        assert queue.is_running
+
+
+async def test_a_plain_function_may_stop_its_queue_too(url: str) -> None:
+    """From its thread, by way of the loop."""
+    loop = asyncio.get_running_loop()
+
+    def handle(_: Document) -> None:
+        asyncio.run_coroutine_threadsafe(queue.stop(), loop).result(60)
+
+    queue = QueuePlugin(resource="tasks", on_message=handle, grace=3600)
+    async with asyncio.timeout(60), Database(url) as db:
+        await db.use_plugin(queue)
+        await queue.enqueue({"n": 1})
+        await until(lambda: not queue.is_running)
+        await queue.stop()
+        assert await queue.count("completed") == 1
+
+
+async def test_threads_end_with_the_queue(url: str) -> None:
+    """Nothing of a plain function's is left but what cannot be stopped."""
+
+    def handle(_: Document) -> None:
+        return
+
+    async with Database(url) as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle))
+        await queue.enqueue({"n": 1})
+        await until(lambda: queue.stats()["completed"] == 1)
+    await until(lambda: not any(each.name.startswith(THREADS) for each in threading.enumerate()))
+
+
+async def test_a_stop_does_not_wait_for_functions_that_overran(url: str) -> None:
+    """Their messages have failed before; nobody knows when they return."""
+    go_on = threading.Event()
+    overran: list[Event] = []
+
+    def handle(_: Document) -> None:
+        assert go_on.wait(60)
+
+    queue = QueuePlugin(resource="tasks", on_message=handle, max_attempts=1, grace=3600)
+    queue.on("plg:queue:handler-overran", overran.append)
+    async with asyncio.timeout(60), Database(url) as db:
+        await db.use_plugin(queue)
+        await queue.enqueue({"n": 1}, timeout=0.05)
+        await until(lambda: bool(overran))
+        await queue.stop()
+        assert await queue.count("dead") == 1
+    go_on.set()
 
 
 async def test_a_paused_queue_claims_nothing(db: Database) -> None:

@@ -1,24 +1,30 @@
 """One process at work: connects a database, and leaves in good order when it is told to.
 
 The first signal lets everything finish, for the time of grace; the second ends the process
-where it stands, which costs what a crash costs: others take over after a timeout.
+where it stands, which costs what a crash costs: others take over after a timeout. A process
+that only another one can replace ends by itself.
 """
 
 import asyncio
 import logging
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from jobsync.cli.probes import write_heartbeat
 from jobsync.cli.pulse import PERIOD, Pulse
 from jobsync.database.database import Database
+from jobsync.queue.executor import THREADS
 
 __all__ = ["Shift"]
 
 _log = logging.getLogger("jobsync.work")
 _FAILED = 1
+_MOMENT = 1.0
+"""Seconds in which a thread without work surely ends."""
 
 
 class Shift:
@@ -63,6 +69,28 @@ class Shift:
         finally:
             beating.cancel()
 
+    def end(self, status: int) -> None:
+        """End the process, without waiting for functions that nobody can stop.
+
+        Raises:
+            SystemExit: where there are none.
+        """
+        left = self._find_stubborn()
+        if left:
+            _log.warning("left behind, still running: %s", ", ".join(left))
+            logging.shutdown()
+            sys.stdout.flush()
+            self._leave(status)
+        raise SystemExit(status)
+
+    def _find_stubborn(self) -> list[str]:
+        """Name the threads of handlers that go on; idle ones end in a moment."""
+        threads = [each for each in threading.enumerate() if each.name.startswith(THREADS)]
+        give_up = self._clock.mono() + _MOMENT
+        for thread in threads:
+            thread.join(max(0.0, give_up - self._clock.mono()))
+        return [thread.name for thread in threads if thread.is_alive()]
+
     async def _begin(self) -> None:
         """Connect, unless the signal comes first."""
         connecting = asyncio.create_task(self._database.connect())
@@ -102,10 +130,19 @@ class Shift:
         self._pulse.failure = str(getattr(event, "error", event))
         self._told.set()
 
+    def _give_up(self, reasons: list[str]) -> None:
+        """Stop, because only a new process can go on."""
+        self._pulse.failure = "; ".join(reasons)
+        _log.error("%s: stopping, so that another process may begin", self._pulse.failure)
+        self._told.set()
+
     async def _beat(self) -> None:
         """Tell once a second that the loop turns."""
         while True:
             self._pulse.turn()
+            stuck = self._database.stuck()
+            if stuck and not self._told.is_set():
+                self._give_up(stuck)
             if self._heartbeat is not None:
                 write_heartbeat(self._heartbeat, self._pulse.ready(), self._clock.wall())
             await self._clock.sleep(PERIOD)

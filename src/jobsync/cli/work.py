@@ -82,7 +82,7 @@ def work(
     found = _load(target)
     start_logging(log_format, log_level)
 
-    async def run() -> int:
+    async def run() -> tuple[Shift, int]:
         database = await _make(target, found)
         pulse = Pulse(database.components.clock, database.unready)
         with ExitStack() as stack:
@@ -90,9 +90,10 @@ def work(
             if log_format == "text":
                 _greet(target, database, probes)
             shift = Shift(database, pulse, grace=grace, heartbeat=heartbeat_file)
-            return await shift.work()
+            return shift, await shift.work()
 
-    raise SystemExit(asyncio.run(run()))
+    shift, status = asyncio.run(run())
+    shift.end(status)
 
 
 def _load(target: str) -> object:

@@ -248,6 +248,14 @@ class Database(Teller):
         plugins = list(self._plugins.values())
         return [f"{each.name}: {why}" for each in plugins if (why := each.unready())]
 
+    def stuck(self) -> list[str]:
+        """Tell which plugins only a new process can help, and why; nothing, if all is well.
+
+        Asks no store, and may be called from any thread.
+        """
+        plugins = list(self._plugins.values())
+        return [f"{each.name}: {why}" for each in plugins if (why := each.stuck())]
+
     def open_storage(self, slug: str, namespace: str = "default") -> PluginStorage:
         """Give what plugins of a kind keep in a namespace."""
         check_plugin_name("slug", slug)

@@ -130,6 +130,10 @@ class Plugin(Teller):
         """Tell what keeps it from working now; nothing, if all is well. Asks no store."""
         return "" if self._running else "does not run"
 
+    def stuck(self) -> str:
+        """Tell why it will not work again in this process; nothing, if it may. Asks no store."""
+        return ""
+
     def name_under(self, alias: str | None) -> str:
         """Give the name that it has in a database.
 

@@ -5,6 +5,7 @@ cancelled; a plain function cannot be, and keeps its thread until it returns.
 """
 
 import asyncio
+import contextvars
 import inspect
 import traceback
 from collections.abc import Callable
@@ -16,10 +17,13 @@ from jobsync.database.document import Document
 from jobsync.errors import Invalid
 from jobsync.queue.context import BlockingContext, Context
 
-__all__ = ["Executor", "Handler", "Ran", "describe"]
+__all__ = ["THREADS", "Executor", "Handler", "Ran", "describe"]
 
 Handler: TypeAlias = Callable[..., Any]
 """Takes a message, and its context if it has a second parameter."""
+
+THREADS = "jobsync-handler"
+"""How the names of threads begin that run plain functions."""
 
 _UNSETTLED = "the handler has called neither context.ack() nor context.nack()"
 _WITH_CONTEXT = 2
@@ -52,11 +56,18 @@ class Executor:
         self._handler = handler
         self._takes_context = _takes_context(handler)
         self._auto_acknowledge = auto_acknowledge
-        self._threads = None if self.is_async else ThreadPoolExecutor(threads, "jobsync-handler")
+        self._count = threads
+        self._threads: ThreadPoolExecutor | None = None
+
+    def close(self) -> None:
+        """Let threads go that have nothing to do; the next message brings new ones."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
 
     async def run(self, document: Document, context: Context, timeout: float | None) -> Ran:
         """Handle a message; whatever the handler does is an outcome, except to be cancelled."""
-        if self._threads is None:
+        if self.is_async:
             return Ran(await self._run_coroutine(document, context, timeout))
         return await self._run_function(document, context, timeout)
 
@@ -83,7 +94,11 @@ class Executor:
         loop = asyncio.get_running_loop()
         blocking = BlockingContext(context, loop)
         arguments = (document, blocking) if self._takes_context else (document,)
-        running = loop.run_in_executor(self._threads, self._handler, *arguments)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._count, THREADS)
+        # Whoever it calls can tell that it is a handler's call.
+        within = contextvars.copy_context().run
+        running = loop.run_in_executor(self._threads, within, self._handler, *arguments)
         done, _ = await asyncio.wait([running], timeout=timeout)
         if not done:
             return Ran(_tell_late(timeout), running)

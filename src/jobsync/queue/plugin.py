@@ -56,7 +56,7 @@ from jobsync.queue.opening import open_port
 from jobsync.queue.port import Ended, Kept, Message, QueuePort
 from jobsync.queue.posting import draft_letters
 from jobsync.queue.settings import QueueSettings, translate
-from jobsync.queue.worker import Told, Worker
+from jobsync.queue.worker import Told, Worker, find_caller
 from jobsync.settings import Sources, resolve
 
 __all__ = ["QueuePlugin", "S3QueuePlugin"]
@@ -281,6 +281,20 @@ class QueuePlugin(CoordinatorPlugin):
                 timer.cancel()
         return worker.handled
 
+    async def stop(self) -> None:
+        """Stop, if it runs. A handler that asks goes on to its end; all stops after it."""
+        caller = find_caller(self._port)
+        if caller is None or self._turn.doing == "stop" or not self.database.is_connected:
+            await super().stop()
+        else:
+            caller.stop()
+            self.database.run_in_background(super().stop, f"{self.name} stops")
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether it is a hook or a handler of its own that asks, for which `stop` waits."""
+        return super().is_calling or find_caller(self._port) is not None
+
     async def on_start(self) -> None:
         """Find the resource, and take its messages."""
         database = self.database
@@ -310,12 +324,18 @@ class QueuePlugin(CoordinatorPlugin):
             self._joined().tell(**describe_duty(self.queue, None))
             await asyncio.wait([working])
             self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
+        if self._executor is not None:
+            self._executor.close()
 
     def unready(self) -> str:
         """Say what keeps it from working, if anything does."""
+        return self.stuck() or super().unready()
+
+    def stuck(self) -> str:
+        """Say that plain functions have taken every slot: nothing but a new process helps."""
         if self._worker is not None and self._worker.is_stuck:
             return "every slot is taken by a handler that goes on after its time is over"
-        return super().unready()
+        return super().stuck()
 
     async def _end_claims_of(self, death: WorkerDied) -> None:
         """End the claims of a worker whose death this one has written down."""

@@ -13,6 +13,7 @@ batch. What is in hand, from claim to the store's last answer, is bounded all th
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from jobsync.queue.quarantine import Quarantine
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.warden import Warden
 
-__all__ = ["Told", "Worker"]
+__all__ = ["Told", "Worker", "find_caller"]
 
 _AHEAD = 10
 _LEFT = 4
@@ -48,6 +49,19 @@ _PATIENCE = 3
 _INSTANT = 0.002
 _USUAL = Retries()
 _LISTEN = 3600.0
+
+
+_handled: ContextVar["tuple[Worker, Held] | None"] = ContextVar("jobsync_handled", default=None)
+"""What is being handled, for whoever runs below a handler."""
+
+
+def find_caller(port: QueuePort | None) -> "Worker | None":
+    """Give the worker of a queue whose handler it is that asks, if one does."""
+    found = _handled.get()
+    if found is None:
+        return None
+    worker, held = found
+    return worker if worker.port is port and worker.runs(held) else None
 
 
 class Told(msgspec.Struct, kw_only=True):
@@ -97,7 +111,7 @@ class Worker:
         self.handled = 0
         """How many messages were handled, well or not."""
         self.is_paused = False
-        self._port = port
+        self.port = port
         self._membership = membership
         self._executor = executor
         self._settings = settings
@@ -117,7 +131,7 @@ class Worker:
         self._ready: deque[Held] = deque()
         self._running: set[Held] = set()
         self._quarantine = Quarantine(self._clock, self._visibility / 3)
-        self._overrun = 0
+        self._overrun: set[Held] = set()
         self._vain_looks = 0
         self._average = 0.0
         self._changed = asyncio.Event()
@@ -132,7 +146,11 @@ class Worker:
     @property
     def is_stuck(self) -> bool:
         """Whether plain functions that go on after their time have taken every slot."""
-        return self._overrun >= self._settings.concurrency
+        return len(self._overrun) >= self._settings.concurrency
+
+    def runs(self, held: Held) -> bool:
+        """Say whether a message's handler runs."""
+        return held in self._running
 
     async def run(self) -> None:
         """Work until `stop`, or until there is nothing left to do where that was asked for."""
@@ -254,7 +272,7 @@ class Worker:
     async def _claim(self, limit: int, *, suspects: bool) -> Claimed:
         """Claim messages, and let them begin; end claims of others that have lapsed."""
         sent, session = self._clock.mono(), self._membership.incarnation
-        claimed = await self._port.claim(
+        claimed = await self.port.claim(
             limit, session=session, visibility=self._visibility, suspects=suspects
         )
         taken = self._take(claimed.messages, session, sent)
@@ -269,7 +287,7 @@ class Worker:
         self._warden.is_quiet = claimed.lapse is None and not claimed.messages
         if claimed.lapse is not None and claimed.lapse <= 0:
             keep = [held.id for held in self._hand]
-            self._note_ended(await self._port.end_claims(keep=keep))
+            self._note_ended(await self.port.end_claims(keep=keep))
         return claimed
 
     def _take(self, messages: Iterable[Message], session: str, sent: Mono) -> list[Held]:
@@ -299,6 +317,7 @@ class Worker:
         message = held.message
         timeout = self._timeout if message.timeout is None else message.timeout
         held.begun = self._clock.mono()
+        _handled.set((self, held))
         held.context = Context(message, self._membership.worker_id, self._clock, timeout, self)
         try:
             outcome, overrun = await self._executor.run(held.document, held.context, timeout)
@@ -306,9 +325,8 @@ class Worker:
             if overrun is not None:
                 self._told.overran(message, timeout or 0.0)
                 # Its thread is taken until it returns.
-                self._overrun += 1
+                self._overrun.add(held)
                 await asyncio.wait([overrun])
-                self._overrun -= 1
         except asyncio.CancelledError:
             # A plain function goes on: nobody else may have its message before it lapses.
             if self._executor.is_async:
@@ -317,6 +335,7 @@ class Worker:
         finally:
             self._measure(self._clock.mono() - held.begun)
             self._running.discard(held)
+            self._overrun.discard(held)
             self._quarantine.release(held)
             self._go_on()
 
@@ -423,7 +442,7 @@ class Worker:
         """Look whenever somebody has pushed, also while a claim is under way."""
         while True:
             try:
-                await self._port.wait(_LISTEN)
+                await self.port.wait(_LISTEN)
             except Unavailable:
                 await self._clock.sleep(self._settings.poll_interval)
             self._changed.set()
@@ -443,6 +462,10 @@ class Worker:
                 self._hand.lose(held, "it could not be given back in time")
 
     async def _let_finish(self, grace: float | None) -> None:
+        for held in self._overrun:
+            # It is settled; nobody knows when its function returns.
+            if held.task is not None:
+                held.task.cancel()
         tasks = {held.task for held in self._running if held.task is not None}
         if not tasks:
             return
