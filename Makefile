@@ -7,9 +7,10 @@ PY := .venv/bin/python
 ELECTION := tests/chaos/test_election.py tests/chaos/test_idle_cost.py
 SHARING := tests/chaos/test_jobs.py
 QUEUE := tests/chaos/test_queue.py tests/queue/test_outages.py tests/queue/test_depth.py
-OTHERS := $(ELECTION) $(SHARING) $(QUEUE)
+OPERATE := tests/chaos/test_operate.py
+OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE)
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue \
+.PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue prove-operate \
   certify-s3 simulate bench-stores bench-resources bench-jobs bench-queue clean
 
 help: ## what can be made
@@ -47,6 +48,9 @@ prove-jobs: setup ## real processes share tasks, join, leave, are killed and fro
 prove-queue: setup ## 300 simulated hours, then real processes that are killed and held up; appends to proof/runs.jsonl
 	@$(PY) tests/simulation/simulate.py queue --hours 300 --jobs $(or $(JOBS),2)
 	$(PY) -m pytest $(QUEUE) --scale=full -s $(ARGS)
+
+prove-operate: setup ## workers restarted one by one under load, the store gone for 30 s; appends to proof/runs.jsonl
+	$(PY) -m pytest $(OPERATE) --scale=full -s $(ARGS)
 
 certify-s3: setup ## the conformance suite and the probe on four S3 servers
 	@bash scripts/install-ceph

@@ -11,7 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
@@ -81,6 +82,16 @@ class PostgresServer(Server):
         self._check_ours("restart it")
         self._end("postgres", _SIGNALS[mode])
         self._serve()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Be stopped for a while; then start on the same port."""
+        self._check_ours("stop it")
+        self._end("postgres", _SIGNALS["fast"])
+        try:
+            yield
+        finally:
+            self._serve()
 
     def kill_backends(self) -> int:
         """Cut every client's connection at the server, and tell how many there were."""
