@@ -31,6 +31,7 @@ from jobsync.core.urls import parse_url
 from jobsync.errors import Invalid, Misconfigured
 
 __all__ = [
+    "COMMAND_LINE",
     "Layer",
     "Origin",
     "Resolved",
@@ -47,6 +48,34 @@ __all__ = [
 T = TypeVar("T", bound=msgspec.Struct)
 
 _PREFIX = "JOBSYNC_"
+COMMAND_LINE = frozenset(
+    [
+        "AFTER",
+        "APP",
+        "COMMAND",
+        "DATE",
+        "DELAY",
+        "GRACE",
+        "HEARTBEAT_FILE",
+        "HTTP",
+        "JSON",
+        "LIMIT",
+        "LIVE",
+        "LOG_FORMAT",
+        "LOG_LEVEL",
+        "MAX_AGE",
+        "QUEUE",
+        "REASON",
+        "STATE",
+        "TARGET",
+        "TIMEOUT",
+        "WHERE",
+        "YES",
+    ]
+)
+"""Variables of the command line's own, which are no settings: they stand in environments that
+others share."""
+
 _WORDS = {"yes": True, "on": True, "no": False, "off": False}
 _WANTED: dict[Any, str] = {
     bool: "true or false",
@@ -320,7 +349,11 @@ def _registered(section: str) -> list[str]:
 
 
 def _is_foreign(variable: str) -> bool:
-    return variable.startswith(f"{_PREFIX}TEST_") or bool(_is_service_name(variable))
+    return (
+        variable.removeprefix(_PREFIX) in COMMAND_LINE
+        or variable.startswith(f"{_PREFIX}TEST_")
+        or bool(_is_service_name(variable))
+    )
 
 
 def _open(

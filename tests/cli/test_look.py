@@ -14,6 +14,7 @@ import servers
 from terminal import on_terminal, read_json, read_tsv, run, see
 
 from jobsync.cli import main
+from jobsync.settings import COMMAND_LINE
 
 EXHIBIT = Path(exhibit.__file__)
 
@@ -197,9 +198,19 @@ def test_every_command_has_json_and_every_option_a_variable() -> None:
         for option in options:
             assert option.envvar, (path, option.opts)
             assert option.show_envvar, (path, option.opts)
+        variables.update(name for each in command.params for name in _name_variables(each))
 
+    variables = set[str]()
     for name, (module, _) in main._COMMANDS.items():
         walk(getattr(import_module(f"jobsync.cli.{module}"), name), name)
+    # So that none of them is taken for a mistyped setting where a plugin is made.
+    own = {name.removeprefix("JOBSYNC_") for name in variables if name.startswith("JOBSYNC_")}
+    assert own - {"URL", "QUEUE_MAX_ATTEMPTS"} == COMMAND_LINE
+
+
+def _name_variables(parameter: click.Parameter) -> list[str]:
+    given = parameter.envvar
+    return [given] if isinstance(given, str) else list(given or ())
 
 
 def test_nobody_knows_what_is_not_there(url: str) -> None:

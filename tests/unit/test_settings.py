@@ -10,9 +10,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jobsync import settings
+from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.secret import Secret
 from jobsync.errors import Invalid, Misconfigured
-from jobsync.settings import Origin, Sources, StoreSettings, in_section, resolve, sections
+from jobsync.queue.settings import QueueSettings
+from jobsync.settings import (
+    COMMAND_LINE,
+    Origin,
+    Sources,
+    StoreSettings,
+    in_section,
+    resolve,
+    sections,
+)
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,6 +310,14 @@ def test_foreign_variables_are_ignored(variable: str) -> None:
 
     resolved = resolve(Near, {}, Sources({variable: "tcp://10.0.0.1:5432"}))
     assert resolved.value == Near()
+
+
+@pytest.mark.parametrize("name", sorted(COMMAND_LINE))
+def test_the_command_lines_own_variables_are_no_mistakes(name: str) -> None:
+    """A process of `jobsync work` makes plugins whose settings are called nearly so."""
+    sources = Sources({f"JOBSYNC_{name}": "1"})
+    assert resolve(QueueSettings, {}, sources, section="queue").value == QueueSettings()
+    assert resolve(CoordinatorSettings, {}, sources).value == CoordinatorSettings()
 
 
 def test_what_kubernetes_puts_into_our_name_is_not_ours() -> None:
