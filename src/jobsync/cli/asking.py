@@ -10,22 +10,12 @@ import click
 
 from jobsync.components import Components
 from jobsync.core.urls import SqliteUrl
-from jobsync.database.database import Database
 from jobsync.errors import Misconfigured
 from jobsync.jobs.arguments import read_date
-from jobsync.jobs.survey import FleetSurvey, look_at_fleet
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url
 
-__all__ = [
-    "app_option",
-    "ask",
-    "ask_database",
-    "ask_fleet",
-    "date_option",
-    "json_option",
-    "url_option",
-]
+__all__ = ["app_option", "ask", "date_option", "json_option", "url_option"]
 
 T = TypeVar("T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -103,26 +93,3 @@ def ask(url: str | None, question: Callable[[Store, Components], Awaitable[T]]) 
             await store.close()
 
     return asyncio.run(put())
-
-
-def ask_database(url: str | None, question: Callable[[Database], Awaitable[T]]) -> T:
-    """Put a question about resources."""
-
-    async def put(store: Store, components: Components) -> T:
-        async with Database(connection=store, components=components) as database:
-            return await question(database)
-
-    return ask(url, put)
-
-
-def ask_fleet(url: str | None, app: str, question: Callable[[FleetSurvey], Awaitable[T]]) -> T:
-    """Put a question about nodes that share tasks.
-
-    Raises:
-        NotFound: nobody has ever shared tasks under this name.
-    """
-
-    async def put(store: Store, components: Components) -> T:
-        return await question(await look_at_fleet(store, components, app))
-
-    return ask(url, put)

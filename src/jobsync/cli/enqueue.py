@@ -7,8 +7,9 @@ from typing import Any
 import click
 import msgspec
 
-from jobsync.cli.asking import ask_database, json_option, url_option
+from jobsync.cli.asking import json_option, url_option
 from jobsync.cli.render import show_rows
+from jobsync.cli.resources import ask_database
 from jobsync.database.database import Database
 from jobsync.errors import Invalid
 from jobsync.queue.posting import post

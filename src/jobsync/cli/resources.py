@@ -1,18 +1,23 @@
 """`jobsync resources`: which resources there are, and what is in them."""
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import click
 import msgspec
 
-from jobsync.cli.asking import ask_database, json_option, url_option
+from jobsync.cli.asking import ask, json_option, url_option
 from jobsync.cli.render import show_rows
+from jobsync.components import Components
 from jobsync.core.attributes import render
 from jobsync.core.codec import Json
 from jobsync.database.database import Database
 from jobsync.errors import Invalid, NotFound
+from jobsync.stores.contract import Store
 
-__all__ = ["resources"]
+__all__ = ["ask_database", "resources"]
+
+T = TypeVar("T")
 
 
 @click.group()
@@ -96,3 +101,13 @@ def _read_filter(text: str) -> dict[str, Any]:
         raise Invalid(
             "--where", text, f"is no filter ({error})", 'give JSON: {"age": 30}'
         ) from None
+
+
+def ask_database(url: str | None, question: Callable[[Database], Awaitable[T]]) -> T:
+    """Put a question about resources."""
+
+    async def put(store: Store, components: Components) -> T:
+        async with Database(connection=store, components=components) as database:
+            return await question(database)
+
+    return ask(url, put)

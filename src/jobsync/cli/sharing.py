@@ -1,16 +1,22 @@
 """`jobsync tokens`, `pins` and `jobs`: nodes that share tasks, seen from outside."""
 
 import datetime as dt
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import click
 import msgspec
 
-from jobsync.cli.asking import app_option, ask_fleet, date_option, json_option, url_option
+from jobsync.cli.asking import app_option, ask, date_option, json_option, url_option
 from jobsync.cli.render import Column, Table, ago, moment, show_rows, show_tables
+from jobsync.components import Components
 from jobsync.jobs.claims import Claim
-from jobsync.jobs.survey import FleetSurvey
+from jobsync.jobs.survey import FleetSurvey, look_at_fleet
+from jobsync.stores.contract import Store
 
 __all__ = ["jobs", "pins", "tokens"]
+
+T = TypeVar("T")
 
 _NODES = ("node", "state", "leads", "tokens", Column("heard", ago), "host", "pid")
 _CLAIMS = ("task_id", "token", "node", "state", "run", Column("started", moment))
@@ -26,7 +32,7 @@ def tokens(url: str | None, app: str, *, as_json: bool) -> None:
     async def look(fleet: FleetSurvey) -> FleetSurvey:
         return fleet
 
-    fleet = ask_fleet(url, app, look)
+    fleet = _ask_fleet(url, app, look)
     nodes = [msgspec.structs.asdict(node) for node in fleet.nodes()]
     shares = [
         {"assignment": fleet.number, **msgspec.structs.asdict(share)} for share in fleet.shares()
@@ -51,7 +57,7 @@ def pins(url: str | None, app: str, *, as_json: bool) -> None:
         "created_by",
         Column("expires", moment),
     )
-    found = ask_fleet(url, app, FleetSurvey.pins)
+    found = _ask_fleet(url, app, FleetSurvey.pins)
     show_rows(columns, [msgspec.structs.asdict(pin) for pin in found], as_json=as_json)
 
 
@@ -67,7 +73,7 @@ def jobs() -> None:
 @json_option
 def audits(url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
     """Show the tasks that are done."""
-    found = ask_fleet(url, app, lambda fleet: fleet.claims(day))
+    found = _ask_fleet(url, app, lambda fleet: fleet.claims(day))
     _show_claims([claim for claim in found if claim.state == "done"], as_json=as_json)
 
 
@@ -78,7 +84,7 @@ def audits(url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
 @json_option
 def incomplete(url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
     """Show the tasks that were begun and are not done: running, failed or abandoned."""
-    found = ask_fleet(url, app, lambda fleet: fleet.claims(day))
+    found = _ask_fleet(url, app, lambda fleet: fleet.claims(day))
     _show_claims([claim for claim in found if claim.state != "done"], as_json=as_json)
 
 
@@ -96,3 +102,16 @@ def _show_claims(claims: list[Claim], *, as_json: bool) -> None:
         for claim in claims
     ]
     show_rows((*_CLAIMS, Column("ended", moment)), rows, as_json=as_json)
+
+
+def _ask_fleet(url: str | None, app: str, question: Callable[[FleetSurvey], Awaitable[T]]) -> T:
+    """Put a question about nodes that share tasks.
+
+    Raises:
+        NotFound: nobody has ever shared tasks under this name.
+    """
+
+    async def put(store: Store, components: Components) -> T:
+        return await question(await look_at_fleet(store, components, app))
+
+    return ask(url, put)
