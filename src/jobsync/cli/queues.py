@@ -22,21 +22,6 @@ __all__ = ["queues"]
 T = TypeVar("T")
 
 _STATES: tuple[State, ...] = (*LIVE, *FINISHED)
-
-
-def _name_columns() -> tuple[Column | str, ...]:
-    at = _tell_age()
-    return (
-        "queue",
-        *(Column(state) for state in ("ready", "waiting", "claimed", "dead")),
-        "workers",
-        Column("oldest", at),
-        Column("paused", at),
-        Column("reason", spare=True, long=True),
-        *(Column(state, spare=True) for state in ("completed", "cancelled")),
-    )
-
-
 _WORKERS = (
     "worker_id",
     "state",
@@ -47,36 +32,6 @@ _WORKERS = (
     Column("host", spare=True),
     Column("pid", spare=True),
 )
-
-
-def _name_facts(state: State) -> list[Column | str]:
-    """Give the columns in which messages of a state have something to tell."""
-    at = _tell_age()
-    times = {"ready": "enqueued", "waiting": "due", "claimed": "claimed"}
-    facts: list[Column | str] = [
-        "id",
-        Column("attempts", spare=True),
-        Column(times.get(state, "finished"), at),
-    ]
-    if state in {"claimed", *FINISHED}:
-        facts.append(Column("session", spare=True))
-    if state != "completed":
-        facts.append(Column("value", _show_value, long=True))
-    if state not in {"ready", "completed"}:
-        facts.append(Column("error", long=True))
-    return facts
-
-
-def _tell_age() -> Callable[[object], str]:
-    now = Components.system().clock.wall().seconds
-    return lambda at: ago(now - at) if isinstance(at, float) else "-"
-
-
-def _show_value(value: object) -> str:
-    """Show a message without its id, which stands beside it."""
-    if isinstance(value, dict):
-        value = {name: each for name, each in value.items() if name != "id"}
-    return msgspec.json.encode(value).decode()
 
 
 @click.group()
@@ -243,7 +198,9 @@ def redrive(url: str | None, queue: str, ids: tuple[str, ...], *, as_json: bool)
     """
 
     async def change(port: QueuePort) -> tuple[str, int]:
-        return port.queue, await port.redrive(ids or None)
+        # Once each, though some may die again meanwhile.
+        most = len(ids) or (await port.count()).get("dead", 0)
+        return port.queue, await port.redrive(ids or None, limit=most)
 
     name, count = _ask_queue(url, queue, change)
     _tell(name, "redriven", messages=count, as_json=as_json)
@@ -266,6 +223,19 @@ def _ask_queue(url: str | None, queue: str, question: Callable[[QueuePort], Awai
     return ask(url, put)
 
 
+def _name_columns() -> tuple[Column | str, ...]:
+    at = _tell_age()
+    return (
+        "queue",
+        *(Column(state) for state in ("ready", "waiting", "claimed", "dead")),
+        "workers",
+        Column("oldest", at),
+        Column("paused", at),
+        Column("reason", spare=True, long=True),
+        *(Column(state, spare=True) for state in ("completed", "cancelled")),
+    )
+
+
 def _sum_up(queue: QueueSeen) -> dict[str, object]:
     at_work = [each for each in queue.workers if each.state == "live" and each.concurrency]
     return {
@@ -276,6 +246,36 @@ def _sum_up(queue: QueueSeen) -> dict[str, object]:
         "reason": None if queue.pause is None else queue.pause.reason,
         "oldest": queue.oldest,
     }
+
+
+def _name_facts(state: State) -> list[Column | str]:
+    """Give the columns in which messages of a state have something to tell."""
+    at = _tell_age()
+    times = {"ready": "enqueued", "waiting": "due", "claimed": "claimed"}
+    facts: list[Column | str] = [
+        "id",
+        Column("attempts", spare=True),
+        Column(times.get(state, "finished"), at),
+    ]
+    if state in {"claimed", *FINISHED}:
+        facts.append(Column("session", spare=True))
+    if state != "completed":
+        facts.append(Column("value", _show_value, long=True))
+    if state not in {"ready", "completed"}:
+        facts.append(Column("error", long=True))
+    return facts
+
+
+def _tell_age() -> Callable[[object], str]:
+    now = Components.system().clock.wall().seconds
+    return lambda at: ago(now - at) if isinstance(at, float) else "-"
+
+
+def _show_value(value: object) -> str:
+    """Show a message without its id, which stands beside it."""
+    if isinstance(value, dict):
+        value = {name: each for name, each in value.items() if name != "id"}
+    return msgspec.json.encode(value).decode()
 
 
 def _describe(kept: Kept) -> dict[str, object]:

@@ -15,7 +15,7 @@ from jobsync.core.names import closest
 from jobsync.errors import NotFound
 from jobsync.queue.directory import Content, Directory
 from jobsync.queue.duty import Duty, read_duties
-from jobsync.queue.naming import DEFAULT
+from jobsync.queue.naming import DEFAULT, name_queue
 from jobsync.queue.opening import open_directory
 from jobsync.queue.port import Kept, Pause
 from jobsync.stores.contract import Store
@@ -113,16 +113,13 @@ class QueueSurvey:
         )
 
     def _complete(self, name: str) -> str:
-        if "/" in name:
-            candidates = [name]
-        else:
-            usual = f"{DEFAULT}/{name}"
-            ending = [each for each in self._contents if each.endswith(f"/{name}")]
-            candidates = [usual] if usual in ending or len(ending) != 1 else ending
-        (found,) = candidates
-        if found not in self._contents:
-            raise NotFound("queue", name, list(self._contents), closest(found, self._contents))
-        return found
+        full = name if "/" in name else name_queue(DEFAULT, name)
+        if full in self._contents:
+            return full
+        alike = [each for each in self._contents if each.endswith(f"/{name}")]
+        if len(alike) == 1:
+            return alike[0]
+        raise NotFound("queue", name, list(self._contents), closest(full, self._contents))
 
     def _see(self, name: str) -> QueueSeen:
         content = self._contents.get(name, Content())
