@@ -10,9 +10,10 @@ from pathlib import Path
 
 from jobsync.core.codec import Json
 from jobsync.database.database import Database
+from jobsync.database.plugin import check_plugin_name
 from jobsync.database.resource import Resource
 from jobsync.errors import Incomplete, Invalid, OutcomeUnknown, Unavailable
-from jobsync.queue.naming import name_queue, read_queue_name
+from jobsync.queue.naming import DEFAULT, name_queue
 from jobsync.queue.opening import open_port
 from jobsync.queue.port import Letter, QueuePort
 from jobsync.queue.rows import MOST
@@ -74,7 +75,7 @@ async def post(
         Invalid: something is wrong; nothing was pushed.
         Incomplete: some parts were pushed, and others not; tells which.
     """
-    namespace, name = read_queue_name(queue)
+    namespace, name = _read_name(queue)
     if max_attempts is None:
         sources = Sources.load(os.environ, Path.cwd())
         max_attempts = resolve(QueueSettings, {}, sources, section="queue").value.max_attempts
@@ -91,6 +92,14 @@ async def post(
     for start in range(0, len(letters), MOST):
         await _push_part(port, letters, start)
     return [letter.id for letter in letters]
+
+
+def _read_name(text: str) -> tuple[str, str]:
+    """Understand [NAMESPACE/]RESOURCE."""
+    namespace, _, resource = text.rpartition("/")
+    if not resource or "/" in namespace:
+        raise Invalid("queue", text, "is no queue's name", "write tasks, or emails/tasks")
+    return check_plugin_name("namespace", namespace or DEFAULT), resource
 
 
 async def _push_part(port: QueuePort, letters: Sequence[Letter], start: int) -> None:
