@@ -184,6 +184,15 @@ def test_every_look_is_for_people_and_for_programs(url: str, words: list[str]) -
         assert len(rows) == len(told) > 0
 
 
+def test_the_schema_is_printed_as_text_and_as_json(url: str) -> None:
+    """What an administrator runs, in one piece either way; nothing is changed."""
+    text = run(url, "schema").stdout
+    assert "CREATE TABLE" in text
+    assert "jobsync_pause" in text
+    (row,) = read_json(url, "schema")
+    assert row["schema"].strip() == text.strip()
+
+
 def test_every_command_has_json_and_every_option_a_variable() -> None:
     """As the help shows, of each command and of those below it."""
 

@@ -16,6 +16,8 @@ import pytest
 import servers
 from ledger import until
 from proxy import Proxy
+from shopping import Shop
+from terminal import read_json
 
 MODULE = """
 import asyncio, os
@@ -178,6 +180,20 @@ def test_grace_is_a_bound(tmp_path: Path, url: str) -> None:
         status, told = worker.end()
     assert status == 1
     assert "not everything had ended after 0.2 s of grace" in told
+
+
+async def test_a_function_that_cannot_be_stopped_keeps_no_process(tmp_path: Path, url: str) -> None:
+    """It is left behind at the end of the grace, and its message comes to another."""
+    with Shop(url, "emails", tmp_path / "log", blocks=True, grace=0.1) as shop:
+        await until(lambda: shop.is_at_work, "it is at work")
+        (row,) = read_json(url, "enqueue", "emails", '{"seconds": 3600}')
+        await until(lambda: read_json(url, "why", row["id"])[0]["code"] == "claimed", "it runs")
+        shop.process.send_signal(signal.SIGTERM)
+        await until(lambda: not shop.runs, "it ends")
+        assert shop.process.returncode == 0, shop.told
+        assert "left behind, still running: jobsync-handler_0" in shop.told
+    (seen,) = read_json(url, "queues", "list")
+    assert (seen["claimed"], seen["workers"]) == (1, 0)
 
 
 def test_work_that_fails_ends_the_process(tmp_path: Path, url: str) -> None:
