@@ -4,12 +4,13 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,23 @@ async def test_a_store_that_is_gone_turns_ready_and_not_live(
             await until(lambda: ask(worker, "/readyz")[0] == 200, "it is ready again")
             assert worker.process.poll() is None
             assert worker.end()[0] == 0
+
+
+async def test_a_queue_that_cannot_be_claimed_from_is_not_ready(tmp_path: Path, url: str) -> None:
+    """Though sessions, which have a file of their own, are current; it comes back by itself."""
+    with Shop(url, "emails", tmp_path / "log", concurrency=1, prefetch=0) as shop:
+        await until(lambda: shop.is_at_work and shop.ask("/readyz") == 200, "it is ready")
+        # More than it can handle until it is kept from claiming the next one.
+        many = json.dumps([{"seconds": 0.1}] * 1000)
+        read_json(url, "enqueue", "emails", many)
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60)) as file:
+            file.execute("BEGIN IMMEDIATE")
+            await until(lambda: shop.ask("/readyz") == 503, "it is not ready")
+            assert shop.ask("/livez") == 200
+            file.execute("DELETE FROM jobsync_message WHERE state <> 'claimed'")
+            file.commit()
+        await until(lambda: shop.ask("/readyz") == 200, "it is ready again")
+        assert shop.runs
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path, url: str) -> None:

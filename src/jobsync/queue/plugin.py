@@ -329,7 +329,13 @@ class QueuePlugin(CoordinatorPlugin):
 
     def unready(self) -> str:
         """Say what keeps it from working, if anything does."""
-        return self.stuck() or super().unready()
+        return self.stuck() or super().unready() or self._describe_silence()
+
+    def _describe_silence(self) -> str:
+        worker, membership = self._worker, self._membership
+        if worker is None or membership is None or worker.silence <= membership.timing.timeout:
+            return ""
+        return f"its claims have had no answer for {worker.silence:.0f} s"
 
     def stuck(self) -> str:
         """Say that plain functions have taken every slot: nothing but a new process helps."""

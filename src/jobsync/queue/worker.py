@@ -133,6 +133,8 @@ class Worker:
         self._quarantine = Quarantine(self._clock, self._visibility / 3)
         self._overrun: set[Held] = set()
         self._vain_looks = 0
+        self._asked: Mono | None = None
+        """When the first claim was sent that has had no answer since."""
         self._average = 0.0
         self._changed = asyncio.Event()
         self._is_stopping = False
@@ -147,6 +149,12 @@ class Worker:
     def is_stuck(self) -> bool:
         """Whether plain functions that go on after their time have taken every slot."""
         return len(self._overrun) >= self._settings.concurrency
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which the store owes this worker an answer to its claims."""
+        asked = self._asked
+        return 0.0 if asked is None else self._clock.mono() - asked
 
     def runs(self, held: Held) -> bool:
         """Say whether a message's handler runs."""
@@ -232,6 +240,7 @@ class Worker:
     async def _fetch(self) -> Claimed | None:
         """Claim messages, if there is room, and let them begin; None if there is none."""
         if self.is_paused or self._find_wait() > 0:
+            self._asked = None
             return None
         if self._quarantine.is_wanted:
             claimed = await self._claim(1, suspects=True)
@@ -272,9 +281,11 @@ class Worker:
     async def _claim(self, limit: int, *, suspects: bool) -> Claimed:
         """Claim messages, and let them begin; end claims of others that have lapsed."""
         sent, session = self._clock.mono(), self._membership.incarnation
+        self._asked = self._asked or sent
         claimed = await self.port.claim(
             limit, session=session, visibility=self._visibility, suspects=suspects
         )
+        self._asked = None
         taken = self._take(claimed.messages, session, sent)
         if suspects:
             self._quarantine.take(taken[0] if taken else None)
