@@ -214,6 +214,19 @@ async def test_a_function_that_cannot_be_stopped_keeps_no_process(tmp_path: Path
     assert (seen["claimed"], seen["workers"]) == (1, 0)
 
 
+async def test_what_grace_is_too_short_for_is_given_back(tmp_path: Path, url: str) -> None:
+    """Though the queue would give its handlers an hour: nothing is lost and nothing spent."""
+    with Shop(url, "emails", tmp_path / "log", "--grace", "4", grace=3600) as shop:
+        await until(lambda: shop.is_at_work, "it is at work")
+        read_json(url, "enqueue", "emails", '[{"kind": "hold"}, {"kind": "hold"}]')
+        await until(lambda: read_json(url, "queues", "list")[0]["claimed"] == 2, "both run")
+        shop.process.send_signal(signal.SIGTERM)
+        await until(lambda: not shop.runs, "it ends")
+        assert shop.process.returncode == 0, shop.told
+    given_back = read_json(url, "queues", "browse", "emails", "--state", "waiting")
+    assert [(kept["attempts"], kept["is_suspect"]) for kept in given_back] == [(0, False)] * 2
+
+
 def test_work_that_fails_ends_the_process(tmp_path: Path, url: str) -> None:
     """With 1, and the reason in the log, so that whoever watches it begins anew."""
     worker = Worker(tmp_path, url, FAIL="1")

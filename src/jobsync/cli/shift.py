@@ -109,7 +109,7 @@ class Shift:
         """Let everything end in good order, for as long as grace lasts."""
         try:
             async with asyncio.timeout(self._grace):
-                await self._database.disconnect()
+                await self._database.disconnect(within=self._grace)
         except TimeoutError:
             _log.error("not everything had ended after %g s of grace", self._grace)
             return _FAILED

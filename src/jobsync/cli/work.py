@@ -31,7 +31,7 @@ __all__ = ["work"]
     envvar="JOBSYNC_GRACE",
     show_envvar=True,
     show_default=True,
-    help="Seconds that running handlers have to finish after SIGTERM.",
+    help="Seconds after SIGTERM in which all must end; handlers have three quarters of them.",
 )
 @click.option(
     "--log-format",

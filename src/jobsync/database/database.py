@@ -19,6 +19,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.attributes import parse
+from jobsync.core.clock import Mono
 from jobsync.core.redaction import redact
 from jobsync.core.urls import StoreUrl
 from jobsync.database.attendance import Attendance
@@ -96,6 +97,7 @@ class Database(Teller):
         self._catalogue = Catalogue(lambda: self.store, self.components)
         self._plugins: dict[str, Plugin] = {}
         self._storages: dict[tuple[str, str], PluginStorage] = {}
+        self._until: Mono | None = None
         self._tidying = Tidying(lambda: self.store, self.components, self._find_places)
         self.events = self.components.events
         self.resources = Named("resource", self._catalogue.resources)
@@ -131,14 +133,26 @@ class Database(Teller):
                 self._use()
         return self
 
-    async def disconnect(self) -> None:
-        """Stop the plugins and what else runs, then let go of the store. Safe to repeat."""
+    async def disconnect(self, *, within: float | None = None) -> None:
+        """Stop the plugins and what else runs, then let go of the store. Safe to repeat.
+
+        Args:
+            within: seconds after which the caller loses patience: plugins cut short what would
+                take longer, so that there is time to give it back. It is no timeout.
+        """
         if self._is_part_of("disconnect"):
             return
         async with self._turn.take("disconnect"):
             if self._link is not None:
+                if within is not None:
+                    self._until = self.components.clock.mono() + within
                 told = DatabaseDisconnected(store=self.place)
                 await self._close(self._link, told)
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds that are left to a disconnect whose caller will lose patience."""
+        return None if self._until is None else self._until - self.components.clock.mono()
 
     @property
     def is_connected(self) -> bool:
@@ -383,6 +397,7 @@ class Database(Teller):
 
     def _forget(self) -> None:
         self._link = None
+        self._until = None
         self._catalogue.forget()
 
 

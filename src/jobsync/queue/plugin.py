@@ -70,6 +70,8 @@ _COUNTED: Mapping[str, tuple[State, ...]] = {
     "all": (*LIVE, *FINISHED),
     **{state: (state,) for state in (*LIVE, *FINISHED)},
 }
+_TO_GIVE_BACK = 5.0
+"""Seconds that a store may take for the last settlements, and for the end of a session."""
 _TELL = 60.0
 """Seconds between two accounts of what was done."""
 _TIDY = 60.0
@@ -320,7 +322,7 @@ class QueuePlugin(CoordinatorPlugin):
         worker, self._worker = self._worker, None
         working, self._working = self._working, None
         if worker is not None and working is not None:
-            worker.stop()
+            worker.stop(_share(self.database.time_left))
             self._joined().tell(**describe_duty(self.queue, None))
             await asyncio.wait([working])
             self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
@@ -499,6 +501,11 @@ class QueuePlugin(CoordinatorPlugin):
 
 S3QueuePlugin = QueuePlugin
 """The documents' name for it."""
+
+
+def _share(left: float | None) -> float | None:
+    """Give the seconds that handlers have of those that are left, and keep some to give back."""
+    return None if left is None else max(0.0, left - min(left / 4, _TO_GIVE_BACK))
 
 
 def _refuse_unknown(options: Mapping[str, Any], own: set[str]) -> None:

@@ -137,6 +137,7 @@ class Worker:
         """When the first claim was sent that has had no answer since."""
         self._average = 0.0
         self._changed = asyncio.Event()
+        self._grace = settings.grace
         self._is_stopping = False
         self._group: asyncio.TaskGroup
 
@@ -178,8 +179,10 @@ class Worker:
             for loop in loops:
                 loop.cancel()
 
-    def stop(self) -> None:
-        """Claim no more."""
+    def stop(self, grace: float | None = None) -> None:
+        """Claim no more; let handlers finish for so many seconds, if that is less than usual."""
+        if grace is not None:
+            self._grace = min(self._grace, grace)
         self._is_stopping = True
         self._changed.set()
 
@@ -463,10 +466,9 @@ class Worker:
         self._is_stopping = True
         while self._ready:
             self._conclude(self._ready.popleft(), Returned())
-        grace = self._settings.grace
-        await self._let_finish(None if self._until_empty else grace)
+        await self._let_finish(None if self._until_empty else self._grace)
         try:
-            async with asyncio.timeout(grace):
+            async with asyncio.timeout(self._settings.grace):
                 await self._outbox.flush()
         except TimeoutError:
             for held in list(self._hand):
