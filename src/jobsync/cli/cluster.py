@@ -4,7 +4,8 @@ import click
 import msgspec
 
 from jobsync.cli.asking import ask, json_option, url_option
-from jobsync.cli.render import Column, Table, ago, moment, show_tables
+from jobsync.cli.render import Column, Table, ages, ago, moment, show_tables
+from jobsync.components import Components
 from jobsync.coordination.survey import survey
 
 __all__ = ["cluster"]
@@ -28,14 +29,6 @@ _ROLES = (
     "candidates",
     Column("since", moment, spare=True),
     Column("until", moment, spare=True),
-)
-_TERMS = (
-    "work",
-    "epoch",
-    "worker",
-    "why",
-    Column("ended", moment),
-    Column("since", moment, spare=True),
 )
 
 
@@ -67,9 +60,11 @@ def cluster(url: str | None, *, as_json: bool) -> None:
     for role in roles:
         # They have a table of their own.
         del role["past"]
+    ended = ages(Components.system().clock.wall().seconds)
+    times = (Column("ended", ended), Column("since", moment, spare=True))
     tables = {
         "members": Table(_MEMBERS, members),
         "roles": Table(_ROLES, roles),
-        "terms": Table(_TERMS, terms),
+        "terms": Table(("work", "epoch", "worker", "why", *times), terms),
     }
     show_tables(tables, as_json=as_json)

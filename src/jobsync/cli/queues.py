@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from jobsync.cli.asking import ask, json_option, url_option
-from jobsync.cli.render import Column, Table, ago, show_rows, show_tables
+from jobsync.cli.render import Column, Table, ages, ago, show_rows, show_tables
 from jobsync.components import Components
 from jobsync.core.messages import FINISHED, LIVE, State
 from jobsync.errors import Invalid
@@ -224,7 +224,7 @@ def _ask_queue(url: str | None, queue: str, question: Callable[[QueuePort], Awai
 
 
 def _name_columns() -> tuple[Column | str, ...]:
-    at = _tell_age()
+    at = ages(Components.system().clock.wall().seconds)
     return (
         "queue",
         *(Column(state) for state in ("ready", "waiting", "claimed", "dead")),
@@ -250,7 +250,7 @@ def _sum_up(queue: QueueSeen) -> dict[str, object]:
 
 def _name_facts(state: State) -> list[Column | str]:
     """Give the columns in which messages of a state have something to tell."""
-    at = _tell_age()
+    at = ages(Components.system().clock.wall().seconds)
     times = {"ready": "enqueued", "waiting": "due", "claimed": "claimed"}
     facts: list[Column | str] = [
         "id",
@@ -264,11 +264,6 @@ def _name_facts(state: State) -> list[Column | str]:
     if state not in {"ready", "completed"}:
         facts.append(Column("error", long=True))
     return facts
-
-
-def _tell_age() -> Callable[[object], str]:
-    now = Components.system().clock.wall().seconds
-    return lambda at: ago(now - at) if isinstance(at, float) else "-"
 
 
 def _show_value(value: object) -> str:

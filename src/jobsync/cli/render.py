@@ -14,7 +14,17 @@ from typing import Any
 import click
 import msgspec
 
-__all__ = ["Column", "Table", "ago", "moment", "paint", "show_facts", "show_rows", "show_tables"]
+__all__ = [
+    "Column",
+    "Table",
+    "ages",
+    "ago",
+    "moment",
+    "paint",
+    "show_facts",
+    "show_rows",
+    "show_tables",
+]
 
 _NARROWEST = 8
 _COSY = 20
@@ -46,6 +56,11 @@ def _span(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
+def ages(now: float) -> Callable[[object], str]:
+    """Give what says how far moments lie from now."""
+    return lambda seconds: ago(now - seconds) if isinstance(seconds, int | float) else "-"
+
+
 def moment(seconds: object) -> str:
     """Say when something is, in the reader's own zone."""
     if not isinstance(seconds, int | float):
@@ -54,7 +69,7 @@ def moment(seconds: object) -> str:
 
 
 def _plain(value: object) -> str:
-    if value is None or value == "":
+    if value in (None, "", (), []):
         return "-"
     return _text(value)
 

@@ -7,17 +7,25 @@ import click
 import msgspec
 
 from jobsync.cli.asking import ask, json_option, url_option
-from jobsync.cli.render import show_rows
+from jobsync.cli.render import Column, moment, show_rows
 from jobsync.components import Components
 from jobsync.core.attributes import render
 from jobsync.core.codec import Json
 from jobsync.database.database import Database
+from jobsync.database.document import CREATED, UPDATED, VERSION
 from jobsync.errors import Invalid, NotFound
 from jobsync.stores.contract import Store
 
 __all__ = ["ask_database", "resources"]
 
 T = TypeVar("T")
+
+_LIBRARYS = {
+    CREATED: Column(CREATED, moment, spare=True),
+    UPDATED: Column(UPDATED, moment, spare=True),
+    VERSION: Column(VERSION, spare=True),
+}
+"""What the library adds to records."""
 
 
 @click.group()
@@ -91,7 +99,8 @@ def query(url: str | None, resource: str, where: str, limit: int, *, as_json: bo
 
     rows = ask_database(url, look)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    show_rows(names, [dict.fromkeys(names) | row for row in rows], as_json=as_json)
+    columns = [_LIBRARYS.get(name, Column(name)) for name in names]
+    show_rows(columns, [dict.fromkeys(names) | row for row in rows], as_json=as_json)
 
 
 def _read_filter(text: str) -> dict[str, Any]:
