@@ -31,6 +31,8 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             log = folder / f"{queue}.log"
             shop = stack.enter_context(Shop(place, queue, log, concurrency=2, prefetch=0))
             asyncio.run(until(lambda: shop.is_at_work, "it is at work"))  # noqa: B023 - at once
+        # What workers tell comes with their next beat.
+        asyncio.run(until(lambda: len(read_json(place, "queues", "list")) == 2, "both are told of"))
         yield place
 
 

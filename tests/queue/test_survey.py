@@ -1,0 +1,127 @@
+"""Queues seen from outside, and messages from processes that have no queue."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobsync import (
+    Database,
+    Document,
+    Incomplete,
+    Invalid,
+    InvalidRecord,
+    NotFound,
+    QueuePlugin,
+    Unavailable,
+)
+from jobsync.queue import posting
+from jobsync.queue.posting import post
+from jobsync.queue.rows_sqlite import SqliteRows
+from jobsync.queue.survey import QueueSeen, QueueSurvey, look_at_queues
+
+
+@pytest.fixture
+async def db(tmp_path: Path) -> AsyncIterator[Database]:
+    """A database that is connected."""
+    async with Database(f"sqlite:///{tmp_path / 'jobs.db'}") as db:
+        yield db
+
+
+async def look(db: Database) -> QueueSurvey:
+    """Look at all queues."""
+    return await look_at_queues(db.store, db.components)
+
+
+async def see(db: Database, name: str, holds: Callable[[QueueSeen], bool]) -> QueueSeen:
+    """Look at a queue until it is as it is bound to be: what is told comes with a beat."""
+    async with asyncio.timeout(30):
+        while True:
+            for seen in (await look(db)).queues():
+                if seen.name == name and holds(seen):
+                    return seen
+            await asyncio.sleep(0.02)
+
+
+async def handle(_: Document) -> None:
+    """Do nothing."""
+
+
+async def test_a_resource_names_its_queue_where_that_is_enough(db: Database) -> None:
+    """The default namespace first; another one if it is the only one."""
+    for namespace, resource in [
+        ("default", "emails"),
+        ("bulk", "emails"),
+        ("bulk", "reports"),
+        ("a", "twice"),
+        ("b", "twice"),
+    ]:
+        await db.create_resource(resource)
+        await post(db, f"{namespace}/{resource}", [{"n": 1}])
+    seen = await look(db)
+    assert seen.queue("emails").name == "default/emails"
+    assert seen.queue("bulk/emails").name == "bulk/emails"
+    assert seen.queue("reports").name == "bulk/reports"
+    for name in ("twice", "report", "bulk/twice"):
+        with pytest.raises(NotFound, match="there are: a/twice, b/twice, bulk/emails"):
+            seen.queue(name)
+
+
+async def test_who_works_on_a_queue_tells_so(db: Database) -> None:
+    """From its start to its end, and that it is paused; who only pushes does not."""
+    await db.use_plugin(QueuePlugin(resource="pushed"))
+    queue = await db.use_plugin(
+        QueuePlugin(resource="emails", on_message=handle, concurrency=7), "mail"
+    )
+    seen = await see(db, "mail/emails", lambda seen: bool(seen.workers))
+    (worker,) = seen.workers
+    assert (worker.worker_id, worker.concurrency, worker.works) == (queue.worker_id, 7, True)
+    assert [each.name for each in (await look(db)).queues()] == ["mail/emails"]
+    queue.pause()
+    seen = await see(db, "mail/emails", lambda seen: seen.workers[0].is_paused)
+    assert not seen.workers[0].works
+    queue.resume()
+    await see(db, "mail/emails", lambda seen: seen.workers[0].works)
+    await queue.enqueue({"n": 1})
+    await queue.stop()
+    await see(db, "mail/emails", lambda seen: not seen.workers)
+
+
+async def test_what_is_posted_is_checked_first(db: Database) -> None:
+    """By the schema, by the options and by its name; nothing is pushed if anything is wrong."""
+    await db.create_resource("emails", {"to": "string|required"})
+    with pytest.raises(InvalidRecord, match=r"\[1\].to"):
+        await post(db, "emails", [{"to": "a"}, {}])
+    with pytest.raises(Invalid, match="max_attempts"):
+        await post(db, "emails", [{"to": "a"}], max_attempts=0)
+    with pytest.raises(Invalid, match="namespace"):
+        await post(db, "no name/emails", [{"to": "a"}])
+    with pytest.raises(NotFound, match="did you mean emails"):
+        await post(db, "email", [{"to": "a"}])
+    assert (await look(db)).queues() == []
+
+
+async def test_more_than_a_batch_is_posted_in_parts(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order; if the store fails in between, it is told what is there and what is not."""
+    await db.create_resource("emails")
+    monkeypatch.setattr(posting, "MOST", 2)
+    ids = await post(db, "emails", [{"n": n} for n in range(5)])
+    assert (await look(db)).queue("emails").counts == {"ready": 5}
+    push, calls = SqliteRows.push, list[int]()
+
+    async def fail_at_second(self: SqliteRows, letters: Any) -> None:
+        calls.append(len(letters))
+        if len(calls) == 2:
+            raise Unavailable("queue", "gone")
+        await push(self, letters)
+
+    monkeypatch.setattr(SqliteRows, "push", fail_at_second)
+    with pytest.raises(Incomplete) as raised:
+        await post(db, "emails", [{"n": n} for n in range(5)])
+    assert (len(raised.value.written), len(raised.value.unsent)) == (2, 3)
+    assert (await look(db)).queue("emails").counts == {"ready": 7}
+    assert len(ids) == len(set(ids)) == 5
