@@ -15,6 +15,8 @@ import msgspec
 from ledger import PATIENCE, Fact, Ledger, now, until
 
 from jobsync import Database, QueuePlugin
+from jobsync.core.messages import LIVE
+from jobsync.queue.opening import open_port
 from jobsync.queue.port import Kept
 
 __all__ = ["Depot", "Hand", "Handling", "judge"]
@@ -145,8 +147,10 @@ class Depot:
         async with Database(self.url) as db:
             queue = await db.use_plugin(QueuePlugin(resource="tasks", **self.options))
             give_up = now() + patience
-            while left := await queue.count("pending") + await queue.count("processing"):
-                assert now() < give_up, f"{left} messages are left: {queue}"
+            port = open_port(db.store, queue.queue, db.components)
+            # In one look: between two a message may go from one state to the other.
+            while left := {*await port.count()} & {*LIVE}:
+                assert now() < give_up, f"messages are left: {left}"
                 await asyncio.sleep(0.1)
 
 
