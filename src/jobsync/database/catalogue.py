@@ -7,6 +7,7 @@ back to an earlier one.
 
 import asyncio
 import re
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -62,10 +63,13 @@ class Catalogue:
 
     Attributes:
         resources: those that this process knows.
+        known: those, and what plugins show as such.
     """
 
     def __init__(self, source: Callable[[], Store], components: Components) -> None:
         self.resources: dict[str, Resource] = {}
+        self._shown: dict[str, Resource] = {}
+        self.known = ChainMap(self.resources, self._shown)
         self._source = source
         self._components = components
         self._events = components.events
@@ -159,9 +163,19 @@ class Catalogue:
         notes = await self._source().scan(DROPPED, limit=_PAGE)
         return {self._dropped.name(note.key): note for note in notes}
 
+    def show(self, name: str, records: Store) -> None:
+        """Let records that are kept elsewhere be read as a resource's."""
+
+        async def is_renewed(_: str) -> bool:
+            return False
+
+        definition = Definition(name)
+        self._shown[name] = Resource(definition, lambda: records, self._components, is_renewed)
+
     def forget(self) -> None:
         """Know nothing any more, as before the first look."""
         self.resources.clear()
+        self._shown.clear()
         # The next connection may be made in another loop.
         self._turn = asyncio.Lock()
 

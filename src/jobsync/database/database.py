@@ -100,7 +100,7 @@ class Database(Teller):
         self._until: Mono | None = None
         self._tidying = Tidying(lambda: self.store, self.components, self._find_places)
         self.events = self.components.events
-        self.resources = Named("resource", self._catalogue.resources)
+        self.resources = Named("resource", self._catalogue.known)
         self.plugins = Named("plugin", self._plugins)
         for plugin in plugins:
             self._add(plugin)
@@ -269,6 +269,15 @@ class Database(Teller):
         """
         plugins = list(self._plugins.values())
         return [f"{each.name}: {why}" for each in plugins if (why := each.stuck())]
+
+    def show(self, name: str, records: Store) -> None:
+        """Let what a plugin keeps elsewhere be read as a resource, while this is connected.
+
+        Args:
+            name: the resource's.
+            records: what it reads; what it writes is refused there.
+        """
+        self._catalogue.show(name, records)
 
     def open_storage(self, slug: str, namespace: str = "default") -> PluginStorage:
         """Give what plugins of a kind keep in a namespace."""

@@ -6,7 +6,7 @@ For whoever looks from outside and does not know a queue by name. Reads, and cha
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -22,9 +22,12 @@ from jobsync.stores.sql.postgres import as_array
 from jobsync.stores.sql.postgres_messages import MessageStatements
 from jobsync.stores.witness import Witness
 
-__all__ = ["Content", "Directory", "PostgresDirectory", "SqliteDirectory"]
+__all__ = ["Content", "Directory", "Part", "PostgresDirectory", "SqliteDirectory"]
 
 _TOPIC = "queues"
+
+Part: TypeAlias = Literal["queue", "dead"]
+"""Of a queue: what is to be handled, or the dead letters."""
 
 _Group: TypeAlias = tuple[str, State, str, int, float]
 """A queue, a state, a session, how many, and when the first of them was pushed."""
@@ -60,7 +63,7 @@ class Directory(ABC):
         """
         return _sum_up(await self._look(), await self._find_pauses())
 
-    async def find(self, ids: Collection[str]) -> list[Kept]:
+    async def find(self, ids: Collection[str]) -> Sequence[Kept]:
         """Give messages by their ids, whichever queue they are in; nothing for what is not there.
 
         Raises:
@@ -68,14 +71,27 @@ class Directory(ABC):
         """
         return look_at(await self._find(ids), self._witness)
 
-    @abstractmethod
-    async def _look(self) -> list[_Group]: ...
+    async def list(self, queue: str, part: Part, *, after: str, limit: int) -> Sequence[Kept]:
+        """Give messages of a queue in the order of their ids, from after one on.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        return look_at(await self._list(queue, part, after, limit), self._witness)
 
     @abstractmethod
-    async def _find_pauses(self) -> list[tuple[str, float, str]]: ...
+    async def _look(self) -> Sequence[_Group]: ...
 
     @abstractmethod
-    async def _find(self, ids: Collection[str]) -> list[Sequence[Any]]: ...
+    async def _find_pauses(self) -> Sequence[tuple[str, float, str]]: ...
+
+    @abstractmethod
+    async def _find(self, ids: Collection[str]) -> Sequence[Sequence[Any]]: ...
+
+    @abstractmethod
+    async def _list(
+        self, queue: str, part: Part, after: str, limit: int
+    ) -> Sequence[Sequence[Any]]: ...
 
 
 class SqliteDirectory(Directory):
@@ -90,15 +106,22 @@ class SqliteDirectory(Directory):
         super().__init__(components)
         self._access = access
 
-    async def _look(self) -> list[_Group]:
+    async def _look(self) -> Sequence[_Group]:
         return await self._access.read(sqlite_messages.LOOK)
 
-    async def _find_pauses(self) -> list[tuple[str, float, str]]:
+    async def _find_pauses(self) -> Sequence[tuple[str, float, str]]:
         return await self._access.read(sqlite_messages.PAUSES)
 
-    async def _find(self, ids: Collection[str]) -> list[Sequence[Any]]:
-        named = {"ids": msgspec.json.encode(list(ids)).decode(), **read_clock(self._access)}
+    async def _find(self, ids: Collection[str]) -> Sequence[Sequence[Any]]:
+        named = {"ids": msgspec.json.encode([*ids]).decode(), **read_clock(self._access)}
         return await self._access.read(sqlite_messages.FIND, named)
+
+    async def _list(
+        self, queue: str, part: Part, after: str, limit: int
+    ) -> Sequence[Sequence[Any]]:
+        query = sqlite_messages.LIST_DEAD if part == "dead" else sqlite_messages.LIST_LIVE
+        named = {"queue": queue, "after": after, "limit": limit, **read_clock(self._access)}
+        return await self._access.read(query, named)
 
 
 class PostgresDirectory(Directory):
@@ -114,16 +137,22 @@ class PostgresDirectory(Directory):
         self._access = access
         self._sql = MessageStatements.within(access.schema)
 
-    async def _look(self) -> list[_Group]:
+    async def _look(self) -> Sequence[_Group]:
         return await self._run(self._sql.look)
 
-    async def _find_pauses(self) -> list[tuple[str, float, str]]:
+    async def _find_pauses(self) -> Sequence[tuple[str, float, str]]:
         return await self._run(self._sql.pauses)
 
-    async def _find(self, ids: Collection[str]) -> list[Sequence[Any]]:
-        return await self._run(self._sql.find, {"ids": as_array(list(ids))})
+    async def _find(self, ids: Collection[str]) -> Sequence[Sequence[Any]]:
+        return await self._run(self._sql.find, {"ids": as_array([*ids])})
 
-    async def _run(self, statement: str, named: Mapping[str, Any] | None = None) -> list[Any]:
+    async def _list(
+        self, queue: str, part: Part, after: str, limit: int
+    ) -> Sequence[Sequence[Any]]:
+        query = self._sql.list_dead if part == "dead" else self._sql.list_live
+        return await self._run(query, {"queue": queue, "after": after, "limit": limit})
+
+    async def _run(self, statement: str, named: Mapping[str, Any] | None = None) -> Sequence[Any]:
         try:
             return await self._access.run(statement, named or {}, _TOPIC)
         except OutcomeUnknown as unknown:

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 from msgspec.structs import fields
 
@@ -48,6 +48,7 @@ from jobsync.database.coordinating import CoordinatorPlugin
 from jobsync.errors import Invalid, Unavailable
 from jobsync.events import Event, HandlerFailed
 from jobsync.queue import events
+from jobsync.queue.directory import Part
 from jobsync.queue.duty import Duty, describe_duty
 from jobsync.queue.executor import Executor, Handler, describe
 from jobsync.queue.hand import Held
@@ -55,6 +56,7 @@ from jobsync.queue.naming import name_queue
 from jobsync.queue.opening import open_port
 from jobsync.queue.port import Ended, Kept, Message, QueuePort
 from jobsync.queue.posting import draft_letters
+from jobsync.queue.records import MessageRecords
 from jobsync.queue.settings import QueueSettings, translate
 from jobsync.queue.worker import Told, Worker, find_caller
 from jobsync.settings import Sources, resolve
@@ -304,6 +306,9 @@ class QueuePlugin(CoordinatorPlugin):
         if self.resource not in database.resources:
             await database.create_resource(self.resource)
         database.resources[self.resource].hand_to(self)
+        for part in get_args(Part):
+            records = MessageRecords(database.store, database.components, self.queue, part)
+            database.show(f"plg_{self.namespace}_{self.resource}_{part}", records)
         database.events.on(WorkerDied.name, self._end_claims_of)
 
     async def on_stop(self) -> None:

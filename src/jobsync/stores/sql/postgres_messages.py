@@ -218,6 +218,14 @@ SELECT {live} FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::text[])
 UNION ALL
 SELECT {finished} FROM {schema}.jobsync_finished WHERE id = ANY (%(ids)s::text[])
 """
+_LIST_LIVE = """
+SELECT {live} FROM {schema}.jobsync_message
+WHERE queue = %(queue)s AND id > %(after)s ORDER BY id LIMIT %(limit)s
+"""
+_LIST_DEAD = """
+SELECT {finished} FROM {schema}.jobsync_finished
+WHERE queue = %(queue)s AND state = 'dead' AND id > %(after)s ORDER BY id LIMIT %(limit)s
+"""
 # Of all queues: how many messages are in which state, in whose hands, and how old.
 _LOOK = """
 SELECT queue, state, session, count(*), extract(epoch FROM min(enqueued))::float8
@@ -298,6 +306,8 @@ class MessageStatements(msgspec.Struct, frozen=True, kw_only=True):
     browse_live: str
     browse_finished: str
     find: str
+    list_live: str
+    list_dead: str
     look: str
     pauses: str
     pause: str
@@ -326,6 +336,8 @@ class MessageStatements(msgspec.Struct, frozen=True, kw_only=True):
             "browse_live": _BROWSE_LIVE,
             "browse_finished": _BROWSE_FINISHED,
             "find": _FIND,
+            "list_live": _LIST_LIVE,
+            "list_dead": _LIST_DEAD,
             "look": _LOOK,
             "pauses": _PAUSES,
             "pause": _PAUSE,

@@ -13,6 +13,8 @@ __all__ = [
     "FORGET",
     "HOLDERS",
     "LATE",
+    "LIST_DEAD",
+    "LIST_LIVE",
     "LOOK",
     "OUTLOOK",
     "PAUSE",
@@ -177,6 +179,14 @@ FIND = f"""
 SELECT {_LIVE} FROM jobsync_message WHERE id IN (SELECT value FROM json_each(:ids))
 UNION ALL
 SELECT {_FINISHED}, '' FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids))
+"""  # noqa: S608 - likewise
+LIST_LIVE = f"""
+SELECT {_LIVE} FROM jobsync_message
+WHERE queue = :queue AND id > :after ORDER BY id LIMIT :limit
+"""  # noqa: S608 - likewise
+LIST_DEAD = f"""
+SELECT {_FINISHED}, '' FROM jobsync_finished
+WHERE queue = :queue AND state = 'dead' AND id > :after ORDER BY id LIMIT :limit
 """  # noqa: S608 - likewise
 # Of all queues: how many messages are in which state, in whose hands, and how old.
 LOOK = """
