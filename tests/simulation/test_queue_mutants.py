@@ -1,6 +1,8 @@
 """The queue's protocol broken on purpose: the simulated world must notice each.
 
-A mutant that survives means that the world has gone blind, not that the protocol is safe.
+A mutant that survives means that the world has gone blind, not that the protocol is safe. That a
+receipt's number of deliveries is not compared is none: every claim has a name of its own, and that
+is compared.
 """
 
 import logging
