@@ -31,7 +31,7 @@ def test_stories(story: Story) -> None:
 
 STORMS = (
     # A handler ran on after its claim had lapsed, while the answer to a renewal was awaited.
-    1,
+    2,
     # A push in doubt was called refused, because the sender was kept from looking after it.
     100,
     400,

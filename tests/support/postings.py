@@ -14,6 +14,7 @@ from typing import Any
 from postroom import BEAT, TIMEOUT, Clerk, Letters, Postroom
 
 from jobsync import OutcomeUnknown
+from jobsync.core.clock import Clock
 from jobsync.testing import (
     NodeClock,
     Weather,
@@ -453,6 +454,17 @@ def draw_letters(room: Postroom, end: float) -> Iterator[Letters]:
         yield Letters(letters, rest + dice.uniform(0, pause), **options)
 
 
+async def shake(clock: Clock, world: World, end: float) -> None:
+    """Let the time of day of the database jump, and back, now and then."""
+    assert isinstance(clock, NodeClock)
+    while world.loop.time() < end:
+        await asyncio.sleep(world.dice.uniform(0, 600))
+        step = world.dice.choice((-30.0, 30.0))
+        clock.step_wall(step)
+        await asyncio.sleep(world.dice.uniform(0, 300))
+        clock.step_wall(-step)
+
+
 async def live_through(world: World, kinds: tuple[Strike, ...], *, trusts_clocks: bool) -> None:
     """A stormy hour, and what comes after it."""
     dice = world.dice
@@ -471,6 +483,8 @@ async def live_through(world: World, kinds: tuple[Strike, ...], *, trusts_clocks
     end = 0.7 * HOUR
     for name in ("producer", "other producer")[: dice.choice((1, 1, 2))]:
         room.send(name, lambda: draw_letters(room, end))
+    if dice.random() < 0.3:
+        world.start(shake(room.store.rows.clock, world, end))
     await storm(world, end, draw_forecast(world, kinds))
     await room.until_drained(LAST_FAILURES)
     room.expect_drained()
