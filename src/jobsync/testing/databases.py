@@ -4,7 +4,7 @@ As in production the session has a thread and a way to the store of its own, so 
 blocks the main thread costs no session.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.settings import CoordinatorSettings
@@ -73,6 +73,8 @@ class _NodeAttendance(Attendance):
 
 class ToldQueue(QueuePlugin):
     """A queue of a node, otherwise as any: what it asks of the store, and is told, is noted."""
+
+    slug: ClassVar[str] = QueuePlugin.slug
 
     async def on_start(self) -> None:
         """Find the resource, and take its messages."""
