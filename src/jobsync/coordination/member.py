@@ -42,7 +42,7 @@ _TROUBLE = (Unavailable, Misconfigured, OutcomeUnknown)
 
 _LONG = 3600.0
 
-_SOONER = 0.75
+_SOONER = 0.85
 """Of a beat, between the looks of a follower: the rest is for finding and taking the role."""
 
 
