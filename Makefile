@@ -20,7 +20,7 @@ setup: ## .venv with all that the tests need
 	@bash scripts/setup
 
 test: setup ## all tests, on two cores
-	$(PY) -m pytest -n 3 --dist loadfile $(ARGS)
+	$(PY) -m pytest -n 4 --dist loadfile $(ARGS)
 
 lint: setup ## ruff, mypy, import-linter
 	.venv/bin/ruff check .
