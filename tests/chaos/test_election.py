@@ -211,7 +211,6 @@ async def test_a_clean_stop_has_a_successor_within_a_beat(
     async with patient:
         await patient.standing(await patient.start(3))
         leaders = await patient.leaders()
-        await patient.ready()
         for number in range(rounds):
             leader = leaders["schedule"]
             before = {work: patient.promotions(work)[-1] for work in patient.works}
@@ -226,9 +225,7 @@ async def test_a_clean_stop_has_a_successor_within_a_beat(
                     # A look, a beat of giving way to an older one, and a beat to tell of it.
                     assert successor.beats(left, promoted.at) <= 3
                     took.append(promoted.at - left)
-            # Who has never seen a leader would begin with a cold start of its own.
             await patient.standing(await patient.start(1))
-            await patient.ready()
             if number % 5 == 4:
                 proof.tell(f"{number + 1} of {rounds} clean stops")
         demoted = patient.told("coord:coordinator-demoted")

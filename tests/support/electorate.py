@@ -178,16 +178,6 @@ class Electorate:
         wanted = list(citizens)
         await until(lambda: all(each.said("stands") for each in wanted), f"{wanted} stand")
 
-    async def ready(self) -> None:
-        """Wait until everybody has seen a leader of each work that it stands for."""
-
-        def is_ready(citizen: Citizen) -> bool:
-            phases = citizen.words("coord:cold-start-phase-changed")
-            ready = {word["role"] for word in phases if word["phase"] == "ready"}
-            return ready >= {name_role("default", work) for work in citizen.works}
-
-        await until(lambda: all(map(is_ready, self.running)), "all have seen who leads")
-
     def believers(self, work: str) -> list[Citizen]:
         """Give those who get on and last said that they lead a work."""
         return [each for each in self.running if _belief(each, work) is not None]
