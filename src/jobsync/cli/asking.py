@@ -15,7 +15,7 @@ from jobsync.jobs.arguments import read_date
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url
 
-__all__ = ["app_option", "ask", "date_option", "json_option", "url_option"]
+__all__ = ["app_option", "ask", "date_option", "json_option", "limit_option", "url_option"]
 
 T = TypeVar("T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -37,6 +37,19 @@ def json_option(command: _Command) -> _Command:
         envvar="JOBSYNC_JSON",
         show_envvar=True,
         help="Print JSON.",
+    )(command)
+
+
+def limit_option(command: _Command) -> _Command:
+    """Take how many rows are shown."""
+    return click.option(
+        "--limit",
+        default=20,
+        envvar="JOBSYNC_LIMIT",
+        show_envvar=True,
+        show_default=True,
+        type=click.IntRange(1, 10_000),
+        help="The most rows.",
     )(command)
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from jobsync.cli.asking import ask, json_option, url_option
+from jobsync.cli.asking import ask, json_option, limit_option, url_option
 from jobsync.cli.render import Column, Table, ages, ago, show_rows, show_tables
 from jobsync.components import Components
 from jobsync.core.messages import FINISHED, LIVE, State
@@ -79,15 +79,7 @@ def stats(url: str | None, queue: str, *, as_json: bool) -> None:
     show_default=True,
     help="Which messages; dead ones come with their errors.",
 )
-@click.option(
-    "--limit",
-    default=20,
-    envvar="JOBSYNC_LIMIT",
-    show_envvar=True,
-    show_default=True,
-    type=click.IntRange(1, 10_000),
-    help="The most messages.",
-)
+@limit_option
 @click.option(
     "--after",
     default="",

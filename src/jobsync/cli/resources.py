@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from jobsync.cli.asking import ask, json_option, url_option
+from jobsync.cli.asking import ask, json_option, limit_option, url_option
 from jobsync.cli.render import Column, moment, show_rows
 from jobsync.components import Components
 from jobsync.core.attributes import render
@@ -78,15 +78,7 @@ def get(url: str | None, resource: str, id: str, *, as_json: bool) -> None:
     show_envvar=True,
     help='A filter, as JSON: {"age": {"$gt": 30}}',
 )
-@click.option(
-    "--limit",
-    default=20,
-    envvar="JOBSYNC_LIMIT",
-    show_envvar=True,
-    show_default=True,
-    type=click.IntRange(1, 10_000),
-    help="The most records.",
-)
+@limit_option
 @url_option
 @json_option
 def query(url: str | None, resource: str, where: str, limit: int, *, as_json: bool) -> None:
