@@ -302,6 +302,19 @@ async def test_whoever_gives_up_waiting_for_a_connection_takes_none(
         assert await store.get("n/a") is None
 
 
+async def test_connections_that_nobody_needs_any_more_are_closed(
+    url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that was used last stays."""
+    store = await connect(url)
+    await asyncio.gather(*(store._pool.run("SELECT pg_sleep(0.2)") for _ in range(3)))
+    assert len(store._pool._idle) == 3
+    monkeypatch.setattr("jobsync.stores.postgrespool._UNUSED", 0.0)
+    for _ in range(3):
+        await store.now()
+    assert len(store._pool._idle) == 1
+
+
 async def test_who_begins_to_listen_is_woken_once(url: str, connect: Connect) -> None:
     """Nobody knows what was written before the first notification could be heard."""
     store = await connect(url)
