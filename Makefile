@@ -7,7 +7,7 @@ PY := .venv/bin/python
 ELECTION := tests/chaos/test_election.py tests/chaos/test_idle_cost.py
 SHARING := tests/chaos/test_jobs.py
 QUEUE := tests/chaos/test_queue.py tests/queue/test_outages.py tests/queue/test_depth.py
-OPERATE := tests/chaos/test_operate.py
+OPERATE := tests/chaos/test_operate.py tests/cli/test_help.py
 OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE)
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue prove-operate \

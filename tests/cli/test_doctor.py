@@ -141,12 +141,3 @@ def test_a_bucket_needs_a_policy() -> None:
     assert actions == {"s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"}
     assert "arn:aws:s3:::fleet/jobs/*" in run.stdout
     assert "hush-hush" not in run.stdout
-
-
-def test_help_and_version() -> None:
-    """The help names every command and the exit codes."""
-    run = jobsync("--help")
-    assert run.returncode == 0
-    assert "doctor" in run.stdout
-    assert "3 unhealthy" in run.stdout
-    assert jobsync("--version").stdout.startswith("jobsync")

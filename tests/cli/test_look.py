@@ -4,17 +4,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 
-import click
 import exhibit
 import pytest
 import servers
 from terminal import on_terminal, read_json, read_tsv, run, see
-
-from jobsync.cli import main
-from jobsync.settings import COMMAND_LINE
 
 EXHIBIT = Path(exhibit.__file__)
 
@@ -193,35 +188,6 @@ def test_the_schema_is_printed_as_text_and_as_json(url: str) -> None:
     assert row["schema"].strip() == text.strip()
 
 
-def test_every_command_has_json_and_every_option_a_variable() -> None:
-    """As the help shows, of each command and of those below it."""
-
-    def walk(command: click.Command, *path: str) -> None:
-        if isinstance(command, click.Group):
-            for name, each in command.commands.items():
-                walk(each, *path, name)
-            return
-        options = [each for each in command.params if isinstance(each, click.Option)]
-        if path != ("work",):
-            assert any("--json" in each.opts for each in options), path
-        for option in options:
-            assert option.envvar, (path, option.opts)
-            assert option.show_envvar, (path, option.opts)
-        variables.update(name for each in command.params for name in _name_variables(each))
-
-    variables = set[str]()
-    for name, (module, _) in main._COMMANDS.items():
-        walk(getattr(import_module(f"jobsync.cli.{module}"), name), name)
-    # So that none of them is taken for a mistyped setting where a plugin is made.
-    own = {name.removeprefix("JOBSYNC_") for name in variables if name.startswith("JOBSYNC_")}
-    assert own - {"URL", "QUEUE_MAX_ATTEMPTS"} == COMMAND_LINE
-
-
-def _name_variables(parameter: click.Parameter) -> list[str]:
-    given = parameter.envvar
-    return [given] if isinstance(given, str) else list(given or ())
-
-
 def test_nobody_knows_what_is_not_there(url: str) -> None:
     """What looks as a message's id and is not there is told as unknown, with 1."""
     name = "01a1e041-9cb6-77bb-a19f-64aeb3358fce"
@@ -257,16 +223,3 @@ def test_to_look_makes_no_file(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "there is no such file; name the file that the fleet uses" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_help_loads_nothing_that_it_need_not() -> None:
-    """Neither a store nor a database: help must be there at once."""
-    code = (
-        "import sys, jobsync.cli.main as m\n"
-        "try: m.cli(['--help'])\n"
-        "except SystemExit: pass\n"
-        "print(sorted(n for n in sys.modules if n.startswith(('jobsync.', 'asyncio', 'msgspec'))))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = done.stdout.splitlines()[-1]
-    assert loaded == "['jobsync.cli', 'jobsync.cli.main', 'jobsync.errors']"

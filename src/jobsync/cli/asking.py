@@ -1,21 +1,32 @@
 """How commands that only look get at a store, and what they all take."""
 
-import asyncio
-import datetime as dt
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from jobsync.components import Components
-from jobsync.core.urls import SqliteUrl
 from jobsync.errors import Misconfigured
-from jobsync.jobs.arguments import read_date
-from jobsync.stores.contract import Store
-from jobsync.stores.opening import open_store, read_url
 
-__all__ = ["app_option", "ask", "date_option", "json_option", "limit_option", "url_option"]
+if TYPE_CHECKING:
+    import datetime as dt
+
+    from jobsync.components import Components
+    from jobsync.database.database import Database
+    from jobsync.stores.contract import Store
+
+__all__ = [
+    "app_option",
+    "ask",
+    "ask_database",
+    "date_option",
+    "json_option",
+    "limit_option",
+    "now",
+    "url_option",
+]
 
 T = TypeVar("T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -81,7 +92,17 @@ def date_option(command: _Command) -> _Command:
 
 
 def _read_day(_: click.Context, __: click.Parameter, day: dt.datetime | None) -> dt.date:
+    from jobsync.components import Components
+    from jobsync.jobs.arguments import read_date
+
     return read_date(day, Components.system())
+
+
+def now() -> float:
+    """Give the present moment, in Unix seconds."""
+    from jobsync.components import Components
+
+    return Components.system().clock.wall().seconds
 
 
 def ask(url: str | None, question: Callable[[Store, Components], Awaitable[T]]) -> T:
@@ -90,6 +111,12 @@ def ask(url: str | None, question: Callable[[Store, Components], Awaitable[T]]) 
     Raises:
         Misconfigured: there is none.
     """
+    import asyncio
+
+    from jobsync.components import Components
+    from jobsync.core.urls import SqliteUrl
+    from jobsync.stores.opening import open_store, read_url
+
     found = read_url(url)
     if isinstance(found, SqliteUrl) and not Path(found.path).exists():
         # To look must not make a file.
@@ -106,3 +133,14 @@ def ask(url: str | None, question: Callable[[Store, Components], Awaitable[T]]) 
             await store.close()
 
     return asyncio.run(put())
+
+
+def ask_database(url: str | None, question: Callable[[Database], Awaitable[T]]) -> T:
+    """Put a question about resources."""
+    from jobsync.database.database import Database
+
+    async def put(store: Store, components: Components) -> T:
+        async with Database(connection=store, components=components) as database:
+            return await question(database)
+
+    return ask(url, put)

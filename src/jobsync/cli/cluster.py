@@ -3,10 +3,8 @@
 import click
 import msgspec
 
-from jobsync.cli.asking import ask, json_option, url_option
+from jobsync.cli.asking import ask, json_option, now, url_option
 from jobsync.cli.render import Column, Table, ages, ago, moment, show_tables
-from jobsync.components import Components
-from jobsync.coordination.survey import survey
 
 __all__ = ["cluster"]
 
@@ -37,6 +35,8 @@ _ROLES = (
 @json_option
 def cluster(url: str | None, *, as_json: bool) -> None:
     """Show the workers that live or died lately, who leads each kind of work, and who did."""
+    from jobsync.coordination.survey import survey
+
     seen = ask(url, survey)
     members = [
         {
@@ -60,7 +60,7 @@ def cluster(url: str | None, *, as_json: bool) -> None:
     for role in roles:
         # They have a table of their own.
         del role["past"]
-    ended = ages(Components.system().clock.wall().seconds)
+    ended = ages(now())
     times = (Column("ended", ended), Column("since", moment, spare=True))
     tables = {
         "members": Table(_MEMBERS, members),

@@ -1,18 +1,20 @@
 """`jobsync enqueue`: pushes messages to a queue, from an argument or from standard input."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from jobsync.cli.asking import json_option, url_option
+from jobsync.cli.asking import ask_database, json_option, url_option
 from jobsync.cli.render import show_rows
-from jobsync.cli.resources import ask_database
-from jobsync.database.database import Database
 from jobsync.errors import Invalid
-from jobsync.queue.posting import post
+
+if TYPE_CHECKING:
+    from jobsync.database.database import Database
 
 __all__ = ["enqueue"]
 
@@ -66,6 +68,8 @@ def enqueue(
         jobsync enqueue emails '{"to": "user@example.com"}' --delay 60
         jobsync enqueue emails < emails.jsonl
     """  # noqa: D301 - the sign keeps the lines below it as they are
+    from jobsync.queue.posting import post
+
     messages = list(_read_lines() if data is None else _read(data, "DATA"))
 
     async def push(database: Database) -> list[str]:

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import click
 
-from jobsync.cli.asking import json_option
-from jobsync.cli.doctor import UNHEALTHY
-from jobsync.cli.probes import read_heartbeat
+from jobsync.cli.asking import json_option, now
+from jobsync.cli.codes import UNHEALTHY
+from jobsync.cli.heartbeat import read_heartbeat
 from jobsync.cli.render import show_rows
-from jobsync.components import Components
 
 __all__ = ["health"]
 
@@ -46,7 +45,7 @@ def health(heartbeat_file: Path, max_age: float, *, is_live: bool, as_json: bool
     if beat is None:
         reasons = [f"there is no {heartbeat_file}: nothing has begun to work"]
     else:
-        age = Components.system().clock.wall().seconds - beat.at
+        age = now() - beat.at
         late = [f"not heard of for {age:.0f} s"] if age > max_age else []
         reasons = late or ([] if is_live else beat.reasons)
     status = ("alive" if is_live else "ready") if not reasons else "not well"

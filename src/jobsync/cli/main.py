@@ -8,11 +8,10 @@ from importlib import import_module
 
 import click
 
+from jobsync.cli.codes import FAILED, USAGE
 from jobsync.errors import Invalid, JobsyncError
 
 __all__ = ["main"]
-
-_FAILED, _USAGE = 1, 2
 
 _COMMANDS = {
     "cluster": ("cluster", "Show who is there, and who leads what."),
@@ -71,4 +70,4 @@ def main() -> None:
         cli(auto_envvar_prefix="JOBSYNC")
     except JobsyncError as error:
         click.echo(f"jobsync: {error}", err=True)
-        sys.exit(_USAGE if isinstance(error, Invalid) else _FAILED)
+        sys.exit(USAGE if isinstance(error, Invalid) else FAILED)

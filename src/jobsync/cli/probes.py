@@ -1,32 +1,17 @@
-"""Where probes ask: an HTTP server on a thread of its own, and a file that grows old."""
+"""Where probes ask over HTTP: a server on a thread of its own, so that a busy loop is no death."""
 
 import http.server
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-
-import msgspec
 
 from jobsync.cli.pulse import Pulse, Report
-from jobsync.core.clock import Wall
 from jobsync.errors import Invalid, Misconfigured
 
-__all__ = ["Heartbeat", "read_address", "read_heartbeat", "serving", "write_heartbeat"]
+__all__ = ["read_address", "serving"]
 
 _HIGHEST_PORT = 65_535
-
-
-class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file says."""
-
-    pid: int
-    at: float
-    """When it was written, by this machine's wall clock."""
-    reasons: list[str] = []
-    """What keeps the process from working; nothing, if it is ready."""
 
 
 def read_address(text: str) -> tuple[str, int]:
@@ -92,34 +77,3 @@ def serving(address: tuple[str, int], pulse: Pulse) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-def write_heartbeat(path: Path, report: Report, now: Wall) -> None:
-    """Leave word that the loop turns, in one piece.
-
-    Raises:
-        Misconfigured: the file cannot be written.
-    """
-    beat = Heartbeat(pid=os.getpid(), at=now.seconds, reasons=report.reasons)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(msgspec.json.encode(beat))
-        draft.replace(path)
-    except OSError as error:
-        fix = "name a file in a folder that can be written"
-        raise Misconfigured("--heartbeat-file", str(path), str(error.strerror), fix) from None
-
-
-def read_heartbeat(path: Path) -> Heartbeat | None:
-    """Give what the file says; None where there is none.
-
-    Raises:
-        Misconfigured: it is not such a file.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Heartbeat)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        fix = "give the same file as to `jobsync work`"
-        raise Misconfigured("--heartbeat-file", str(path), str(error), fix) from None

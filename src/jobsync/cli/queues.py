@@ -1,21 +1,24 @@
 """`jobsync queues`: what is in queues, who works on them, and how to steer them."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 import msgspec
 
-from jobsync.cli.asking import ask, json_option, limit_option, url_option
+from jobsync.cli.asking import ask, json_option, limit_option, now, url_option
 from jobsync.cli.render import Column, Table, ages, ago, show_rows, show_tables
-from jobsync.components import Components
 from jobsync.core.messages import FINISHED, LIVE, State
 from jobsync.errors import Invalid
-from jobsync.queue.opening import open_port
-from jobsync.queue.port import Kept, QueuePort
-from jobsync.queue.survey import QueueSeen, look_at_queues
-from jobsync.stores.contract import Store
+
+if TYPE_CHECKING:
+    from jobsync.components import Components
+    from jobsync.queue.port import Kept, QueuePort
+    from jobsync.queue.survey import QueueSeen
+    from jobsync.stores.contract import Store
 
 __all__ = ["queues"]
 
@@ -56,6 +59,7 @@ def list_(url: str | None, *, as_json: bool) -> None:
 @json_option
 def stats(url: str | None, queue: str, *, as_json: bool) -> None:
     """Show one QUEUE: how much is in it, and who works on it."""
+    from jobsync.queue.survey import look_at_queues
 
     async def look(store: Store, components: Components) -> QueueSeen:
         return (await look_at_queues(store, components)).queue(queue)
@@ -199,6 +203,8 @@ def redrive(url: str | None, queue: str, ids: tuple[str, ...], *, as_json: bool)
 
 
 def _look(url: str | None) -> list[QueueSeen]:
+    from jobsync.queue.survey import look_at_queues
+
     async def look(store: Store, components: Components) -> list[QueueSeen]:
         return (await look_at_queues(store, components)).queues()
 
@@ -207,6 +213,8 @@ def _look(url: str | None) -> list[QueueSeen]:
 
 def _ask_queue(url: str | None, queue: str, question: Callable[[QueuePort], Awaitable[T]]) -> T:
     """Put a question to a queue that is there."""
+    from jobsync.queue.opening import open_port
+    from jobsync.queue.survey import look_at_queues
 
     async def put(store: Store, components: Components) -> T:
         seen = (await look_at_queues(store, components)).queue(queue)
@@ -216,7 +224,7 @@ def _ask_queue(url: str | None, queue: str, question: Callable[[QueuePort], Awai
 
 
 def _name_columns() -> tuple[Column | str, ...]:
-    at = ages(Components.system().clock.wall().seconds)
+    at = ages(now())
     return (
         "queue",
         *(Column(state) for state in ("ready", "waiting", "claimed", "dead")),
@@ -242,7 +250,7 @@ def _sum_up(queue: QueueSeen) -> dict[str, object]:
 
 def _name_facts(state: State) -> list[Column | str]:
     """Give the columns in which messages of a state have something to tell."""
-    at = ages(Components.system().clock.wall().seconds)
+    at = ages(now())
     times = {"ready": "enqueued", "waiting": "due", "claimed": "claimed"}
     facts: list[Column | str] = [
         "id",

@@ -1,31 +1,21 @@
 """`jobsync resources`: which resources there are, and what is in them."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from jobsync.cli.asking import ask, json_option, limit_option, url_option
+from jobsync.cli.asking import ask_database, json_option, limit_option, url_option
 from jobsync.cli.render import Column, moment, show_rows
-from jobsync.components import Components
-from jobsync.core.attributes import render
-from jobsync.core.codec import Json
-from jobsync.database.database import Database
-from jobsync.database.document import CREATED, UPDATED, VERSION
 from jobsync.errors import Invalid, NotFound
-from jobsync.stores.contract import Store
 
-__all__ = ["ask_database", "resources"]
+if TYPE_CHECKING:
+    from jobsync.core.codec import Json
+    from jobsync.database.database import Database
 
-T = TypeVar("T")
-
-_LIBRARYS = {
-    CREATED: Column(CREATED, moment, spare=True),
-    UPDATED: Column(UPDATED, moment, spare=True),
-    VERSION: Column(VERSION, spare=True),
-}
-"""What the library adds to records."""
+__all__ = ["resources"]
 
 
 @click.group()
@@ -38,6 +28,7 @@ def resources() -> None:
 @json_option
 def list_(url: str | None, *, as_json: bool) -> None:
     """Show the resources, with their fields."""
+    from jobsync.core.attributes import render
 
     async def look(database: Database) -> list[dict[str, object]]:
         names = await database.list_resources()
@@ -91,8 +82,20 @@ def query(url: str | None, resource: str, where: str, limit: int, *, as_json: bo
 
     rows = ask_database(url, look)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = [_LIBRARYS.get(name, Column(name)) for name in names]
-    show_rows(columns, [dict.fromkeys(names) | row for row in rows], as_json=as_json)
+    show_rows(
+        [_choose_column(name) for name in names],
+        [dict.fromkeys(names) | row for row in rows],
+        as_json=as_json,
+    )
+
+
+def _choose_column(name: str) -> Column:
+    """Give a field's column; what the library adds to records is spare."""
+    from jobsync.database.document import CREATED, UPDATED, VERSION
+
+    if name in {CREATED, UPDATED}:
+        return Column(name, moment, spare=True)
+    return Column(name, spare=name == VERSION)
 
 
 def _read_filter(text: str) -> dict[str, Any]:
@@ -102,13 +105,3 @@ def _read_filter(text: str) -> dict[str, Any]:
         raise Invalid(
             "--where", text, f"is no filter ({error})", 'give JSON: {"age": 30}'
         ) from None
-
-
-def ask_database(url: str | None, question: Callable[[Database], Awaitable[T]]) -> T:
-    """Put a question about resources."""
-
-    async def put(store: Store, components: Components) -> T:
-        async with Database(connection=store, components=components) as database:
-            return await question(database)
-
-    return ask(url, put)

@@ -1,17 +1,19 @@
 """`jobsync schema`: what an administrator must prepare, and the least rights that do."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import click
 import msgspec
 
 from jobsync.cli.asking import app_option, json_option
 from jobsync.cli.render import show_rows
-from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl, StoreUrl
 from jobsync.errors import Misconfigured
-from jobsync.jobs import sqliteviews
-from jobsync.jobs.config import CoordinationConfig
-from jobsync.jobs.places import Places
-from jobsync.stores.opening import read_url, require
-from jobsync.stores.sql.schema import SQLITE_STEPS
+
+if TYPE_CHECKING:
+    from jobsync.core.urls import ObjectsUrl, StoreUrl
+    from jobsync.jobs.places import Places
 
 __all__ = ["schema"]
 
@@ -29,6 +31,10 @@ def schema(url: str | None, app: str, *, as_json: bool) -> None:
     With the views of one fleet. Nothing is changed. With this in place jobsync
     needs no right to create anything.
     """
+    from jobsync.jobs.config import CoordinationConfig
+    from jobsync.jobs.places import Places
+    from jobsync.stores.opening import read_url
+
     text = _write(read_url(url), Places(CoordinationConfig(appname=app).appname))
     if as_json:
         show_rows(["schema"], [{"schema": text}], as_json=True)
@@ -37,11 +43,16 @@ def schema(url: str | None, app: str, *, as_json: bool) -> None:
 
 
 def _write(url: StoreUrl, places: Places) -> str:
+    from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl
+    from jobsync.jobs import sqliteviews
+    from jobsync.stores.opening import require
+    from jobsync.stores.sql.schema import SQLITE_STEPS
+
     match url:
         case PostgresUrl():
             require("postgresql", "psycopg", "postgres")
-            from jobsync.jobs.postgresviews import views_sql  # noqa: PLC0415 - an extra
-            from jobsync.stores.postgrestables import schema_sql  # noqa: PLC0415 - likewise
+            from jobsync.jobs.postgresviews import views_sql
+            from jobsync.stores.postgrestables import schema_sql
 
             views = views_sql(url.schema or "public", places, _ROLE)
             return f"{schema_sql(url)}\nBEGIN;\n{views}COMMIT;"

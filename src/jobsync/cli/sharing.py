@@ -1,18 +1,23 @@
 """`jobsync tokens`, `pins` and `jobs`: nodes that share tasks, seen from outside."""
 
-import datetime as dt
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 import msgspec
 
 from jobsync.cli.asking import app_option, ask, date_option, json_option, url_option
 from jobsync.cli.render import Column, Table, ago, moment, show_rows, show_tables
-from jobsync.components import Components
-from jobsync.jobs.claims import Claim
-from jobsync.jobs.survey import FleetSurvey, look_at_fleet
-from jobsync.stores.contract import Store
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+    from jobsync.components import Components
+    from jobsync.jobs.claims import Claim
+    from jobsync.jobs.survey import FleetSurvey
+    from jobsync.stores.contract import Store
 
 __all__ = ["jobs", "pins", "tokens"]
 
@@ -57,7 +62,7 @@ def pins(url: str | None, app: str, *, as_json: bool) -> None:
         "created_by",
         Column("expires", moment),
     )
-    found = _ask_fleet(url, app, FleetSurvey.pins)
+    found = _ask_fleet(url, app, lambda fleet: fleet.pins())
     show_rows(columns, [msgspec.structs.asdict(pin) for pin in found], as_json=as_json)
 
 
@@ -110,6 +115,7 @@ def _ask_fleet(url: str | None, app: str, question: Callable[[FleetSurvey], Awai
     Raises:
         NotFound: nobody has ever shared tasks under this name.
     """
+    from jobsync.jobs.survey import look_at_fleet
 
     async def put(store: Store, components: Components) -> T:
         return await question(await look_at_fleet(store, components, app))

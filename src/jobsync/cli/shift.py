@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from jobsync.cli.probes import write_heartbeat
+from jobsync.cli.codes import FAILED
+from jobsync.cli.heartbeat import write_heartbeat
 from jobsync.cli.pulse import PERIOD, Pulse
 from jobsync.database.database import Database
 from jobsync.queue.executor import THREADS
@@ -22,7 +23,6 @@ from jobsync.queue.executor import THREADS
 __all__ = ["Shift"]
 
 _log = logging.getLogger("jobsync.work")
-_FAILED = 1
 _MOMENT = 1.0
 """Seconds in which a thread without work surely ends."""
 
@@ -112,16 +112,16 @@ class Shift:
                 await self._database.disconnect(within=self._grace)
         except TimeoutError:
             _log.error("not everything had ended after %g s of grace", self._grace)
-            return _FAILED
+            return FAILED
         if self._pulse.failure:
-            return _FAILED
+            return FAILED
         _log.info("stopped")
         return 0
 
     def _hear(self, name: str) -> None:
         if self._told.is_set():
             _log.warning("%s again: stopping at once", name)
-            self._leave(_FAILED)
+            self._leave(FAILED)
             return
         _log.info("%s: stopping, within %g s", name, self._grace)
         self._told.set()

@@ -1,28 +1,23 @@
 """`jobsync why`: what a message or a task waits for."""
 
-import datetime as dt
-import re
+from __future__ import annotations
+
 import sys
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from jobsync.cli.asking import app_option, ask, date_option, json_option, url_option
+from jobsync.cli.asking import app_option, ask, date_option, json_option, now, url_option
+from jobsync.cli.codes import FAILED
 from jobsync.cli.render import ago, moment, show_facts, show_rows
-from jobsync.components import Components
-from jobsync.core.reason import Reason
-from jobsync.errors import NotFound
-from jobsync.jobs.reasons import explain_task
-from jobsync.jobs.survey import TaskSeen, look_at_fleet
-from jobsync.queue.port import Failure
-from jobsync.queue.reasons import UNKNOWN, explain_message
-from jobsync.queue.survey import MessageSeen, look_at_queues
-from jobsync.stores.contract import Store
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+    from jobsync.core.reason import Reason
 
 __all__ = ["why"]
-
-_FAILED = 1
-_is_messages = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
 
 @click.command()
@@ -33,45 +28,17 @@ _is_messages = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatc
 @json_option
 def why(name: str, url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
     """Say what a message, by its id, or a task waits for, or what became of it."""
+    from jobsync.cli.explanation import explain, look_for
 
-    async def look(store: Store, components: Components) -> MessageSeen | TaskSeen | None:
-        message = None
-        if store.sql is not None:
-            message = await (await look_at_queues(store, components)).message(name)
-        return message or await _look_at_task(store, components, app, name, day)
-
-    seen = ask(url, look)
-    reason, details = _explain(seen)
+    seen = ask(url, lambda store, components: look_for(store, components, name, app, day))
+    reason, details = explain(seen)
     row = {"name": name, "code": reason.code, "reason": reason.text, **_times(reason)}
     if as_json or not sys.stdout.isatty():
         facts: dict[str, object] = {} if seen is None else msgspec.to_builtins(seen)
         show_rows(list(row), [{**row, **facts} if as_json else row], as_json=as_json)
     else:
         show_facts(f"{name}: {reason.text}", [*_date(reason), *details])
-    raise SystemExit(_FAILED if seen is None else 0)
-
-
-async def _look_at_task(
-    store: Store, components: Components, app: str, name: str, day: dt.date
-) -> TaskSeen | None:
-    """Look at a task; a name as messages have it is one only if somebody has claimed it."""
-    try:
-        fleet = await look_at_fleet(store, components, app)
-    except NotFound:
-        return None
-    seen = await fleet.task(name, day)
-    is_messages = _is_messages(name) and seen.claim is None and not seen.pins
-    return None if is_messages else seen
-
-
-def _explain(seen: MessageSeen | TaskSeen | None) -> tuple[Reason, list[tuple[str, str]]]:
-    match seen:
-        case MessageSeen():
-            return explain_message(seen), _describe_message(seen)
-        case TaskSeen():
-            return explain_task(seen), _describe_task(seen)
-        case None:
-            return UNKNOWN, []
+    raise SystemExit(FAILED if seen is None else 0)
 
 
 def _times(reason: Reason) -> dict[str, float | None]:
@@ -79,39 +46,5 @@ def _times(reason: Reason) -> dict[str, float | None]:
 
 
 def _date(reason: Reason) -> list[tuple[str, str]]:
-    now = Components.system().clock.wall().seconds
     times = {name: at for name, at in _times(reason).items() if at is not None}
-    return [(name, f"{moment(at)} ({ago(now - at)})") for name, at in times.items()]
-
-
-def _describe_message(seen: MessageSeen) -> list[tuple[str, str]]:
-    message = seen.message
-    tries = f"{message.attempts} of {message.max_attempts}"
-    if message.deliveries != message.attempts:
-        tries += f", in {message.deliveries} deliveries"
-    details = [
-        ("queue", seen.queue.name),
-        ("state", message.state),
-        ("pushed", moment(message.enqueued)),
-        ("attempts", tries),
-        *(("error", _describe_failure(failure)) for failure in message.errors),
-    ]
-    if seen.holder is not None:
-        holder = seen.holder
-        details.append(("holder", f"{holder.worker_id} on {holder.host}, process {holder.pid}"))
-    return details
-
-
-def _describe_failure(failure: Failure) -> str:
-    return f"{moment(failure.at)} attempt {failure.attempt}: {failure.error}"
-
-
-def _describe_task(seen: TaskSeen) -> list[tuple[str, str]]:
-    details = [("token", str(seen.token)), ("owner", seen.owner or "nobody")]
-    if seen.claim is not None:
-        claim = seen.claim
-        details.append(("claim", f"{claim.state} on {claim.node} since {moment(claim.started)}"))
-    for pin in seen.pins:
-        match = f"{pin.in_force} is in force" if pin.in_force else "nobody matches"
-        details.append(("pin", f"{', '.join(pin.patterns)} by {pin.created_by}: {match}"))
-    return details
+    return [(name, f"{moment(at)} ({ago(now() - at)})") for name, at in times.items()]

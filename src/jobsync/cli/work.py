@@ -1,23 +1,19 @@
 """`jobsync work`: runs what is attached to a database, until told to stop."""
 
-import asyncio
-import importlib
-import inspect
-import sys
+from __future__ import annotations
+
 from contextlib import ExitStack
-from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from jobsync.cli.logs import Format, start_logging
-from jobsync.cli.probes import read_address, serving
-from jobsync.cli.pulse import Pulse
 from jobsync.cli.render import paint
-from jobsync.cli.shift import Shift
-from jobsync.core.names import closest
-from jobsync.database.database import Database
-from jobsync.errors import Invalid
+
+if TYPE_CHECKING:
+    from jobsync.cli.logs import Format
+    from jobsync.cli.shift import Shift
+    from jobsync.database.database import Database
 
 __all__ = ["work"]
 
@@ -78,12 +74,20 @@ def work(
     SIGTERM and SIGINT let everything finish, for the time of --grace; a second one stops at
     once. Exits with 1 if something failed.
     """
+    import asyncio
+
+    from jobsync.cli.logs import start_logging
+    from jobsync.cli.probes import read_address, serving
+    from jobsync.cli.pulse import Pulse
+    from jobsync.cli.shift import Shift
+    from jobsync.cli.target import load, make
+
     address = None if http is None else read_address(http)
-    found = _load(target)
+    found = load(target)
     start_logging(log_format, log_level)
 
     async def run() -> tuple[Shift, int]:
-        database = await _make(target, found)
+        database = await make(target, found)
         pulse = Pulse(database.components.clock, database.unready)
         with ExitStack() as stack:
             probes = None if address is None else stack.enter_context(serving(address, pulse))
@@ -96,48 +100,10 @@ def work(
     shift.end(status)
 
 
-def _load(target: str) -> object:
-    """Import what TARGET names.
-
-    Raises:
-        Invalid: there is nothing of the kind, with what is there instead.
-    """
-    module, colon, attribute = target.partition(":")
-    if not (module and colon and attribute):
-        raise Invalid("TARGET", target, "is no module:attribute", "name it as in tasks:db")
-    # As `python -m` does: what is in the working directory can be imported.
-    sys.path.insert(0, "")
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise Invalid("TARGET", target, f"there is no module {error.name}", "check it") from None
-    thing = getattr(found, attribute, None)
-    if isinstance(thing, Database) or callable(thing):
-        return thing
-    there = [name for name, each in vars(found).items() if isinstance(each, Database)]
-    hint = closest(attribute, there) or ", ".join(there)
-    fix = f"did you mean {module}:{hint}?" if hint else f"make one in {module}: db = Database(…)"
-    raise Invalid("TARGET", target, "is no Database", fix)
-
-
-async def _make(target: str, found: object) -> Database:
-    """Give the database that was named, or that a function makes.
-
-    Raises:
-        Invalid: it makes something else.
-    """
-    made = found if isinstance(found, Database) or not callable(found) else found()
-    if inspect.isawaitable(made):
-        made = await made
-    if not isinstance(made, Database):
-        raise Invalid("TARGET", target, f"gives {type(made).__name__}", "return a Database")
-    return made
-
-
 def _greet(target: str, database: Database, probes: str | None) -> None:
     """Say what is about to run."""
+    from importlib.metadata import version
+
     lines = {
         "store": database.place,
         "plugins": ", ".join(sorted(database.plugins)) or "none",
