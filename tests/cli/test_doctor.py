@@ -9,17 +9,7 @@ import psycopg
 import pytest
 import servers
 from proxy import Proxy
-
-
-def jobsync(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "jobsync", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+from terminal import jobsync
 
 
 def findings(run: subprocess.CompletedProcess[str]) -> dict[str, bool]:

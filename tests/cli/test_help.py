@@ -22,6 +22,7 @@ _OURS = ("coordination", "stores", "database", "queue", "jobs")
 
 def _walk() -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Give every command by its words, groups too."""
+    pending: list[tuple[tuple[str, ...], click.Command]]
     pending = [((name,), _load(name)) for name in main._COMMANDS]
     while pending:
         words, command = pending.pop()

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import pty
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import psycopg
 import pytest
 import servers
 from teams import gather
+from terminal import jobsync
 
 from jobsync.jobs.events import ViewsMissing
 
@@ -25,18 +25,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'jobs.db'}"
     return f"{request.getfixturevalue('postgres').url}?schema=shell_{os.getpid()}_{next(_numbers)}"
-
-
-def jobsync(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the command line."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "jobsync", *words],
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def test_a_statement_shows_its_rows(url: str) -> None:

@@ -6,7 +6,6 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import servers
 from ledger import until
 from proxy import Proxy
 from shopping import Shop
-from terminal import read_json
+from terminal import JOBSYNC, jobsync, read_json
 
 MODULE = """
 import asyncio, os
@@ -44,7 +43,6 @@ def make():
 db = make()
 other = 1
 """
-JOBSYNC = [sys.executable, "-W", "error", "-m", "jobsync"]
 
 
 class Worker:
@@ -252,12 +250,7 @@ async def test_health_reads_the_heartbeat_file(tmp_path: Path, url: str) -> None
     beat = tmp_path / "beat.json"
 
     def health(*words: str) -> tuple[int, dict[str, object]]:
-        run = subprocess.run(
-            [*JOBSYNC, "health", "--json", "--heartbeat-file", str(beat), *words],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        run = jobsync("health", "--json", "--heartbeat-file", str(beat), *words)
         return run.returncode, json.loads(run.stdout)[0]
 
     assert health("--live")[0] == 3

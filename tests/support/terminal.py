@@ -9,26 +9,35 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Mapping
+from tempfile import TemporaryFile
 from typing import Any
 
-__all__ = ["JOBSYNC", "on_terminal", "read_json", "read_tsv", "run", "see"]
+import warm
+
+__all__ = ["JOBSYNC", "jobsync", "on_terminal", "read_json", "read_tsv", "run", "see"]
 
 JOBSYNC = [sys.executable, "-W", "error", "-m", "jobsync"]
 _colours = re.compile(r"\x1b\[\d*m")
 
 
+def jobsync(
+    *words: str, given: str = "", environ: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a pipe."""
+    with TemporaryFile("w+") as into, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        into.write(given)
+        into.seek(0)
+        warm.begin(words, dict(environ), [each.fileno() for each in (into, out, err)])
+        status = warm.finish()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(words, status, out.read(), err.read())
+
+
 def run(url: str, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the command line in a pipe, with the store named by the environment."""
-    environ = os.environ | {"JOBSYNC_URL": url}
-    return subprocess.run(
-        [*JOBSYNC, *words],
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environ,
-    )
+    """Likewise, with the store named by the environment."""
+    return jobsync(*words, given=given, environ=os.environ | {"JOBSYNC_URL": url})
 
 
 def read_json(url: str, *words: str) -> Any:
@@ -57,9 +66,7 @@ def see(url: str, columns: int, *words: str, typed: str = "") -> tuple[int, list
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environ = os.environ | {"JOBSYNC_URL": url, "TERM": "xterm"}
     environ.pop("COLUMNS", None)
-    process = subprocess.Popen(
-        [*JOBSYNC, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environ
-    )
+    warm.begin(words, environ, [theirs] * 3)
     os.close(theirs)
     os.write(ours, typed.encode())
     text = b""
@@ -67,7 +74,7 @@ def see(url: str, columns: int, *words: str, typed: str = "") -> tuple[int, list
     while chunk := _read(ours):
         text += chunk
     os.close(ours)
-    return process.wait(60), _colours.sub("", text.decode()).splitlines()
+    return warm.finish(), _colours.sub("", text.decode()).splitlines()
 
 
 def _read(terminal: int) -> bytes:
