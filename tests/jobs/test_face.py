@@ -1,5 +1,6 @@
 """The SQL face of a fleet: views that agree with what its nodes do, on both databases."""
 
+import asyncio
 import datetime as dt
 import itertools
 import os
@@ -17,8 +18,12 @@ import pytest
 import servers
 from teams import Team, gather
 
-from jobsync import Invalid, Job, Misconfigured
+from jobsync import Components, Invalid, Job, Misconfigured, open_store
 from jobsync.jobs.events import ViewsMissing
+from jobsync.jobs.postgresviews import VIEWS
+from jobsync.jobs.relations import FACE_VERSION
+from jobsync.queue.opening import open_port
+from jobsync.queue.port import Letter, Settlement
 
 _numbers = itertools.count()
 
@@ -90,6 +95,49 @@ def test_a_fleet_has_the_prefix_of_its_appname(url: str) -> None:
         assert ask(second, "SELECT count(*) FROM nightly_claim") == [(1,)]
         assert ask(second, "SELECT count(*) FROM daily_claim") == [(0,)]
         assert ask(first, f"SELECT item FROM {first.tables['Claim']}") == [("t",)]
+
+
+def test_messages_are_seen_in_every_state(url: str) -> None:
+    """What waits, is in hand, is done or dead; what is no JSON hides none of them."""
+
+    async def work() -> None:
+        store = await open_store(url)
+        port = open_port(store, "default/emails", Components.system())
+        letters = [Letter(id=name, value={"to": name}, max_attempts=3) for name in "abc"]
+        await port.push([*letters, Letter(id="d", value={}, max_attempts=3, delay=60)])
+        claimed = await port.claim(3, session="me", visibility=60)
+        a, b, _ = [message.receipt for message in claimed.messages]
+        bury = Settlement(receipt=b, move="bury", error="no such address")
+        await port.settle([Settlement(receipt=a, move="complete"), bury])
+        await store.close()
+
+    with gather(url) as team:
+        (job,) = enter(team, "a")
+        asyncio.run(work())
+        states = "SELECT id, state, attempts, incarnation FROM sync_message ORDER BY id"
+        assert ask(job, states) == [
+            ("a", "completed", 1, "me"),
+            ("b", "dead", 1, "me"),
+            ("c", "claimed", 1, "me"),
+            ("d", "waiting", 0, None),
+        ]
+        times = """
+            SELECT id, due_on > enqueued_on, claimed_on >= enqueued_on, finished_on >= enqueued_on
+            FROM sync_message ORDER BY id
+        """
+        assert ask(job, times) == [
+            ("a", None, None, True),
+            ("b", None, None, True),
+            ("c", None, True, None),
+            ("d", True, None, None),
+        ]
+        job.connection.execute("UPDATE jobsync_message SET payload = '{broken' WHERE id = 'd'")
+        assert ask(job, "SELECT payload FROM sync_message WHERE id > 'b' ORDER BY id") == [
+            ('{"to":"c"}',),
+            ("{broken",),
+        ]
+        (errors,) = ask(job, "SELECT errors FROM sync_message WHERE state = 'dead'")
+        assert "no such address" in errors[0]
 
 
 def test_locks_show_the_pattern_in_force_and_who_has_the_task(url: str) -> None:
@@ -283,20 +331,20 @@ def test_a_foreign_relation_is_refused(url: str, tmp_path: Path) -> None:
 
 def test_newer_views_are_left_alone(url: str) -> None:
     """Older code goes on beside newer, and makes nothing anew."""
+    newer = f"jobsync {FACE_VERSION + 1}"
     with gather(url) as team:
         (job,) = enter(team, "a")
         if url.startswith("sqlite"):
             job.connection.execute("DROP VIEW main.sync_audit")
-            job.connection.execute("CREATE VIEW main.sync_audit AS -- jobsync 2\nSELECT 1 AS newer")
+            job.connection.execute(f"CREATE VIEW main.sync_audit AS -- {newer}\nSELECT 1 AS newer")
             team.add("b")
             assert ask(job, "SELECT * FROM sync_audit") == [(1,)]
         else:
-            for view in ("node", "leader", "token", "lock", "rebalance", "claim", "audit"):
-                job.connection.execute(f"COMMENT ON VIEW sync_{view} IS 'jobsync 2'")
-            job.connection.execute("COMMENT ON VIEW sync_unfinished IS 'jobsync 2'")
+            for view in VIEWS:
+                job.connection.execute(f"COMMENT ON VIEW sync_{view} IS '{newer}'")
             team.add("b")
             found = ask(job, "SELECT obj_description('sync_node'::regclass)")
-            assert found == [("jobsync 2",)]
+            assert found == [(newer,)]
 
 
 def test_many_make_the_views_at_once(url: str) -> None:

@@ -203,6 +203,21 @@ SELECT * FROM {schema}.{app}claim AS claim WHERE state <> 'done' AND NOT EXISTS 
 )
 """
 
+# Text, as it was written: a payload that is no JSON must not hide the others.
+_MESSAGE = """
+CREATE OR REPLACE VIEW {schema}.{app}message AS
+SELECT queue, id, state, deliveries - returned AS attempts, max_attempts,
+  CASE WHEN state = 'claimed' THEN session END AS incarnation, enqueued AS enqueued_on,
+  CASE WHEN state = 'waiting' THEN due END AS due_on,
+  CASE WHEN state = 'claimed' THEN claimed END AS claimed_on,
+  NULL::timestamptz AS finished_on, errors, payload
+FROM {schema}.jobsync_message
+UNION ALL
+SELECT queue, id, state, deliveries - returned, max_attempts, session, enqueued, NULL, NULL,
+  finished, errors, payload
+FROM {schema}.jobsync_finished
+"""
+
 VIEWS = {
     "node": _NODE,
     "leader": _LEADER,
@@ -212,6 +227,7 @@ VIEWS = {
     "claim": _CLAIM,
     "audit": _AUDIT,
     "unfinished": _UNFINISHED,
+    "message": _MESSAGE,
 }
 """Each after those that it looks into."""
 

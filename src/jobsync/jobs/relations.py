@@ -13,7 +13,7 @@ from jobsync.jobs.places import Places
 
 __all__ = ["FACE_VERSION", "MARK", "Relation", "find_version"]
 
-FACE_VERSION = 1
+FACE_VERSION = 2
 """The version of the views; grows when any of them changes."""
 
 _OURS = "jobsync "

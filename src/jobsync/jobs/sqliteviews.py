@@ -202,6 +202,20 @@ SELECT claim.* FROM {app}claim AS claim WHERE state <> 'done' AND NOT EXISTS (
 )
 """
 
+_MESSAGE = f"""
+CREATE VIEW {{app}}message AS -- {{mark}}
+SELECT queue, id, state, deliveries - returned AS attempts, max_attempts,
+  CASE state WHEN 'claimed' THEN session END AS incarnation, {_instant("enqueued")} AS enqueued_on,
+  CASE state WHEN 'waiting' THEN {_instant("due")} END AS due_on,
+  CASE state WHEN 'claimed' THEN {_instant("claimed")} END AS claimed_on,
+  NULL AS finished_on, errors, payload
+FROM jobsync_message
+UNION ALL
+SELECT queue, id, state, deliveries - returned, max_attempts, session, {_instant("enqueued")},
+  NULL, NULL, {_instant("finished")}, errors, payload
+FROM jobsync_finished
+"""
+
 VIEWS = {
     "node": _NODE,
     "token": _TOKEN,
@@ -210,6 +224,7 @@ VIEWS = {
     "claim": _CLAIM,
     "audit": _AUDIT,
     "unfinished": _UNFINISHED,
+    "message": _MESSAGE,
 }
 """In the main file; each after those that it looks into."""
 
