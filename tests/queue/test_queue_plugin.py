@@ -669,6 +669,29 @@ def test_the_documents_names_of_options() -> None:
     assert queue.slug == "s3-queue"
 
 
+async def test_a_process_works_on_several_queues(url: str) -> None:
+    """Each has a coordinator, messages and counts of its own; a resource has one queue."""
+    handled: list[tuple[str, int]] = []
+
+    def make(resource: str) -> QueuePlugin:
+        async def handle(task: Document) -> None:
+            handled.append((resource, task.n))
+
+        return QueuePlugin(resource=resource, on_message=handle)
+
+    emails, images = make("emails"), make("images")
+    async with Database(url, plugins=[emails, images]) as db:
+        assert sorted(db.plugins) == ["s3-queue", "s3-queue-images"]
+        await db.resources.images.enqueue({"n": 2})
+        await db.resources.emails.enqueue({"n": 1})
+        await until(lambda: emails.is_coordinator and images.is_coordinator)
+        await until(lambda: sorted(handled) == [("emails", 1), ("images", 2)])
+        await until(lambda: emails.stats()["completed"] == images.stats()["completed"] == 1)
+        for again in (make("emails"), make("images")):
+            with pytest.raises(Invalid, match=r"alias='s3-queue(-images)?': is taken"):
+                await db.use_plugin(again)
+
+
 async def test_a_store_that_keeps_no_queues_says_so() -> None:
     """Naming those that do."""
     async with Database("memory://") as db:

@@ -150,7 +150,7 @@ class CoordinatorPlugin(Plugin):
             # Work that stopped itself may not be at its end; its term is wound up first.
             await self._former.stop()
         self._coordinator = await self._membership.coordinate(
-            self.slug,
+            self.kind,
             Hooks(on_become=self._become, work=self._work, on_stop=self._cease),
             namespace=self.namespace,
             governs=self.governs,
@@ -174,7 +174,7 @@ class CoordinatorPlugin(Plugin):
 
     @property
     def _role(self) -> str:
-        return name_role(self.namespace, self.slug)
+        return name_role(self.namespace, self.kind)
 
     def _joined(self) -> Membership:
         if self._membership is None:

@@ -320,6 +320,9 @@ class Database(Teller):
         if plugin in self._plugins.values():
             return
         name = plugin.name_under(alias)
+        namesake = self._plugins.get(name)
+        if alias is None and namesake is not None and namesake.kind != plugin.kind:
+            name = "-".join(filter(None, (plugin.kind, plugin.namespace)))
         if name in self._plugins:
             raise Invalid("alias", name, "is taken", "pass another alias")
         plugin.attach(self, name, alias)

@@ -144,6 +144,11 @@ class Plugin(Teller):
             return check_plugin_name("alias", alias)
         return "-".join(filter(None, (self.slug, self.namespace)))
 
+    @property
+    def kind(self) -> str:
+        """What sets it apart within a namespace, which has one of each kind."""
+        return self.slug
+
     def attach(self, database: "Database", name: str, alias: str | None) -> None:
         """Become part of a database, once. `Database.use_plugin` calls it.
 

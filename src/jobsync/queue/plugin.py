@@ -157,6 +157,11 @@ class QueuePlugin(CoordinatorPlugin):
         return function
 
     @property
+    def kind(self) -> str:
+        """A namespace has a queue for each resource."""
+        return f"{self.slug}-{self.resource}"
+
+    @property
     def queue(self) -> str:
         """How the store calls this queue."""
         return name_queue(self.namespace, self.resource)
