@@ -8,7 +8,7 @@ back to an earlier one.
 import asyncio
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jobsync.components import Components
@@ -18,7 +18,7 @@ from jobsync.database.definition import DEFINITIONS, Definition
 from jobsync.database.named import Named
 from jobsync.database.resource import Resource
 from jobsync.database.shelf import Shelf, Verdict
-from jobsync.errors import Conflict, Corrupt, Invalid
+from jobsync.errors import Conflict, Invalid
 from jobsync.events import Event
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.witness import Witness
@@ -122,7 +122,8 @@ class Catalogue:
         after = ""
         while True:
             records = await self._source().scan(DEFINITIONS, after=after, limit=_PAGE)
-            names += [self._remember(found).name for found in self._understand(records)]
+            found = self._witness.read_all(Definition.read, records)
+            names += [self._remember(definition).name for definition in found]
             if len(records) < _PAGE:
                 break
             after = records[-1].key
@@ -197,13 +198,6 @@ class Catalogue:
             self.resources[definition.name] = resource
         resource.define(definition)
         return resource
-
-    def _understand(self, records: Sequence[Record]) -> Iterator[Definition]:
-        for record in records:
-            try:
-                yield Definition.read(record)
-            except Corrupt as corrupt:
-                self._witness.report(corrupt)
 
 
 def _check_name(name: Any) -> None:

@@ -13,7 +13,7 @@ from jobsync.core.filters import All, AnyOf, Compare, Equals, Exists, Filter, No
 from jobsync.core.ordering import arrange, parse_sort
 from jobsync.database.document import VERSION, Document
 from jobsync.database.shelf import Shelf
-from jobsync.errors import Corrupt, Invalid
+from jobsync.errors import Invalid
 from jobsync.events import Events
 from jobsync.stores.contract import Record, Where
 from jobsync.stores.witness import Witness
@@ -55,7 +55,7 @@ class Listing:
         while left is None or left > 0:
             size = _RECORDS if left is None else min(left, _RECORDS)
             records = await self._scan(where, after, size)
-            for document in self._understand(records):
+            for document in self._witness.read_all(Document, records):
                 yield document
             if len(records) < size:
                 return
@@ -98,7 +98,7 @@ class Listing:
         records = await self._scan(where, "" if after is None else self._shelf.key(after), size)
         more = len(records) == size
         return Page(
-            list(self._understand(records)),
+            self._witness.read_all(Document, records),
             self._shelf.name(records[-1].key) if more else None,
         )
 
@@ -118,15 +118,6 @@ class Listing:
         return await self._shelf.store.scan(
             self._shelf.prefix, after=after, limit=size, where=where
         )
-
-    def _understand(self, records: list[Record]) -> list[Document]:
-        documents = []
-        for record in records:
-            try:
-                documents.append(Document(record))
-            except Corrupt as corrupt:
-                self._witness.report(corrupt)
-        return documents
 
 
 def _check_cut(limit: int | None, offset: int) -> int | None:

@@ -408,7 +408,7 @@ class Claims:
             records = await self._store.scan(
                 self._places.claims(self._day), after=after, limit=_PAGE
             )
-            found += [claim for record in records if (claim := self._read(record)) is not None]
+            found += self._witness.read_all(read_claim, records)
             if len(records) < _PAGE:
                 return found
             after = records[-1].key
@@ -585,11 +585,7 @@ class Claims:
             self._refused.pop(claim.task, None)
 
     def _read(self, record: Record) -> Claim | None:
-        try:
-            return read_claim(record)
-        except Corrupt as corrupt:
-            self._witness.report(corrupt)
-            return None
+        return self._witness.read(read_claim, record)
 
     def _is_over(self, refusal: _Refusal) -> bool:
         now = self._clock.mono()

@@ -27,7 +27,7 @@ from jobsync.core.assignment import (
 from jobsync.core.codec import Json
 from jobsync.core.handover import assign
 from jobsync.core.pins import Pin
-from jobsync.errors import Conflict, Corrupt, Fenced, Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.errors import Conflict, Fenced, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.jobs.events import Rebalanced
 from jobsync.jobs.node import Named, read_named
 from jobsync.jobs.places import Places
@@ -233,15 +233,11 @@ class Dealer:
     async def list_nodes(self) -> list[Named]:
         """Give the nodes of the fleet, those that have left too."""
         records = await self._store.scan(self._places.nodes, limit=_MOST)
-        return [node for record in records if (node := self.read_node(record)) is not None]
+        return self._witness.read_all(read_named, records)
 
     def read_node(self, record: Record) -> Named | None:
         """Understand a node's record; one that cannot be is reported and left alone."""
-        try:
-            return read_named(record)
-        except Corrupt as corrupt:
-            self._witness.report(corrupt)
-            return None
+        return self._witness.read(read_named, record)
 
     def _rest(self, plan: Plan) -> float:
         """Give the time until it is to be looked at anyway, whether or not a node says a word."""

@@ -16,14 +16,14 @@ from jobsync.coordination.survey import SessionSeen, Survey, survey
 from jobsync.core.assignment import NOBODY, Node, Ownership, Plan, promised_to, tokens_of
 from jobsync.core.pins import Pin, pattern_in_force
 from jobsync.core.tokens import token_maker
-from jobsync.errors import Corrupt, NotFound
+from jobsync.errors import NotFound
 from jobsync.jobs.claims import Claim, read_claim
 from jobsync.jobs.config import usual_reclaim_delay
 from jobsync.jobs.dealing import fetch_plan
 from jobsync.jobs.node import Named, Stage, read_named
 from jobsync.jobs.pinboard import Pinboard
 from jobsync.jobs.places import Places
-from jobsync.stores.contract import Record, Store
+from jobsync.stores.contract import Store
 from jobsync.stores.witness import Witness
 
 __all__ = [
@@ -163,7 +163,7 @@ class FleetSurvey:
         found: list[Claim] = []
         while True:
             page = await self._store.scan(prefix, after=after, limit=_PAGE)
-            found += [claim for each in page if (claim := self._read(each)) is not None]
+            found += self._witness.read_all(read_claim, page)
             if len(page) < _PAGE:
                 return found
             after = page[-1].key
@@ -172,7 +172,7 @@ class FleetSurvey:
         """Give all that decides about one task on a date."""
         token = self._token_of(task_id)
         record = await self._store.get(self._places.claim(day, token, task_id))
-        claim = None if record is None else self._read(record)
+        claim = None if record is None else self._witness.read(read_claim, record)
         session = None if claim is None else self._sessions.get(claim.owner)
         owner = self._find_owner(task_id, token)
         timeout = 0.0 if session is None else session.timeout
@@ -242,13 +242,6 @@ class FleetSurvey:
             return stage
         return "dead" if session is None or session.state == "dead" else "silent"
 
-    def _read(self, record: Record) -> Claim | None:
-        try:
-            return read_claim(record)
-        except Corrupt as corrupt:
-            self._witness.report(corrupt)
-            return None
-
 
 async def look_at_fleet(store: Store, components: Components, fleet: str) -> FleetSurvey:
     """Look at the nodes that share tasks under a name.
@@ -264,12 +257,7 @@ async def look_at_fleet(store: Store, components: Components, fleet: str) -> Fle
     total = settings.value["total_tokens"]
     token_of = token_maker(total, settings.value["hash_function"])
     seen = await survey(store, components)
-    nodes = []
-    for record in await store.scan(places.nodes, limit=_MOST):
-        try:
-            nodes.append(read_named(record))
-        except Corrupt as corrupt:
-            witness.report(corrupt)
+    nodes = witness.read_all(read_named, await store.scan(places.nodes, limit=_MOST))
     plan = await _read_plan(store, places) or Plan.empty(total)
     return FleetSurvey(store, components, fleet, nodes, seen, plan, token_of)
 

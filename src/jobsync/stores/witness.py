@@ -1,12 +1,16 @@
 """What cannot be understood is set aside and reported, once for each fact."""
 
 import logging
-from typing import ClassVar
+from collections.abc import Callable, Iterable
+from typing import ClassVar, TypeVar
 
 from jobsync.errors import Corrupt
 from jobsync.events import Event, Events
 
 __all__ = ["RecordSetAside", "Witness"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class RecordSetAside(Event, frozen=True, kw_only=True):
@@ -27,6 +31,18 @@ class Witness:
         self._store = store
         self._events = events
         self._reported: set[tuple[str, str]] = set()
+
+    def read(self, understand: Callable[[R], T], found: R) -> T | None:
+        """Understand what was found; what cannot be is reported, and None."""
+        try:
+            return understand(found)
+        except Corrupt as corrupt:
+            self.report(corrupt)
+            return None
+
+    def read_all(self, understand: Callable[[R], T], found: Iterable[R]) -> list[T]:
+        """Understand all that was found, without what cannot be."""
+        return [thing for each in found if (thing := self.read(understand, each)) is not None]
 
     def report(self, corrupt: Corrupt) -> None:
         """Tell of something that was skipped."""
