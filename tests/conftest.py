@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ S3_SERVERS: dict[str, Callable[[], servers.S3Server]] = {
     "ceph": servers.CephServer,
 }
 BUCKET = "tests"
-_prefixes = (f"{os.getpid()}-{i}" for i in itertools.count())
+_names = (f"test_{os.getpid()}_{i}" for i in itertools.count())
 
 
 @pytest.fixture(scope="session")
@@ -114,12 +115,31 @@ def s3(request: pytest.FixtureRequest) -> Iterator[servers.S3Server]:
 @pytest.fixture
 def bucket_url(s3: servers.S3Server) -> str:
     """A part of a bucket that no other test uses."""
-    return s3.url(BUCKET, next(_prefixes))
+    return s3.url(BUCKET, next(_names))
+
+
+@pytest.fixture
+def locate(request: pytest.FixtureRequest, tmp_path: Path) -> servers.Locate:
+    """Gives places that no other test uses."""
+
+    def find(kind: str) -> str:
+        name = next(_names)
+        match kind:
+            case "memory":
+                return f"memory://{name}"
+            case "sqlite":
+                return f"sqlite:///{tmp_path / f'{name}.db'}"
+            case "postgres":
+                return f"{request.getfixturevalue('postgres').url}?schema={name}"
+            case _:
+                return str(request.getfixturevalue("s3").url(BUCKET, name))
+
+    return find
 
 
 @pytest.fixture(scope="session")
 def manners(s3: servers.S3Server) -> Manners:
     """How that server wants to be spoken to."""
-    url = parse_url(s3.url(BUCKET, next(_prefixes)))
+    url = parse_url(s3.url(BUCKET, next(_names)))
     assert isinstance(url, ObjectsUrl)
     return asyncio.run(find_manners(url, Components.system()))

@@ -5,18 +5,18 @@ for longer than its timeout makes the others elect anew, and rightly so. Times a
 """
 
 import asyncio
-import itertools
 import random
 import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 from electorate import Citizen, Electorate, check_beliefs, check_writes
 from ledger import Fact, now, until
+from servers import Locate
 
 from jobsync.core.trust import Timing
 
@@ -25,26 +25,6 @@ NODES = 5
 TIMING = Timing(beat=1, timeout=4)
 PATIENT = Timing(beat=1, timeout=10)
 """For elections that must not be disturbed by a busy machine."""
-
-Locate: TypeAlias = Callable[[str], str]
-_numbers = itertools.count()
-
-
-@pytest.fixture
-def locate(request: pytest.FixtureRequest, tmp_path: Path) -> Locate:
-    """Gives the URL of an empty place of a kind."""
-
-    def find(kind: str) -> str:
-        number = next(_numbers)
-        match kind:
-            case "sqlite":
-                return f"sqlite:///{tmp_path / f'{number}.db'}"
-            case "postgres":
-                return f"{request.getfixturevalue('postgres').url}?schema=election_{number}"
-            case _:
-                return f"{request.getfixturevalue('bucket_url')}-{number}"
-
-    return find
 
 
 @pytest.fixture(params=["sqlite", "postgres", "s3"])

@@ -7,13 +7,13 @@ import asyncio
 import itertools
 import signal
 import statistics
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import pytest
 from labourer import Loop
 from ledger import now, until
+from servers import Locate
 from workshop import Strike, Worker, Workshop, judge
 
 WORKERS = 3
@@ -26,21 +26,6 @@ FROZEN = 12.0
 """Seconds for which a process stands still: three times as long as it may be silent."""
 
 Trouble = Literal["join", "leave", "kill", "freeze"]
-Locate: TypeAlias = Callable[[str], str]
-_numbers = itertools.count()
-
-
-@pytest.fixture
-def locate(request: pytest.FixtureRequest, tmp_path: Path) -> Locate:
-    """Gives the URL of an empty place of a kind."""
-
-    def find(kind: str) -> str:
-        number = next(_numbers)
-        if kind == "sqlite":
-            return f"sqlite:///{tmp_path / f'{number}.db'}"
-        return f"{request.getfixturevalue('postgres').url}?schema=sharing_{number}"
-
-    return find
 
 
 async def trouble(workshop: Workshop, kind: Trouble) -> list[Strike]:

@@ -13,6 +13,7 @@ import plugger
 import pytest
 from electorate import Citizen, Electorate, check_beliefs
 from ledger import until
+from servers import Locate
 
 from jobsync import Record, open_store
 from jobsync.coordination.session import SESSIONS
@@ -23,11 +24,9 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, locate: Locate) -> str:
     """An empty place."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'plugins.db'}"
-    return f"{request.getfixturevalue('postgres').url}?schema=plugins_{next(_numbers)}"
+    return locate(request.param)
 
 
 @pytest.fixture

@@ -20,11 +20,9 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, locate: servers.Locate) -> str:
     """A store that no other test uses."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'jobs.db'}"
-    return f"{request.getfixturevalue('postgres').url}?schema=shell_{os.getpid()}_{next(_numbers)}"
+    return locate(request.param)
 
 
 def test_a_statement_shows_its_rows(url: str) -> None:

@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 from hiring import Hire, hire_on
+from servers import Locate
 
 from jobsync import Components, Store, open_store
 from jobsync.stores.memory import MemoryStore
@@ -39,14 +39,8 @@ async def hire(memory: str) -> AsyncIterator[Hire]:
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, locate: Locate) -> str:
     """An empty place of each kind."""
-    match request.param:
-        case "memory":
-            return str(request.getfixturevalue("memory"))
-        case "sqlite":
-            return f"sqlite:///{tmp_path / 'jobs.db'}"
-        case "postgres":
-            return f"{request.getfixturevalue('postgres').url}?schema=jobs_{next(_numbers)}"
-        case _:
-            return str(request.getfixturevalue("bucket_url"))
+    if request.param == "memory":
+        return str(request.getfixturevalue("memory"))
+    return locate(request.param)

@@ -29,11 +29,9 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, locate: servers.Locate) -> str:
     """A store that no other test uses."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'jobs.db'}"
-    return f"{request.getfixturevalue('postgres').url}?schema=face_{os.getpid()}_{next(_numbers)}"
+    return locate(request.param)
 
 
 def ask(job: Job, query: str, *parameters: Any) -> list[tuple[Any, ...]]:

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from servers import Locate
 from teams import Team, gather
 
 from jobsync import Invalid, Job, Misconfigured
@@ -18,18 +19,9 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, locate: Locate) -> str:
     """A store that no other test uses."""
-    match request.param:
-        case "memory":
-            return f"memory://pins-{next(_numbers)}"
-        case "sqlite":
-            return f"sqlite:///{tmp_path / 'jobs.db'}"
-        case "s3":
-            return str(request.getfixturevalue("bucket_url"))
-        case _:
-            schema = f"pins_{os.getpid()}_{next(_numbers)}"
-            return f"{request.getfixturevalue('postgres').url}?schema={schema}"
+    return locate(request.param)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from servers import Locate
 
 from jobsync import (
     Cancel,
@@ -32,13 +33,9 @@ from jobsync.queue.worker import Worker
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, locate: Locate) -> str:
     """A fresh store on each database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'jobs.db'}"
-    server = request.getfixturevalue("postgres")
-    name = f"q{abs(hash(request.node.nodeid)) % 10**12}"
-    return f"{server.url}{'&' if '?' in server.url else '?'}schema={name}"
+    return locate(request.param)
 
 
 @pytest.fixture

@@ -1,29 +1,20 @@
 """Real processes on one resource: nothing is lost, and all agree."""
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 import racing
 import racing_resources
+from servers import Locate
 
 from jobsync import Database
 
-Locate: TypeAlias = Callable[[int], str]
-
 
 @pytest.fixture(params=["sqlite", "postgres", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, locate: Locate) -> str:
     """An empty place of each kind."""
-    match request.param:
-        case "sqlite":
-            return f"sqlite:///{tmp_path / 'race.db'}"
-        case "postgres":
-            return f"{request.getfixturevalue('postgres').url}?schema={request.node.originalname}"
-        case _:
-            return str(request.getfixturevalue("bucket_url"))
+    return locate(request.param)
 
 
 def test_processes_that_update_with_a_version_lose_nothing(

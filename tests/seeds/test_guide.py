@@ -5,11 +5,11 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from guide import PYTHON, World
+from servers import Locate
 
 from jobsync import CoordinationConfig, Invalid, Job, Task
 
@@ -17,13 +17,9 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(request: pytest.FixtureRequest, locate: Locate, monkeypatch: pytest.MonkeyPatch) -> str:
     """A store of its own for each block; the guide names none, so the environment does."""
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'jobs.db'}"
-    else:
-        schema = f"guide_{os.getpid()}_{next(_numbers)}"
-        url = f"{request.getfixturevalue('postgres').url}?schema={schema}"
+    url = locate(request.param)
     monkeypatch.setenv("SYNC_SQL_URL", url)
     return url
 

@@ -19,6 +19,7 @@ import psycopg
 import pytest
 from guide import PYTHON
 from psycopg import sql
+from servers import Locate
 from teams import gather
 
 from jobsync import Job
@@ -66,12 +67,9 @@ _PROCESS = {
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, locate: Locate) -> str:
     """A store that no other test uses."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'jobs.db'}"
-    schema = f"signals_{os.getpid()}_{next(_numbers)}"
-    return f"{request.getfixturevalue('postgres').url}?schema={schema}"
+    return locate(request.param)
 
 
 @pytest.fixture

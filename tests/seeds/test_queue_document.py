@@ -1,19 +1,17 @@
 """The queue document's quick starts, line by line, on SQL."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
+from servers import Locate
 
 from jobsync import Database, Document, S3QueuePlugin
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def sql_url(request: pytest.FixtureRequest, locate: Locate) -> str:
     """Where queues are kept."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'jobs.db'}"
-    return f"{request.getfixturevalue('postgres').url}?schema={request.node.originalname}"
+    return locate(request.param)
 
 
 async def test_the_queues_thirty_second_setup(sql_url: str) -> None:

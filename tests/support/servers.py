@@ -1,5 +1,8 @@
 """The real servers that tests run on; each in a file with its kind."""
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from ceph_server import CephServer
 from postgres_servers import PgBouncer, PostgresServer
 from s3_servers import (
@@ -22,6 +25,7 @@ __all__ = [
     "WRITERS_BUCKET",
     "CephServer",
     "Identity",
+    "Locate",
     "MinistackServer",
     "PgBouncer",
     "PostgresServer",
@@ -31,3 +35,6 @@ __all__ = [
     "Server",
     "ServerFailed",
 ]
+
+Locate: TypeAlias = Callable[[str], str]
+"""Gives the URL of an empty place of a kind: memory, sqlite, postgres or s3."""
