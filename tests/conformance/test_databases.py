@@ -143,6 +143,27 @@ async def test_an_incompatible_change_is_refused_with_every_reason(
     assert (await users.insert({"age": 5})).age == 5
 
 
+async def test_a_definition_that_says_nothing_gives_way_to_the_first_that_does(
+    connect: Connect,
+) -> None:
+    """As a plugin makes it that was started first; unless records are there that would not pass."""
+    database = await connect()
+    await database.create_resource("users")
+    await database.create_resource("users")
+    users = await database.create_resource("users", {"email": "email|required"}, strict=True)
+    assert users.schema.fields["email"].required
+    with pytest.raises(InvalidRecord):
+        await users.insert({})
+    with pytest.raises(Invalid, match="name: records that are there lack it"):
+        await database.create_resource("users", {"name": "string|required"})
+    notes = await database.create_resource("notes")
+    await notes.insert({"text": "a"})
+    with pytest.raises(Invalid, match="title: records that are there lack it"):
+        await database.create_resource("notes", {"title": "string|required"})
+    await notes.delete_all()
+    await database.create_resource("notes", {"title": "string|required"})
+
+
 async def test_of_many_that_define_at_once_all_agree(connect: Connect) -> None:
     """Whoever comes second evolves what the first has made."""
     databases = [await connect() for _ in range(4)]

@@ -13,10 +13,10 @@ from typing import Any
 
 from jobsync.components import Components
 from jobsync.core.codec import Json
-from jobsync.core.schema import Fields, Schema
+from jobsync.core.schema import Fields
 from jobsync.database.definition import DEFINITIONS, Definition
 from jobsync.database.named import Named
-from jobsync.database.resource import Resource
+from jobsync.database.resource import DATA, Resource
 from jobsync.database.shelf import Shelf, Verdict
 from jobsync.errors import Conflict, Invalid
 from jobsync.events import Event
@@ -89,28 +89,35 @@ class Catalogue:
         _check_name(name)
         if not (strict is None or isinstance(strict, bool)):
             raise Invalid("strict", strict, "is neither True nor False", "write strict=True")
+        blank = Definition(name, is_declared=False)
         before: Definition | None = None
-        after = Definition(name)
+        after = blank
+        has_records = True
 
         def decide(current: Record | None) -> Json | Verdict:
             nonlocal before, after
             before = None if current is None else Definition.read(current)
-            there = Schema() if before is None else before.schema
-            wanted = Schema(
-                fields=there.fields if fields is None else fields,
-                strict=there.strict if strict is None else strict,
-            )
-            after = Definition(name, wanted) if before is None else before.evolve(wanted)
+            known = before is not None and has_records
+            after = (before or blank).evolve(fields, strict=strict, has_records=known)
             return Verdict.KEEP if after == before else after.write(current)
 
         async with self._turn:
-            await self._shelf.change(name, decide)
+            try:
+                await self._shelf.change(name, decide)
+            except Invalid:
+                has_records = await self._has_records(name)
+                if has_records:
+                    raise
+                await self._shelf.change(name, decide)
             resource = self._remember(after)
         if before is None:
             self._events.emit(ResourceCreated(resource=name))
         elif before != after:
             self._events.emit(ResourceEvolved(resource=name))
         return resource
+
+    async def _has_records(self, name: str) -> bool:
+        return bool(await self._source().heads(f"{DATA}{name}/", limit=1))
 
     async def look(self) -> list[str]:
         """Read all definitions; give their names."""

@@ -1,7 +1,8 @@
 """What a resource is, as the store has it: every process that connects sees the same.
 
 A definition changes only in ways under which the records that are there still pass; any
-other change is refused with the reason, and nothing is written.
+other change is refused with the reason, and nothing is written. One that says nothing of
+records, as plugins make it for what they need, gives way to the first that does.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 from jobsync.core.attributes import parse, render
 from jobsync.core.codec import Json
 from jobsync.core.evolution import evolve, find_breaks
-from jobsync.core.schema import Schema
+from jobsync.core.schema import Fields, Schema
 from jobsync.errors import Corrupt, Invalid
 from jobsync.stores.contract import Record
 
@@ -26,6 +27,8 @@ class Definition(msgspec.Struct, frozen=True):
 
     name: str
     schema: Schema = Schema()
+    is_declared: bool = True
+    """Whether anybody has said what its records look like."""
 
     @classmethod
     def read(cls, record: Record) -> "Definition":
@@ -39,20 +42,35 @@ class Definition(msgspec.Struct, frozen=True):
             schema = Schema(fields=parse(stored.attributes), strict=stored.strict)
         except (msgspec.ValidationError, Invalid) as error:
             raise Corrupt(record.key, f"not a definition ({error})") from error
-        return cls(stored.name, schema)
+        return cls(stored.name, schema, is_declared=stored.declared)
 
     def write(self, before: Record | None) -> Json:
         """Give what is to be stored; what newer code has added stays."""
-        stored = _Stored(self.name, render(self.schema.fields), self.schema.strict)
+        fields = render(self.schema.fields)
+        stored = _Stored(self.name, fields, self.schema.strict, self.is_declared)
         return {**(before.value if before else {}), **msgspec.to_builtins(stored)}
 
-    def evolve(self, schema: Schema) -> "Definition":
-        """Give the definition that takes this one's place.
+    def evolve(
+        self, fields: Fields | None, *, strict: bool | None, has_records: bool
+    ) -> "Definition":
+        """Give the definition that takes this one's place; None keeps what this one says.
+
+        Args:
+            fields: what records look like.
+            strict: whether they may have no others.
+            has_records: whether any is there, as far as is known.
 
         Raises:
             Invalid: records that are there would no longer pass; names every reason.
         """
-        if breaks := list(find_breaks(self.schema.fields, schema.fields)):
+        if fields is None and strict is None:
+            return self
+        schema = Schema(
+            fields=self.schema.fields if fields is None else fields,
+            strict=self.schema.strict if strict is None else strict,
+        )
+        breaks = list(find_breaks(self.schema.fields, schema.fields))
+        if breaks and (self.is_declared or has_records):
             raise Invalid(
                 f"attributes of {self.name}",
                 [found.field for found in breaks],
@@ -68,3 +86,4 @@ class _Stored(msgspec.Struct, frozen=True):
     name: str
     attributes: dict[str, Any] = {}
     strict: bool = False
+    declared: bool = True
