@@ -186,18 +186,17 @@ class Election:
         """The term that lasts now, once the cold start is over."""
         return self.held if self.cold_start.is_ready else None
 
-    @property
-    def next_change(self) -> Mono | None:
-        """When waiting for others, or a phase of the cold start, is over."""
+    def next_change(self, since: Mono) -> Mono | None:
+        """Give the first moment, after some time, when we may go on by ourselves.
+
+        That is when waiting for others, or a phase of the cold start, is over.
+        """
         role, seen = self._role, self._first_seen
         moments = [self.cold_start.next_change, self._gives_way_until]
         if role is not None and role.successor is not None and seen is not None:
             moments.append(seen + self._timing.beat)
-        known = [each for each in moments if each is not None]
-        if not known:
-            return None
-        now = self._clock.mono()
-        return min((each for each in known if each > now), default=None)
+        known = (each for each in moments if each is not None)
+        return min((each for each in known if each > since), default=None)
 
     def join(self, session: Session) -> None:
         """Stand with another session; what the earlier one held is void."""

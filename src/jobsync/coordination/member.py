@@ -278,7 +278,7 @@ class Member:
         is_told = not self._store.is_dear or self._holds()
         due = begun + self._timing.beat * (1.0 if is_told else _SOONER)
         moments = [self._observer.next_expiry(seen)]
-        moments += [election.next_change for election in self.elections.values()]
+        moments += [election.next_change(seen) for election in self.elections.values()]
         return min([due, *(each for each in moments if each is not None)])
 
     async def _look(self) -> None:

@@ -1,0 +1,91 @@
+"""How soon a worker that stops is followed, on a store that tells nobody of it.
+
+Within one beat of its release, by the oldest that is left, however fast workers come and go.
+"""
+
+import asyncio
+
+from fleets import SETTINGS, TIMING, DearStore, Fleet, Worker
+from msgspec.structs import replace
+
+from jobsync.testing.network import Weather
+
+QUICK = Weather(latency=0.02)
+"""A request takes less than a hundredth of a beat."""
+
+
+class Succession:
+    """Workers that lead, stop and are followed, and how long each release was of no use."""
+
+    def __init__(self, seed: int, *, size: int = 3, rate: float = 0.049) -> None:
+        works = ("schedule", "sweep")
+        self.fleet = Fleet(seed, size=size, works=works, rate=rate, store=DearStore, listens=True)
+        self.dice = self.fleet.world.dice
+        for link in self.fleet.links:
+            link.weather = QUICK
+
+    def add(self, name: str, *works: str) -> Worker:
+        """Start a worker."""
+        worker = self.fleet.add(name, works)
+        worker.link.weather = QUICK
+        self.fleet.start(worker)
+        return worker
+
+    async def led(self, *works: str) -> list[Worker]:
+        """Wait until somebody leads each of some works; give who."""
+        while not all(map(self._leaders, works)):  # noqa: ASYNC110 - in virtual time
+            await asyncio.sleep(TIMING.beat / 100)
+        return [self._leaders(work)[0] for work in works]
+
+    def _leaders(self, work: str) -> list[Worker]:
+        held = ((each, each.held.get(work)) for each in self._standing())
+        return [each for each, epoch in held if (work, "gained", epoch) in each.hooks]
+
+    def _standing(self) -> list[Worker]:
+        return [each for each in self.fleet.workers if not each.has_stopped]
+
+    def oldest(self) -> Worker:
+        """Give the worker that sorts before all others that stand."""
+        joined = {w.membership.worker_id: w for w in self._standing() if w.membership is not None}
+        return joined[min(joined)]
+
+    async def stop(self, worker: Worker) -> None:
+        """Let a worker leave in good order."""
+        worker.stop()
+        assert worker.life is not None
+        await worker.life
+
+    def vacancies(self, work: str) -> list[float]:
+        """Give how many beats passed from each release until somebody led again."""
+        found: list[float] = []
+        freed: dict[int, float] = {}
+        for each in self.fleet.world.history:
+            details = each.details
+            if each.what == "commit" and details["key"] == f"role/default/{work}":
+                if details["value"]["owner"] is None:
+                    # Whoever leaves may write it twice.
+                    freed.setdefault(details["value"]["epoch"], each.at)
+            elif (
+                each.what == "gained" and details["work"] == work and details["epoch"] - 1 in freed
+            ):
+                found.append((each.at - freed[details["epoch"] - 1]) / TIMING.beat)
+        return found
+
+
+def test_a_phase_that_ends_during_a_look_is_not_missed() -> None:
+    """Whoever was elected leads as soon as it has prepared, though it looks around meanwhile.
+
+    Found: it looked again a beat later, and led that much later.
+    """
+    succession = Succession(6, size=0)
+    window, delay = TIMING.beat / 2, 0.001
+
+    async def story() -> None:
+        worker = succession.fleet.add("first", ("schedule",))
+        worker.settings = replace(SETTINGS, cold_start_preparation_delay=delay)
+        succession.fleet.start(worker)
+        assert await succession.led("schedule") == [worker]
+        times = {e.phase: e.duration for e in worker.told("coord:cold-start-phase-changed")}
+        assert window < times["preparing"] < times["ready"] < window + TIMING.beat / 10
+
+    succession.fleet.tell(story)
