@@ -5,9 +5,11 @@ Within one beat of its release, by the oldest that is left, however fast workers
 
 import asyncio
 
-from fleets import SETTINGS, TIMING, DearStore, Fleet, Worker
+from fleets import SETTINGS, TIMING, DearStore, Fleet, Worker, take_note
 from msgspec.structs import replace
 
+from jobsync.coordination.coordinator import Hooks
+from jobsync.coordination.fencing import Term
 from jobsync.testing.network import Weather
 
 QUICK = Weather(latency=0.02)
@@ -89,3 +91,86 @@ def test_a_phase_that_ends_during_a_look_is_not_missed() -> None:
         assert window < times["preparing"] < times["ready"] < window + TIMING.beat / 10
 
     succession.fleet.tell(story)
+
+
+def test_who_leads_one_work_finds_in_time_that_another_is_free() -> None:
+    """An older worker leads something else; it looks for what it follows as any follower does.
+
+    Found: whoever led anything looked once a beat, and found the other role after that.
+    """
+    succession = Succession(7, size=0)
+
+    async def story() -> None:
+        older = succession.add("older", "schedule")
+        await succession.led("schedule")
+        younger = succession.add("younger", "sweep")
+        await succession.led("sweep")
+        await older.stand("sweep")
+        for number in range(20):
+            await asyncio.sleep(succession.dice.uniform(2, 3) * TIMING.beat)
+            await succession.stop(younger)
+            assert await succession.led("sweep") == [older]
+            await older.coordinators["sweep"].stop()
+            younger = succession.add(f"younger-{number}", "sweep")
+            await succession.led("sweep")
+            await older.stand("sweep")
+
+    succession.fleet.tell(story)
+    # Every other vacancy is one that the older worker has ended.
+    assert max(succession.vacancies("sweep")[::2]) < 0.95
+
+
+def test_works_that_are_given_up_one_after_the_other_are_all_found() -> None:
+    """Between the end of one work and that of the next the leader does something for a while.
+
+    Found: whoever looked just then took the first, and looked for the second a beat later.
+    """
+    succession = Succession(8)
+    fleet = succession.fleet
+
+    def end_slowly(worker: Worker, work: str) -> Hooks:
+        async def stop(term: Term) -> None:
+            worker.note(work, "lost", term)
+            await worker.node.clock.sleep(TIMING.beat / 10)
+
+        return replace(take_note(worker, work), on_stop=stop)
+
+    fleet.hooks = end_slowly
+
+    async def story() -> None:
+        fleet.start_all()
+        for _ in range(40):
+            leader, _ = await succession.led(*fleet.works)
+            await asyncio.sleep(succession.dice.uniform(2, 3) * TIMING.beat)
+            await succession.stop(leader)
+            fleet.follow(leader)
+
+    fleet.tell(story)
+    assert max(succession.vacancies("sweep")) < 0.95
+
+
+def test_works_that_are_given_up_together_are_taken_together() -> None:
+    """Also by one who looks just after the first of them was given up, and before the second.
+
+    Found: it took the first, and the second when it looked again.
+    """
+    succession = Succession(10)
+    fleet, loop = succession.fleet, succession.fleet.world.loop
+    for link in fleet.links:
+        link.weather = Weather(latency=0.1)
+
+    async def wait_for(work: str) -> float:
+        await succession.led(work)
+        return loop.time()
+
+    async def story() -> None:
+        fleet.start_all()
+        for _ in range(40):
+            leader, _ = await succession.led(*fleet.works)
+            await asyncio.sleep(succession.dice.uniform(2, 3) * TIMING.beat)
+            leader.stop()
+            first, second = await asyncio.gather(*map(wait_for, fleet.works))
+            assert abs(second - first) < TIMING.beat / 2
+            fleet.follow(leader)
+
+    fleet.tell(story)

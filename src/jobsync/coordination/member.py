@@ -274,19 +274,24 @@ class Member:
 
         What fell due while the last look was under way was missed by it: that is due now.
         """
-        # Where nobody tells of a role that was given up, it must be found within a beat.
-        is_told = not self._store.is_dear or self._holds()
-        due = begun + self._timing.beat * (1.0 if is_told else _SOONER)
+        due = begun + self._timing.beat * (_SOONER if self._must_find_out else 1.0)
         moments = [self._observer.next_expiry(seen)]
         moments += [election.next_change(seen) for election in self.elections.values()]
         return min([due, *(each for each in moments if each is not None)])
+
+    @property
+    def _must_find_out(self) -> bool:
+        """Whether a role may be given up without anybody telling: it must be found in a beat."""
+        # Also by one who leads something else.
+        return self._store.is_dear and any(each.held is None for each in self.elections.values())
 
     async def _look(self) -> None:
         """Read what the elections depend on, in one request, and go on from there."""
         elections = [*self.elections.values(), *self._leaving]
         owners = {owner for each in elections if (owner := each.owner) is not None}
+        held = self._holds()
         # A leader looks at all sessions anyway.
-        if not self._holds():
+        if not held:
             owners |= self.watched
         owners.discard(self.session.incarnation)
         sessions = {owner: f"{SESSIONS}{owner}" for owner in sorted(owners)}
@@ -303,7 +308,11 @@ class Member:
         for election in elections:
             await self._step(election, found, living)
         self._leaving = [each for each in self._leaving if not each.is_clear]
-        if self._holds():
+        holds = self._holds()
+        if holds != held and self._must_find_out:
+            # Who has just given up one role may be giving up the next.
+            self._look_now.ring()
+        if holds:
             await self._watch_over_all(owners)
         else:
             self._observer.watch_only(owners)
