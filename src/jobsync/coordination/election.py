@@ -24,7 +24,6 @@ from jobsync.components import Components
 from jobsync.coordination.coldstart import ColdStart
 from jobsync.coordination.events import CoordinatorElected, EpochRenewed
 from jobsync.coordination.observer import Observer
-from jobsync.coordination.reading import read_each
 from jobsync.coordination.role import (
     REQUESTS,
     ROLES,
@@ -224,6 +223,11 @@ class Election:
             return []
         return [f"{ROLES}{self.name}", f"{REQUESTS}{self.name}"]
 
+    def wanted_without(self, living: Mapping[str, Life]) -> list[str]:
+        """Give the key that the next step has to know too, if none of those who live leads."""
+        is_known = not self._is_sure or self.held is not None or self._is_led(living)
+        return [] if is_known else [f"{ROLES}{self.name}"]
+
     def doubt(self) -> None:
         """Read the role itself at the next step: something has changed there."""
         # Not what a step that is under way has read already: that may be older.
@@ -248,9 +252,7 @@ class Election:
             return
         if self._held is not None:
             await self._serve(self._held)
-        elif not self._is_led(living):
-            if key not in found:
-                self._see((await read_each(self._store, [key], self._witness.report)).get(key))
+        elif not self._is_led(living) and key in found:
             await self._stand()
         await self._advise_holder()
 

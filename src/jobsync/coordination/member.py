@@ -286,7 +286,7 @@ class Member:
         return self._store.is_dear and any(each.held is None for each in self.elections.values())
 
     async def _look(self) -> None:
-        """Read what the elections depend on, in one request, and go on from there."""
+        """Read what the elections depend on, and go on from there."""
         elections = [*self.elections.values(), *self._leaving]
         owners = {owner for each in elections if (owner := each.owner) is not None}
         held = self._holds()
@@ -294,6 +294,26 @@ class Member:
         if not held:
             owners |= self.watched
         owners.discard(self.session.incarnation)
+        found = await self._read(elections, owners)
+        for election in elections:
+            await self._step(election, found, self.seen)
+        self._leaving = [each for each in self._leaving if not each.is_clear]
+        holds = self._holds()
+        if holds != held:
+            # Nobody needs to wait until all others were looked at.
+            self._tell_of_changes()
+            if self._must_find_out:
+                # Who has just given up one role may be giving up the next.
+                self._look_now.ring()
+        if holds:
+            await self._watch_over_all(owners)
+        else:
+            self._observer.watch_only(owners)
+
+    async def _read(
+        self, elections: Iterable[Election], owners: Iterable[str]
+    ) -> dict[str, Record | None]:
+        """Read the sessions of owners, then the roles that these no longer tell of."""
         sessions = {owner: f"{SESSIONS}{owner}" for owner in sorted(owners)}
         wanted = [key for election in elections for key in election.wanted()]
         found = await read_each(self._settled, [*sessions.values(), *wanted], self._witness.report)
@@ -305,17 +325,8 @@ class Member:
             # At once: what it held may be taken now, not a beat later.
             living.pop(incarnation, None)
         self.seen = living
-        for election in elections:
-            await self._step(election, found, living)
-        self._leaving = [each for each in self._leaving if not each.is_clear]
-        holds = self._holds()
-        if holds != held and self._must_find_out:
-            # Who has just given up one role may be giving up the next.
-            self._look_now.ring()
-        if holds:
-            await self._watch_over_all(owners)
-        else:
-            self._observer.watch_only(owners)
+        doubted = [key for election in elections for key in election.wanted_without(living)]
+        return found | await read_each(self._settled, doubted, self._witness.report)
 
     async def _step(
         self, election: Election, found: Mapping[str, Record | None], living: Mapping[str, Life]
