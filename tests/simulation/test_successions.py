@@ -174,3 +174,25 @@ def test_works_that_are_given_up_together_are_taken_together() -> None:
             fleet.follow(leader)
 
     fleet.tell(story)
+
+
+def test_a_term_that_came_and_went_ends_a_cold_start() -> None:
+    """Who sees that somebody has led meanwhile leads at once: all are there that may be elected.
+
+    Found: it prepared as if nobody had ever led, and all waited for it.
+    """
+    succession = Succession(9, size=0)
+    cautious = replace(SETTINGS, cold_start_preparation_delay=TIMING.beat)
+
+    async def story() -> None:
+        quick, slow = (succession.add(name, "schedule") for name in ("quick", "slow"))
+        quick.settings = replace(SETTINGS, skip_cold_start=True)
+        slow.settings = cautious
+        assert await succession.led("schedule") == [quick]
+        await succession.stop(quick)
+        assert await succession.led("schedule") == [slow]
+        phases = [each.phase for each in slow.told("coord:cold-start-phase-changed")]
+        assert phases == ["observing", "electing", "preparing", "ready"]
+
+    succession.fleet.tell(story)
+    assert max(succession.vacancies("schedule")) < 0.6

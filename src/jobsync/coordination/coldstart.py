@@ -2,7 +2,7 @@
 
 Workers that start together look around first, so that they elect once, and whoever is
 elected prepares for a moment before it leads. This saves elections and promises nothing:
-the store decides. Somebody who leads already ends it at once.
+the store decides. Somebody who leads already, or who has led meanwhile, ends it at once.
 
     observing ── window over, or a leader seen ──▶ electing ── somebody elected ──▶ preparing
                                                     ready ◀── delay over, or not oneself ──┘

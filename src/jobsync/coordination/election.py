@@ -285,6 +285,10 @@ class Election:
                 f"epoch {role.epoch} stands where {self._highest} was seen: "
                 "the store was restored from an older copy",
             )
+        is_news = self._first_seen is not None and _epoch(role) > _epoch(self._role)
+        if role is not None and is_news and self._is_anothers(role):
+            # Be that term over again or not: this is no cold start any more.
+            self.cold_start.see_leader()
         if self._first_seen is None or _version(record) != _version(self._record):
             self._first_seen = self._clock.mono()
         if _epoch(role) != _epoch(self._role):
@@ -318,6 +322,10 @@ class Election:
                 active_workers=role.active,
             )
         )
+
+    def _is_anothers(self, role: Role) -> bool:
+        """Say whether the latest term of a role is, or was, somebody else's."""
+        return (role.owner or role.former) not in {None, self.session.incarnation}
 
     def _is_led(self, living: Mapping[str, Life]) -> bool:
         """Say whether somebody else's session tells that it holds the role, as we know it."""
