@@ -5,6 +5,7 @@ Within one beat of its release, by the oldest that is left, however fast workers
 
 import asyncio
 
+import pytest
 from fleets import SETTINGS, TIMING, DearStore, Fleet, Worker, take_note
 from msgspec.structs import replace
 
@@ -72,6 +73,34 @@ class Succession:
             ):
                 found.append((each.at - freed[details["epoch"] - 1]) / TIMING.beat)
         return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_who_comes_and_goes_faster_than_others_look_is_followed_within_a_beat(seed: int) -> None:
+    """Leaders stop as soon as the next worker stands, and the oldest that is left leads.
+
+    Found: whoever had seen no leader yet prepared for a moment, missed the end of that while it
+    looked at something else, and led a beat later.
+    """
+    succession = Succession(seed)
+    fleet = succession.fleet
+
+    async def story() -> None:
+        fleet.start_all()
+        for _ in range(20):
+            leader, _ = await succession.led(*fleet.works)
+            await succession.stop(leader)
+            heir = succession.oldest()
+            assert set(await succession.led(*fleet.works)) == {heir}
+            await asyncio.sleep(succession.dice.uniform(0.2, 0.9) * TIMING.beat)
+            fresh = fleet.follow(leader)
+            while len(fresh.coordinators) < len(fleet.works):  # noqa: ASYNC110 - in virtual time
+                await asyncio.sleep(TIMING.beat / 100)
+
+    fleet.tell(story)
+    for work in fleet.works:
+        assert len(succession.vacancies(work)) == 20
+        assert max(succession.vacancies(work)) < 1
 
 
 def test_a_phase_that_ends_during_a_look_is_not_missed() -> None:
@@ -196,3 +225,27 @@ def test_a_term_that_came_and_went_ends_a_cold_start() -> None:
 
     succession.fleet.tell(story)
     assert max(succession.vacancies("schedule")) < 0.6
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nobody_gives_way_for_longer_than_a_beat_after_the_release(seed: int) -> None:
+    """An older worker that is there no more is waited for until it would have had the role.
+
+    Found: the beat was counted from when the release was seen, and that may be a look later.
+    """
+    succession = Succession(seed, size=0, rate=0.0)
+
+    async def story() -> None:
+        leader = succession.add("leader", "schedule")
+        await succession.led("schedule")
+        elder = succession.add("elder", "schedule")
+        await asyncio.sleep(succession.dice.uniform(0.1, 1) * TIMING.beat)
+        younger = succession.add("younger", "schedule")
+        await asyncio.sleep(succession.dice.uniform(2, 3) * TIMING.beat)
+        elder.node.kill()
+        await succession.stop(leader)
+        assert await succession.led("schedule") == [younger]
+
+    succession.fleet.tell(story)
+    (vacancy,) = succession.vacancies("schedule")
+    assert 0.9 < vacancy < 1.05

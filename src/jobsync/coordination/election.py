@@ -43,7 +43,13 @@ from jobsync.errors import Corrupt, NewerFormat
 from jobsync.stores.contract import Applied, Put, Record, Store
 from jobsync.stores.witness import Witness
 
-__all__ = ["Election", "Held", "ask", "list_eligible"]
+__all__ = ["LOOK", "Election", "Held", "ask", "list_eligible"]
+
+LOOK = 0.85
+"""Of a beat, between looks where nobody tells of a role that was given up.
+
+The rest of the beat is for finding and taking it.
+"""
 
 _MOST = 10_000
 """How many sessions are looked at in an election at the most."""
@@ -402,14 +408,23 @@ class Election:
         return named and self._clock.mono() - self._first_seen < self._timing.beat
 
     def _gives_way(self, role: Role | None, eligible: Iterable[str]) -> bool:
-        """Wait for one beat, once, if somebody who sorts before us is there."""
+        """Wait once, until a beat after the release, if somebody who sorts before us is there."""
         if self._gives_way_until is None:
             # Whoever has just given it up is about to say that it stands no longer.
             former = None if role is None else role.former
             better = any(each < self.session.incarnation and each != former for each in eligible)
-            wait = self._timing.beat if better else 0.0
+            wait = self._timing.beat - self._free_for(role) if better else 0.0
             self._gives_way_until = self._clock.mono() + wait
         return self._clock.mono() < self._gives_way_until
+
+    def _free_for(self, role: Role | None) -> float:
+        """Give the seconds since a role was given up, if that is to be believed; else none."""
+        if role is None or role.owner is not None:
+            return 0.0
+        # By two wall clocks, which may differ: only what a look can have missed is believed, and
+        # whoever comes before us is left time to take what it was told of.
+        ago, beat = self._clock.wall().seconds - role.since, self._timing.beat
+        return min(ago, LOOK * beat) if 0 < ago < beat else 0.0
 
     async def _vacate(self, role: Role | None) -> None:
         """Take a dead owner's name off the role, so that those to whom we give way look now."""

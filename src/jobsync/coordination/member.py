@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from jobsync.components import Components
 from jobsync.coordination.alarm import Alarm
-from jobsync.coordination.election import Election
+from jobsync.coordination.election import LOOK, Election
 from jobsync.coordination.events import (
     ElectionHalted,
     HeartbeatLate,
@@ -41,9 +41,6 @@ _TROUBLE = (Unavailable, Misconfigured, OutcomeUnknown)
 """What the store may say during an outage; a burst of refusals counts as one."""
 
 _LONG = 3600.0
-
-_SOONER = 0.85
-"""Of a beat, between the looks of a follower: the rest is for finding and taking the role."""
 
 
 class Member:
@@ -274,7 +271,7 @@ class Member:
 
         What fell due while the last look was under way was missed by it: that is due now.
         """
-        due = begun + self._timing.beat * (_SOONER if self._must_find_out else 1.0)
+        due = begun + self._timing.beat * (LOOK if self._must_find_out else 1.0)
         moments = [self._observer.next_expiry(seen)]
         moments += [election.next_change(seen) for election in self.elections.values()]
         return min([due, *(each for each in moments if each is not None)])

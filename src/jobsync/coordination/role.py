@@ -73,7 +73,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None
     """The incarnation that holds it; None after a release."""
     since: float
-    """When this was written, by the writer's wall clock; for people."""
+    """When this was written, by the writer's wall clock; for people, and out of courtesy."""
     until: float
     """When the mandate ends, by the same clock; for people too."""
     timeout: Annotated[float, msgspec.Meta(gt=0)]
