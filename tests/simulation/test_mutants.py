@@ -250,8 +250,8 @@ def epochs_that_restart_on_removal(patch: pytest.MonkeyPatch) -> None:
 def giving_way_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A candidate waits for as long as an older one seems to be there."""
 
-    def wait(_: Election, eligible: Iterable[str], mine: str) -> bool:
-        return any(each < mine for each in eligible)
+    def wait(self: Election, _: Role | None, eligible: Iterable[str]) -> bool:
+        return any(each < self.session.incarnation for each in eligible)
 
     patch.setattr(Election, "_gives_way", wait)
 
