@@ -4,6 +4,8 @@ Within one beat of its release, by the oldest that is left, however fast workers
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from fleets import SETTINGS, TIMING, DearStore, Fleet, Worker, take_note
@@ -203,6 +205,26 @@ def test_works_that_are_given_up_together_are_taken_together() -> None:
             fleet.follow(leader)
 
     fleet.tell(story)
+
+
+def test_works_that_are_taken_together_cost_one_listing() -> None:
+    """However many roles are free, who else stands for them is asked of the store once."""
+    succession = Succession(11, size=0)
+
+    async def story() -> None:
+        worker = succession.add("alone", *succession.fleet.works)
+        calls, around = [], worker.link.around
+
+        async def count(call: str, sent: int, work: Callable[[], Awaitable[Any]]) -> Any:
+            calls.append(call)
+            return await around(call, sent, work)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(worker.link, "around", count)
+            assert await succession.led(*succession.fleet.works) == [worker, worker]
+        assert calls.count("scan") == 1
+
+    succession.fleet.tell(story)
 
 
 def test_a_term_that_came_and_went_ends_a_cold_start() -> None:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jobsync.coordination.election import Election, Held, ask, list_eligible
+from jobsync.coordination.election import Election, Held, ask
 from jobsync.coordination.events import CoordinatorDemoted, CoordinatorPromoted
 from jobsync.coordination.fencing import Term
 from jobsync.coordination.role import ROLES, Request, Role, read_role, worker_of
+from jobsync.coordination.roll import Roll
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.coordination.unopposed import Unopposed
 from jobsync.errors import (
@@ -164,7 +165,8 @@ class Coordinator:
         if not force:
             return await self._hear_of_leader()
         role = read_role(await store.get(f"{ROLES}{name}", tombstones=True))
-        workers = [worker_of(e) for e in await list_eligible(store, name, self._witness.report)]
+        roll = Roll(store, self._witness.report)
+        workers = [worker_of(each) for each in await roll.standing_for(name)]
         if desired_coordinator not in {None, *workers}:
             raise NotFound("worker for this work", str(desired_coordinator), workers)
         if role is None or role.owner is None:

@@ -16,7 +16,7 @@ A follower reads one record a beat: the session of the worker that leads, which 
 roles it holds. Only when that says something else is the role itself read.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -34,7 +34,8 @@ from jobsync.coordination.role import (
     read_role,
     worker_of,
 )
-from jobsync.coordination.session import SESSIONS, Life, Session, read_life
+from jobsync.coordination.roll import Roll
+from jobsync.coordination.session import Life, Session
 from jobsync.coordination.settings import WorkSettings
 from jobsync.core.clock import Mono
 from jobsync.core.codec import MAX_INTEGER
@@ -43,33 +44,13 @@ from jobsync.errors import Corrupt, NewerFormat
 from jobsync.stores.contract import Applied, Put, Record, Store
 from jobsync.stores.witness import Witness
 
-__all__ = ["LOOK", "Election", "Held", "ask", "list_eligible"]
+__all__ = ["LOOK", "Election", "Held", "ask"]
 
 LOOK = 0.85
 """Of a beat, between looks where nobody tells of a role that was given up.
 
 The rest of the beat is for finding and taking it.
 """
-
-_MOST = 10_000
-"""How many sessions are looked at in an election at the most."""
-
-
-async def list_eligible(store: Store, role: str, report: Callable[[Corrupt], object]) -> list[str]:
-    """Give the incarnations that live and stand for a role, in order."""
-    found = []
-    for record in await store.scan(SESSIONS, limit=_MOST):
-        # Most are dead, in a fleet that has seen much, and need no further understanding.
-        if isinstance(record.value, dict) and record.value.get("state") == "dead":
-            continue
-        try:
-            life = read_life(record)
-        except Corrupt as corrupt:
-            report(corrupt)
-            continue
-        if life.state == "live" and role in life.works:
-            found.append(record.key.removeprefix(SESSIONS))
-    return found
 
 
 async def ask(store: Store, role: str, request: Request) -> bool:
@@ -239,8 +220,12 @@ class Election:
         # Not what a step that is under way has read already: that may be older.
         self._is_doubted = True
 
-    async def step(self, found: Mapping[str, Record | None], living: Mapping[str, Life]) -> None:
+    async def step(
+        self, found: Mapping[str, Record | None], living: Mapping[str, Life], roll: Roll
+    ) -> None:
         """Go on from what was read: the wanted keys, and the sessions that live.
+
+        Who else stands is asked of the roll where that matters.
 
         Raises:
             Unavailable: the store does not answer; a term lasts as long as trust does.
@@ -257,9 +242,9 @@ class Election:
             # It cannot be read, so nothing is known of it.
             return
         if self._held is not None:
-            await self._serve(self._held)
+            await self._serve(self._held, roll)
         elif not self._is_led(living) and key in found:
-            await self._stand()
+            await self._stand(roll)
         await self._advise_holder()
 
     async def release(self, why: str, successor: str | None = None) -> None:
@@ -344,7 +329,7 @@ class Election:
             self.cold_start.see_leader()
         return self._is_sure
 
-    async def _stand(self) -> None:
+    async def _stand(self, roll: Roll) -> None:
         """Take the role, if it is to be had and nobody better is there to have it."""
         session, role = self.session, self._role
         if not session.trusted:
@@ -357,7 +342,7 @@ class Election:
             return
         if not self.cold_start.may_elect() or self._must_wait(role, session):
             return
-        eligible = await list_eligible(self._store, self.name, self._witness.report)
+        eligible = await roll.standing_for(self.name)
         if not self._is_meant_for(role, session) and self._gives_way(role, eligible):
             await self._vacate(role)
             return
@@ -471,7 +456,7 @@ class Election:
             raise Corrupt(f"{ROLES}{self.name}", f"no epoch is left above {epoch - 1}")
         return epoch
 
-    async def _serve(self, held: Held) -> None:
+    async def _serve(self, held: Held, roll: Roll) -> None:
         """Look after the mandate: renew it, or hand over when that was asked for."""
         self.cold_start.see_leader(is_self=True)
         now = self._clock.mono()
@@ -484,7 +469,7 @@ class Election:
         self._weighed = (_version(self._wish), now)
         eligible: list[str] = []
         if request is not None and may_end:
-            eligible = await list_eligible(self._store, self.name, self._witness.report)
+            eligible = await roll.standing_for(self.name)
         verdict = judge_mandate(
             request, holder=held.incarnation, eligible=eligible, may_end=may_end, is_over=is_over
         )

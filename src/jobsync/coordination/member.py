@@ -24,6 +24,7 @@ from jobsync.coordination.events import (
 from jobsync.coordination.observer import Observer
 from jobsync.coordination.reading import read_each
 from jobsync.coordination.role import REQUESTS, ROLES, worker_of
+from jobsync.coordination.roll import Roll
 from jobsync.coordination.session import SESSIONS, Life, Session
 from jobsync.coordination.settings import WorkSettings
 from jobsync.coordination.waiting import first_of
@@ -292,8 +293,9 @@ class Member:
             owners |= self.watched
         owners.discard(self.session.incarnation)
         found = await self._read(elections, owners)
+        roll = Roll(self._settled, self._witness.report)
         for election in elections:
-            await self._step(election, found, self.seen)
+            await self._step(election, found, roll)
         self._leaving = [each for each in self._leaving if not each.is_clear]
         holds = self._holds()
         if holds != held:
@@ -326,10 +328,10 @@ class Member:
         return found | await read_each(self._settled, doubted, self._witness.report)
 
     async def _step(
-        self, election: Election, found: Mapping[str, Record | None], living: Mapping[str, Life]
+        self, election: Election, found: Mapping[str, Record | None], roll: Roll
     ) -> None:
         try:
-            await election.step(found, living)
+            await election.step(found, self.seen, roll)
             election.halted_by = ""
         except (Corrupt, NewerFormat) as error:
             if election.halted_by != str(error):
