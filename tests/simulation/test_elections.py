@@ -30,8 +30,14 @@ SHORT = CoordinatorSettings(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_breaks_in_a_storm(seed: int) -> None:
-    """Through a stormy hour, with clocks that differ by up to 10 %, every promise holds."""
-    assert run_storm(seed).verdict == []
+    """Through a stormy hour, with clocks that differ by up to 10 %, every promise holds.
+
+    Sessions die and leaders change in it, so that the checks have something to see.
+    """
+    fleet = run_storm(seed)
+    assert fleet.verdict == []
+    assert fleet.deaths > 20
+    assert len(terms(fleet)) > 20
 
 
 def test_what_dies_in_silence_is_noticed() -> None:
@@ -73,13 +79,6 @@ def test_a_storm_is_the_same_under_any_hash_seed() -> None:
         for hash_seed in ("0", "12345")
     }
     assert len(prints) == 1
-
-
-def test_the_storms_kill() -> None:
-    """Over some seeds sessions die and leaders change, so that the checks have something to see."""
-    fleets = [run_storm(seed) for seed in range(3)]
-    assert sum(fleet.deaths for fleet in fleets) > 20
-    assert sum(len(terms(fleet)) for fleet in fleets) > 20
 
 
 def terms(fleet: Fleet) -> list[tuple[float, str]]:
