@@ -27,7 +27,8 @@ from jobsync import (
 )
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.stores.postgres import PostgresStore, schema_sql
-from jobsync.stores.postgrespool import Connection, PostgresPool
+from jobsync.stores.postgrespool import PostgresPool
+from jobsync.stores.postgreswire import Connection
 from jobsync.stores.sql.schema import POSTGRES_STEPS
 
 Connect = Callable[..., Awaitable[PostgresStore]]

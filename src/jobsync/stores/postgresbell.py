@@ -18,7 +18,8 @@ import psycopg
 
 from jobsync.components import Components
 from jobsync.errors import Misconfigured, Unavailable
-from jobsync.stores.postgrespool import Connection, Lost, PostgresPool
+from jobsync.stores.postgrespool import Lost, PostgresPool
+from jobsync.stores.postgreswire import Connection
 
 __all__ = ["Bell", "channel_of", "hears"]
 

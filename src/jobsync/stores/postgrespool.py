@@ -12,34 +12,27 @@ be taken for that of the next one. After an outage connections come back by them
 
 import asyncio
 import os
-import select
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection
-from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
-from psycopg.rows import TupleRow
-from psycopg.waiting import wait_async
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import Misconfigured, Unavailable
 from jobsync.stores.postgreserrors import explain, explain_refusal, first_line, hide
+from jobsync.stores.postgreswire import Connection
 from jobsync.stores.sql.access import Parameters
 
-__all__ = ["Connection", "Lost", "MalformedJson", "PostgresPool"]
-
-T = TypeVar("T")
+__all__ = ["Lost", "MalformedJson", "PostgresPool"]
 
 _ATTEMPTS = 12
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.25
 _UNUSED = 600.0
 """Seconds after which a connection that nobody needed is closed, unless it is the last."""
-_WAKE = 10.0
 _PREPARE_AFTER = 5
 
 # What a dead network would otherwise hide for hours.
@@ -63,38 +56,6 @@ class MalformedJson(Exception):
 
 class _Undone(Exception):
     """The server undid a statement that may be sent again as it is."""
-
-
-class Connection(AsyncConnection[TupleRow]):
-    """A connection that closes at once when its caller gives up.
-
-    psycopg would ask the server to cancel, and wait for the answer: too long for a caller
-    whose lease is running out, and no use when the network is gone.
-    """
-
-    async def wait(self, gen: PQGen[T], interval: float = _WAKE, *args: Any, **kwargs: Any) -> T:
-        """Run an exchange with the server."""
-        try:
-            return await wait_async(gen, self.pgconn.socket, interval, *args, **kwargs)
-        except asyncio.CancelledError:
-            await self.close()
-            raise
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the server has hung up since the last statement."""
-        try:
-            while _has_news(self.pgconn.socket):
-                self.pgconn.consume_input()
-        except psycopg.OperationalError:
-            return True
-        return self.closed
-
-
-def _has_news(socket: int) -> bool:
-    look = select.poll()
-    look.register(socket, select.POLLIN)
-    return bool(look.poll(0))
 
 
 class PostgresPool:
@@ -138,11 +99,15 @@ class PostgresPool:
         """
         self.check_usable()
         try:
-            return await Connection.connect(self._place, autocommit=True, prepare_threshold=None)
+            connection = await Connection.connect(
+                self._place, autocommit=True, prepare_threshold=None
+            )
         except psycopg.Error as error:
             # A cause is shown with its error, so one that quotes a secret stays behind.
             cause = error if hide(self._url, str(error)) == str(error) else None
             raise explain_refusal(self._url, error) from cause
+        connection.patience = self._patience
+        return connection
 
     @property
     def is_forked(self) -> bool:
@@ -215,9 +180,7 @@ class PostgresPool:
         try:
             connection = await self._take()
             try:
-                async with asyncio.timeout(self._patience):
-                    cursor = await connection.execute(statement, parameters)
-                    return await cursor.fetchall()
+                return await connection.run(statement, parameters)
             except TimeoutError as error:
                 raise Lost(f"no answer within {self._patience:g} s") from error
             except psycopg.Error as error:

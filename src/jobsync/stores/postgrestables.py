@@ -13,7 +13,7 @@ from psycopg import errors, sql
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import Misconfigured, Unavailable
 from jobsync.stores.postgreserrors import SCHEMA_FIX
-from jobsync.stores.postgrespool import Connection
+from jobsync.stores.postgreswire import Connection
 from jobsync.stores.sql.postgres import quote_name
 from jobsync.stores.sql.schema import POSTGRES_STEPS
 
