@@ -2,13 +2,17 @@
 
 import asyncio
 import os
+import select
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from jobsync.errors import Unavailable
-from jobsync.jobs.background import Background, _Errand
+from jobsync.jobs.background import Background, _Bell, _Errand
+
+LONG = 30.0
 
 
 @pytest.fixture
@@ -52,16 +56,79 @@ def test_who_waits_when_the_loop_is_stopped_is_told(background: Background) -> N
         background.call(asyncio.Event().wait())
 
 
-def test_what_was_never_begun_is_told() -> None:
+def test_what_was_never_begun_is_told(background: Background) -> None:
     """A call that came together with the end; nothing warns of what was not awaited."""
 
     async def work() -> None:
         """Do nothing."""
 
-    errand = _Errand(work())
-    errand.end()
+    errand = _Errand(work(), _Bell())
+
+    def begin_too_late() -> None:
+        background._begin(errand)
+        background._under_way[errand].cancel()
+
+    background.post(begin_too_late)
+    background.stop()
     with pytest.raises(Unavailable, match="was left meanwhile"):
-        errand.result(1)
+        wait_for(errand)
+
+
+def test_what_was_handed_over_too_late_is_told(
+    background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop has ended since the caller looked."""
+
+    async def work() -> None:
+        """Do nothing."""
+
+    background.stop()
+    monkeypatch.setattr(background._thread, "is_alive", lambda: True)
+    with ThreadPoolExecutor(1) as caller, pytest.raises(Unavailable, match="was left meanwhile"):
+        caller.submit(background.call, work()).result(LONG)
+
+
+def test_every_caller_gets_its_own(background: Background) -> None:
+    """Of many at once, again and again, whichever is done first."""
+
+    async def work(number: int) -> int:
+        for _ in range(number % 5):
+            await asyncio.sleep(0)
+        return number
+
+    with ThreadPoolExecutor(8) as callers:
+        found = callers.map(lambda number: background.call(work(number)), range(400))
+        assert list(found) == list(range(400))
+    assert len(background._bells) <= 8
+
+
+def test_a_caller_that_is_interrupted_leaves_no_ring_to_others(background: Background) -> None:
+    """What it no longer waits for ends later, and rings for nobody."""
+    may_end = threading.Event()
+
+    async def end_late() -> str:
+        await asyncio.to_thread(may_end.wait)
+        return "late"
+
+    async def work() -> str:
+        return "mine"
+
+    class Interrupted(_Bell):
+        def wait(self) -> None:
+            raise KeyboardInterrupt
+
+    background._bells.append(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        background.call(end_late())
+    may_end.set()
+    assert [background.call(work()) for _ in range(20)] == ["mine"] * 20
+
+
+def wait_for(errand: "_Errand[None]") -> None:
+    """Wait until an errand is over, but not for ever."""
+    ready, _, _ = select.select([errand.bell.ear], [], [], LONG)
+    assert ready
+    errand.result()
 
 
 def test_a_loop_that_was_stopped_takes_no_calls(background: Background) -> None:
@@ -86,7 +153,7 @@ def test_several_may_stop_it_at_once(background: Background) -> None:
             await asyncio.sleep(0.05)
             ended.set()
 
-    background.post(lambda: background._begin(_Errand(end_slowly())))
+    background.post(lambda: background._begin(_Errand(end_slowly(), _Bell())))
     threads = [threading.Thread(target=background.stop) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -1,24 +1,24 @@
 """An event loop on a thread of its own, for callers that block.
 
-Calls may come from any thread, also from a signal handler that interrupted another call:
-nothing here holds a lock while it waits.
+A caller gets what came of its call, or learns that the loop was stopped; none waits for what
+never comes. Calls may come from any thread, also from a signal handler that interrupted
+another call: nothing here holds a lock while it waits, and each has a bell of its own.
 """
 
 import asyncio
-import queue
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
+from weakref import finalize
 
 from jobsync.errors import Unavailable
 
 __all__ = ["Background"]
 
 T = TypeVar("T")
-
-_LOOK_UP = 1.0
-"""Seconds after which a caller that waits looks whether there is anybody to wait for."""
 
 
 class Background:
@@ -27,8 +27,14 @@ class Background:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._is_stopping = asyncio.Event()
+        self._bell = _Bell()
+        self._loop.add_reader(self._bell.ear, self._take_over)
+        self._handed_over: deque[_Errand[Any]] = deque()
         # The loop itself holds on to none of them.
         self._under_way: dict[_Errand[Any], asyncio.Task[None]] = {}
+        self._bells: list[_Bell] = []
+        """Of callers that have come back, for those who come next."""
+        self._is_over = False
         # A daemon: a program that forgets to leave must still end.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -39,18 +45,19 @@ class Background:
         Raises:
             Unavailable: the loop was stopped, by another thread or a signal handler.
         """
-        errand = _Errand(work)
-        # Should it end at this very moment, that is noticed below.
-        if self._thread.is_alive():
-            self.post(self._begin, errand)
-        else:
-            # Stopped; or this is a forked child, which has no such thread.
-            errand.end()
-        while True:
-            with suppress(queue.Empty):
-                return errand.result(_LOOK_UP)
-            if not self._thread.is_alive():
-                errand.end()
+        # Stopped; or this is a forked child, which has no such thread.
+        if not self._thread.is_alive():
+            work.close()
+            raise _left()
+        errand = _Errand(work, self._take_bell())
+        self._handed_over.append(errand)
+        self._bell.ring()
+        if self._is_over:
+            # Just now, and nobody looks any more.
+            self._hand_back()
+        errand.bell.wait()
+        self._bells.append(errand.bell)
+        return errand.result()
 
     def post(self, call: Callable[..., object], *arguments: object) -> None:
         """Call something there soon, if the loop still runs."""
@@ -62,12 +69,26 @@ class Background:
         self.post(self._is_stopping.set)
         self._thread.join()
 
+    def _take_bell(self) -> "_Bell":
+        try:
+            return self._bells.pop()
+        except IndexError:
+            return _Bell()
+
+    def _take_over(self) -> None:
+        # First this, then the errands: one that comes in between rings again.
+        self._bell.wait()
+        while self._handed_over:
+            self._begin(self._handed_over.popleft())
+
     def _begin(self, errand: "_Errand[Any]") -> None:
         self._under_way[errand] = self._loop.create_task(self._run_errand(errand))
 
     async def _run_errand(self, errand: "_Errand[Any]") -> None:
         try:
-            await errand.run()
+            errand.end(await errand.work)
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            errand.fail(error)
         finally:
             del self._under_way[errand]
 
@@ -76,8 +97,21 @@ class Background:
         try:
             self._loop.run_until_complete(self._is_stopping.wait())
         finally:
-            self._cancel_all()
-            self._loop.close()
+            try:
+                self._cancel_all()
+                self._loop.close()
+            finally:
+                # A task that is cancelled before its first step takes none.
+                self._handed_over.extend(self._under_way)
+                self._is_over = True
+                self._hand_back()
+
+    def _hand_back(self) -> None:
+        """End what came too late to be begun."""
+        while self._handed_over:
+            # Perhaps another does the same.
+            with suppress(IndexError):
+                self._handed_over.popleft().fail(asyncio.CancelledError())
 
     def _cancel_all(self) -> None:
         # Calls may come, and begin, until the very end.
@@ -87,45 +121,70 @@ class Background:
             self._loop.run_until_complete(asyncio.wait(left))
 
 
-class _Errand(Generic[T]):
-    """Something that is run on the loop, and whoever waits for it.
+class _Bell:
+    """Wakes one thread, or one loop.
 
-    It wakes its caller by itself: to have a future do so takes the loop two rounds more.
+    Ringing lets go of the interpreter, so that whoever is woken can go on at once. Woken by
+    a lock he would find that the other still has the interpreter, and sleep again; a loop
+    woken by `call_soon_threadsafe` would make a handle and a context, and read twice.
+    """
+
+    def __init__(self) -> None:
+        self.ear, self._button = os.pipe()
+        # Closed with the last who might ring: a caller may have been interrupted.
+        finalize(self, _close, self.ear, self._button).atexit = False
+
+    def ring(self) -> None:
+        """Wake him, from any thread; before he waits, if need be."""
+        os.write(self._button, b"\0")
+
+    def wait(self) -> None:
+        """Wait for a ring, and forget it, with all that came before it."""
+        os.read(self.ear, 64)
+
+
+class _Errand(Generic[T]):
+    """Something that is run on the loop for somebody who waits.
 
     Args:
         work: what to run.
+        bell: wakes who waits.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
-        self._work = work
-        self._outcomes: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
+    def __init__(self, work: Coroutine[Any, Any, T], bell: _Bell) -> None:
+        self.work = work
+        self.bell = bell
+        self._outcome: tuple[T] | BaseException | None = None
 
-    async def run(self) -> None:
-        """Run it, on the loop."""
-        try:
-            self._outcomes.put((await self._work,))
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
-            self._outcomes.put(error)
+    def end(self, value: T) -> None:
+        """Let it be known what it came to."""
+        self._outcome = (value,)
+        self.bell.ring()
 
-    def end(self) -> None:
-        """Take it for over, also if it was never begun."""
-        self._outcomes.put(None)
+    def fail(self, error: BaseException) -> None:
+        """Let it be known what was raised."""
+        self._outcome = error
+        self.bell.ring()
 
-    def result(self, seconds: float) -> T:
-        """Give what it came to, as soon as it has.
+    def result(self) -> T:
+        """Give what it came to.
 
         Raises:
-            queue.Empty: it goes on after so many seconds.
             Unavailable: it was not begun, or ended together with the loop.
         """
-        match self._outcomes.get(timeout=seconds):
+        match self._outcome:
             case None | asyncio.CancelledError():
-                self._work.close()
+                self.work.close()
                 raise _left()
             case BaseException() as error:
                 raise error
             case (value,):
                 return value
+
+
+def _close(*files: int) -> None:
+    for file in files:
+        os.close(file)
 
 
 def _left() -> Unavailable:
