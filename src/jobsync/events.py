@@ -138,8 +138,8 @@ class _Listener(msgspec.Struct, frozen=True):
     callback: Callback
     once: bool
 
-    def wants(self, event: Event) -> bool:
-        names = (event.name, *event.aliases)
+    def wants(self, kind: type[Event]) -> bool:
+        names = (kind.name, *kind.aliases)
         if self.name.endswith("*"):
             return any(name.startswith(self.name[:-1]) for name in names)
         return self.name in names
@@ -161,6 +161,8 @@ class Events:
         self._above: Events | None = None
         self._tickets = itertools.count()
         self._listeners: dict[int, _Listener] = {}
+        self._wanted: dict[type[Event], tuple[tuple[int, _Listener], ...]] = {}
+        """Who listens to which kind, as far as somebody has asked since that changed."""
         self._waiting: deque[Coroutine[Any, Any, None]] = deque()
 
     @overload
@@ -201,7 +203,7 @@ class Events:
             for ticket, listener in self._listeners.copy().items()
             if listener.name == name and listener.callback == callback
         ]
-        removed = [self._listeners.pop(ticket, None) for ticket in found]
+        removed = [self._remove(ticket) for ticket in found]
         return any(removed)
 
     def emit(self, event: Event) -> None:
@@ -209,10 +211,19 @@ class Events:
         _write(event)
         self._tell(event)
 
+    def hears(self, kind: type[Event]) -> bool:
+        """Say whether anybody hears of such an event, or the log: else it need not be made."""
+        if _log.isEnabledFor(kind.level):
+            return True
+        place: Events | None = self
+        while place is not None and not place._find_listeners(kind):  # noqa: SLF001 - one class
+            place = place._above  # noqa: SLF001 - likewise
+        return place is not None
+
     def overhear(self, event: Event) -> None:
         """Tell those who listen here of what was emitted elsewhere, and nobody above."""
-        for ticket, listener in self._listeners.copy().items():
-            if listener.wants(event) and self._is_due(ticket, listener):
+        for ticket, listener in self._find_listeners(type(event)):
+            if self._is_due(ticket, listener):
                 self._call(listener.callback, event)
 
     def join(self, whole: "Events") -> None:
@@ -237,7 +248,24 @@ class Events:
         if not callable(callback):
             raise Invalid("callback", callback, "cannot be called", "pass a function of one event")
         self._listeners[next(self._tickets)] = _Listener(name, callback, once)
+        self._wanted = {}
         return callback
+
+    def _remove(self, ticket: int) -> bool:
+        """End a registration; say whether it was there."""
+        found = self._listeners.pop(ticket, None)
+        self._wanted = {}
+        return found is not None
+
+    def _find_listeners(self, kind: type[Event]) -> tuple[tuple[int, _Listener], ...]:
+        # Taken before the look: who registers meanwhile puts another in its place, and what
+        # was found without them is forgotten with this one.
+        wanted = self._wanted
+        found = wanted.get(kind)
+        if found is None:
+            there = self._listeners.copy().items()
+            found = wanted[kind] = tuple(each for each in there if each[1].wants(kind))
+        return found
 
     def _tell(self, event: Event) -> None:
         self.overhear(event)
@@ -249,7 +277,7 @@ class Events:
         if listener.once:
             # Taken before the call: neither another thread nor an emit from within the
             # callback may run it a second time.
-            return self._listeners.pop(ticket, None) is not None
+            return self._remove(ticket)
         return ticket in self._listeners
 
     def _call(self, callback: Callback, event: Event) -> None:

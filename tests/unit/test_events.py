@@ -313,6 +313,43 @@ def test_off_during_an_emit_holds_at_once(events: Events, once: bool) -> None:
     assert heard == []
 
 
+@pytest.mark.parametrize("name", ["test:coord:lost", "test:s3-queue:started", "testStarted", "*"])
+def test_whoever_listens_is_known_at_once(
+    events: Events, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who would hear of a kind is asked before it is made, and follows every registration."""
+    monkeypatch.setattr(logging.getLogger("jobsync"), "disabled", True)
+    kind = Lost if name == "test:coord:lost" else Started
+    whole = Events()
+    events.join(whole)
+    told: list[Event] = []
+    for place in (events, whole):
+        assert not events.hears(kind)
+        place.on(name, told.append)
+        assert events.hears(kind)
+        events.emit(kind())
+        place.off(name, told.append)
+        assert not events.hears(kind)
+        events.emit(kind())
+        place.once(name, told.append)
+        assert events.hears(kind)
+        events.emit(kind())
+    assert len(told) == 4
+    assert not events.hears(kind)
+
+
+def test_a_log_hears_too(events: Events) -> None:
+    """What is logged is made, though nobody listens."""
+    logger = logging.getLogger("jobsync")
+    level = logger.level
+    try:
+        logger.setLevel(logging.WARNING)
+        assert events.hears(Lost)
+        assert not events.hears(Started)
+    finally:
+        logger.setLevel(level)
+
+
 def test_on_during_an_emit_waits_for_the_next(events: Events) -> None:
     """A listener that an earlier one added hears the next fact, not this one."""
     heard: list[Event] = []

@@ -438,51 +438,49 @@ class QueuePlugin(CoordinatorPlugin):
         self, held: Held, outcome: Outcome, delay: float
     ) -> Coroutine[Any, Any, None] | None:
         message = held.message
-        about = self._about(message.id, message.attempt)
         match outcome:
             case Completed(result):
-                self._tell("completed", events.MessageCompleted(**about, duration=held.took))
+                self._counters["completed"] += 1
+                self._tell(events.MessageCompleted, message, duration=held.took)
                 if self._on_complete is not None:
                     return self._call("on_complete", self._on_complete, held.document, result)
             case Cancel(reason):
-                self._tell("cancelled", events.MessageCancelled(**about, reason=reason))
+                self._counters["cancelled"] += 1
+                self._tell(events.MessageCancelled, message, reason=reason)
             case Returned() | Snooze():
-                self._tell("returned", events.MessageReturned(**about, delay=delay))
+                self._counters["returned"] += 1
+                self._tell(events.MessageReturned, message, delay=delay)
             case Failed(error, cause):
                 if has_spent(message.attempt, message.max_attempts):
-                    self._tell("dead", events.MessageDead(**about, error=error))
+                    self._counters["dead"] += 1
+                    self._tell(events.MessageDead, message, error=error)
                 else:
-                    self._tell("retried", events.MessageRetried(**about, error=error, delay=delay))
+                    self._counters["retried"] += 1
+                    self._tell(events.MessageRetried, message, error=error, delay=delay)
                 self._note_failure(cause or RuntimeError(error), message.id)
                 if self._on_error is not None:
                     told = cause or RuntimeError(error)
                     return self._call("on_error", self._on_error, told, held.document)
         return None
 
-    def _tell(self, counter: str, event: Event) -> None:
-        self._counters[counter] += 1
-        self.emit(event)
-
-    def _about(self, message_id: str, attempt: int) -> dict[str, Any]:
-        return {"queue": self.queue, "message_id": message_id, "attempt": attempt}
+    def _tell(self, kind: type[Event], about: Message | Ended, **facts: Any) -> None:
+        """Tell what became of a message, if anybody listens: there may be very many."""
+        if self.events.hears(kind):
+            self.emit(kind(queue=self.queue, message_id=about.id, attempt=about.attempt, **facts))
 
     def _note_lost(self, message: Message, reason: str) -> None:
-        about = self._about(message.id, message.attempt)
-        self._tell("lost", events.MessageLost(**about, reason=reason))
+        self._counters["lost"] += 1
+        self._tell(events.MessageLost, message, reason=reason)
 
     def _note_ended(self, ended: list[Ended]) -> None:
         for each in ended:
-            self.emit(
-                events.MessageRecovered(**self._about(each.id, each.attempt), state=each.state)
-            )
+            self._tell(events.MessageRecovered, each, state=each.state)
 
     def _note_overrun(self, message: Message, timeout: float) -> None:
-        about = self._about(message.id, message.attempt)
-        self.emit(events.HandlerOverran(**about, timeout=timeout))
+        self._tell(events.HandlerOverran, message, timeout=timeout)
 
     def _note_progress(self, message: Message, progress: float) -> None:
-        about = self._about(message.id, message.attempt)
-        self.emit(events.MessageProgressed(**about, progress=progress))
+        self._tell(events.MessageProgressed, message, progress=progress)
 
     def _note_failure(self, error: Exception, message_id: str | None) -> None:
         told = f"{type(error).__name__}: {error}"
