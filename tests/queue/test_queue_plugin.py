@@ -4,7 +4,8 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,70 @@ async def test_a_handler_that_hangs_fails_when_its_time_is_over(db: Database) ->
     assert cancelled == [1]
     (dead,) = await queue.dead_letters()
     assert "took longer than 0.05 s" in dead.errors[0].error
+
+
+async def test_a_handler_that_hears_of_its_end_and_goes_on_has_failed(db: Database) -> None:
+    """Whatever it returns then, or raises; the messages after it are handled as ever."""
+    seen: list[int] = []
+
+    async def handle(task: Document) -> None:
+        seen.append(task.n)
+        if task.n < 2:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+            if task.n:
+                raise ValueError
+        await asyncio.sleep(0)
+
+    queue = await db.use_plugin(
+        QueuePlugin(resource="tasks", max_retries=0, concurrency=1, timeout=0.05)
+    )
+    await queue.enqueue_many([{"n": n} for n in range(4)])
+    queue.handler(handle)
+    await until(lambda: queue.stats()["completed"] == 2)
+    assert seen == [0, 1, 2, 3]
+    letters = await queue.dead_letters()
+    assert ["took longer than 0.05 s" in each.errors[0].error for each in letters] == [True, True]
+
+
+async def test_a_handler_that_cancels_itself_takes_no_slot_with_it(db: Database) -> None:
+    """Nor is the message after it cancelled, whether the handler has waited or not."""
+    seen: list[int] = []
+
+    async def handle(task: Document, context: Context) -> None:
+        if task.n < 2 and context.epoch == 1:
+            current = asyncio.current_task()
+            assert current is not None
+            current.cancel()
+            if task.n:
+                await asyncio.sleep(3600)
+        await asyncio.sleep(0)
+        seen.append(task.n)
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", concurrency=1))
+    await queue.enqueue_many([{"n": n} for n in range(4)])
+    queue.handler(handle)
+    await until(lambda: queue.stats()["completed"] == 4)
+    assert sorted(seen) == [0, 1, 2, 3]
+    assert queue.stats()["returned"] == 2
+
+
+async def test_what_a_handler_sets_in_its_context_no_other_sees(db: Database) -> None:
+    """Though one task may handle many messages."""
+    mark: ContextVar[int] = ContextVar("mark", default=-1)
+    seen: list[int] = []
+
+    async def handle(task: Document) -> None:
+        seen.append(mark.get())
+        mark.set(task.n)
+        await asyncio.sleep(0)
+        assert mark.get() == task.n
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", concurrency=2))
+    await queue.enqueue_many([{"n": n} for n in range(20)])
+    queue.handler(handle)
+    await until(lambda: queue.stats()["completed"] == 20)
+    assert seen == [-1] * 20
 
 
 async def test_without_automatic_acknowledgement_the_handler_says_so(db: Database) -> None:

@@ -1,7 +1,8 @@
 """Runs handlers: coroutine functions on the loop, plain functions on threads.
 
-What a handler does becomes an outcome, whatever it raises. One that takes too long is
-cancelled; a plain function cannot be, and keeps its thread until it returns.
+What a handler does becomes an outcome, whatever it raises. A coroutine whose time is over is
+cancelled by who watches the deadlines; a plain function cannot be, and keeps its thread until
+it returns. Each has a context of its own: what one sets in context variables no other sees.
 """
 
 import asyncio
@@ -13,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
 from jobsync.core.messages import Cancel, Completed, Failed, Outcome, Snooze
-from jobsync.database.document import Document
 from jobsync.errors import Invalid
+from jobsync.queue.apart import run_apart
 from jobsync.queue.context import BlockingContext, Context
+from jobsync.queue.hand import Held
 
 __all__ = ["THREADS", "Executor", "Handler", "Ran", "describe"]
 
@@ -27,6 +29,8 @@ THREADS = "jobsync-handler"
 
 _UNSETTLED = "the handler has called neither context.ack() nor context.nack()"
 _WITH_CONTEXT = 2
+_WISHES = (Snooze, Cancel)
+"""What a handler may return for something else to become of its message."""
 
 
 class Ran(NamedTuple):
@@ -45,6 +49,10 @@ class Executor:
         threads: how many of a plain function run at once.
         auto_acknowledge: whether to return is to acknowledge.
 
+    Attributes:
+        is_async: whether it is a coroutine function.
+        takes_context: whether it wants to be told about its message.
+
     Raises:
         Invalid: it cannot be called with a message.
     """
@@ -54,7 +62,7 @@ class Executor:
             getattr(handler, "__call__", None)  # noqa: B004 - an object may be a handler
         )
         self._handler = handler
-        self._takes_context = _takes_context(handler)
+        self.takes_context = _takes_context(handler)
         self._auto_acknowledge = auto_acknowledge
         self._count = threads
         self._threads: ThreadPoolExecutor | None = None
@@ -65,54 +73,54 @@ class Executor:
         if threads is not None:
             threads.shutdown(wait=False)
 
-    async def run(self, document: Document, context: Context, timeout: float | None) -> Ran:
+    async def run(self, held: Held) -> Ran:
         """Handle a message; whatever the handler does is an outcome, except to be cancelled."""
-        if self.is_async:
-            return Ran(await self._run_coroutine(document, context, timeout))
-        return await self._run_function(document, context, timeout)
-
-    async def _run_coroutine(
-        self, document: Document, context: Context, timeout: float | None
-    ) -> Outcome:
-        arguments = (document, context) if self._takes_context else (document,)
-        scope = asyncio.timeout(timeout)
+        if not self.is_async:
+            return await self._run_function(held)
+        arguments = (held.document, held.context) if self.takes_context else (held.document,)
         try:
-            async with scope:
-                result = await self._handler(*arguments)
+            outcome = self._judge(await run_apart(self._handler, *arguments), held.context)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if _was_cancelled_by_others(held):
                 raise
-            return Failed("CancelledError: the handler was cancelled from within")
+            outcome = Failed("CancelledError: the handler was cancelled from within")
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            return _tell_late(timeout) if scope.expired() else Failed(describe(error), error)
-        return _tell_late(timeout) if scope.expired() else self._judge(result, context)
+            outcome = Failed(describe(error), error)
+        return Ran(_tell_late(held.timeout) if held.is_late else outcome)
 
-    async def _run_function(
-        self, document: Document, context: Context, timeout: float | None
-    ) -> Ran:
+    async def _run_function(self, held: Held) -> Ran:
         loop = asyncio.get_running_loop()
-        blocking = BlockingContext(context, loop)
-        arguments = (document, blocking) if self._takes_context else (document,)
+        arguments: tuple[Any, ...] = (held.document,)
+        if held.context is not None:
+            arguments = (held.document, BlockingContext(held.context, loop))
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._count, THREADS)
         # Whoever it calls can tell that it is a handler's call.
         within = contextvars.copy_context().run
         running = loop.run_in_executor(self._threads, within, self._handler, *arguments)
-        done, _ = await asyncio.wait([running], timeout=timeout)
+        done, _ = await asyncio.wait([running], timeout=held.timeout)
         if not done:
-            return Ran(_tell_late(timeout), running)
+            return Ran(_tell_late(held.timeout), running)
         error = running.exception()
         if isinstance(error, Exception):
             return Ran(Failed(describe(error), error))
-        return Ran(self._judge(running.result(), context))
+        return Ran(self._judge(running.result(), held.context))
 
-    def _judge(self, result: Any, context: Context) -> Outcome:
-        if isinstance(result, Snooze | Cancel):
+    def _judge(self, result: Any, context: Context | None) -> Outcome:
+        if isinstance(result, _WISHES):
             return result
-        if not (self._auto_acknowledge or context.is_settled):
+        is_settled = context is not None and context.is_settled
+        if not (self._auto_acknowledge or is_settled):
             return Failed(_UNSETTLED)
         return Completed(result)
+
+
+def _was_cancelled_by_others(held: Held) -> bool:
+    """Say whether somebody wants a handler to end, other than because it is late."""
+    task = asyncio.current_task()
+    if task is None:
+        return True
+    return bool(task.uncancel() if held.is_late else task.cancelling())
 
 
 def _tell_late(timeout: float | None) -> Failed:

@@ -9,9 +9,12 @@ renewed. What is being settled is neither renewed nor lost: the store's answer d
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from jobsync.coordination.alarm import Alarm
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Clock, Mono
+from jobsync.core.messages import Outcome
 from jobsync.database.document import Document
 from jobsync.errors import Unavailable
 from jobsync.queue.context import Context
@@ -24,28 +27,37 @@ _SHORTEST_REST = 0.01
 _SHORTEST_MARGIN = 0.05
 
 
-class Held:
-    """A message in hand.
+class Held(msgspec.Struct, eq=False):
+    """A message in hand."""
 
-    Raises:
-        Corrupt: it is no document: not what a queue of this library pushes.
-    """
-
-    def __init__(self, message: Message, session: str, sent: Mono) -> None:
-        self.message = message
-        self.id = message.id
-        self.session = session
-        self.sent = sent
-        """When its claim, or its last renewal, was first sent."""
-        self.begun = sent
-        self.took = 0.0
-        """Seconds that its handler took, until it was settled."""
-        self.document = _document_of(message)
-        self.context: Context | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.is_lost = False
-        self.is_settling = False
-        """Whether its settlement is on its way."""
+    id: str
+    message: Message
+    document: Document
+    """The message as its handler reads it: `task.type` and `task["type"]`."""
+    session: str
+    sent: Mono
+    """When its claim, or its last renewal, was first sent."""
+    begun: Mono | None = None
+    """When its handler began, if it has."""
+    timeout: float | None = None
+    """Seconds that its handler has; None if there is no end."""
+    took: float = 0.0
+    """Seconds that its handler took, until it was settled."""
+    context: Context | None = None
+    """What its handler was given, if it wants it."""
+    task: asyncio.Task[None] | None = None
+    """Where its handler runs, while it does. It may run others before and after."""
+    is_late: bool = False
+    """Whether its handler has had its time."""
+    is_lost: bool = False
+    is_settling: bool = False
+    """Whether its settlement is on its way."""
+    outcome: Outcome | None = None
+    """How its handler ended, once it is settled so."""
+    delay: float = 0.0
+    """Seconds before its next delivery, then."""
+    answered: asyncio.Future[bool] | None = None
+    """Who waits for the store's answer."""
 
 
 class Hand:
@@ -88,7 +100,7 @@ class Hand:
 
     def find(self, message: Message) -> Held | None:
         """Give a claim, unless it is lost, being settled, or another's."""
-        held = self._held.get(message.id)
+        held = self._held.get(message.receipt.id)
         if held is None or held.message is not message or held.is_lost or held.is_settling:
             return None
         return held
@@ -99,7 +111,8 @@ class Hand:
         Raises:
             Corrupt: it is no document.
         """
-        held = self._held[message.id] = Held(message, session, sent)
+        name = message.receipt.id
+        held = self._held[name] = Held(name, message, _document_of(message), session, sent)
         if self._watches_at is None or sent + self._lease < self._watches_at:
             self._alarm.ring()
         return held
@@ -112,7 +125,8 @@ class Hand:
     def check(self, held: Held) -> bool:
         """Say whether a claim is surely this worker's; if not, it is lost."""
         if not (held.is_lost or held.is_settling):
-            if not self._membership.is_trusted or self._membership.incarnation != held.session:
+            session = self._membership.session
+            if not session.trusted or session.incarnation != held.session:
                 self.lose(held, "the session of this worker is in doubt")
             elif self._clock.mono() - held.sent >= self._lease:
                 self.lose(held, "its claim could not be renewed in time")
@@ -177,7 +191,6 @@ class Hand:
 
 
 def _document_of(message: Message) -> Document:
-    """Give a message as its handler reads it: `task.type` and `task["type"]`."""
     receipt = message.receipt
     return Document(
         Record(

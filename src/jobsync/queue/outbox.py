@@ -6,11 +6,12 @@ stood: to give up earlier would be to guess.
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TypeAlias
 
 from jobsync.components import Components
 from jobsync.core.backoff import longest_pause
 from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.queue.hand import Held
 from jobsync.queue.port import QueuePort, Settlement
 
 __all__ = ["Outbox"]
@@ -22,9 +23,8 @@ _PATIENCE = 4
 """How often to wait for more that is about to come: a commit takes longer than all of that."""
 
 
-class _Parcel(NamedTuple):
-    settlement: Settlement
-    answer: Callable[[bool], None]
+_Parcel: TypeAlias = tuple[Settlement, Held | None]
+"""A settlement, and what it settles, if that was ever in hand."""
 
 
 class Outbox:
@@ -33,6 +33,7 @@ class Outbox:
     Args:
         port: where to.
         components: the clock that pauses and the randomness that spreads.
+        answered: told of each settlement whether the store took it.
         failed: told of every failure to reach the store.
         expects_more: says whether more is about to come.
     """
@@ -41,12 +42,14 @@ class Outbox:
         self,
         port: QueuePort,
         components: Components,
+        answered: Callable[[Held | None, bool], None],
         failed: Callable[[Exception], None],
         expects_more: Callable[[], bool],
     ) -> None:
         self._port = port
         self._clock = components.clock
         self._randomness = components.randomness
+        self._answered = answered
         self._failed = failed
         self._expects_more = expects_more
         self._parcels: list[_Parcel] = []
@@ -54,11 +57,12 @@ class Outbox:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def put(self, settlement: Settlement, answer: Callable[[bool], None]) -> None:
-        """Send a settlement; `answer` hears whether the store took it."""
-        self._parcels.append(_Parcel(settlement, answer))
-        self._empty.clear()
-        self._filled.set()
+    def put(self, settlement: Settlement, held: Held | None) -> None:
+        """Send a settlement."""
+        if not self._parcels:
+            self._empty.clear()
+            self._filled.set()
+        self._parcels.append((settlement, held))
 
     async def run(self) -> None:
         """Send whatever comes, until cancelled."""
@@ -67,9 +71,9 @@ class Outbox:
             await self._gather()
             self._filled.clear()
             batch = self._take()
-            answers = await self._deliver([parcel.settlement for parcel in batch])
-            for parcel, taken in zip(batch, answers, strict=True):
-                parcel.answer(taken)
+            answers = await self._deliver([settlement for settlement, _ in batch])
+            for (_, held), taken in zip(batch, answers, strict=True):
+                self._answered(held, taken)
             if self._parcels:
                 self._filled.set()
             else:
@@ -85,7 +89,7 @@ class Outbox:
         self._parcels = [
             parcel
             for parcel in self._parcels
-            if batch.setdefault(parcel.settlement.receipt.id, parcel) is not parcel
+            if batch.setdefault(parcel[0].receipt.id, parcel) is not parcel
         ]
         return list(batch.values())
 

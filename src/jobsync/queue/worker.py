@@ -14,7 +14,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,6 +25,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.messages import Failed, Move, Outcome, Retries, Returned, decide
 from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.context import Context
+from jobsync.queue.deadlines import Deadlines
 from jobsync.queue.executor import Executor
 from jobsync.queue.hand import Hand, Held
 from jobsync.queue.outbox import Outbox
@@ -47,6 +47,8 @@ _SHORTEST_REST = 0.02
 _DOUBT = 0.25
 _PATIENCE = 3
 _INSTANT = 0.002
+_TURN = 0.002
+"""Seconds for which handlers that wait for nothing may go on, before all else has its turn."""
 _USUAL = Retries()
 _LISTEN = 3600.0
 
@@ -126,18 +128,26 @@ class Worker:
         self._hand = Hand(
             port, membership, self._clock, self._visibility, self._note_lost, self._note_failed
         )
-        self._outbox = Outbox(port, components, self._note_failed, self._expects_more)
+        self._outbox = Outbox(
+            port, components, self._note_answer, self._note_failed, self._expects_more
+        )
+        self._deadlines = Deadlines(self._clock, self._note_late)
         self._warden = Warden(port, membership, self._clock, self._note_ended, self._note_failed)
         self._ready: deque[Held] = deque()
         self._running: set[Held] = set()
+        self._serving = 0
+        """How many tasks handle messages, or are about to."""
         self._quarantine = Quarantine(self._clock, self._visibility / 3)
         self._overrun: set[Held] = set()
         self._vain_looks = 0
         self._asked: Mono | None = None
         """When the first claim was sent that has had no answer since."""
         self._average = 0.0
+        self._few = 0
+        """So many are ready, or fewer, when more are claimed."""
         self._changed = asyncio.Event()
         self._grace = settings.grace
+        self._turn = _TURN / settings.concurrency
         self._is_stopping = False
         self._group: asyncio.TaskGroup
 
@@ -169,6 +179,7 @@ class Worker:
                 for loop in (
                     self._hand.renew_for_ever,
                     self._hand.watch_for_ever,
+                    self._deadlines.watch_for_ever,
                     self._outbox.run,
                     self._warden.run,
                     self._listen_for_ever,
@@ -195,9 +206,9 @@ class Worker:
         held = self._hand.find(message)
         if held is None:
             return False
-        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._send(held, outcome, answered)
-        return await asyncio.shield(answered)
+        held.answered = asyncio.get_running_loop().create_future()
+        self._send(held, outcome)
+        return await asyncio.shield(held.answered)
 
     async def extend(self, message: Message, seconds: float) -> bool:
         """Let a claim hold on."""
@@ -265,7 +276,8 @@ class Worker:
         most = self._settings.concurrency + prefetch
         # Not one by one: a batch costs as much as a single message. Nor while the store takes
         # no settlements: what is in hand is bounded.
-        if len(self._ready) * _LEFT > prefetch or len(self._hand) > 2 * most:
+        self._few = prefetch // _LEFT
+        if len(self._ready) > self._few or len(self._hand) > 2 * most:
             return 0
         room = most - len(self._ready) - len(self._running)
         return (
@@ -296,8 +308,7 @@ class Worker:
             self._quarantine.notice()
         self._ready.extend(taken)
         self._vain_looks = 0 if taken else self._vain_looks
-        if not self._is_stopping:
-            self._begin()
+        self._begin()
         self._warden.is_quiet = claimed.lapse is None and not claimed.messages
         if claimed.lapse is not None and claimed.lapse <= 0:
             keep = [held.id for held in self._hand]
@@ -317,95 +328,121 @@ class Worker:
     def _set_aside(self, message: Message, corrupt: Corrupt) -> None:
         self._told.failed(corrupt, message.id)
         bury = Settlement(receipt=message.receipt, move="bury", error=str(corrupt))
-        self._outbox.put(bury, lambda _: self._changed.set())
+        self._outbox.put(bury, None)
 
     def _begin(self) -> None:
-        """Start as many handlers as may run."""
-        while self._ready and len(self._running) < self._settings.concurrency:
+        """Let as many handlers run as may."""
+        most = 0 if self._is_stopping else self._settings.concurrency
+        while self._serving < min(most, len(self._running) + len(self._ready)):
+            self._serving += 1
+            self._group.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        """Handle what is ready, one by one: a task for each would cost more than most take."""
+        task, begun = asyncio.current_task(), self._clock.mono()
+        try:
+            # Whom anybody has told to end, for whatever reason, begins nothing else.
+            while task is not None and not task.cancelling() and (held := self._pick()) is not None:
+                held.task = task
+                if await self._handle(held) - begun >= self._turn:
+                    await asyncio.sleep(0)
+                    begun = self._clock.mono()
+        finally:
+            self._serving -= 1
+            self._begin()
+
+    def _pick(self) -> Held | None:
+        """Give what is to begin now, if anything is."""
+        while self._ready and not self._is_stopping:
             held = self._ready.popleft()
             if self._hand.check(held):
-                self._running.add(held)
-                held.task = self._group.create_task(self._handle(held))
+                return held
+        return None
 
-    async def _handle(self, held: Held) -> None:
-        message = held.message
-        timeout = self._timeout if message.timeout is None else message.timeout
-        held.begun = self._clock.mono()
-        _handled.set((self, held))
-        held.context = Context(message, self._membership.worker_id, self._clock, timeout, self)
+    async def _handle(self, held: Held) -> Mono:
+        """Run a message's handler, and settle; give when that was done."""
+        begun = self._prepare(held)
         try:
-            outcome, overrun = await self._executor.run(held.document, held.context, timeout)
+            outcome, overrun = await self._executor.run(held)
             self._conclude(held, outcome)
             if overrun is not None:
-                self._told.overran(message, timeout or 0.0)
+                self._told.overran(held.message, held.timeout or 0.0)
                 # Its thread is taken until it returns.
                 self._overrun.add(held)
                 await asyncio.wait([overrun])
+            ended = self._clock.mono()
+            self._measure(ended - begun)
         except asyncio.CancelledError:
             # A plain function goes on: nobody else may have its message before it lapses.
             if self._executor.is_async:
                 self._conclude(held, Returned())
             raise
         finally:
-            self._measure(self._clock.mono() - held.begun)
-            self._running.discard(held)
-            self._overrun.discard(held)
-            self._quarantine.release(held)
-            self._go_on()
+            self._release(held)
+        return ended
+
+    def _prepare(self, held: Held) -> Mono:
+        """Let a handler's time begin; give when that is."""
+        message, executor, timeout = held.message, self._executor, held.message.timeout
+        held.timeout = self._timeout if timeout is None else timeout
+        held.begun = begun = self._clock.mono()
+        self._running.add(held)
+        if held.timeout is not None and executor.is_async:
+            self._deadlines.add(held, begun + held.timeout)
+        if executor.takes_context:
+            worker_id = self._membership.worker_id
+            held.context = Context(message, worker_id, self._clock, held.timeout, self)
+        _handled.set((self, held))
+        return begun
+
+    def _release(self, held: Held) -> None:
+        """Take note that a handler has ended."""
+        # Not kept: a task would refer to what it has run, and that to the task.
+        held.task = None
+        self._running.discard(held)
+        self._overrun.discard(held)
+        self._deadlines.remove(held)
+        self._quarantine.release(held)
+        if len(self._ready) <= self._few:
+            self._changed.set()
 
     def _conclude(self, held: Held, outcome: Outcome) -> None:
         """Settle a message, unless its handler has done so, or it is lost."""
         if self._hand.find(held.message) is held:
             self._send(held, outcome)
 
-    def _send(
-        self, held: Held, outcome: Outcome, answered: "asyncio.Future[bool] | None" = None
-    ) -> None:
-        held.is_settling = True
-        held.took = 0.0 if held.context is None else self._clock.mono() - held.begun
-        move, delay = self._decide(held.message, outcome)
+    def _send(self, held: Held, outcome: Outcome) -> None:
+        move, held.delay = self._decide(held.message, outcome)
+        held.outcome, held.is_settling = outcome, True
+        held.took = 0.0 if held.begun is None else self._clock.mono() - held.begun
         error = outcome.error if isinstance(outcome, Failed) else ""
-        settlement = Settlement(receipt=held.message.receipt, move=move, delay=delay, error=error)
-        self._outbox.put(settlement, partial(self._note_answer, held, outcome, delay, answered))
+        receipt = held.message.receipt
+        settlement = Settlement(receipt=receipt, move=move, delay=held.delay, error=error)
+        self._outbox.put(settlement, held)
 
-    def _note_answer(
-        self,
-        held: Held,
-        outcome: Outcome,
-        delay: float,
-        answered: "asyncio.Future[bool] | None",
-        taken: bool,  # noqa: FBT001 - the outbox calls it
-    ) -> None:
-        if taken:
-            self._hand.drop(held)
-            self.handled += not isinstance(outcome, Returned)
-            more = self._told.settled(held, outcome, delay)
-            if more is not None:
-                self._group.create_task(more)
-        else:
-            self._hand.lose(held, "its claim had ended before it was settled")
-        if answered is not None and not answered.done():
-            answered.set_result(taken)
+    def _note_answer(self, held: Held | None, taken: bool) -> None:  # noqa: FBT001 - it is the fact
+        if held is not None and held.outcome is not None:
+            if taken:
+                self._hand.drop(held)
+                self.handled += not isinstance(held.outcome, Returned)
+                more = self._told.settled(held, held.outcome, held.delay)
+                if more is not None:
+                    self._group.create_task(more)
+            else:
+                self._hand.lose(held, "its claim had ended before it was settled")
+            if held.answered is not None and not held.answered.done():
+                held.answered.set_result(taken)
         self._changed.set()
 
     def _decide(self, message: Message, outcome: Outcome) -> tuple[Move, float]:
         if not isinstance(outcome, Failed):
-            return self._ask(message, outcome, _USUAL)
+            return _ask(message, outcome, _USUAL, 0.0)
+        draw = self._randomness.uniform(0, 1)
         try:
-            return self._ask(message, outcome, self._retries)
+            return _ask(message, outcome, self._retries, draw)
         except Exception as error:  # noqa: BLE001 - the user's backoff may raise anything
             self._told.failed(error, message.id)
-            return self._ask(message, outcome, _USUAL)
-
-    def _ask(self, message: Message, outcome: Outcome, retries: Retries) -> tuple[Move, float]:
-        is_failure = isinstance(outcome, Failed)
-        return decide(
-            outcome,
-            attempt=message.attempt,
-            max_attempts=message.max_attempts,
-            retries=retries,
-            draw=self._randomness.uniform(0, 1) if is_failure else 0.0,
-        )
+            return _ask(message, outcome, _USUAL, draw)
 
     def _expects_more(self) -> bool:
         """Say whether handlers that take no time are about to end."""
@@ -415,10 +452,10 @@ class Worker:
         known = self._average
         self._average = seconds if known == 0.0 else known + _MEASURED * (seconds - known)
 
-    def _go_on(self) -> None:
-        if not self._is_stopping:
-            self._begin()
-        self._changed.set()
+    def _note_late(self, held: Held) -> None:
+        held.is_late = True
+        if held.task is not None:
+            held.task.cancel()
 
     def _note_lost(self, held: Held, reason: str) -> None:
         self._told.lost(held.message, reason)
@@ -487,3 +524,13 @@ class Worker:
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=grace)
+
+
+def _ask(message: Message, outcome: Outcome, retries: Retries, draw: float) -> tuple[Move, float]:
+    return decide(
+        outcome,
+        attempt=message.attempt,
+        max_attempts=message.max_attempts,
+        retries=retries,
+        draw=draw,
+    )

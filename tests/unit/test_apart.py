@@ -1,0 +1,106 @@
+"""A coroutine function that runs in a context of its own is in all else as if it were awaited."""
+
+import asyncio
+from contextvars import ContextVar
+
+import pytest
+
+from jobsync.queue.apart import run_apart
+
+_mark: ContextVar[str] = ContextVar("mark", default="")
+
+
+async def test_what_it_sets_is_seen_below_and_not_after() -> None:
+    """Also after it has waited, and in the tasks that it makes."""
+
+    async def look() -> str:
+        return _mark.get()
+
+    async def work() -> list[str]:
+        seen = [_mark.get()]
+        _mark.set("inner")
+        await asyncio.sleep(0)
+        return [*seen, _mark.get(), await asyncio.create_task(look())]
+
+    _mark.set("outer")
+    assert await run_apart(work) == ["outer", "inner", "inner"]
+    assert _mark.get() == "outer"
+
+
+async def test_it_runs_in_the_task_of_who_awaits_it() -> None:
+    """Scopes that cancel their task find the right one."""
+
+    async def work() -> asyncio.Task[None] | None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await asyncio.sleep(3600)
+        return asyncio.current_task()
+
+    assert await run_apart(work) is asyncio.current_task()
+
+
+async def test_what_it_raises_is_raised() -> None:
+    """At once, or after it has waited."""
+
+    async def work(waits: object) -> None:
+        if waits:
+            await asyncio.sleep(0)
+        raise LookupError("gone")
+
+    for waits in (False, True):
+        with pytest.raises(LookupError, match="gone"):
+            await run_apart(work, waits)
+
+
+async def test_a_cancellation_is_its_own_to_handle() -> None:
+    """It hears of it where it waits, within its own context, and may go on."""
+    heard: list[str] = []
+
+    async def work() -> str:
+        _mark.set("inner")
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            heard.append(_mark.get())
+        await asyncio.sleep(0)
+        return "done"
+
+    async def run() -> str:
+        return await run_apart(work)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(run())
+        await asyncio.sleep(0)
+        task.cancel()
+    assert heard == ["inner"]
+    assert task.result() == "done"
+
+
+async def test_it_cleans_up_when_it_is_given_up() -> None:
+    """As any coroutine does that is closed while it waits."""
+    closed: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            closed.append("yes")
+
+    async def run() -> None:
+        await run_apart(work)
+
+    running = run()
+    running.send(None)
+    running.close()
+    assert closed == ["yes"]
+
+
+async def test_whatever_can_be_awaited_will_do() -> None:
+    """A function may give something else than a coroutine."""
+
+    def work() -> asyncio.Future[str]:
+        _mark.set("inner")
+        return asyncio.ensure_future(asyncio.sleep(0, _mark.get()))
+
+    assert await run_apart(work) == "inner"
+    assert _mark.get() == ""
