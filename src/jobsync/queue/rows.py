@@ -7,7 +7,7 @@ of it in the table of what is finished, remembers how its latest claims were set
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -53,17 +53,13 @@ _LONGEST_ERROR = 2000
 _Lines = list[Failure]
 
 
-class Found(NamedTuple):
-    """A message that was claimed, as its row tells."""
+Found: TypeAlias = tuple[str, bytes | str, int, int, int, float | None, bool, float]
+"""A message that was claimed, as its row tells: its id, payload, deliveries, those returned, most
+attempts, timeout, whether it is a suspect, and when it was enqueued."""
 
-    id: str
-    payload: bytes | str
-    deliveries: int
-    returned: int
-    max_attempts: int
-    timeout: float | None
-    suspect: bool
-    enqueued: float
+_ID: Final = 0
+_DELIVERIES: Final = 2
+"""Places in such a row."""
 
 
 class Taken(NamedTuple):
@@ -134,7 +130,7 @@ class Rows(QueuePort):
         messages: list[Message] = []
         unreadable: list[tuple[Receipt, Corrupt]] = []
         for row in taken.rows:
-            receipt = Receipt(row.id, row.deliveries, claim)
+            receipt = Receipt(row[_ID], row[_DELIVERIES], claim)
             try:
                 messages.append(_revive(receipt, row))
             except Corrupt as corrupt:
@@ -309,14 +305,15 @@ def as_json(text: str) -> str:
 
 
 def _revive(receipt: Receipt, row: Found) -> Message:
+    name, payload, deliveries, returned, max_attempts, timeout, suspect, enqueued = row
     return Message(
         receipt=receipt,
-        value=decode(row.payload, f"message {row.id}"),
-        attempt=row.deliveries - row.returned,
-        max_attempts=row.max_attempts,
-        timeout=row.timeout,
-        is_suspect=bool(row.suspect),
-        enqueued=row.enqueued,
+        value=decode(payload, f"message {name}"),
+        attempt=deliveries - returned,
+        max_attempts=max_attempts,
+        timeout=timeout,
+        is_suspect=bool(suspect),
+        enqueued=enqueued,
     )
 
 

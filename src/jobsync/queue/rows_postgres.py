@@ -19,7 +19,7 @@ from jobsync.core.messages import State
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.joining import refuse
 from jobsync.queue.port import Ended, Letter, Receipt
-from jobsync.queue.rows import LAPSED, MOST, SPARED, Found, Rows, Taken, Told, as_json
+from jobsync.queue.rows import LAPSED, MOST, SPARED, Rows, Taken, Told, as_json
 from jobsync.stores.sql.access import PostgresAccess
 from jobsync.stores.sql.postgres import as_array
 from jobsync.stores.sql.postgres_messages import MessageStatements
@@ -166,7 +166,7 @@ class PostgresRows(Rows):
         lowest, more, due, lapse = rows[0][:4]
         if lowest is not None:
             self._floor.position = lowest
-        found = [Found(*row[5:]) for row in rows if row[4] is not None]
+        found = [row[5:] for row in rows if row[4] is not None]
         return Taken(found, more, due, lapse)
 
     async def _find_claimed(self, claim: str, visibility: float, unknown: OutcomeUnknown) -> Taken:
@@ -178,7 +178,7 @@ class PostgresRows(Rows):
             raise Unavailable(self.topic, error.detail) from unknown
         if not rows:
             raise Unavailable(self.topic, unknown.detail) from unknown
-        return Taken([Found(*row[1:]) for row in rows], suspects=False, due=0.0, lapse=visibility)
+        return Taken([row[1:] for row in rows], suspects=False, due=0.0, lapse=visibility)
 
     async def _settle(self, batch: Sequence[Told]) -> set[str]:
         columns = {

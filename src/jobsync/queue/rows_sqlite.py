@@ -115,7 +115,7 @@ class SqliteRows(Rows):
                 }
                 connection.execute(sql.CLAIM, taken)
             outlook = connection.execute(sql.OUTLOOK, named).fetchone()
-            return self._look_out([Found(*row[1:]) for row in sorted(rows)], outlook)
+            return self._look_out([row[1:] for row in sorted(rows)], outlook)
 
         if self._is_idle:
             # Whoever only looks keeps nobody from writing.
