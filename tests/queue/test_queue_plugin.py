@@ -379,6 +379,29 @@ async def test_more_is_claimed_when_little_is_left(
     assert min(asked[1:]) >= 30
 
 
+@pytest.mark.parametrize(("seconds", "least", "most"), [(0.0, 23, 102), (0.02, 1, 22)])
+async def test_more_is_claimed_ahead_where_handlers_take_no_time(
+    db: Database, monkeypatch: pytest.MonkeyPatch, seconds: float, least: int, most: int
+) -> None:
+    """A batch takes more of a worker's time than they do, then."""
+    asked: list[int] = []
+    claim = Rows.claim
+
+    async def ask(self: Rows, limit: int, **options: Any) -> Claimed:
+        asked.append(limit)
+        return await claim(self, limit, **options)
+
+    async def handle(_: Document) -> None:
+        await asyncio.sleep(seconds)
+
+    monkeypatch.setattr(Rows, "claim", ask)
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", concurrency=2))
+    await queue.enqueue_many([{"n": n} for n in range(100)])
+    queue.handler(handle)
+    await until(lambda: queue.stats()["completed"] == 100)
+    assert least <= max(asked) <= most
+
+
 async def test_a_message_begins_before_more_is_asked_for(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

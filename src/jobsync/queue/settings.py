@@ -19,7 +19,8 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
     Attributes:
         concurrency: how many handlers run at once in this process; 3.
         prefetch: how many messages are claimed ahead of those that run; ten times the
-            concurrency, and never more than a second of measured work.
+            concurrency, up to fifty times where that is 20 ms of measured work, and never
+            more than a second of it.
         visibility_timeout: seconds after which others may have a message whose worker does
             not renew its claim; 30. Handlers may take longer: claims are renewed.
         max_attempts: how often a message is tried; 4, which is three retries.

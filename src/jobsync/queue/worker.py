@@ -37,6 +37,10 @@ from jobsync.queue.warden import Warden
 __all__ = ["Told", "Worker", "find_caller"]
 
 _AHEAD = 10
+_FAR_AHEAD = 50
+"""So many messages for each handler are claimed ahead at most, where that is little work."""
+_SOON = 0.02
+"""Seconds of work that are little."""
 _LEFT = 4
 """What part of what was claimed ahead may be left when more is claimed: a fourth."""
 _MEASURED = 0.2
@@ -286,12 +290,14 @@ class Worker:
 
     def _find_prefetch(self) -> int:
         """Claim ahead a second of measured work at most, and half the visibility."""
-        most = self._settings.prefetch
-        concurrency = self._settings.concurrency
-        most = _AHEAD * concurrency if most is None else most
+        most, concurrency = self._settings.prefetch, self._settings.concurrency
         if not self._average:
-            return min(most, concurrency)
-        return min(most, int(concurrency * min(1.0, self._visibility / 2) / self._average))
+            return concurrency if most is None else min(most, concurrency)
+        pace = concurrency / self._average
+        if most is None:
+            # Where handlers take no time a batch does, and the less for each the larger it is.
+            most = max(_AHEAD * concurrency, min(_FAR_AHEAD * concurrency, int(pace * _SOON)))
+        return min(most, int(pace * min(1.0, self._visibility / 2)))
 
     async def _claim(self, limit: int, *, suspects: bool) -> Claimed:
         """Claim messages, and let them begin; end claims of others that have lapsed."""
