@@ -1,6 +1,7 @@
 """The queue as users have it: handlers, outcomes, retries, dead letters, stopping."""
 
 import asyncio
+import gc
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -27,6 +28,7 @@ from jobsync import (
     Snooze,
 )
 from jobsync.queue.executor import THREADS
+from jobsync.queue.hand import Held
 from jobsync.queue.opening import open_port
 from jobsync.queue.port import Claimed, Letter
 from jobsync.queue.rows import Rows
@@ -354,6 +356,25 @@ async def test_what_cannot_be_read_holds_up_nobody(db: Database, url: str) -> No
     queue.handler(handle)
     await until(lambda: handled == [30])
     assert await queue.count("dead") == 30
+
+
+async def test_what_was_handled_is_forgotten_at_once(db: Database) -> None:
+    """Nothing of it is left to the garbage collector, whose work would be most of a worker's."""
+
+    async def handle(task: Document) -> None:
+        if task.n % 2:
+            raise ValueError
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", max_retries=0))
+    await queue.enqueue_many([{"n": n} for n in range(40)])
+    gc.collect()
+    gc.disable()
+    try:
+        queue.handler(handle)
+        await until(lambda: queue.stats()["completed"] + queue.stats()["dead"] == 40)
+        assert not [each for each in gc.get_objects() if isinstance(each, Held)]
+    finally:
+        gc.enable()
 
 
 async def test_more_is_claimed_when_little_is_left(

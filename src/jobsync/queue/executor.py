@@ -28,6 +28,7 @@ THREADS = "jobsync-handler"
 """How the names of threads begin that run plain functions."""
 
 _UNSETTLED = "the handler has called neither context.ack() nor context.nack()"
+_CANCELLED = "CancelledError: the handler was cancelled from within"
 _WITH_CONTEXT = 2
 _WISHES = (Snooze, Cancel)
 """What a handler may return for something else to become of its message."""
@@ -79,14 +80,15 @@ class Executor:
             return await self._run_function(held)
         arguments = (held.document, held.context) if self.takes_context else (held.document,)
         try:
-            outcome = self._judge(await run_apart(self._handler, *arguments), held.context)
+            result = await run_apart(self._handler, *arguments)
         except asyncio.CancelledError:
             if _was_cancelled_by_others(held):
                 raise
-            outcome = Failed("CancelledError: the handler was cancelled from within")
+            return Ran(_tell_late(held.timeout) if held.is_late else Failed(_CANCELLED))
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            outcome = Failed(describe(error), error)
-        return Ran(_tell_late(held.timeout) if held.is_late else outcome)
+            # No variable: an error refers to this frame, which must not refer to it.
+            return Ran(_tell_late(held.timeout) if held.is_late else Failed(describe(error), error))
+        return Ran(_tell_late(held.timeout) if held.is_late else self._judge(result, held.context))
 
     async def _run_function(self, held: Held) -> Ran:
         loop = asyncio.get_running_loop()

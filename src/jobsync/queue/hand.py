@@ -53,7 +53,7 @@ class Held(msgspec.Struct, eq=False):
     is_settling: bool = False
     """Whether its settlement is on its way."""
     outcome: Outcome | None = None
-    """How its handler ended, once it is settled so."""
+    """How its handler ended, while its settlement is on its way."""
     delay: float = 0.0
     """Seconds before its next delivery, then."""
     answered: asyncio.Future[bool] | None = None
@@ -155,21 +155,27 @@ class Hand:
         while True:
             self._watches_at = self._find_end()
             await self._alarm.rest(self._watches_at or self._clock.mono() + self._visibility)
-            for held in list(self):
-                self.check(held)
+            self._check_all()
 
     async def renew_for_ever(self) -> None:
         """Renew what is in hand."""
         while True:
             await self._clock.sleep(max(_SHORTEST_REST, self._visibility / 6))
-            mine = [held for held in list(self) if self.check(held)]
-            now, age = self._clock.mono(), self._visibility / 3
-            due = [held for held in mine if now - held.sent >= age and not held.is_settling]
-            if due:
-                try:
-                    await self._extend(due, self._visibility)
-                except Unavailable as error:
-                    self._failed(error)
+            await self._renew()
+
+    async def _renew(self) -> None:
+        mine = self._check_all()
+        now, age = self._clock.mono(), self._visibility / 3
+        due = [held for held in mine if now - held.sent >= age and not held.is_settling]
+        if due:
+            try:
+                await self._extend(due, self._visibility)
+            except Unavailable as error:
+                self._failed(error)
+
+    def _check_all(self) -> list[Held]:
+        """Lose what is not surely this worker's; give the rest."""
+        return [held for held in list(self) if self.check(held)]
 
     async def _extend(self, due: Sequence[Held], seconds: float) -> None:
         # Who asks for less than the visibility has as much less; for more, no more is believed.

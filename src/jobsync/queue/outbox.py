@@ -70,10 +70,7 @@ class Outbox:
             await self._filled.wait()
             await self._gather()
             self._filled.clear()
-            batch = self._take()
-            answers = await self._deliver([settlement for settlement, _ in batch])
-            for (_, held), taken in zip(batch, answers, strict=True):
-                self._answered(held, taken)
+            await self._send()
             if self._parcels:
                 self._filled.set()
             else:
@@ -82,6 +79,12 @@ class Outbox:
     async def flush(self) -> None:
         """Wait until everything is answered."""
         await self._empty.wait()
+
+    async def _send(self) -> None:
+        batch = self._take()
+        answers = await self._deliver([settlement for settlement, _ in batch])
+        for (_, held), taken in zip(batch, answers, strict=True):
+            self._answered(held, taken)
 
     def _take(self) -> list[_Parcel]:
         """Take what has gathered, but each message once: it may have been claimed again since."""

@@ -428,10 +428,12 @@ class Worker:
 
     def _note_answer(self, held: Held | None, taken: bool) -> None:  # noqa: FBT001 - it is the fact
         if held is not None and held.outcome is not None:
+            # Not kept: an error refers to the frames that it has passed, and those to this.
+            outcome, held.outcome = held.outcome, None
             if taken:
                 self._hand.drop(held)
-                self.handled += not isinstance(held.outcome, Returned)
-                more = self._told.settled(held, held.outcome, held.delay)
+                self.handled += not isinstance(outcome, Returned)
+                more = self._told.settled(held, outcome, held.delay)
                 if more is not None:
                     self._group.create_task(more)
             else:
