@@ -158,6 +158,22 @@ async def test_a_failing_message_is_tried_again_and_then_found_dead(db: Database
     assert attempts == [1, 2, 3, 4, 1, 2, 3, 4]
 
 
+async def test_an_error_names_the_places_in_the_handler_alone(db: Database) -> None:
+    """Where the library called it tells nobody anything."""
+
+    async def handle(_: Document) -> None:
+        raise ValueError
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle, max_retries=0))
+    await queue.enqueue({"n": 1})
+    await until(lambda: queue.stats()["dead"] == 1)
+    (dead,) = await queue.dead_letters()
+    told, place, *line = dead.errors[0].error.splitlines()
+    assert told == "ValueError"
+    assert __file__ in place
+    assert [each.strip() for each in line] == ["raise ValueError"]
+
+
 async def test_a_handler_says_later_or_never(db: Database) -> None:
     """`Snooze` spends no attempt, `Cancel` ends the message."""
     seen: list[tuple[str, int]] = []

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jobsync.core.messages import Cancel, Completed, Failed, Outcome, Snooze
 from jobsync.errors import Invalid
+from jobsync.queue import apart
 from jobsync.queue.apart import run_apart
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.hand import Held
@@ -30,6 +31,9 @@ THREADS = "jobsync-handler"
 _UNSETTLED = "the handler has called neither context.ack() nor context.nack()"
 _CANCELLED = "CancelledError: the handler was cancelled from within"
 _WITH_CONTEXT = 2
+_OURS = {__file__, apart.__file__}
+_PLACES = 3
+"""So many of the places that an error has passed are told, without those in here."""
 _WISHES = (Snooze, Cancel)
 """What a handler may return for something else to become of its message."""
 
@@ -148,5 +152,7 @@ def _takes_context(handler: Handler) -> bool:
 def describe(error: BaseException) -> str:
     """Give an error, then the place where it was raised, for who looks at dead letters."""
     told = "".join(traceback.format_exception_only(error)).strip()
-    places = "".join(traceback.format_tb(error.__traceback__, limit=-3)).rstrip()
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if frame.filename not in _OURS]
+    places = "".join(traceback.format_list(theirs[-_PLACES:])).rstrip()
     return f"{told}\n{places}" if places else told
