@@ -708,6 +708,41 @@ async def test_draining_handles_what_there_is_and_ends(url: str) -> None:
         assert await queue.purge() == 1
 
 
+async def test_who_drains_waits_for_what_the_process_has_in_hand(db: Database) -> None:
+    """All is done when it returns, and counted; then messages are handled as before."""
+    begun, seen = asyncio.Event(), list[int]()
+
+    async def handle(task: Document) -> None:
+        begun.set()
+        await asyncio.sleep(0.05)
+        seen.append(task.n)
+
+    queue = QueuePlugin(resource="tasks", on_message=handle, concurrency=2)
+    await db.use_plugin(queue)
+    await queue.enqueue_many([{"n": n} for n in range(10)])
+    await begun.wait()
+    assert await queue.drain() == 10
+    assert sorted(seen) == list(range(10))
+    assert await queue.count("all") == await queue.count("completed") == 10
+    await queue.enqueue({"n": 10})
+    await until(lambda: 10 in seen)
+
+
+async def test_a_handler_may_drain(db: Database) -> None:
+    """It does not wait for itself."""
+    seen = list[int]()
+
+    async def handle(task: Document) -> None:
+        if task.n == 0:
+            seen.append(await queue.drain(max_messages=1))
+        seen.append(task.n)
+
+    queue = QueuePlugin(resource="tasks", on_message=handle, concurrency=1, prefetch=0)
+    await db.use_plugin(queue)
+    await queue.enqueue_many([{"n": n} for n in range(2)])
+    await until(lambda: sorted(seen) == [0, 1, 1])
+
+
 async def test_draining_until_a_deadline_counts_what_was_handled(db: Database) -> None:
     """What is given back then was not."""
     seen: list[int] = []

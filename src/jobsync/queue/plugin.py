@@ -272,6 +272,9 @@ class QueuePlugin(CoordinatorPlugin):
     async def drain(self, *, max_messages: int | None = None, deadline: float | None = None) -> int:
         """Handle messages until none is left, for one-shot runs; count them.
 
+        What this process handles in the background stands aside meanwhile: what it has in
+        hand is finished, and counted, or given back.
+
         Args:
             max_messages: stop after so many.
             deadline: claim no more after so many seconds.
@@ -279,16 +282,21 @@ class QueuePlugin(CoordinatorPlugin):
         Raises:
             Invalid: the queue has no handler, or does not run.
         """
-        worker = self._make_worker(quota=max_messages, until_empty=True)
-        timer: asyncio.TimerHandle | None = None
-        if deadline is not None:
-            timer = asyncio.get_running_loop().call_later(deadline, worker.stop)
+        clock = self.database.components.clock
+        begun = clock.mono()
+        # A handler would wait for its own end.
+        aside = self._worker if find_caller(self._port) is None else None
+        before = 0 if aside is None else aside.handled
+        await self._stand_aside(aside)
         try:
-            await worker.run()
+            finished = 0 if aside is None else aside.handled - before
+            quota = None if max_messages is None else max_messages - finished
+            worker = self._make_worker(quota=quota, until_empty=True)
+            left = None if deadline is None else deadline - (clock.mono() - begun)
+            return finished + await _run_for(worker, left)
         finally:
-            if timer is not None:
-                timer.cancel()
-        return worker.handled
+            if aside is not None and self.is_running:
+                self._begin()
 
     async def stop(self) -> None:
         """Stop, if it runs. A handler that asks goes on to its end; all stops after it."""
@@ -328,16 +336,21 @@ class QueuePlugin(CoordinatorPlugin):
         undo.push_async_callback(self._end)
 
     async def _end(self) -> None:
-        """Claim no more; finish or give back what is in hand."""
-        worker, self._worker = self._worker, None
-        working, self._working = self._working, None
-        if worker is not None and working is not None:
-            worker.stop(_share(self.database.time_left))
-            self._joined().tell(**describe_duty(self.queue, None))
-            await asyncio.wait([working])
-            self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
+        """Handle nothing more in this process."""
+        await self._stand_aside(self._worker)
         if self._executor is not None:
             self._executor.close()
+
+    async def _stand_aside(self, worker: Worker | None) -> None:
+        """Claim no more; finish or give back what is in hand."""
+        working = self._working
+        if worker is None or working is None:
+            return
+        self._worker = self._working = None
+        worker.stop(_share(self.database.time_left))
+        self._joined().tell(**describe_duty(self.queue, None))
+        await asyncio.wait([working])
+        self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
 
     def unready(self) -> str:
         """Say what keeps it from working, if anything does."""
@@ -509,6 +522,19 @@ class QueuePlugin(CoordinatorPlugin):
 
 S3QueuePlugin = QueuePlugin
 """The documents' name for it."""
+
+
+async def _run_for(worker: Worker, seconds: float | None) -> int:
+    """Let a worker claim for so many seconds at most; give how many messages it handled."""
+    timer: asyncio.TimerHandle | None = None
+    if seconds is not None:
+        timer = asyncio.get_running_loop().call_later(seconds, worker.stop)
+    try:
+        await worker.run()
+    finally:
+        if timer is not None:
+            timer.cancel()
+    return worker.handled
 
 
 def _share(left: float | None) -> float | None:
