@@ -323,7 +323,7 @@ KILLED: dict[Patch, tuple[postings.Story, int]] = {
     takes_a_lost_reply_for_a_refusal: (postings.lost_replies, 0),
     forgets_how_it_was_settled: (postings.lost_replies, 0),
     claims_what_is_claimed: (postings.begins, 0),
-    ends_claims_that_stand: (postings.kill, 65),
+    ends_claims_that_stand: (postings.kill, 224),
     ends_claims_of_the_silent: (postings.long, 0),
     extends_whoever_has_it: (postings.late, 0),
     extends_what_has_ended: (postings.late, 0),
@@ -347,7 +347,7 @@ KILLED: dict[Patch, tuple[postings.Story, int]] = {
     runs_suspects_in_company: (postings.poison, 0),
     claims_beside_a_suspect: (postings.epidemic, 0),
     gives_up_settling: (postings.settled_late, 0),
-    settles_a_message_twice_at_once: (postings.damaged, 310),
+    settles_a_message_twice_at_once: (postings.damaged, 84),
 }
 """A story that kills each mutant, with a seed that it was seen to take."""
 
