@@ -4,6 +4,7 @@ What a command does is the same as after a start from nothing, which takes a qua
 of CPU; `tests/cli/test_help.py` and whoever starts `python -m jobsync` see to that start.
 """
 
+import atexit
 import json
 import os
 import socket
@@ -46,7 +47,13 @@ def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
         process = subprocess.Popen(
             [sys.executable, "-W", "error", __file__, str(number)], pass_fds=[number]
         )
+    atexit.register(_end, process, ours)
     return process, ours
+
+
+def _end(process: subprocess.Popen[bytes], line: socket.socket) -> None:
+    line.close()
+    process.wait(_PATIENCE)
 
 
 def _serve(line: socket.socket) -> list[str]:
