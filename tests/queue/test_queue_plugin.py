@@ -393,21 +393,26 @@ async def test_what_was_handled_is_forgotten_at_once(db: Database) -> None:
         gc.enable()
 
 
-async def test_more_is_claimed_when_little_is_left(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch costs as much as a message: most of what may be claimed ahead comes at once."""
-    asked: list[int] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages each claim asks for."""
+    limits: list[int] = []
     claim = Rows.claim
 
     async def ask(self: Rows, limit: int, **options: Any) -> Claimed:
-        asked.append(limit)
+        limits.append(limit)
         return await claim(self, limit, **options)
+
+    monkeypatch.setattr(Rows, "claim", ask)
+    return limits
+
+
+async def test_more_is_claimed_when_little_is_left(db: Database, asked: list[int]) -> None:
+    """A batch costs as much as a message: most of what may be claimed ahead comes at once."""
 
     async def handle(_: Document) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(Rows, "claim", ask)
     queue = await db.use_plugin(QueuePlugin(resource="tasks", concurrency=1, prefetch=40))
     await queue.enqueue_many([{"n": n} for n in range(400)])
     queue.handler(handle)
@@ -418,20 +423,13 @@ async def test_more_is_claimed_when_little_is_left(
 
 @pytest.mark.parametrize(("seconds", "least", "most"), [(0.0, 23, 102), (0.02, 1, 22)])
 async def test_more_is_claimed_ahead_where_handlers_take_no_time(
-    db: Database, monkeypatch: pytest.MonkeyPatch, seconds: float, least: int, most: int
+    db: Database, asked: list[int], seconds: float, least: int, most: int
 ) -> None:
     """A batch takes more of a worker's time than they do, then."""
-    asked: list[int] = []
-    claim = Rows.claim
-
-    async def ask(self: Rows, limit: int, **options: Any) -> Claimed:
-        asked.append(limit)
-        return await claim(self, limit, **options)
 
     async def handle(_: Document) -> None:
         await asyncio.sleep(seconds)
 
-    monkeypatch.setattr(Rows, "claim", ask)
     queue = await db.use_plugin(QueuePlugin(resource="tasks", concurrency=2))
     await queue.enqueue_many([{"n": n} for n in range(100)])
     queue.handler(handle)
@@ -726,6 +724,25 @@ async def test_who_drains_waits_for_what_the_process_has_in_hand(db: Database) -
     assert await queue.count("all") == await queue.count("completed") == 10
     await queue.enqueue({"n": 10})
     await until(lambda: 10 in seen)
+
+
+async def test_who_gives_up_draining_leaves_the_queue_at_work(db: Database) -> None:
+    """Though it is cancelled while it waits for what is in hand."""
+    begun, may_end, seen = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def handle(task: Document) -> None:
+        begun.set()
+        await may_end.wait()
+        seen.append(task.n)
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle, concurrency=1))
+    await queue.enqueue({"n": 0})
+    await begun.wait()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.drain(), 0.05)
+    may_end.set()
+    await queue.enqueue({"n": 1})
+    await until(lambda: sorted(seen) == [0, 1])
 
 
 async def test_a_handler_may_drain(db: Database) -> None:

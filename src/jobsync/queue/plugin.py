@@ -287,8 +287,8 @@ class QueuePlugin(CoordinatorPlugin):
         # A handler would wait for its own end.
         aside = self._worker if find_caller(self._port) is None else None
         before = 0 if aside is None else aside.handled
-        await self._stand_aside(aside)
         try:
+            await self._stand_aside(aside)
             finished = 0 if aside is None else aside.handled - before
             quota = None if max_messages is None else max_messages - finished
             worker = self._make_worker(quota=quota, until_empty=True)
