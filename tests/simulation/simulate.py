@@ -53,7 +53,8 @@ def main() -> int:
     given = options.parse_args()
     if given.seed is not None:
         report = TELLERS[given.what](given.seed)
-        print(*(report.violations or ["no violation"]), report.fingerprint, sep="\n")
+        found = [str(each) for each in report.violations]
+        print(*found or ["no violation"], report.fingerprint, sep="\n")
         return 1 if report.violations else 0
     return campaign(given.what, given.hours, given.jobs)
 

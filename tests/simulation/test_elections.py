@@ -53,7 +53,7 @@ def test_what_dies_in_silence_is_noticed() -> None:
         await asyncio.sleep(TIMING.timeout)
 
     fleet.world.run(story)
-    assert [each for each in fleet.verdict if "unheard" in each] != []
+    assert [each for each in fleet.verdict if "unheard" in each.detail] != []
 
 
 @pytest.mark.parametrize("seed", SUSPENDS)

@@ -272,7 +272,7 @@ def test_a_corrupt_role_is_told_of_and_left_alone(junk: Any) -> None:
 
     fleet.world.run(story)
     # The person's own writes took the epoch where no worker would.
-    assert [each for each in fleet.verdict if "epoch went back" not in each] == []
+    assert [each for each in fleet.verdict if "epoch went back" not in each.detail] == []
 
 
 def test_a_role_of_a_newer_format_is_neither_taken_nor_rewritten() -> None:
@@ -407,7 +407,9 @@ def test_a_role_that_was_removed_is_taken_again_above_its_epoch() -> None:
 
     fleet.world.run(story)
     # What was dropped begins a new chain; all else holds.
-    assert [each for each in fleet.verdict if not each.startswith(f"{ROLE}: a write is")] == []
+    assert [
+        each for each in fleet.verdict if not each.detail.startswith(f"{ROLE}: a write is")
+    ] == []
 
 
 def test_epochs_do_not_restart_after_everything_did() -> None:
@@ -427,7 +429,9 @@ def test_epochs_do_not_restart_after_everything_did() -> None:
         assert one(fleet.leaders()).held["work"] > epoch
 
     fleet.world.run(story)
-    assert [each for each in fleet.verdict if not each.startswith(f"{ROLE}: a write is")] == []
+    assert [
+        each for each in fleet.verdict if not each.detail.startswith(f"{ROLE}: a write is")
+    ] == []
 
 
 def test_a_store_that_went_back_in_time_halts_the_election() -> None:

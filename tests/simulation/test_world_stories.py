@@ -12,10 +12,12 @@ import pytest
 from jobsync import Conflict, Invalid, NotFound, Store
 from jobsync.stores.memory import MemoryStore
 from jobsync.testing import (
+    INVARIANTS,
     Link,
     Node,
     Occurrence,
     SavedSeed,
+    Violation,
     Weather,
     World,
     check_repeats,
@@ -24,6 +26,7 @@ from jobsync.testing import (
     find_story,
     load_seeds,
     replay_line,
+    require,
     tell,
 )
 
@@ -88,6 +91,47 @@ def test_what_a_story_expects_is_checked() -> None:
     """Its own checks count as the contract's do."""
     with pytest.raises(AssertionError, match="b jumped"):
         check_story(expectant)
+
+
+async def impatient(world: World) -> None:
+    """Names the promise that it finds broken."""
+    require(world.seed, "QL3", "not drained")
+    require(world.seed == 1, "QL2", "not redelivered")
+
+
+def test_a_violation_names_its_promise() -> None:
+    """Whoever names none breaks a promise of its own, or has crashed."""
+    assert tell(impatient, 0).violations == [Violation("QL3", "not drained")]
+    assert tell(impatient, 1).violations == []
+    assert str(*tell(impatient, 2).violations) == "QL2: not redelivered"
+    assert tell(expectant, 0).violations == [Violation("user", "b jumped")]
+    (crash,) = tell(unlucky, 3).violations
+    assert crash.invariant == "crash"
+    assert "a third of all seeds" in crash.detail
+
+
+def test_an_unknown_promise_is_refused() -> None:
+    """So that no check names one that is not written down."""
+    with pytest.raises(Invalid, match="Q99"):
+        Violation("Q99", "whatever")
+    assert all(text.endswith(".") for text in INVARIANTS.values())
+
+
+def test_a_defect_in_the_background_is_a_crash() -> None:
+    """No promise: the code is not what it was meant to be."""
+    (found,) = tell(misspelt, 0).violations
+    assert found.invariant == "crash"
+    assert "AttributeError" in found.detail
+
+
+async def misspelt(world: World) -> None:
+    """Starts something that fails by a name that is not there."""
+
+    async def work() -> None:
+        world.node("b").clok.mono()  # type: ignore[attr-defined]
+
+    world.node("a").run(work())
+    await asyncio.sleep(1)
 
 
 def test_a_broken_seed_is_reported_with_the_line_that_repeats_it() -> None:

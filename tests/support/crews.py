@@ -28,6 +28,7 @@ from jobsync.stores.metered import Meter, MeteredStore
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing.joining import SimulatedThread
 from jobsync.testing.network import Link
+from jobsync.testing.violations import Violation, is_defect
 from jobsync.testing.world import Node, Occurrence, World
 
 __all__ = ["BEAT", "DAY", "RECLAIM_AFTER", "TIMEOUT", "TOKENS", "Crews", "Hand", "Style"]
@@ -257,6 +258,7 @@ class Crews:
         self._options = options
         self.judge = Judge(self, trusts_clocks=trusts_clocks)
         world.watch(self.judge.see)
+        world.expect(self._find_defects)
 
     def settings(self, name: str, **options: Any) -> CrewSettings:
         """Give what a node goes by."""
@@ -336,30 +338,37 @@ class Crews:
                     self._has_ended.clear()
                     await self._has_ended.wait()
         if undone := self.pending():
-            self.world.violations.append(f"never done: {undone[:5]}, {len(undone)} in all")
+            found = f"never done: {undone[:5]}, {len(undone)} in all"
+            self.world.violations.append(Violation("TL3", found))
 
     def expect_done_once(self, but: Collection[str] = ()) -> None:
         """Find a violation in what was done twice, but for what was at risk."""
         if twice := self.twice - set(but):
-            self.world.violations.append(f"done twice: {sorted(twice)}")
+            self.world.violations.append(Violation("T7", f"done twice: {sorted(twice)}"))
 
     async def until_settled(self, seconds: float) -> float:
         """Wait until all tokens are owned and counts are within one (TL1, TL2); say how long."""
         begun = self.world.loop.time()
         while trouble := self._unsettled():
             if self.world.loop.time() - begun > seconds:
-                self.world.violations.append(f"after {seconds:g} s {trouble}")
+                invariant, what = trouble
+                self.world.violations.append(Violation(invariant, f"after {seconds:g} s {what}"))
                 break
             await asyncio.sleep(0.1)
         return self.world.loop.time() - begun
 
-    def _unsettled(self) -> str:
+    def _find_defects(self, _: object) -> list[Violation]:
+        """Return what ended a process and is a programming error."""
+        errors = [each.error or (each.crew and each.crew.failure) for each in self.hands]
+        return [Violation("crash", repr(error)) for error in errors if is_defect(error)]
+
+    def _unsettled(self) -> tuple[str, str] | None:
         counts = {hand.node.name: len(hand.believes) for hand in self.hands if hand.is_working}
         if sum(counts.values()) != TOKENS:
-            return f"not all tokens are owned: {counts}"
+            return "TL1", f"not all tokens are owned: {counts}"
         if max(counts.values()) - min(counts.values()) > 1:
-            return f"counts are uneven: {counts}"
-        return ""
+            return "TL2", f"counts are uneven: {counts}"
+        return None
 
 
 class Judge:
@@ -379,7 +388,7 @@ class Judge:
         self.retaken: set[str] = set()
         """Tasks that were claimed anew because whoever had them was dead."""
 
-    def see(self, what: Occurrence) -> Iterable[str]:
+    def see(self, what: Occurrence) -> Iterable[Violation]:
         """Judge one occurrence."""
         if what.what == "commit":
             yield from self._see_commit(what)
@@ -388,7 +397,7 @@ class Judge:
         if what.what in ("commit", "tokens", "begin"):
             yield from self._see_beliefs()
 
-    def _see_commit(self, what: Occurrence) -> Iterator[str]:
+    def _see_commit(self, what: Occurrence) -> Iterator[Violation]:
         key, value = what.details["key"], what.details["value"]
         kind = key.partition("/")[0]
         if kind == "session" and (value is None or value["state"] == "dead"):
@@ -400,7 +409,7 @@ class Judge:
         elif kind == "claim":
             yield from self._see_claim(key, value, what.at)
 
-    def _see_beliefs(self) -> Iterator[str]:
+    def _see_beliefs(self) -> Iterator[Violation]:
         """T1: no token has two nodes that would use it now; each owns what its number gives it."""
         if not self._trusts_clocks:
             return
@@ -411,25 +420,29 @@ class Judge:
                 continue
             number, incarnation = hand.crew.number, hand.crew.membership.incarnation
             if not tokens <= owned_by(self._plans[number].assignment, incarnation):
-                yield f"T1: {hand.node.name} uses what number {number} does not give it"
+                yield Violation(
+                    "T1", f"{hand.node.name} uses what number {number} does not give it"
+                )
             for token in tokens:
                 other = owners.setdefault(token, hand.node.name)
                 if other != hand.node.name:
-                    yield f"T1: token {token} is used by {other} and {hand.node.name}"
+                    yield Violation("T1", f"token {token} is used by {other} and {hand.node.name}")
 
-    def _see_plan(self, plan: Plan) -> Iterator[str]:
+    def _see_plan(self, plan: Plan) -> Iterator[Violation]:
         """T3: what changes hands was given up, or its owner is dead; numbers only grow."""
         before, after = self._plan.assignment, plan.assignment
         if after == before:
             return
         if after.number <= before.number:
-            yield f"T1: assignment {after.number} follows {before.number}"
+            yield Violation("T1", f"assignment {after.number} follows {before.number}")
         was = _incarnations(self._plan)
         will = _incarnations(plan)
         revoked = {t: move.revoked for move in before.moves for t in tokens_of(move)}
         for token, (old, new) in enumerate(zip(was, will, strict=True)):
             if old not in ("", new) and not self._has_given_up(old, revoked.get(token)):
-                yield f"T3: token {token} went from {old} to {new or 'nobody'} at {after.number}"
+                yield Violation(
+                    "T3", f"token {token} went from {old} to {new or 'nobody'} at {after.number}"
+                )
         self._plan = self._plans[after.number] = plan
 
     def _has_given_up(self, incarnation: str, revoked: int | None) -> bool:
@@ -437,36 +450,40 @@ class Judge:
         is_gone = incarnation in self._dead or named["stage"] == "left"
         return is_gone or (revoked is not None and named["applied"] >= revoked)
 
-    def _see_claim(self, key: str, claim: Json, at: float) -> Iterator[str]:
+    def _see_claim(self, key: str, claim: Json, at: float) -> Iterator[Violation]:
         """One at a time: a claim replaces one that has ended, or whose owner is dead."""
         before = self._claims.get(key, {"state": "failed", "run": 0, "owner": "", "number": 0})
         is_same = (before["owner"], before["run"]) == (claim["owner"], claim["run"])
         if claim["state"] == "running":
             if claim["run"] != before["run"] + 1:
-                yield f"{key}: run {claim['run']} follows {before['run']}"
+                yield Violation("T6", f"{key}: run {claim['run']} follows {before['run']}")
             if before["state"] == "running":
                 yield from self._see_retaking(key, before, claim, at)
             if claim["number"] < before["number"] and not is_same:
-                yield f"T2: {key} was claimed by {claim['node']} under an earlier assignment"
+                yield Violation(
+                    "T2", f"{key} was claimed by {claim['node']} under an earlier assignment"
+                )
         elif before["state"] == "running" and not is_same:
-            yield f"T2: {key} was ended by {claim['node']}, who did not have it"
+            yield Violation("T2", f"{key} was ended by {claim['node']}, who did not have it")
         elif before["state"] != "running" and claim["state"] == "done":
-            yield f"T2: {key} was ended and was not running"
+            yield Violation("T2", f"{key} was ended and was not running")
         if claim["state"] == "done":
             self._completed[key, claim["run"]] += 1
             if self._completed[key, claim["run"]] > 1:
-                yield f"{key}: run {claim['run']} was completed twice"
+                yield Violation("T7", f"{key}: run {claim['run']} was completed twice")
         self._claims[key] = claim
 
-    def _see_retaking(self, key: str, before: Json, claim: Json, at: float) -> Iterator[str]:
+    def _see_retaking(self, key: str, before: Json, claim: Json, at: float) -> Iterator[Violation]:
         died = self._dead.get(before["owner"])
         if died is None:
-            yield f"{key}: claimed by {claim['node']} while {before['node']} has it and lives"
+            yield Violation(
+                "T6", f"{key}: claimed by {claim['node']} while {before['node']} has it and lives"
+            )
         elif at - died < 0.9 * RECLAIM_AFTER:
-            yield f"{key}: claimed anew {at - died:g} s after its owner's death"
+            yield Violation("T6", f"{key}: claimed anew {at - died:g} s after its owner's death")
         self.retaken.add(claim["task"])
 
-    def _see_work(self, what: Occurrence) -> Iterator[str]:
+    def _see_work(self, what: Occurrence) -> Iterator[Violation]:
         """Nothing is begun that another does or did, unless that one has died with it in hand."""
         task, hand = what.details["task"], self._crews.hand(what.node)
         if what.what != "begin":
@@ -475,11 +492,13 @@ class Judge:
         others = [each for each in self._doing[task] if each.node.is_alive and each is not hand]
         is_done = self._crews.ended[task] and not self._crews.forgets
         if (others or is_done) and task not in self.retaken:
-            yield f"{task} is begun by {what.node} and was begun by others that live"
+            yield Violation(
+                "T7", f"{task} is begun by {what.node} and was begun by others that live"
+            )
         assert hand.crew is not None
         token, incarnation = hand.crew.token(task), hand.crew.membership.incarnation
         if self._trusts_clocks and _incarnations(self._plan)[token] != incarnation:
-            yield f"T2: {task} is begun by {what.node}, whose it is no more"
+            yield Violation("T2", f"{task} is begun by {what.node}, whose it is no more")
         self._doing[task].append(hand)
 
 

@@ -23,6 +23,7 @@ from jobsync.stores.settling import SettlingStore
 from jobsync.testing.invariants import check_commits, check_roles, check_takes, check_told
 from jobsync.testing.network import CALM, Link, Weather
 from jobsync.testing.told import ToldStore
+from jobsync.testing.violations import Violation, describe_failure
 from jobsync.testing.world import Node, World
 
 __all__ = [
@@ -256,7 +257,7 @@ class Fleet:
         self.hooks = hooks
         self.governs = governs
         self.is_untouched = is_untouched
-        self.violations: list[str] = []
+        self.violations: list[Violation] = []
         self.deaths = 0
         self.works = works
         self.store = store(components=self.world.node("store").components)
@@ -286,7 +287,7 @@ class Fleet:
         if self._listens:
             events.on("*", worker.heard.append)
         events.on("coord:worker-died", lambda event: self._called_dead.add(event.incarnation))
-        events.on("coord:member-failed", lambda event: self.violations.append(repr(event)))
+        events.on("coord:member-failed", self._note_failure)
         self.workers.append(worker)
         return worker
 
@@ -371,10 +372,10 @@ class Fleet:
                 continue
             session = membership.session
             if session.incarnation in self._called_dead and session.trusted:
-                self.violations.append(f"{session.incarnation} trusts itself after its death")
+                self._blame("E5", f"{session.incarnation} trusts itself after its death")
             for work, each in worker.coordinators.items():
                 if each.election.held and leaders.setdefault(work, name) != name:
-                    self.violations.append(f"several lead {work}: {leaders[work]}, {name}")
+                    self._blame("E4", f"several lead {work}: {leaders[work]}, {name}")
 
     def _judge_death(self, key: str) -> None:
         """Check that nobody trusts himself who was called dead."""
@@ -383,14 +384,14 @@ class Fleet:
             membership = worker.membership
             named = membership is not None and key == f"session/{membership.incarnation}"
             if named and worker.is_trusted and self._trusts_clocks:
-                self.violations.append(f"{key} trusts itself and was called dead")
+                self._blame("E5", f"{key} trusts itself and was called dead")
 
     def _judge_singleton(self, change: Put) -> None:
         """Check that no earlier term writes after a later one; a seal writes what was there."""
         key, epoch = change.key, change.value["epoch"]
         is_seal = change.base is not None and change.base.value == change.value
         if not is_seal and epoch < self._highest.get(key, 0):
-            self.violations.append(f"{key}: epoch {epoch} was accepted late")
+            self._blame("E3", f"{key}: epoch {epoch} was accepted late")
         self.judge_touch(key, epoch)
 
     async def judge_recovery(self) -> None:
@@ -400,11 +401,13 @@ class Fleet:
         # Nobody tells that all is well: it is looked at from outside.
         while (wrong := self._find_wrong()) and loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(TIMING.beat / 10)
-        self.violations += [f"two timeouts after all went well {each}" for each in wrong]
+        for each in wrong:
+            self._blame("EL1", f"two timeouts after all went well {each}")
 
-    def judge_rest(self) -> None:
+    def judge_rest(self, invariant: str = "EL1") -> None:
         """Check what must hold when all is quiet again: one leads, and everybody has a session."""
-        self.violations += [f"when all is quiet {each}" for each in self._find_wrong()]
+        for each in self._find_wrong():
+            self._blame(invariant, f"when all is quiet {each}")
 
     def _find_wrong(self) -> list[str]:
         wrong = []
@@ -422,7 +425,7 @@ class Fleet:
         return [each for each in self.workers if each.node.is_alive and not each.has_stopped]
 
     @property
-    def verdict(self) -> list[str]:
+    def verdict(self) -> list[Violation]:
         """Everything that was wrong; nothing must be."""
         history = self.world.history
         # A person may write anything.
@@ -437,7 +440,13 @@ class Fleet:
             *self._judge_tasks(),
         ]
 
-    def _judge_tasks(self) -> list[str]:
+    def _note_failure(self, event: Event) -> None:
+        self._blame("A1", repr(event))
+
+    def _blame(self, invariant: str, detail: str) -> None:
+        self.violations.append(Violation(invariant, detail))
+
+    def _judge_tasks(self) -> list[Violation]:
         """Check that nothing in the background died in silence."""
         tasks = [
             (worker.node.name, task)
@@ -446,10 +455,12 @@ class Fleet:
             if task is not None and task.done() and not task.cancelled()
         ]
         return [
-            f"{name}: a task died: {task.exception()!r}" for name, task in tasks if task.exception()
+            describe_failure(task.exception(), f"{name}: a task died: {task.exception()!r}")
+            for name, task in tasks
+            if task.exception()
         ]
 
-    def _judge_hooks(self) -> list[str]:
+    def _judge_hooks(self) -> list[Violation]:
         """Check that every worker heard of each term once: gained, then lost, then the next."""
         violations = []
         for worker in (*self.workers, *self._graves):
@@ -458,7 +469,8 @@ class Fleet:
                 gained = [epoch for what, epoch in told if what == "gained"]
                 paired = [fact for epoch in gained for fact in (("gained", epoch), ("lost", epoch))]
                 if told != paired[: len(told)] or gained != sorted(set(gained)):
-                    violations.append(f"{worker.node.name}: hooks out of order: {told}")
+                    found = f"{worker.node.name}: hooks out of order: {told}"
+                    violations.append(Violation("E6", found))
         return violations
 
 

@@ -20,6 +20,7 @@ from jobsync.stores.settling import SettlingStore
 from jobsync.testing.invariants import check_told
 from jobsync.testing.network import CALM, Link, Weather
 from jobsync.testing.told import ToldStore
+from jobsync.testing.violations import Violation
 from jobsync.testing.world import World
 
 __all__ = [
@@ -46,22 +47,22 @@ __all__ = [
     "unlike_timeouts",
 ]
 
-Ordeal: TypeAlias = Callable[[], list[str]]
+Ordeal: TypeAlias = Callable[[], list[Violation]]
 ROLE = "role/default/work"
 _TIMES = 6
 
 
-def several_times(story: Callable[[int], list[str]]) -> Ordeal:
-    """Tell a story with a few seeds, until it goes wrong."""
+def several_times(story: Callable[[int], list[Violation]]) -> Ordeal:
+    """Run a story with a few seeds."""
 
     @functools.wraps(story)
-    def tell() -> list[str]:
-        return next((wrong for seed in range(_TIMES) if (wrong := story(seed))), [])
+    def tell() -> list[Violation]:
+        return [each for seed in range(_TIMES) for each in story(seed)]
 
     return tell
 
 
-def _tell(fleet: Fleet, story: Callable[[], Awaitable[None]]) -> list[str]:
+def _tell(fleet: Fleet, story: Callable[[], Awaitable[None]]) -> list[Violation]:
     fleet.world.run(story)
     return fleet.verdict
 
@@ -77,7 +78,7 @@ async def _warm_up(fleet: Fleet) -> Worker:
 
 
 @several_times
-def a_slow_clock_cut_off(seed: int) -> list[str]:
+def a_slow_clock_cut_off(seed: int) -> list[Violation]:
     """The leader's clock is slow and everybody else's is fast; then nothing of it gets through."""
     fleet = Fleet(seed, rate=0.0, size=8, store=DearStore)
     for worker in fleet.workers:
@@ -94,7 +95,7 @@ def a_slow_clock_cut_off(seed: int) -> list[str]:
 
 
 @several_times
-def a_lost_beat_and_a_stepped_clock(seed: int) -> list[str]:
+def a_lost_beat_and_a_stepped_clock(seed: int) -> list[Violation]:
     """Two beats of a follower are lost, and meanwhile the leader's wall clock is put right."""
     fleet = Fleet(seed, rate=0.0, store=DearStore)
 
@@ -112,7 +113,7 @@ def a_lost_beat_and_a_stepped_clock(seed: int) -> list[str]:
 
 
 @several_times
-def short_outages(seed: int) -> list[str]:
+def short_outages(seed: int) -> list[Violation]:
     """Two beats in a row are lost, for all: every term lapses for a moment, and none comes back."""
     fleet = Fleet(seed, rate=0.0, hooks=take_note, governs=False)
 
@@ -135,7 +136,7 @@ def short_outages(seed: int) -> list[str]:
 
 
 @several_times
-def a_beat_at_the_last_moment(seed: int) -> list[str]:
+def a_beat_at_the_last_moment(seed: int) -> list[Violation]:
     """A follower is refused until it is about to be called dead; then its beats get through."""
     fleet = Fleet(seed, size=8)
 
@@ -154,7 +155,7 @@ def a_beat_at_the_last_moment(seed: int) -> list[str]:
 
 
 @several_times
-def slow_looks(seed: int) -> list[str]:
+def slow_looks(seed: int) -> list[Violation]:
     """Whatever followers read takes four seconds to get there; then the leader is cut off."""
     fleet = Fleet(seed, rate=0.0, size=8, store=DearStore)
 
@@ -174,7 +175,7 @@ def slow_looks(seed: int) -> list[str]:
 
 
 @several_times
-def a_beat_in_two_copies(seed: int) -> list[str]:
+def a_beat_in_two_copies(seed: int) -> list[Violation]:
     """A beat lands, its sender sees nothing of it yet, and sends it again seconds later."""
     fleet = Fleet(seed, rate=0.0, size=8, store=DearStore)
 
@@ -191,7 +192,7 @@ def a_beat_in_two_copies(seed: int) -> list[str]:
     return _tell(fleet, story)
 
 
-def a_return_from_silence() -> list[str]:
+def a_return_from_silence() -> list[Violation]:
     """A follower is cut off until it is called dead, and comes back."""
     fleet = Fleet(5)
 
@@ -207,7 +208,7 @@ def a_return_from_silence() -> list[str]:
     return _tell(fleet, story)
 
 
-def a_kill() -> list[str]:
+def a_kill() -> list[Violation]:
     """The leader is killed; somebody else leads two timeouts later."""
     fleet = Fleet(6, hooks=take_note, governs=False)
 
@@ -219,7 +220,7 @@ def a_kill() -> list[str]:
     return _tell(fleet, story)
 
 
-def a_death_told_by_others() -> list[str]:
+def a_death_told_by_others() -> list[Violation]:
     """The leader is killed, and a worker that does other work writes down its death."""
     fleet = Fleet(6, hooks=take_note, governs=False)
 
@@ -236,19 +237,19 @@ def a_death_told_by_others() -> list[str]:
     return _tell(fleet, story)
 
 
-def a_clean_stop() -> list[str]:
+def a_clean_stop() -> list[Violation]:
     """The leader stops in good order; somebody else leads soon."""
     fleet = Fleet(7, hooks=take_note, governs=False)
 
     async def story() -> None:
         (await _warm_up(fleet)).stop()
         await asyncio.sleep(2 * TIMING.beat)
-        fleet.judge_rest()
+        fleet.judge_rest("EL2")
 
     return _tell(fleet, story)
 
 
-def a_removed_role() -> list[str]:
+def a_removed_role() -> list[Violation]:
     """Somebody removes the role, and its leader is gone; its epochs go on."""
     fleet = Fleet(8)
 
@@ -259,10 +260,12 @@ def a_removed_role() -> list[str]:
         await asyncio.sleep(2 * TIMING.timeout)
 
     # What was dropped begins a new chain; all else must hold.
-    return [each for each in _tell(fleet, story) if not each.startswith(f"{ROLE}: a write is")]
+    return [
+        each for each in _tell(fleet, story) if not each.detail.startswith(f"{ROLE}: a write is")
+    ]
 
 
-def a_removed_session() -> list[str]:
+def a_removed_session() -> list[Violation]:
     """Somebody removes the leader's session: it may trust itself until it looks."""
     fleet = Fleet(9)
 
@@ -276,7 +279,7 @@ def a_removed_session() -> list[str]:
     return _tell(fleet, story)
 
 
-def a_dead_elder() -> list[str]:
+def a_dead_elder() -> list[Violation]:
     """The oldest worker dies before anybody was elected; the others elect all the same."""
     fleet = Fleet(10, store=DearStore)
 
@@ -294,7 +297,7 @@ def a_dead_elder() -> list[str]:
 
 
 @several_times
-def a_forced_hand_over(seed: int) -> list[str]:
+def a_forced_hand_over(seed: int) -> list[Violation]:
     """Somebody asks for a certain worker to lead, and that one does."""
     fleet = Fleet(seed)
 
@@ -311,13 +314,14 @@ def a_forced_hand_over(seed: int) -> list[str]:
         await desired.run(asking)
         await asyncio.sleep(2 * TIMING.beat)
         if fleet.leaders() != [desired]:
-            fleet.violations.append("another worker leads than was asked for")
+            found = "another worker leads than was asked for"
+            fleet.violations.append(Violation("EL5", found))
 
     return _tell(fleet, story)
 
 
 @several_times
-def a_hand_over_seen_late(seed: int) -> list[str]:
+def a_hand_over_seen_late(seed: int) -> list[Violation]:
     """The leader hands over, and is slow to see what came of it."""
     fleet = Fleet(seed)
 
@@ -330,7 +334,7 @@ def a_hand_over_seen_late(seed: int) -> list[str]:
     return _tell(fleet, story)
 
 
-def a_long_sleep() -> list[str]:
+def a_long_sleep() -> list[Violation]:
     """The leader is suspended, believes on, and writes after its successor was there."""
     fleet = Fleet(12, rate=0.0, trusts_clocks=False)
 
@@ -352,7 +356,7 @@ def a_long_sleep() -> list[str]:
 
 
 @several_times
-def a_late_write(seed: int) -> list[str]:
+def a_late_write(seed: int) -> list[Violation]:
     """A leader's write is under way for long; its successor reads what is there, and it lands."""
     fleet = Fleet(seed)
 
@@ -369,7 +373,7 @@ def a_late_write(seed: int) -> list[str]:
     return _tell(fleet, story)
 
 
-def unlike_timeouts() -> list[str]:
+def unlike_timeouts() -> list[Violation]:
     """A worker that beats seldom leads others that beat often."""
     fleet = Fleet(14, size=0, store=DearStore)
     slow = fleet.add("slow")
@@ -390,7 +394,7 @@ def unlike_timeouts() -> list[str]:
     return _tell(fleet, story)
 
 
-def a_late_take() -> list[str]:
+def a_late_take() -> list[Violation]:
     """A worker takes a role, hears nothing, stands no longer, lives on, and then it lands."""
     fleet = Fleet(15, size=0)
     late, other = fleet.add("late", ("work", "other")), fleet.add("other", ("work",))
@@ -410,7 +414,7 @@ def a_late_take() -> list[str]:
     return _tell(fleet, story)
 
 
-def a_lost_reply() -> list[str]:
+def a_lost_reply() -> list[Violation]:
     """Writes are carried out and their replies lost: the writers are told the truth."""
     world = World(16)
 

@@ -22,10 +22,12 @@ from jobsync.testing import (
     check_redelivered,
     draw_forecast,
     mend,
+    require,
     storm,
     strikes,
 )
 from jobsync.testing.strikes import STRIKES, Strike
+from jobsync.testing.violations import fail
 
 __all__ = [
     "STORIES",
@@ -93,11 +95,23 @@ async def send(room: Postroom, *letters: Letters) -> None:
     await until(lambda: len(room.acknowledged) == total, HOUR)
 
 
-async def until(condition: Callable[[], object], seconds: float = MINUTE) -> None:
-    """Wait for something to come about."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - time is virtual, and whoever waits is nobody's
-            await asyncio.sleep(0.05)
+async def until(
+    condition: Callable[[], object], seconds: float = MINUTE, invariant: str = ""
+) -> None:
+    """Wait for something to come about.
+
+    Raises:
+        InvariantBroken: it did not, and a promise was given that it does.
+        TimeoutError: it did not, and none was.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110 - time is virtual, and nobody signals it
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        if invariant:
+            fail(invariant, f"waited {seconds:g} s in vain")
+        raise
 
 
 def find_busy(room: Postroom) -> Clerk:
@@ -170,7 +184,7 @@ async def struck(
     in_hand = {name for name, _ in victim.handling}
     struck_at = world.loop.time()
     striking = asyncio.create_task(strike([victim.node], 4 * TIMEOUT))
-    await until(lambda: in_hand <= room.lapsed.keys(), within)
+    await until(lambda: in_hand <= room.lapsed.keys(), within, "QL2")
     await striking
     # One suspect at a time and worker, each left alone for a while.
     within = AFTER_A_LAPSE + len(in_hand) * (PATIENCE + lasting)
@@ -221,7 +235,7 @@ async def drains(world: World) -> None:
         async with asyncio.timeout(10 * MINUTE):
             await node.run(queue.drain(max_messages=20))
         await asyncio.sleep(BEAT)
-    assert room.backlog == 0
+    require(room.backlog == 0, "QL3", f"{room.backlog} messages left")
     room.expect_drained()
 
 
@@ -238,7 +252,7 @@ async def settled_late(world: World) -> None:
     await room.until_drained(10 * MINUTE)
     room.expect_drained()
     room.expect_no_attempt_lost()
-    assert in_hand == room.lapsed.keys()
+    require(in_hand == room.lapsed.keys(), "Q13", f"{room.lapsed} lapsed, {in_hand} were cut off")
 
 
 async def blocks(world: World) -> None:
@@ -278,7 +292,7 @@ async def leave(world: World) -> None:
     await room.until_drained(20 * MINUTE)
     room.expect_drained()
     room.expect_no_attempt_lost()
-    assert not room.lapsed, "a stop in good order gives everything back"
+    require(not room.lapsed, "Q18", f"claims of workers that stopped lapsed: {room.lapsed}")
 
 
 async def poison(world: World) -> None:
@@ -292,8 +306,9 @@ async def poison(world: World) -> None:
     await send(room, *letters)
     await room.until_drained(10 * MINUTE)
     room.expect_drained()
-    assert sorted(room.kinds_in("dead")) == ["fail", "hang", "kill"]
-    assert len(room.kinds_in("completed")) == len(innocent)
+    dead, completed = sorted(room.kinds_in("dead")), room.kinds_in("completed")
+    require(dead == ["fail", "hang", "kill"], "Q6", f"{dead} are dead")
+    require(len(completed) == len(innocent), "Q6", f"{completed} are completed")
     room.expect_no_attempt_lost(but=("fail", "hang", "kill"))
     # Whoever dies with a poisoned one waits for the end of its session, and its turn as a suspect.
     room.expect_soon(innocent, AFTER_DEATH + PATIENCE + 5.0)
@@ -309,7 +324,8 @@ async def epidemic(world: World) -> None:
     await send(room, *letters)
     await room.until_drained(20 * MINUTE)
     room.expect_drained()
-    assert room.kinds_in("dead") == ["kill"] * 6
+    dead = room.kinds_in("dead")
+    require(dead == ["kill"] * 6, "Q6", f"{dead} are dead")
     room.expect_no_attempt_lost(but=("kill",))
 
 
@@ -328,8 +344,10 @@ async def damaged(world: World) -> None:
     mend(world)
     await room.until_drained(5 * MINUTE)
     room.expect_drained()
-    assert room.count_states()["dead"] == 3
-    assert not [each for each in world.history if each.what == "gave up"]
+    states = room.count_states()
+    require(states.get("dead") == 3, "Q17", f"three are unreadable, and there are {states}")
+    failed = [each for each in world.history if each.what == "gave up"]
+    require(not failed, "Q17", f"workers failed: {failed}")
 
 
 async def redriven(world: World) -> None:
@@ -342,14 +360,16 @@ async def redriven(world: World) -> None:
         link.weather = Weather(lost=0.5, doubled=0.5)
     queue = room.clerk("producer").queue
     assert queue is not None
+    give_up = world.loop.time() + HOUR
     while room.count_states().get("dead"):
+        require(world.loop.time() < give_up, "QL3", "dead letters are left after an hour")
         with contextlib.suppress(OutcomeUnknown):
             await queue.redrive()
         await asyncio.sleep(BEAT)
     await room.until_drained(MINUTE)
     room.expect_drained()
     states = room.count_states()
-    assert states == {"completed": len(letters)}, states
+    require(states == {"completed": len(letters)}, "Q6", f"there are {states}")
 
 
 async def delays(world: World) -> None:

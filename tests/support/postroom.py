@@ -15,7 +15,7 @@ from typing import Any
 
 from jobsync import JobsyncError
 from jobsync.core.messages import Cancel, Snooze
-from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.errors import Invalid, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.context import Context
 from jobsync.queue.events import MessageCompleted
 from jobsync.testing import (
@@ -26,6 +26,7 @@ from jobsync.testing import (
     check_drained,
     check_messages,
 )
+from jobsync.testing.violations import Violation, fail, is_defect, require
 from jobsync.testing.world import Node, Occurrence, World
 
 __all__ = ["BEAT", "TIMEOUT", "Clerk", "Postroom"]
@@ -246,11 +247,12 @@ class Postroom:
         """Wait until nothing is left to handle.
 
         Raises:
-            AssertionError: there is, after so many seconds.
+            InvariantBroken: there is, after so many seconds.
         """
         give_up = self.world.loop.time() + seconds
         while left := self.backlog:
-            assert self.world.loop.time() < give_up, f"{left} messages left after {seconds:g} s"
+            if self.world.loop.time() >= give_up:
+                fail("QL3", f"{left} messages left after {seconds:g} s")
             await asyncio.sleep(1)
 
     @property
@@ -270,11 +272,13 @@ class Postroom:
         self.begun[context.id] += 1
         self._read[context.id] = dict(task)
         if self._sent.get(task["number"], {}).items() - dict(task).items():
-            world.violations.append(f"{context.id}: handled, and not what was sent: {task}")
+            found = f"{context.id}: handled, and not what was sent: {task}"
+            world.violations.append(Violation("Q2", found))
         is_claimed = row is not None and row["state"] == "claimed"
         stands = is_claimed and row is not None and row["deliveries"] == context.epoch
         if not stands and self._trusts_clocks and clerk.is_awake:
-            world.violations.append(f"{context.id}: a handler began without a claim: {row}")
+            found = f"{context.id}: a handler began without a claim: {row}"
+            world.violations.append(Violation("Q14", found))
 
     def end(self, clerk: Clerk, context: Context) -> None:
         """Take note of a handler that has come to its end."""
@@ -285,13 +289,14 @@ class Postroom:
         """Judge that a message is completed of which a worker says so."""
         state = self._rows[event.message_id]["state"]
         if state not in ("completed", "gone"):
-            self.world.violations.append(f"{event.message_id}: told completed, is {state}")
+            found = f"{event.message_id}: told completed, is {state}"
+            self.world.violations.append(Violation("Q15", found))
 
     def expect_drained(self) -> None:
         """Judge the end: everything handled, and nothing handled by nobody."""
         self.world.violations += check_drained(self.world.history)
         self.world.violations += [
-            f"{name}: completed, and no handler came to its end"
+            Violation("Q1", f"{name}: completed, and no handler came to its end")
             for name, row in self._rows.items()
             if row["state"] == "completed" and not self.ended[name]
         ]
@@ -309,14 +314,14 @@ class Postroom:
     def expect_handled_once(self) -> None:
         """Judge that no handler ran twice."""
         twice = {name: count for name, count in self.begun.items() if count > 1}
-        assert not twice, f"begun more than once: {twice}"
+        require(not twice, "Q16", f"begun more than once: {twice}")
 
     def expect_no_attempt_lost(self, but: Sequence[str] = ()) -> None:
         """Judge that every message, but for some kinds, was completed with its first attempt."""
         for name, row in self._rows.items():
             if self._read[name]["kind"] not in but:
                 spent = row["deliveries"] - row["returned"]
-                assert (row["state"], spent) == ("completed", 1), f"{name}: {row}"
+                require((row["state"], spent) == ("completed", 1), "Q6", f"{name}: {row}")
 
     def expect_soon(self, letters: Sequence[Mapping[str, Any]], seconds: float) -> None:
         """Judge that these messages came to their end within so many seconds of their push."""
@@ -326,7 +331,7 @@ class Postroom:
             for name, pushed in self._pushed.items()
             if self._read[name]["number"] in wanted and self._done[name] - pushed > seconds
         }
-        assert not late, f"took longer than {seconds:g} s: {late}"
+        require(not late, "QL1", f"took longer than {seconds:g} s: {late}")
 
     def _start(self, name: str, live: Callable[[Clerk], Any], *, is_idle: bool = False) -> Node:
         node = self.world.node(name, rate=self.world.dice.uniform(0.951, 1.049))
@@ -340,6 +345,11 @@ class Postroom:
                     await live(clerk)
                 except JobsyncError as error:
                     self.world.note(node.name, "gave up", error=str(error))
+                    if is_defect(error):
+                        self.world.violations.append(Violation("crash", repr(error)))
+                    elif isinstance(error, Invalid):
+                        found = f"{node.name} died of a request of its own: {error}"
+                        self.world.violations.append(Violation("A1", found))
                 await node.clock.sleep(BEAT)
 
         node.start(run)
@@ -350,7 +360,7 @@ class Postroom:
         if self.world.nodes[node.name] is node:
             node.restart()
 
-    def _see(self, done: Occurrence) -> Iterator[str]:
+    def _see(self, done: Occurrence) -> Iterator[Violation]:
         if done.what in ("resume", "unblock"):
             self.woken[done.node] = done.at
         if done.what != "row":
@@ -376,11 +386,12 @@ class Postroom:
         elif state in ("completed", "cancelled", "dead"):
             self._done[name] = at
 
-    def _find_believers(self, name: str, deliveries: int) -> Iterator[str]:
+    def _find_believers(self, name: str, deliveries: int) -> Iterator[Violation]:
         """Give the processes that go on handling a message whose claim was ended."""
         for clerk in self.clerks if self._trusts_clocks else ():
             context = clerk.handling.get((name, deliveries))
             if context is None or context.lost or context.is_settled:
                 continue
             if clerk.is_awake:
-                yield f"{name}: its claim ended while {clerk.node.name} handled it"
+                found = f"{name}: its claim ended while {clerk.node.name} handled it"
+                yield Violation("Q14", found)

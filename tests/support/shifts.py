@@ -20,6 +20,7 @@ from jobsync.testing import (
     World,
     draw_forecast,
     mend,
+    require,
     storm,
     strikes,
 )
@@ -82,16 +83,23 @@ def hire(world: World, count: int = 3, style: Style = "walk", **options: Any) ->
     return crews
 
 
-def count_moved(before: dict[int, str], after: dict[int, str]) -> int:
-    """Give how many tokens have another owner."""
-    return sum(before[token] != after[token] for token in range(TOKENS))
+def expect_moved(before: dict[int, str], after: dict[int, str], most: float) -> None:
+    """Check that some tokens have another owner, and no more than one node's share."""
+    moved = sum(before[token] != after[token] for token in range(TOKENS))
+    require(0 < moved <= most, "T5", f"{moved} tokens moved, and at most {most:g} may")
+
+
+def expect_shares(crews: Crews, counts: list[int]) -> None:
+    """Check how many tokens the nodes own."""
+    found = sorted(len(hand.believes) for hand in crews.hands)
+    require(found == counts, "TL2", f"the nodes own {found} tokens")
 
 
 async def begins(world: World) -> None:
     """Three nodes start at once on an empty store: all are ready at once, with equal shares."""
     crews = hire(world)
     await crews.until_settled(SOON)
-    assert sorted(len(hand.believes) for hand in crews.hands) == [20, 20, 20]
+    expect_shares(crews, [20, 20, 20])
     await crews.until_done(60)
     crews.expect_done_once()
 
@@ -104,7 +112,7 @@ async def join(world: World, style: Style = "walk") -> None:
     crews.add("d", style)
     await asyncio.sleep(0.2)
     await crews.until_settled(SOON)
-    assert 0 < count_moved(before, crews.owners) <= TOKENS / 4
+    expect_moved(before, crews.owners, TOKENS / 4)
     await crews.until_done(60)
     crews.expect_done_once()
 
@@ -122,7 +130,7 @@ async def leave(world: World, style: Style = "walk") -> None:
     crews.hand(world.dice.choice("abc")).stop()
     await asyncio.sleep(0.3)
     await crews.until_settled(SOON)
-    assert 0 < count_moved(before, crews.owners) <= TOKENS / 3
+    expect_moved(before, crews.owners, TOKENS / 3)
     await crews.until_done(60)
     crews.expect_done_once()
 
@@ -140,11 +148,11 @@ async def struck(world: World, strike: Strike, style: Style = "walk", **options:
     at_risk = victim.at_risk
     striking = asyncio.create_task(strike([victim.node], 3 * TIMEOUT))
     await asyncio.sleep(AFTER_DEATH)
-    assert len(set(crews.owners.values())) == 2
-    assert len(crews.owners) == TOKENS
+    require(len(set(crews.owners.values())) == 2, "TL1", f"owned by {set(crews.owners.values())}")
+    require(len(crews.owners) == TOKENS, "TL1", f"{len(crews.owners)} tokens are owned")
     await striking
     await crews.until_settled(2 * TIMEOUT)
-    assert len(crews.owners) == TOKENS
+    require(len(crews.owners) == TOKENS, "TL1", f"{len(crews.owners)} tokens are owned")
     await crews.until_done(DONE)
     crews.expect_done_once(but=at_risk)
 
@@ -275,7 +283,7 @@ async def doze(world: World) -> None:
     for name in "abc":
         await strikes.pause([crews.hand(name).node], TIMEOUT - BEAT - 1.5)
         await asyncio.sleep(BEAT)
-        assert crews.owners == before
+        require(crews.owners == before, "T5", "tokens moved during a short pause")
     await crews.until_done(120)
     crews.expect_done_once()
 
@@ -286,9 +294,9 @@ async def outage(world: World) -> None:
     await asyncio.sleep(2)
     before = crews.owners
     await strikes.cut(list(world.nodes.values()), 10 * TIMEOUT)
-    assert crews.owners == {}
+    require(crews.owners == {}, "T1", "tokens are owned without a session that is trusted")
     await crews.until_settled(2 * BEAT)
-    assert crews.owners == before
+    require(crews.owners == before, "T5", "tokens moved because the store was away")
     await crews.until_done(60)
     crews.expect_done_once()
 
@@ -348,7 +356,7 @@ async def all_leave(world: World) -> None:
         hand.stop()
         await asyncio.sleep(world.dice.uniform(0, 0.5))
     await asyncio.sleep(BEAT)
-    assert crews.owners == {}
+    require(crews.owners == {}, "T1", "tokens are owned after all nodes left")
     crews.add("late")
     await asyncio.sleep(0.2)
     await crews.until_settled(SOON)
@@ -387,7 +395,7 @@ async def clocks_differ(world: World) -> None:
     for name, skew in (("a", 0.0), ("b", -300.0), ("c", 300.0)):
         crews.add(name, world.dice.choice(("walk", "loop")), skew=skew)
     await crews.until_settled(SOON)
-    assert sorted(len(hand.believes) for hand in crews.hands) == [20, 20, 20]
+    expect_shares(crews, [20, 20, 20])
     await asyncio.sleep(1.5)
     crews.hand(world.dice.choice("abc")).stop()
     await crews.until_done(60)
@@ -426,9 +434,9 @@ async def name_taken(world: World) -> None:
     crews.add("twin", node="a")
     await asyncio.sleep(30)
     refused = next(hand for hand in crews.hands if hand.node.name == "twin")
-    assert isinstance(refused.error, NameTaken)
+    require(isinstance(refused.error, NameTaken), "T8", f"not refused: {refused.error!r}")
     assert "process 4242 on host-of-a" in str(refused.error)
-    assert set(crews.owners.values()) == {"a"}
+    require(set(crews.owners.values()) == {"a"}, "T8", "the second process owns tokens")
     crews.expect_done_once()
 
 
@@ -440,13 +448,14 @@ async def name_inherited(world: World) -> None:
     at_risk = crews.hand("a").at_risk
     crews.add("twin", node="a")
     await strikes.pause([crews.hand("a").node], 4 * TIMEOUT)
-    assert set(crews.owners.values()) == {"twin"}
+    require(set(crews.owners.values()) == {"twin"}, "T8", "the name was not taken over")
     first = crews.hand("a")
     await crews.until_done(DONE)
     await asyncio.sleep(2 * TIMEOUT)
     assert first.crew is not None
-    assert isinstance(first.crew.failure, NameTaken)
-    assert set(crews.owners.values()) == {"twin"}
+    failure = first.crew.failure
+    require(isinstance(failure, NameTaken), "T8", f"not refused: {failure!r}")
+    require(set(crews.owners.values()) == {"twin"}, "T8", "the first process owns tokens again")
     crews.expect_done_once(but=at_risk)
 
 
@@ -461,8 +470,8 @@ async def observers(world: World) -> None:
     watcher = crews.hand("watcher")
     assert watcher.crew is not None
     assert watcher.crew.is_leader
-    assert watcher.believes == frozenset()
-    assert set(crews.owners.values()) == {"worker"}
+    require(not watcher.believes, "T9", "an observer owns tokens")
+    require(set(crews.owners.values()) == {"worker"}, "TL1", "the worker does not own all tokens")
     await crews.until_done(60)
 
 
@@ -472,7 +481,7 @@ async def minimum_nodes(world: World) -> None:
     crews.minimum_nodes = 2
     crews.add("a")
     await asyncio.sleep(20)
-    assert len(crews.pending()) == 30
+    require(len(crews.pending()) == 30, "T9", "tasks were done before enough nodes were there")
     crews.add("b")
     await crews.until_done(20)
     crews.expect_done_once()
@@ -485,7 +494,7 @@ async def once_per_date(world: World) -> None:
     await asyncio.sleep(60)
     crews.hand("a").stop()
     await asyncio.sleep(30)
-    assert set(crews.ended) == set(crews.tasks)
+    require(set(crews.ended) == set(crews.tasks), "TL3", "not everything was done")
     crews.expect_done_once()
 
 

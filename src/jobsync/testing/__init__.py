@@ -29,11 +29,14 @@ from jobsync.testing.stories import (
 from jobsync.testing.storms import Forecast, draw_forecast, mend, storm
 from jobsync.testing.told import ToldStore
 from jobsync.testing.toldport import ToldPort
+from jobsync.testing.violations import INVARIANTS, InvariantBroken, Violation, require
 from jobsync.testing.world import Occurrence, World
 
 __all__ = [
     "CALM",
+    "INVARIANTS",
     "Forecast",
+    "InvariantBroken",
     "Link",
     "Node",
     "NodeClock",
@@ -48,6 +51,7 @@ __all__ = [
     "ToldPort",
     "ToldQueue",
     "ToldStore",
+    "Violation",
     "Weather",
     "World",
     "check_answers",
@@ -67,6 +71,7 @@ __all__ = [
     "load_seeds",
     "mend",
     "replay_line",
+    "require",
     "run_campaign",
     "storm",
     "strikes",

@@ -25,7 +25,7 @@ def cli() -> None:
 def replay(story: str, seed: int) -> None:
     """Tell a STORY with one SEED; show what was found and the history's digest."""
     report = tell(story, seed)
-    click.echo("\n".join([*report.violations, report.fingerprint]))
+    click.echo("\n".join([*map(str, report.violations), report.fingerprint]))
     sys.exit(1 if report.violations else 0)
 
 

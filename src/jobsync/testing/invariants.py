@@ -18,6 +18,7 @@ import msgspec
 
 from jobsync.coordination.role import worker_of
 from jobsync.core.keys import parent
+from jobsync.testing.violations import Violation
 from jobsync.testing.world import Occurrence
 
 __all__ = ["check_commits", "check_roles", "check_takes", "check_told"]
@@ -37,7 +38,7 @@ class _State(msgspec.Struct, frozen=True):
     """The tombstone that still stands there, if the burial left it alone."""
 
 
-def check_commits(history: Sequence[Occurrence]) -> list[str]:
+def check_commits(history: Sequence[Occurrence]) -> list[Violation]:
     """Check what the store promises to writers.
 
     Each key is one chain, in which every write stands on the one before it; so a name is
@@ -51,16 +52,18 @@ def check_commits(history: Sequence[Occurrence]) -> list[str]:
                 continue
             before = there.unless if there.unless and state.base else there
             if (state.base, state.seq) != (before.nonce, before.seq + 1):
-                violations.append(f"{key}: a write is not based on the one before it: {state}")
+                is_create = state.base is None and before.nonce is not None
+                found = f"{key}: a write is not based on the one before it: {state}"
+                violations.append(Violation("C3" if is_create else "C1", found))
             if state.epoch < before.epoch:
-                violations.append(f"{key}: the epoch went back: {state}")
+                violations.append(Violation("E3", f"{key}: the epoch went back: {state}"))
             if state.nonce in nonces:
-                violations.append(f"{key}: a write was applied twice: {state}")
+                violations.append(Violation("C2", f"{key}: a write was applied twice: {state}"))
             nonces.add(state.nonce)
     return violations
 
 
-def check_told(history: Sequence[Occurrence]) -> list[str]:
+def check_told(history: Sequence[Occurrence]) -> list[Violation]:
     """Check what the store promises to whoever asks: the truth, of some moment in between.
 
     What was read was there at a moment between the question and the answer. What is called
@@ -72,17 +75,17 @@ def check_told(history: Sequence[Occurrence]) -> list[str]:
     applied = {
         done.details["nonce"]: at for at, done in enumerate(history) if done.what == "commit"
     }
-    violations: list[str] = []
+    violations: list[Violation] = []
     for at, heard in enumerate(history):
         if heard.what == "read":
             violations += _judge_read(lines, heard, at)
         elif heard.what == "told":
             problem = _judge_write(lines, heard, at, applied.get(heard.details["nonce"]))
-            violations += [f"{problem}: {heard}"] if problem else []
+            violations += [Violation("C4", f"{problem}: {heard}")] if problem else []
     return violations
 
 
-def check_roles(history: Sequence[Occurrence]) -> list[str]:
+def check_roles(history: Sequence[Occurrence]) -> list[Violation]:
     """Check that each take of a role has an epoch of its own, higher than all before it."""
     highest: dict[str, int] = {}
     owners: dict[tuple[str, int], str] = {}
@@ -92,16 +95,16 @@ def check_roles(history: Sequence[Occurrence]) -> list[str]:
             continue
         key, role = done.details["key"], done.details["value"]
         if role["epoch"] < highest.get(key, 0):
-            violations.append(f"{key}: the epoch went back: {done}")
+            violations.append(Violation("E1", f"{key}: the epoch went back: {done}"))
         owner = role["owner"]
         # A renewal keeps epoch and owner, a release the epoch.
         if owner is not None and owners.setdefault((key, role["epoch"]), owner) != owner:
-            violations.append(f"{key}: an epoch has two owners: {done}")
+            violations.append(Violation("E2", f"{key}: an epoch has two owners: {done}"))
         highest[key] = max(highest.get(key, 0), role["epoch"])
     return violations
 
 
-def check_takes(history: Sequence[Occurrence]) -> list[str]:
+def check_takes(history: Sequence[Occurrence]) -> list[Violation]:
     """Check that a role is taken only where it is free: nobody who lives is usurped.
 
     It never had an owner, or that one gave it up, or the owner's death is written, or the
@@ -124,7 +127,8 @@ def check_takes(history: Sequence[Occurrence]) -> list[str]:
             before, owner = owners.get(key, ""), facts.get("owner") or ""
             is_free = not before or f"session/{before}" in over
             if owner and not is_free and worker_of(owner) != worker_of(before):
-                violations.append(f"{key}: taken from {before}, who lives: {done}")
+                found = f"{key}: taken from {before}, who lives: {done}"
+                violations.append(Violation("EL4", found))
             owners[key] = owner
     return violations
 
@@ -157,7 +161,7 @@ def _seen(line: Sequence[_State], asked: int, answered: int) -> Iterator[_State]
             yield state.unless
 
 
-def _judge_read(lines: dict[str, list[_State]], heard: Occurrence, at: int) -> Iterator[str]:
+def _judge_read(lines: dict[str, list[_State]], heard: Occurrence, at: int) -> Iterator[Violation]:
     facts = heard.details
     for key, nonce in zip(facts["keys"], facts["nonces"], strict=True):
         shown = {
@@ -165,7 +169,7 @@ def _judge_read(lines: dict[str, list[_State]], heard: Occurrence, at: int) -> I
             for state in _seen(lines[key], facts["since"], at)
         }
         if nonce not in shown:
-            yield f"{key}: read as {nonce}, was {shown}: {heard}"
+            yield Violation("C1", f"{key}: read as {nonce}, was {shown}: {heard}")
 
 
 def _judge_write(

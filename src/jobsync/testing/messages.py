@@ -21,11 +21,15 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from jobsync.testing.violations import Violation
 from jobsync.testing.world import Occurrence
 
 __all__ = ["check_answers", "check_drained", "check_messages", "check_redelivered"]
 
 _Facts: TypeAlias = Mapping[str, Any]
+
+_Problem: TypeAlias = tuple[str, str]
+"""The id of a promise, and what breaks it."""
 
 _PENDING = ("ready", "waiting")
 _FINISHED = ("completed", "cancelled", "dead")
@@ -78,7 +82,7 @@ class _Step(msgspec.Struct, frozen=True):
         return "" if trail == (self.before or {}).get("trail") else trail.partition(" ")[0]
 
 
-def check_messages(history: Sequence[Occurrence]) -> list[str]:
+def check_messages(history: Sequence[Occurrence]) -> list[Violation]:
     """Check every move of every message.
 
     Nothing comes from nowhere, and a batch comes whole. A message has one claim at a time, and
@@ -89,13 +93,14 @@ def check_messages(history: Sequence[Occurrence]) -> list[str]:
     """
     violations = _find_torn(history)
     for step in _steps_of(history):
-        for problem in _judge(step):
+        for invariant, problem in _judge(step):
             row = history[step.at]
-            violations.append(f"{row.details['id']}: {problem} at {row.at:.3f} s: {_tell(step)}")
+            found = f"{row.details['id']}: {problem} at {row.at:.3f} s: {_tell(step)}"
+            violations.append(Violation(invariant, found))
     return violations
 
 
-def check_answers(history: Sequence[Occurrence]) -> list[str]:
+def check_answers(history: Sequence[Occurrence]) -> list[Violation]:
     """Check that what callers of a port were told is what happened.
 
     What was acknowledged had been added, and what was refused never is. What was claimed for a
@@ -105,14 +110,16 @@ def check_answers(history: Sequence[Occurrence]) -> list[str]:
     """
     book = _Book(history)
     return [
-        f"{problem}: {history[heard.details['ask']]} was answered {heard}"
+        Violation(invariant, f"{problem}: {history[heard.details['ask']]} was answered {heard}")
         for at, heard in enumerate(history)
         if heard.what == "answered"
-        for problem in _judge_answer(book, at, history[heard.details["ask"]].details, heard.details)
+        for invariant, problem in _judge_answer(
+            book, at, history[heard.details["ask"]].details, heard.details
+        )
     ]
 
 
-def check_drained(history: Sequence[Occurrence]) -> list[str]:
+def check_drained(history: Sequence[Occurrence]) -> list[Violation]:
     """Check that every message that was acknowledged has been handled or is a dead letter.
 
     For the end of a story, after everything has been handled. What was never acknowledged, and
@@ -120,16 +127,22 @@ def check_drained(history: Sequence[Occurrence]) -> list[str]:
     """
     last = {each.details["id"]: each for each in history if each.what == "row"}
     pushed = _find_acknowledged(history)
-    lost = [f"{name}: acknowledged, and nowhere to be found" for name in pushed if name not in last]
+    lost = [
+        Violation("Q1", f"{name}: acknowledged, and nowhere to be found")
+        for name in pushed
+        if name not in last
+    ]
     left = [
-        f"{name}: still {row.details['state']} since {row.at:.0f} s"
+        Violation("QL3", f"{name}: still {row.details['state']} since {row.at:.0f} s")
         for name, row in last.items()
         if row.details["state"] not in (*_FINISHED, "gone")
     ]
     return lost + left
 
 
-def check_redelivered(history: Sequence[Occurrence], *, since: float, within: float) -> list[str]:
+def check_redelivered(
+    history: Sequence[Occurrence], *, since: float, within: float
+) -> list[Violation]:
     """Check that whoever's claim was ended is claimed again, or dead, within so many seconds.
 
     Args:
@@ -145,12 +158,13 @@ def check_redelivered(history: Sequence[Occurrence], *, since: float, within: fl
         if step.before is None or step.before["state"] != "claimed":
             begun = ended.pop(name, None)
             if begun is not None and row.at - max(begun, since) > within:
-                late.append(f"{name}: ended at {begun:.1f} s, claimed again at {row.at:.1f} s")
+                found = f"{name}: ended at {begun:.1f} s, claimed again at {row.at:.1f} s"
+                late.append(Violation("QL2", found))
         elif row.details["state"] == "waiting" and not step.mark:
             ended[name] = row.at
     end = history[-1].at if history else 0.0
     return late + [
-        f"{name}: ended at {begun:.1f} s, not claimed since"
+        Violation("QL2", f"{name}: ended at {begun:.1f} s, not claimed since")
         for name, begun in ended.items()
         if end - max(begun, since) > within
     ]
@@ -178,7 +192,7 @@ def _steps_of(history: Sequence[Occurrence]) -> Iterator[_Step]:
             rows[name] = facts
 
 
-def _judge(step: _Step) -> Iterator[str]:
+def _judge(step: _Step) -> Iterator[_Problem]:
     """Give what is wrong with a move."""
     before, after = step.before, step.after
     if step.is_touched and step.asked is None:
@@ -201,130 +215,130 @@ def _judge(step: _Step) -> Iterator[str]:
         case _, "gone":
             yield from _judge_oblivion(step, before)
         case was, state:
-            yield f"no message goes from {was} to {state}"
+            yield "Q3" if state == "both" else "Q10", f"no message goes from {was} to {state}"
 
 
-def _judge_what_stays(step: _Step, before: _Facts) -> Iterator[str]:
+def _judge_what_stays(step: _Step, before: _Facts) -> Iterator[_Problem]:
     after = step.after
     if after["max_attempts"] != before["max_attempts"] or after["queue"] != before["queue"]:
-        yield "it became another message"
+        yield "Q2", "it became another message"
     if after["payload"] != before["payload"] and after["state"] != "completed":
-        yield "its payload has changed"
+        yield "Q2", "its payload has changed"
     if step.grew("deliveries") < 0:
-        yield "deliveries went back"
+        yield "Q6", "deliveries went back"
 
 
-def _judge_push(step: _Step) -> Iterator[str]:
+def _judge_push(step: _Step) -> Iterator[_Problem]:
     after, asked = step.after, step.asked
     if after["state"] not in _PENDING:
-        yield f"no message begins as {after['state']}"
+        yield "Q10", f"no message begins as {after['state']}"
         return
     if after["deliveries"] or after["returned"] or after["errors"]:
-        yield "it came with a past"
+        yield "Q10", "it came with a past"
     if asked is None:
         return
     letters = {letter[0]: letter[1:] for letter in asked.get("letters", ())}
     if asked["call"] != "push" or after["id"] not in letters:
-        yield "nobody pushed it"
+        yield "Q2", "nobody pushed it"
         return
     payload, delay, most = letters[after["id"]]
     if (payload, most) != (after["payload"], after["max_attempts"]):
-        yield "it is not what was pushed"
+        yield "Q2", "it is not what was pushed"
     if delay > 0 and after["due"] < after["now"]["wall"] + delay - _LOST_IN_FLOATS:
-        yield "its delay is shorter than was asked for"
+        yield "Q8", "its delay is shorter than was asked for"
     if (after["state"] == "waiting") != (delay > 0):
-        yield f"pushed with a delay of {delay:g} s it is {after['state']}"
+        yield "Q8", f"pushed with a delay of {delay:g} s it is {after['state']}"
 
 
-def _judge_claim(step: _Step, before: _Facts) -> Iterator[str]:
+def _judge_claim(step: _Step, before: _Facts) -> Iterator[_Problem]:
     after, asked = step.after, step.asked
     if step.grew("deliveries") != 1 or step.grew("returned") or step.grew("errors"):
-        yield "a claim is one delivery more, and nothing else"
+        yield "Q6", "a claim is one delivery more, and nothing else"
     if before["state"] == "waiting" and before["due"] > after["now"]["wall"] + _LOST_IN_FLOATS:
-        yield "claimed before its time"
+        yield "Q8", "claimed before its time"
     if step.is_last:
-        yield "claimed although its attempts are spent"
+        yield "Q6", "claimed although its attempts are spent"
     if not after["claim"] or after["claim"] == before["claim"]:
-        yield "its claim has no name of its own"
+        yield "Q5", "its claim has no name of its own"
     if not _is_asked(step, "claim"):
-        yield "nobody asked for it"
+        yield "Q5" if _is_asked(step, "extend") else "Q10", "nobody asked for it"
     elif asked is not None and asked["suspects"] != bool(before["suspect"]):
-        yield "suspects and others are claimed apart"
+        yield "Q11", "suspects and others are claimed apart"
 
 
-def _judge_extension(step: _Step, before: _Facts) -> Iterator[str]:
+def _judge_extension(step: _Step, before: _Facts) -> Iterator[_Problem]:
     after = step.after
     if after["claim"] != before["claim"] or step.grew("deliveries"):
-        yield f"claimed while the claim of {before['session']} was alive"
+        yield "Q4", f"claimed while the claim of {before['session']} was alive"
         return
     if step.grew("returned") or step.grew("errors") or after["session"] != before["session"]:
-        yield "an extension changes nothing but the time"
+        yield "Q10", "an extension changes nothing but the time"
     if after["boot"] == before["boot"] and after["due"] < before["due"]:
-        yield "an extension made it shorter"
+        yield "Q10", "an extension made it shorter"
     if not _is_asked(step, "extend"):
-        yield "nobody asked to extend it"
+        yield "Q10", "nobody asked to extend it"
     elif not _names_claim(step, before):
-        yield "a stale receipt extended it"
+        yield "Q5", "a stale receipt extended it"
 
 
-def _judge_settlement(step: _Step, before: _Facts) -> Iterator[str]:
+def _judge_settlement(step: _Step, before: _Facts) -> Iterator[_Problem]:
     after = step.after
     claim, _, move = step.mark.partition(":")
     if claim != before["claim"]:
-        yield f"a stale receipt settled it: {step.mark}"
+        yield "Q5", f"a stale receipt settled it: {step.mark}"
     is_set_aside = step.is_touched and move == "bury" and _is_asked(step, "claim")
     if not (_is_asked(step, "settle") or is_set_aside):
-        yield "nobody asked to settle it"
+        yield "Q10", "nobody asked to settle it"
     elif not (_names_claim(step, before) or is_set_aside):
-        yield "a stale receipt settled it"
+        yield "Q5", "a stale receipt settled it"
     target, returned, errors = _SETTLED[move]
     if (after["state"], step.grew("returned")) != (target, returned) or step.grew("deliveries"):
-        yield f"{move} leads to {target}, and gives back {returned}"
+        yield "Q6", f"{move} leads to {target}, and gives back {returned}"
     if step.grew("errors") != errors:
-        yield f"{move} adds {errors} errors"
+        yield "Q12", f"{move} adds {errors} errors"
     if move == "retry" and step.is_last:
-        yield "tried again although its attempts are spent"
+        yield "Q6", "tried again although its attempts are spent"
     if move == "bury" and not step.is_last and not step.is_touched:
-        yield "dead before its attempts are spent"
+        yield "Q6", "dead before its attempts are spent"
 
 
-def _judge_end(step: _Step, before: _Facts) -> Iterator[str]:
+def _judge_end(step: _Step, before: _Facts) -> Iterator[_Problem]:
     after, asked = step.after, step.asked
     now = after["now"]
     has_lapsed = before["boot"] != now["boot"] or before["due"] <= now["mono"]
     if not has_lapsed and before["session"] not in step.over:
-        yield f"the claim of {before['session']}, who lives, was ended before it lapsed"
+        yield "Q13", f"the claim of {before['session']}, who lives, was ended before it lapsed"
     if not _is_asked(step, "end_claims"):
-        yield "nobody asked to end its claim"
+        yield "Q10", "nobody asked to end its claim"
     elif asked is not None and after["id"] in asked["keep"]:
-        yield "the claim of a message to keep was ended"
+        yield "Q13", "the claim of a message to keep was ended"
     if step.grew("deliveries") or step.grew("errors") != 1:
-        yield "an ended claim is one error more"
+        yield "Q12", "an ended claim is one error more"
     is_spent = bool(before["suspect"])
     expected = ("dead" if is_spent and step.is_last else "waiting", 0 if is_spent else 1)
     if (after["state"], step.grew("returned")) != expected:
-        yield f"an ended claim leads to {expected[0]}, and gives back {expected[1]}"
+        yield "Q6", f"an ended claim leads to {expected[0]}, and gives back {expected[1]}"
     if after["state"] == "waiting" and not after["suspect"]:
-        yield "whose claim was ended is a suspect"
+        yield "Q11", "whose claim was ended is a suspect"
 
 
-def _judge_redrive(step: _Step) -> Iterator[str]:
+def _judge_redrive(step: _Step) -> Iterator[_Problem]:
     if step.grew("deliveries") or step.after["returned"] != step.after["deliveries"]:
-        yield "redriven without all its attempts"
+        yield "Q6", "redriven without all its attempts"
     if not _is_asked(step, "redrive"):
-        yield "nobody asked to redrive it"
+        yield "Q10", "nobody asked to redrive it"
 
 
-def _judge_oblivion(step: _Step, before: _Facts) -> Iterator[str]:
+def _judge_oblivion(step: _Step, before: _Facts) -> Iterator[_Problem]:
     asked = step.asked
     if before["state"] not in (*_PENDING, *_FINISHED):
-        yield f"lost while it was {before['state']}"
+        yield "Q1", f"lost while it was {before['state']}"
     elif asked is None or asked["call"] == "purge":
         return
     elif asked["call"] != "forget" or asked["state"] != before["state"]:
-        yield "nobody asked to forget it"
+        yield "Q10", "nobody asked to forget it"
     elif step.after["now"]["wall"] - before["due"] < asked["older_than"] - _LOST_IN_FLOATS:
-        yield "forgotten too early"
+        yield "Q10", "forgotten too early"
 
 
 def _is_asked(step: _Step, call: str) -> bool:
@@ -351,14 +365,14 @@ def _tell(step: _Step) -> str:
     return f"[{show(step.before)}] ──▶ [{show(step.after)}]{asked}"
 
 
-def _find_torn(history: Sequence[Occurrence]) -> list[str]:
+def _find_torn(history: Sequence[Occurrence]) -> list[Violation]:
     """Give the pushes of which a part has arrived, or has arrived apart."""
     arrived: dict[int, list[int]] = {}
     for step in _steps_of(history):
         if step.before is None and step.asked is not None and step.asked["call"] == "push":
             arrived.setdefault(history[step.at].details["ask"], []).append(step.at)
     return [
-        f"a batch was torn: {len(places)} of {history[ask]}"
+        Violation("Q7", f"a batch was torn: {len(places)} of {history[ask]}")
         for ask, places in arrived.items()
         if len(places) != len(history[ask].details["letters"])
         or places[-1] - places[0] >= len(places)
@@ -404,9 +418,9 @@ class _Book:
             self.claimed.setdefault((name, after["claim"]), step.at)
 
 
-def _judge_answer(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterator[str]:
+def _judge_answer(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterator[_Problem]:
     """Give what is untrue of an answer."""
-    judges: Mapping[str, Callable[[_Book, int, _Facts, _Facts], Iterator[str]]] = {
+    judges: Mapping[str, Callable[[_Book, int, _Facts, _Facts], Iterator[_Problem]]] = {
         "push": _judge_pushed,
         "claim": _judge_claimed,
         "settle": _judge_settled,
@@ -417,39 +431,39 @@ def _judge_answer(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterato
         yield from judge(book, at, asked, heard)
 
 
-def _judge_pushed(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterator[str]:
+def _judge_pushed(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterator[_Problem]:
     names = [letter[0] for letter in asked["letters"]]
     match heard.get("error"):
         case None if any(book.pushed.get(name, at) >= at for name in names):
-            yield "acknowledged, and was not there"
+            yield "Q15", "acknowledged, and was not there"
         case None | "OutcomeUnknown":
             pass
         case _ if any(name in book.pushed for name in names):
-            yield "refused, and was there"
+            yield "Q15", "refused, and was there"
 
 
-def _judge_claimed(book: _Book, at: int, _: _Facts, heard: _Facts) -> Iterator[str]:
+def _judge_claimed(book: _Book, at: int, _: _Facts, heard: _Facts) -> Iterator[_Problem]:
     for name, claim, _deliveries in heard.get("told") or ():
         if not heard["ask"] < book.claimed.get((name, claim), at) < at:
-            yield f"told to have claimed {name}, and had not"
+            yield "Q15", f"told to have claimed {name}, and had not"
 
 
-def _judge_settled(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterator[str]:
+def _judge_settled(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterator[_Problem]:
     for receipt, taken in zip(asked["receipts"], heard.get("told") or (), strict=False):
         name, claim, _, move, _ = receipt
         place, how = book.ended.get((name, claim), (at, ""))
         if taken and (place >= at or how != move):
-            yield f"{name}: told settled, was not"
+            yield "Q15", f"{name}: told settled, was not"
         elif not taken and place >= at:
-            yield f"{name}: called stale, and was not"
+            yield "Q15", f"{name}: called stale, and was not"
         elif not taken and how == move and book.gone.get(name, at) >= at:
-            yield f"{name}: called stale, and was settled so"
+            yield "Q15", f"{name}: called stale, and was settled so"
 
 
-def _judge_extended(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterator[str]:
+def _judge_extended(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterator[_Problem]:
     for receipt, extended in zip(asked["receipts"], heard.get("told") or (), strict=False):
         name, claim, _ = receipt
         if extended and (heard["ask"], name, claim) not in book.extended:
-            yield f"{name}: told extended, was not"
+            yield "Q15", f"{name}: told extended, was not"
         elif not extended and book.ended.get((name, claim), (at, ""))[0] >= at:
-            yield f"{name}: called stale, and was not"
+            yield "Q15", f"{name}: called stale, and was not"

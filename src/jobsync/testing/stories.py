@@ -20,6 +20,7 @@ import msgspec
 
 from jobsync.errors import Invalid, NotFound
 from jobsync.testing.invariants import check_commits, check_told
+from jobsync.testing.violations import InvariantBroken, Violation
 from jobsync.testing.world import World
 
 __all__ = [
@@ -49,7 +50,7 @@ class Report(msgspec.Struct, frozen=True):
     hours: float
     """How long it lasted, in its own time."""
     faults: int
-    violations: list[str]
+    violations: list[Violation]
     fingerprint: str
 
 
@@ -66,7 +67,8 @@ class SavedSeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def tell(story: Story | str, seed: int) -> Report:
     """Let one world happen, and judge it by the store's contract and by what the story expects.
 
-    An exception that the story raises is a violation too.
+    An exception that the story raises is a violation too: the one that `require` names, and
+    "crash" for any other.
 
     Args:
         story: what happens, or its name as `find_story` takes it.
@@ -76,11 +78,13 @@ def tell(story: Story | str, seed: int) -> Report:
         story = find_story(story)
     world = World(seed)
     world.expect(check_commits, check_told)
-    raised: list[str] = []
+    raised: list[Violation] = []
     try:
         world.run(lambda: story(world))
+    except InvariantBroken as broken:
+        raised = [broken.violation]
     except Exception as error:  # noqa: BLE001 - a story may raise anything; it is what we look for
-        raised = ["".join(traceback.format_exception(error)).rstrip()]
+        raised = [Violation("crash", "".join(traceback.format_exception(error)).rstrip())]
     hours = world.loop.time() / 3600
     return Report(seed, hours, world.faults, raised + world.judge(), world.fingerprint)
 
@@ -96,7 +100,7 @@ def check_story(story: Story, seeds: Iterable[int] = range(20)) -> None:
         again = replay_line(story, seed)
         violations = tell(story, seed).violations
         if violations:
-            shown = "\n".join(violations[:_SHOWN])
+            shown = "\n".join(map(str, violations[:_SHOWN]))
             raise AssertionError(f"seed {seed}, {len(violations)} found:\n{shown}\n{again}")
 
 

@@ -18,8 +18,9 @@ from jobsync.events import Events
 from jobsync.testing.clocks import NodeClock
 from jobsync.testing.loop import SimulatedLoop
 from jobsync.testing.nodes import Node
+from jobsync.testing.violations import Violation, as_violation, describe_failure
 
-__all__ = ["Check", "Node", "Occurrence", "World"]
+__all__ = ["Check", "Node", "Occurrence", "Watcher", "World"]
 
 T = TypeVar("T")
 
@@ -34,8 +35,11 @@ class Occurrence(msgspec.Struct, frozen=True, gc=False):
     details: dict[str, Any] = {}
 
 
-Check: TypeAlias = Callable[[list[Occurrence]], Iterable[str]]
-"""Gives the violations that it finds in a history."""
+Check: TypeAlias = Callable[[list[Occurrence]], Iterable[Violation | str]]
+"""Returns the violations that it finds in a history; plain text is one of the user's own."""
+
+Watcher: TypeAlias = Callable[[Occurrence], Iterable[Violation | str]]
+"""Returns the violations that it sees in an occurrence; likewise."""
 
 
 class World:
@@ -64,9 +68,9 @@ class World:
         self.nodes: dict[str, Node] = {}
         self.history: list[Occurrence] = []
         self.faults = 0
-        self.violations: list[str] = []
+        self.violations: list[Violation] = []
         self._checks: list[Check] = []
-        self._watchers: list[Callable[[Occurrence], Iterable[str]]] = []
+        self._watchers: list[Watcher] = []
         self._is_over = False
 
     def node(
@@ -91,9 +95,9 @@ class World:
         occurrence = Occurrence(self.loop.time(), node, what, details)
         self.history.append(occurrence)
         for watch in self._watchers:
-            self.violations += watch(occurrence)
+            self.violations += map(as_violation, watch(occurrence))
 
-    def watch(self, watcher: Callable[[Occurrence], Iterable[str]]) -> None:
+    def watch(self, watcher: Watcher) -> None:
         """Show every occurrence at its moment to somebody, who gives the violations that he sees.
 
         For what cannot be told from the history: what everybody believes at a commit.
@@ -118,14 +122,15 @@ class World:
         finally:
             self._is_over = True
             self.violations += [
-                f"a task died and nobody heard of it: {error!r}"
+                describe_failure(error, f"a task died and nobody heard of it: {error!r}")
                 for error in self.loop.failed_unheard()
             ]
             self.loop.abandon()
 
-    def judge(self) -> list[str]:
+    def judge(self) -> list[Violation]:
         """Give all violations: those that were seen, and those that checks find in the history."""
-        return self.violations + [each for check in self._checks for each in check(self.history)]
+        found = (each for check in self._checks for each in check(self.history))
+        return [*self.violations, *map(as_violation, found)]
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
         """Let something happen that belongs to no node."""
@@ -144,7 +149,8 @@ class World:
 
     def _hear(self, _: asyncio.AbstractEventLoop, trouble: dict[str, Any]) -> None:
         """Take down what no code caught."""
-        self.violations.append(f"{trouble['message']}: {trouble.get('exception')!r}")
+        error = trouble.get("exception")
+        self.violations.append(describe_failure(error, f"{trouble['message']}: {error!r}"))
 
 
 class _Draws:
