@@ -10,6 +10,7 @@ import msgspec
 import ordeals
 import pytest
 from fleets import run_storm
+from mutants import catches
 
 from jobsync import Applied
 from jobsync.components import Components
@@ -25,6 +26,7 @@ from jobsync.stores import settling
 from jobsync.stores.contract import Change, Outcome, Put, Record, Store, unwrap
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
+from jobsync.testing import Violation
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -343,56 +345,57 @@ def blind_retry(patch: pytest.MonkeyPatch) -> None:
 def an_hour(seed: int) -> ordeals.Ordeal:
     """Give a stormy hour."""
 
-    def tell() -> list[str]:
+    def tell() -> list[Violation]:
         return run_storm(seed).verdict
 
     tell.__name__ = f"an_hour_{seed}"
     return tell
 
 
-ROUGH = an_hour(1)
-
-KILLERS: dict[Patch, ordeals.Ordeal] = {
-    no_margin: ordeals.a_slow_clock_cut_off,
-    trust_from_the_reply: ordeals.a_beat_in_two_copies,
-    trust_from_a_resend: ordeals.a_beat_in_two_copies,
-    trust_for_ever: ordeals.a_slow_clock_cut_off,
-    belief_that_is_cached: ordeals.a_slow_clock_cut_off,
-    terms_that_come_back: ordeals.short_outages,
-    death_of_any_version: ordeals.a_beat_at_the_last_moment,
-    death_without_a_write: ordeals.a_return_from_silence,
-    impatience: ordeals.a_lost_beat_and_a_stepped_clock,
-    expiry_by_the_wall_clock: ordeals.a_lost_beat_and_a_stepped_clock,
-    count_from_the_start_of_a_read: ordeals.slow_looks,
-    the_observers_own_timeout: ordeals.unlike_timeouts,
-    absent_is_dead_at_once: ordeals.a_removed_session,
-    take_over_of_a_live_role: ROUGH,
-    belief_in_the_dead: ordeals.a_death_told_by_others,
-    release_without_an_end: ordeals.a_hand_over_seen_late,
-    kept_what_came_late: ordeals.a_late_take,
-    epochs_that_stand_still: ordeals.a_kill,
-    epochs_that_restart_on_release: ordeals.a_clean_stop,
-    epochs_that_restart_on_removal: ordeals.a_removed_role,
-    giving_way_for_ever: ordeals.a_dead_elder,
-    a_successor_that_nobody_minds: ordeals.a_forced_hand_over,
-    no_fencing: ordeals.a_long_sleep,
-    no_seal: ordeals.a_late_write,
-    hasty_settling: ordeals.a_late_take,
-    no_nonce: ordeals.a_lost_reply,
-    blind_retry: ROUGH,
+KILLERS: dict[Patch, tuple[ordeals.Ordeal, str]] = {
+    no_margin: (ordeals.a_slow_clock_cut_off, "E5"),
+    trust_from_the_reply: (ordeals.a_beat_in_two_copies, "E5"),
+    trust_from_a_resend: (ordeals.a_beat_in_two_copies, "E5"),
+    trust_for_ever: (ordeals.a_slow_clock_cut_off, "E5"),
+    belief_that_is_cached: (ordeals.a_slow_clock_cut_off, "E4"),
+    terms_that_come_back: (ordeals.short_outages, "E6"),
+    death_of_any_version: (ordeals.a_beat_at_the_last_moment, "E5"),
+    death_without_a_write: (ordeals.a_return_from_silence, "E5"),
+    impatience: (ordeals.a_lost_beat_and_a_stepped_clock, "E5"),
+    expiry_by_the_wall_clock: (ordeals.a_lost_beat_and_a_stepped_clock, "E5"),
+    count_from_the_start_of_a_read: (ordeals.slow_looks, "E5"),
+    the_observers_own_timeout: (ordeals.unlike_timeouts, "E5"),
+    absent_is_dead_at_once: (ordeals.a_removed_session, "E4"),
+    take_over_of_a_live_role: (an_hour(1), "EL4"),
+    belief_in_the_dead: (ordeals.a_death_told_by_others, "EL1"),
+    release_without_an_end: (ordeals.a_hand_over_seen_late, "E4"),
+    kept_what_came_late: (ordeals.a_late_take, "EL1"),
+    epochs_that_stand_still: (ordeals.a_kill, "E2"),
+    epochs_that_restart_on_release: (ordeals.a_clean_stop, "E2"),
+    epochs_that_restart_on_removal: (ordeals.a_removed_role, "E2"),
+    giving_way_for_ever: (ordeals.a_dead_elder, "EL1"),
+    a_successor_that_nobody_minds: (ordeals.a_forced_hand_over, "EL5"),
+    no_fencing: (ordeals.a_long_sleep, "E3"),
+    no_seal: (ordeals.a_late_write, "E3"),
+    hasty_settling: (an_hour(4), "C4"),
+    no_nonce: (ordeals.a_lost_reply, "C4"),
+    blind_retry: (ordeals.a_lost_reply, "C4"),
 }
-"""What kills each mutant."""
+"""What kills each mutant, and the promise that it finds broken."""
 
 
 @pytest.mark.parametrize("mutant", KILLERS, ids=lambda mutant: mutant.__name__)
 def test_the_world_notices(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is recorded beside it kills it."""
+    """What is recorded beside it finds the promise broken that is recorded too."""
+    killer, invariant = KILLERS[mutant]
     mutant(monkeypatch)
-    assert KILLERS[mutant]() != []
+    assert catches(killer(), invariant)
 
 
 @pytest.mark.parametrize(
-    "killer", dict.fromkeys(KILLERS.values()), ids=lambda killer: killer.__name__
+    "killer",
+    dict.fromkeys(killer for killer, _ in KILLERS.values()),
+    ids=lambda killer: killer.__name__,
 )
 def test_the_killers_find_nothing_in_the_real_protocol(killer: ordeals.Ordeal) -> None:
     """What kills a mutant is the mutation."""

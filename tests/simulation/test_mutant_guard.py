@@ -1,0 +1,69 @@
+"""A mutant counts as caught only by the promise that it breaks, never because it crashes."""
+
+import logging
+from collections.abc import Callable, Iterator
+
+import ordeals
+import postings
+import pytest
+import shifts
+from mutants import catches
+
+from jobsync.coordination.election import Election
+from jobsync.coordination.observer import Observer
+from jobsync.jobs.claims import Claims
+from jobsync.jobs.holding import Holding
+from jobsync.queue.hand import Hand
+from jobsync.queue.outbox import Outbox
+from jobsync.testing import INVARIANTS, Violation, tell
+
+Run = Callable[[], list[Violation]]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Log nothing of what is expected here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def told(story: postings.Story) -> Run:
+    """Return a run of a story with one seed."""
+    return lambda: tell(story, 0).violations
+
+
+@pytest.mark.parametrize(
+    ("part", "method", "run"),
+    [
+        (Hand, "take", told(postings.settled_late)),
+        (Outbox, "_deliver", told(postings.settled_late)),
+        (Claims, "_end", told(shifts.suspend)),
+        (Holding, "_give_up", told(shifts.minimum_nodes)),
+        (Observer, "is_dead", ordeals.a_kill),
+        (Election, "release", ordeals.a_clean_stop),
+    ],
+    ids=lambda each: each if isinstance(each, str) else getattr(each, "__name__", ""),
+)
+def test_a_defect_catches_no_mutant(
+    part: type, method: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attribute that is not there, deep in the protocol, is reported, and is no promise."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AttributeError("was renamed")
+
+    monkeypatch.setattr(part, method, fail)
+    violations = run()
+    assert "crash" in {each.invariant for each in violations}
+    assert [each for each in INVARIANTS if catches(violations, each)] == []
+
+
+def test_another_promise_is_not_enough() -> None:
+    """The recorded id must be among those that were found."""
+    found = [Violation("Q4", "claimed twice"), Violation("QL3", "not drained")]
+    assert catches(found, "Q4")
+    assert catches(found, "QL3")
+    assert not catches(found, "Q5")
+    assert not catches([*found, Violation("crash", "AttributeError")], "Q4")
+    assert not catches([], "Q4")
