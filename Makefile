@@ -11,7 +11,7 @@ OPERATE := tests/chaos/test_operate.py tests/cli/test_help.py
 OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE)
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue prove-operate \
-  certify-s3 simulate bench-stores bench-resources bench-jobs bench-queue clean
+  certify-s3 simulate api histories bench-stores bench-resources bench-jobs bench-queue clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,12 @@ certify-s3: setup ## the conformance suite and the probe on four S3 servers
 
 simulate: setup ## fleets in stormy weather, fresh seeds: HOURS=10 JOBS=2
 	@$(PY) tests/simulation/simulate.py --hours $(or $(HOURS),10) --jobs $(or $(JOBS),2)
+
+api: setup ## rewrite the description of the public interface that the tests compare
+	@$(PY) tests/support/public_api.py
+
+histories: setup ## compare all recorded histories of simulated worlds; WRITE=1 records them
+	@$(PY) tests/simulation/histories.py --jobs $(or $(JOBS),2) $(if $(WRITE),--write) $(ARGS)
 
 bench-stores: setup ## CPU a hop and a row, as ratios over bare drivers
 	@$(PY) benchmarks/stores.py

@@ -1,5 +1,9 @@
 """The public namespace."""
 
+import difflib
+
+from public_api import RECORDED, describe
+
 import jobsync
 
 
@@ -14,3 +18,12 @@ def test_nothing_else_is_public() -> None:
     modules = {name for name, thing in vars(jobsync).items() if type(thing) is type(jobsync)}
     public = {name for name in vars(jobsync) if not name.startswith("_")}
     assert public - modules == set(jobsync.__all__)
+
+
+def test_the_public_interface_is_as_recorded() -> None:
+    """Names, signatures, attributes, events and commands change on purpose only."""
+    recorded = RECORDED.read_text(encoding="utf-8").splitlines()
+    found = describe().splitlines()
+    changes = difflib.unified_diff(recorded, found, "recorded", "found", lineterm="", n=2)
+    shown = "\n".join(changes)
+    assert not shown, f"the public interface has changed; if on purpose, run `make api`:\n{shown}"
