@@ -1,0 +1,84 @@
+"""A slice of the recorded histories: one case of each story that is quick.
+
+A refactoring must leave them equal. If the behaviour changes on purpose, record all of them anew
+in the same commit; see `histories`. `make histories` compares all of them.
+"""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from histories import describe_differences, hash_case, hash_history, list_runs, load_recorded
+
+from jobsync.testing import Occurrence
+
+SLOW = {
+    "elections.run_suspends",
+    "elections.test_a_clean_release_hands_over_within_a_beat",
+    "elections.test_in_quiet_the_lead_changes_once_at_most",
+    "idle.test_what_an_idle_node_asks_for_does_not_grow_with_the_fleet",
+    "jobs.slow_join",
+    "nasty.test_a_storm_of_refusals_is_met_with_few_requests",
+    "nasty.test_a_work_can_be_stopped_at_any_moment",
+    "nasty.test_all_die_and_others_start_a_week_later",
+    "nasty.test_clocks_that_break_the_promise_break_no_record",
+    "nasty.test_clocks_that_drift_kill_nobody",
+    "ordeals.a_beat_at_the_last_moment",
+    "ordeals.a_beat_in_two_copies",
+    "ordeals.a_slow_clock_cut_off",
+    "ordeals.short_outages",
+    "ordeals.slow_looks",
+    "queue.late",
+    "queue.stormy_with_suspends",
+    "sessions.test_a_calm_hour_kills_nobody",
+}
+"""What takes too long to be run twice in all tests."""
+
+KINDS = sorted({name.partition(".")[0] for name in load_recorded()})
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Log nothing of what is expected in a storm: that takes longer than the storm."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_histories_are_as_recorded(kind: str) -> None:
+    """The first case of each story and test takes the course that it took."""
+    recorded, found = {}, {}
+    for name, cases in load_recorded().items():
+        if name.startswith(f"{kind}.") and name not in SLOW and name in list_runs():
+            case = next(iter(cases))
+            recorded[name] = {case: cases[case]}
+            found[name] = {case: hash_case(name, case)}
+    lines = "\n".join(describe_differences(recorded, found))
+    assert not lines, f"if the behaviour changes on purpose, run `make histories WRITE=1`:\n{lines}"
+
+
+def test_every_story_is_recorded() -> None:
+    """A story that is renamed is recorded under its new name, without a change of its hashes."""
+    told = {name for name, run in list_runs().items() if not hasattr(run, "sets")}
+    assert told <= load_recorded().keys()
+    assert load_recorded().keys() <= list_runs().keys()
+    assert load_recorded().keys() >= SLOW
+
+
+def test_names_do_not_count() -> None:
+    """Words of the simulation change no half of a hash, stored names the second, steps both."""
+
+    def split(node: str, what: str, key: str, **details: object) -> tuple[bytes, bytes]:
+        details = {"key": key, "value": {key: 1}, **details}
+        digest = hash_history([Occurrence(1.5, node, what, details)] * 2)
+        return digest[:32], digest[32:]
+
+    steps, stored = split("a", "commit", "role", outcome="Applied", error="Unavailable")
+    assert split("b", "write", "role", outcome="Done", error="Gone") == (steps, stored)
+    other_steps, other_stored = split("a", "commit", "lead", outcome="Applied", error="Gone")
+    assert other_steps == steps
+    assert other_stored != stored
+    later = split("a", "commit", "role", outcome="Applied", error="Unavailable", at=2.5)
+    assert later[0] != steps
+    assert later[1] != stored
