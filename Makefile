@@ -9,6 +9,7 @@ SHARING := tests/chaos/test_jobs.py
 QUEUE := tests/chaos/test_queue.py tests/queue/test_outages.py tests/queue/test_depth.py
 OPERATE := tests/chaos/test_operate.py tests/cli/test_help.py
 OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE)
+FULL := --scale=full --timeout=7200 -s
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue prove-operate \
   certify-s3 simulate api histories bench-stores bench-resources bench-jobs bench-queue clean
@@ -37,20 +38,20 @@ demo: setup ## no lost update, and no lost message though the leader is killed
 	@$(PY) examples/drain.py
 
 prove-stores: setup ## races, lost replies and exits at full scale; appends to proof/runs.jsonl
-	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py $(OTHERS:%=--ignore=%) --scale=full -s $(ARGS)
+	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py $(OTHERS:%=--ignore=%) $(FULL) $(ARGS)
 
 prove-election: setup ## real processes elect, are killed and held up; appends to proof/runs.jsonl
-	$(PY) -m pytest $(ELECTION) --scale=full -s $(ARGS)
+	$(PY) -m pytest $(ELECTION) $(FULL) $(ARGS)
 
 prove-jobs: setup ## real processes share tasks, join, leave, are killed and frozen; appends to proof/runs.jsonl
-	$(PY) -m pytest $(SHARING) --scale=full -s $(ARGS)
+	$(PY) -m pytest $(SHARING) $(FULL) $(ARGS)
 
 prove-queue: setup ## 300 simulated hours, then real processes that are killed and held up; appends to proof/runs.jsonl
 	@$(PY) tests/simulation/simulate.py queue --hours 300 --jobs $(or $(JOBS),2)
-	$(PY) -m pytest $(QUEUE) --scale=full -s $(ARGS)
+	$(PY) -m pytest $(QUEUE) $(FULL) $(ARGS)
 
 prove-operate: setup ## workers restarted one by one under load, the store gone for 30 s; appends to proof/runs.jsonl
-	$(PY) -m pytest $(OPERATE) --scale=full -s $(ARGS)
+	$(PY) -m pytest $(OPERATE) $(FULL) $(ARGS)
 
 certify-s3: setup ## the conformance suite and the probe on four S3 servers
 	@bash scripts/install-ceph

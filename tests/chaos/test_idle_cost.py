@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
 import pytest
+from ledger import until
 from proxy import Proxy
 
 from jobsync import Components, Store, open_store
@@ -41,8 +42,7 @@ class Counted(NamedTuple):
     async def lead(self, work: str) -> None:
         """Stand for a work that nobody leads, until elected."""
         coordinator = await self.membership.coordinate(work)
-        while not coordinator.is_coordinator:
-            await self.membership.change(timeout=1)
+        await until(lambda: coordinator.is_coordinator)
 
     async def follow(self, work: str, leader: "Counted") -> None:
         """Stand for a work that another worker leads, until that is known here."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger import PATIENCE, now, until
+from ledger import now, until
 from servers import PostgresServer
 from shopping import Shop
 
@@ -126,11 +126,11 @@ async def producing(url: str) -> AsyncIterator[QueuePlugin]:
 
 async def until_completed(queue: QueuePlugin, count: int) -> None:
     """Wait until so many messages are done."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            if await queue.count("completed") >= count:
-                return
-            await asyncio.sleep(0.05)
+
+    async def is_done() -> bool:
+        return await queue.count("completed") >= count
+
+    await until(is_done, f"{count} are completed")
 
 
 async def test_a_rolling_restart_loses_nothing_and_repeats_nothing(

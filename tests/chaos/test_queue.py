@@ -25,6 +25,8 @@ from jobsync import Database, QueuePlugin
 SEED = 20261115
 WORKERS, PRODUCERS = 4, 2
 TIMING = {"heartbeat_interval": 1, "worker_timeout": 4, "visibility_timeout": 4, "grace": 2}
+_LONGEST = 1800.0
+"""Seconds after which a storm is given up, at any scale."""
 _numbers = itertools.count()
 
 
@@ -54,7 +56,7 @@ class Storm:
     async def rage(self, is_over: Callable[[], bool], orders: dict[str, Any]) -> None:
         """Strike once a second until it is over; end with everybody there and getting on."""
         kinds = itertools.cycle(self._dice.sample(sorted(self.strikes), len(self.strikes)))
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.timeout(_LONGEST), asyncio.TaskGroup() as group:
             while not is_over():
                 standing = {fact.who for fact in self._depot.told("stands")}
                 victims = [

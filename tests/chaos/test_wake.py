@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import servers
+from ledger import until
 
 from jobsync import Store, open_store
 
@@ -62,8 +63,11 @@ async def test_a_commit_of_another_process_ends_a_wait(
     url = f"{postgres.url}?schema=wake"
     store = await open_store(url)
     with start_writer(url) as writer:
-        while await store.get("wake/x") is None:
-            await store.wait("wake/", 1)
+
+        async def is_there() -> bool:
+            return await store.get("wake/x") is not None
+
+        await until(is_there, "the other process has written")
         delays = [await wake_once(store, writer) for _ in range(100 if full_scale else 5)]
         writer.communicate()
     await store.close()

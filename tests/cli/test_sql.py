@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pty
+import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import servers
+from ledger import PATIENCE
 from teams import gather
 from terminal import jobsync
 
@@ -111,6 +113,7 @@ def converse(words: Sequence[str], *lines: str) -> str:
     told = ""
     left = [*lines]
     while True:
+        assert select.select([terminal], [], [], PATIENCE)[0], f"it shows nothing more: {told}"
         try:
             told += os.read(terminal, 4096).decode()
         except OSError:

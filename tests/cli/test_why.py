@@ -47,12 +47,12 @@ async def explain(url: str, name: str) -> Reason | None:
 
 async def await_code(url: str, name: str, code: str) -> None:
     """Wait until a message is in a situation."""
-    async with asyncio.timeout(60):
-        while True:
-            reason = await explain(url, name)
-            if reason is not None and reason.code == code:
-                return
-            await asyncio.sleep(0.1)
+
+    async def is_so() -> bool:
+        reason = await explain(url, name)
+        return reason is not None and reason.code == code
+
+    await until(is_so, f"{name} is {code}")
 
 
 class Situations:

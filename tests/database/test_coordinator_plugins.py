@@ -1,10 +1,10 @@
 """Plugins of which one instance in the whole fleet does the central work."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ledger import until
 
 from jobsync import CoordinatorPlugin, Database, Event, Invalid
 
@@ -44,13 +44,6 @@ class Clumsy(Sweeper):
     async def coordinator_work(self) -> None:
         await super().coordinator_work()
         raise ValueError("clumsy")
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that is bound to happen."""
-    async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 - what is waited for has no event of its own
-            await asyncio.sleep(0.01)
 
 
 async def test_one_of_two_instances_leads_and_the_other_follows_it() -> None:

@@ -1,6 +1,7 @@
 """What a database says of whether it can work now."""
 
 import pytest
+from ledger import until
 
 from jobsync import CoordinatorPlugin, Database, Invalid, Plugin
 
@@ -46,8 +47,7 @@ async def test_a_database_that_has_failed_says_why() -> None:
     database = await Database("memory://", plugins=[Broken()]).connect()
     failed: list[object] = []
     database.on("db:failed", failed.append)
-    while not failed:
-        await database.components.clock.sleep(0.01)
+    await until(lambda: failed)
     (why,) = database.unready()
     assert "the database has failed" in why
     assert "a bug" in why

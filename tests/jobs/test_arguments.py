@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from ledger import until
 from servers import PostgresServer
 
 from jobsync import (
@@ -271,8 +272,7 @@ def test_entering_waits_for_minimum_nodes(memory: str) -> None:
 def test_entering_may_wait_for_nothing(memory: str) -> None:
     """The node is there at once, and its share comes when it comes."""
     with Job("a", "s", coordination_config=FEW, url=memory, wait_on_enter=0) as job:
-        while len(job.my_tokens) < 10:
-            job._call(job.components.clock.sleep(0.01))
+        job._call(until(lambda: len(job.my_tokens) == 10))
 
 
 class _Watched(SystemClock):
@@ -421,7 +421,6 @@ def test_a_node_whose_wall_clock_is_wrong_works_as_the_others(postgres: Postgres
             right.write_audit()
             times = [line["created_on"] for line in job.get_audit()]
             assert max(times) - min(times) < timedelta(minutes=1)
-        while len(right.my_tokens) < 100:
-            right._call(right.components.clock.sleep(0.05))
+        right._call(until(lambda: len(right.my_tokens) == 100))
         assert not any(right.can_claim_task(n) for n in mine[:5])
         assert all(right.can_claim_task(n) for n in mine[5:])

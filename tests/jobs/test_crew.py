@@ -1,6 +1,7 @@
 """Nodes of one fleet, from joining to leaving."""
 
 from hiring import SETTINGS, Hire
+from ledger import until
 
 from jobsync import Store
 from jobsync.jobs.places import Places
@@ -40,8 +41,7 @@ async def test_a_node_that_retires_claims_nothing_more_and_hands_over(hire: Hire
     assert await first.claim([mine[0]]) == {}
     first.retire()
     assert not any(first.can_claim(task) for task in mine)
-    while len(second.tokens) < 20:
-        await second.membership.change(1)
+    await until(lambda: len(second.tokens) == 20)
     assert first.tokens == frozenset()
     assert await first.finish([mine[0]]) == {}
     assert not second.can_claim(mine[0])

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
+from ledger import until
 
 from jobsync import ClaimLost, CoordinationConfig, Job, Task
 
@@ -101,8 +102,7 @@ def test_two_nodes_share_tokens_and_none_is_both_s(url: str) -> None:
             first.add_task(theirs)
         assert [node["name"] for node in first.get_active_nodes()] == ["worker-01", "worker-02"]
         second.__exit__(None, None, None)
-        while len(first.my_tokens) < 100:
-            first._call(first.components.clock.sleep(0.05))
+        first._call(until(lambda: len(first.my_tokens) == 100))
         assert [node["name"] for node in first.nodes] == ["worker-01"]
         assert [node["name"] for node in first.get_dead_nodes()] == ["worker-02"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger import PATIENCE
 from proxy import Proxy
 
 from jobsync import Database, Document, QueuePlugin
@@ -67,8 +68,9 @@ async def test_an_idle_worker_beats_and_looks_who_lives(
             queue = QueuePlugin(resource="tasks", on_message=handle, **QUICK)
             await database.use_plugin(queue)
             database.events.on(WorkerHeartbeat.name, lambda _: beaten.release())
-            while not queue.is_coordinator:
-                await beaten.acquire()
+            async with asyncio.timeout(PATIENCE):
+                while not queue.is_coordinator:
+                    await beaten.acquire()
             # What an election leaves behind is over by then.
             for _ in range(BEATS):
                 await beaten.acquire()

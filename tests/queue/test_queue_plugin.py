@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from ledger import until
 from servers import Locate
 
 from jobsync import (
@@ -46,13 +47,6 @@ async def db(url: str) -> AsyncIterator[Database]:
     """A database that is connected."""
     async with Database(url) as db:
         yield db
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that is bound to happen."""
-    async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 - what is waited for has no event of its own
-            await asyncio.sleep(0.01)
 
 
 def now(_: int) -> float:

@@ -7,11 +7,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger import until
 
 from jobsync import CoordinatorPlugin, Database, Event, Invalid, Misconfigured, NotFound
 
@@ -41,13 +41,6 @@ class ReportsPlugin(CoordinatorPlugin):
     async def coordinator_work(self) -> None:
         self.calls.append("work")
         self.emit(ReportPublished(count=len(self.calls)))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that is bound to happen."""
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - what is waited for has no event of its own
-            await asyncio.sleep(0.01)
 
 
 async def test_configure_appropriate_timeouts() -> None:
@@ -225,11 +218,11 @@ async def test_force_coordinator_election(url: str) -> None:
 
 async def until_seen(plugin: ReportsPlugin, other: ReportsPlugin) -> None:
     """Wait until a worker's beat has told that it stands."""
-    async with asyncio.timeout(60):
-        while True:
-            if other.worker_id in [peer.worker_id for peer in await plugin.members()]:
-                return
-            await asyncio.sleep(0.05)
+
+    async def is_seen() -> bool:
+        return other.worker_id in [peer.worker_id for peer in await plugin.members()]
+
+    await until(is_seen)
 
 
 async def test_disable_coordinator_for_a_single_instance(url: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fleets import SETTINGS, TIMING, DearStore, Fleet, Worker, take_note
+from ledger import until
 from msgspec.structs import replace
 
 from jobsync.coordination.coordinator import Hooks
@@ -38,8 +39,7 @@ class Succession:
 
     async def led(self, *works: str) -> list[Worker]:
         """Wait until somebody leads each of some works; give who."""
-        while not all(map(self._leaders, works)):  # noqa: ASYNC110 - in virtual time
-            await asyncio.sleep(TIMING.beat / 100)
+        await until(lambda: all(map(self._leaders, works)), glance=TIMING.beat / 100)
         return [self._leaders(work)[0] for work in works]
 
     def _leaders(self, work: str) -> list[Worker]:
@@ -96,8 +96,10 @@ def test_who_comes_and_goes_faster_than_others_look_is_followed_within_a_beat(se
             assert set(await succession.led(*fleet.works)) == {heir}
             await asyncio.sleep(succession.dice.uniform(0.2, 0.9) * TIMING.beat)
             fresh = fleet.follow(leader)
-            while len(fresh.coordinators) < len(fleet.works):  # noqa: ASYNC110 - in virtual time
-                await asyncio.sleep(TIMING.beat / 100)
+            await until(
+                lambda fresh=fresh: len(fresh.coordinators) == len(fleet.works),  # type: ignore[misc]
+                glance=TIMING.beat / 100,
+            )
 
     fleet.tell(story)
     for work in fleet.works:

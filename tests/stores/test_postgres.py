@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from ledger import PATIENCE, until
 from proxy import Proxy
 from servers import PgBouncer, PostgresServer
 
@@ -97,11 +98,9 @@ def read(url: str) -> PostgresUrl:
     return found
 
 
-async def until(admin: psycopg.Connection[Any], question: str) -> None:
+async def until_told(admin: psycopg.Connection[Any], question: str) -> None:
     """Ask the server until it says yes."""
-    async with asyncio.timeout(30):
-        while admin.execute(question).fetchone() is None:  # noqa: ASYNC110 - it is not in this loop
-            await asyncio.sleep(0)
+    await until(lambda: admin.execute(question).fetchone() is not None, question)
 
 
 BLOCKED = (
@@ -111,31 +110,33 @@ BLOCKED = (
 
 async def increment(store: PostgresStore, key: str) -> None:
     """Add one to a number, whatever happens to server and connection."""
-    while True:
-        try:
-            record = await store.get(key)
-            assert record is not None
-            (nonce,) = store._ids.nonces(1)
-            (outcome,) = await store.write([Put(key, record.value + 1, record, nonce=nonce)])
-        except Unavailable:
-            continue
-        match outcome:
-            case Applied():
-                return
-            case Unknown():
-                if await settle(store, key, nonce):
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                record = await store.get(key)
+                assert record is not None
+                (nonce,) = store._ids.nonces(1)
+                (outcome,) = await store.write([Put(key, record.value + 1, record, nonce=nonce)])
+            except Unavailable:
+                continue
+            match outcome:
+                case Applied():
                     return
+                case Unknown():
+                    if await settle(store, key, nonce):
+                        return
 
 
 async def settle(store: PostgresStore, key: str, nonce: str) -> bool:
     """Say whether an unknown write happened. The server is known to have dropped it if not."""
-    while True:
-        try:
-            record = await store.get(key)
-        except Unavailable:
-            continue
-        assert record is not None
-        return record.remembers(nonce)
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                record = await store.get(key)
+            except Unavailable:
+                continue
+            assert record is not None
+            return record.remembers(nonce)
 
 
 async def test_a_restart_under_load_loses_nothing(
@@ -190,7 +191,7 @@ async def test_a_write_whose_session_is_killed_is_unknown(
     with psycopg.connect(url) as stranger:
         stranger.execute("SELECT 1 FROM jobsync_record FOR UPDATE")
         writing = asyncio.create_task(store.write([record.replace(1), Put("m", 1)]))
-        await until(admin, BLOCKED)
+        await until_told(admin, BLOCKED)
         admin.execute(
             f"SELECT pg_terminate_backend(pid) FROM ({BLOCKED.replace('1', 'pid', 1)}) AS t"
         )
@@ -260,7 +261,7 @@ async def test_a_statement_given_up_is_unknown_and_its_connection_closed(
         assert outcome == Unknown("no answer within 0.3 s")
         assert await store.get("n") == record
     # The server finds out that nobody waits only when it answers: the write landed late.
-    await until(admin, "SELECT 1 FROM jobsync_record WHERE seq = 2")
+    await until_told(admin, "SELECT 1 FROM jobsync_record WHERE seq = 2")
 
 
 async def test_a_cancelled_write_returns_at_once(
@@ -272,7 +273,7 @@ async def test_a_cancelled_write_returns_at_once(
     with psycopg.connect(url) as stranger:
         stranger.execute("SELECT 1 FROM jobsync_record FOR UPDATE")
         writing = asyncio.create_task(store.write([record.replace(1)]))
-        await until(admin, BLOCKED)
+        await until_told(admin, BLOCKED)
         writing.cancel()
         async with asyncio.timeout(3):
             with pytest.raises(asyncio.CancelledError):
@@ -456,14 +457,17 @@ async def test_a_waiter_survives_the_loss_of_its_connection(
 
 async def write_anyhow(store: PostgresStore, key: str) -> None:
     """Create a record, through whatever is left of an outage."""
-    while True:
+
+    async def is_there() -> bool:
         try:
             await store.create(key, 0)
         except (OutcomeUnknown, Unavailable):
-            continue
+            return False
         except Conflict:
             pass
-        return
+        return True
+
+    await until(is_there, f"{key} is there")
 
 
 async def test_pgbouncer_in_transaction_mode_is_enough(
@@ -712,7 +716,7 @@ async def test_the_victim_of_a_deadlock_tries_again(
         await stranger.execute("SET deadlock_timeout = '1h'")
         await stranger.execute("SELECT 1 FROM jobsync_record WHERE key = 'n/b' FOR UPDATE")
         writing = asyncio.create_task(store.write([b.replace(1), a.replace(1)]))
-        await until(admin, BLOCKED)
+        await until_told(admin, BLOCKED)
         await stranger.execute("SELECT 1 FROM jobsync_record WHERE key = 'n/a' FOR UPDATE")
         assert not writing.done()
     assert [type(outcome) for outcome in await writing] == [Applied, Applied]

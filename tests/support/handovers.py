@@ -20,6 +20,8 @@ __all__ = ["Fleet", "Peer", "Rule", "Step", "covering", "heal", "is_newer", "sta
 Status = Literal["out", "member", "leaving", "silent", "dead"]
 
 NOTHING = Ownership(0)
+_ROUNDS = 1000
+"""After so many a fleet that is left alone has come to rest."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -162,13 +164,14 @@ def decide(fleet: Fleet) -> Plan:
 
 def heal(fleet: Fleet) -> Fleet:
     """Let everybody catch up, the silent be called dead, and the leader decide, to the end."""
-    while True:
+    for _ in range(_ROUNDS):
         peers = tuple(_catch_up(peer, fleet.plan) for peer in fleet.peers)
         after = replace(fleet, peers=peers, draft=None)
         after = replace(after, plan=decide(after))
         if after == fleet:
             return fleet
         fleet = after
+    raise AssertionError(f"something still changes after {_ROUNDS} rounds")
 
 
 def _catch_up(peer: Peer, plan: Plan) -> Peer:

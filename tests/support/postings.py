@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+from ledger import until
 from postroom import BEAT, TIMEOUT, Clerk, Letters, Postroom
 
 from jobsync import OutcomeUnknown
@@ -27,7 +28,6 @@ from jobsync.testing import (
     strikes,
 )
 from jobsync.testing.strikes import STRIKES, Strike
-from jobsync.testing.violations import fail
 
 __all__ = [
     "STORIES",
@@ -72,6 +72,8 @@ AFTER_A_LAPSE = VISIBILITY + BEAT + 1
 PATIENCE = VISIBILITY / 3
 """For so long a worker leaves a suspect alone."""
 MINUTE = 60.0
+GLANCE = 0.05
+"""Seconds between two looks of a story at what it waits for."""
 LAST_FAILURES = 1000.0
 """Within so many seconds after a storm everything that it left is handled, dead letters too."""
 REDELIVERED = 300.0
@@ -92,26 +94,7 @@ async def send(room: Postroom, *letters: Letters) -> None:
     """Push messages from a process of their own; wait until all have been answered."""
     room.send("producer", lambda: iter(letters))
     total = len(room.acknowledged) + sum(len(each.data) for each in letters)
-    await until(lambda: len(room.acknowledged) == total, HOUR)
-
-
-async def until(
-    condition: Callable[[], object], seconds: float = MINUTE, invariant: str = ""
-) -> None:
-    """Wait for something to come about.
-
-    Raises:
-        InvariantBroken: it did not, and a promise was given that it does.
-        TimeoutError: it did not, and none was.
-    """
-    try:
-        async with asyncio.timeout(seconds):
-            while not condition():  # noqa: ASYNC110 - time is virtual, and nobody signals it
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        if invariant:
-            fail(invariant, f"waited {seconds:g} s in vain")
-        raise
+    await until(lambda: len(room.acknowledged) == total, "all is pushed", HOUR, glance=GLANCE)
 
 
 def find_busy(room: Postroom) -> Clerk:
@@ -178,13 +161,19 @@ async def struck(
     """A process is struck for a long time with messages in hand: others have them soon."""
     room = open_room(world, **{"prefetch": 0, **options})
     await send(room, Letters([room.write("long", lasting) for _ in range(6)]))
-    await until(lambda: len(room.handled_now) >= 3)
+    await until(lambda: len(room.handled_now) >= 3, "it begins", MINUTE, glance=GLANCE)
     await asyncio.sleep(world.dice.uniform(0, 5))
     victim = find_busy(room)
     in_hand = {name for name, _ in victim.handling}
     struck_at = world.loop.time()
     striking = asyncio.create_task(strike([victim.node], 4 * TIMEOUT))
-    await until(lambda: in_hand <= room.lapsed.keys(), within, "QL2")
+    await until(
+        lambda: in_hand <= room.lapsed.keys(),
+        "its claims end",
+        within,
+        glance=GLANCE,
+        invariant="QL2",
+    )
     await striking
     # One suspect at a time and worker, each left alone for a while.
     within = AFTER_A_LAPSE + len(in_hand) * (PATIENCE + lasting)
@@ -243,7 +232,7 @@ async def settled_late(world: World) -> None:
     """A process is cut off as its handlers end: what it settles arrives when others are at it."""
     room = open_room(world, prefetch=0)
     await send(room, Letters([room.write("creep", 5.0, 16) for _ in range(6)]))
-    await until(lambda: len(room.handled_now) == 6)
+    await until(lambda: len(room.handled_now) == 6, "it begins", MINUTE, glance=GLANCE)
     victims = [clerk for clerk in room.clerks if clerk.handling]
     victim = world.dice.choice(victims)
     in_hand = {name for name, _ in victim.handling}
@@ -269,7 +258,7 @@ async def power_off(world: World) -> None:
     """The machine of the database is switched off and on: claims of before have lapsed."""
     room = open_room(world, prefetch=0)
     await send(room, Letters([room.write("long", 30.0) for _ in range(6)]))
-    await until(lambda: len(room.handled_now) == 6)
+    await until(lambda: len(room.handled_now) == 6, "it begins", MINUTE, glance=GLANCE)
     for node in list(world.nodes.values()):
         node.kill()
     await asyncio.sleep(world.dice.uniform(0, MINUTE))
@@ -287,7 +276,7 @@ async def leave(world: World) -> None:
     room = open_room(world, grace=5.0)
     seconds = world.dice.choice((2.0, 60.0))
     await send(room, Letters([room.write("long", seconds) for _ in range(15)]))
-    await until(lambda: len(room.handled_now) == 9)
+    await until(lambda: len(room.handled_now) == 9, "it begins", MINUTE, glance=GLANCE)
     await strikes.leave([world.nodes[name] for name in "abc"], 30.0)
     await room.until_drained(20 * MINUTE)
     room.expect_drained()
@@ -355,7 +344,9 @@ async def redriven(world: World) -> None:
     room = open_room(world)
     letters = [room.write("fail", 0.1, 2) for _ in range(6)]
     await send(room, Letters(letters, max_attempts=2))
-    await until(lambda: room.count_states() == {"dead": len(letters)})
+    await until(
+        lambda: room.count_states() == {"dead": len(letters)}, "all are dead", MINUTE, glance=GLANCE
+    )
     for link in world.nodes["producer"].links:
         link.weather = Weather(lost=0.5, doubled=0.5)
     queue = room.clerk("producer").queue

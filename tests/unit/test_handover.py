@@ -35,9 +35,12 @@ def acks(plan: Plan) -> dict[str, int]:
 
 def rest(plan: Plan, members: list[Node], pins: tuple[Pin, ...] = ()) -> Plan:
     """Decide until nothing changes, everybody acknowledging at once."""
-    while (after := assign(plan, members, acks=acks(plan), pins=pins)) is not plan:
+    for _ in range(1000):
+        after = assign(plan, members, acks=acks(plan), pins=pins)
+        if after is plan:
+            return plan
         plan = after
-    return plan
+    raise AssertionError("something still changes after 1,000 rounds")
 
 
 def counts(plan: Plan, nodes: list[Node]) -> list[int]:
