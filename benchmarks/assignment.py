@@ -10,11 +10,19 @@ from statistics import median
 
 import msgspec
 
-from jobsync.core.assignment import Node, Plan, count_moved, owned_by, read_plan, to_document
+from jobsync.core.assignment import (
+    HASH_FUNCTIONS,
+    NodeRef,
+    Plan,
+    count_moved,
+    owned_by,
+    read_plan,
+    to_document,
+    token_of,
+)
 from jobsync.core.codec import decode, encode
 from jobsync.core.handover import assign
 from jobsync.core.pins import Pin
-from jobsync.core.tokens import HASH_FUNCTIONS, token_of
 
 TOKENS = 50_000
 NODES = 50
@@ -47,10 +55,10 @@ def spend(call: Callable[[], object]) -> float:
     return median(rounds)
 
 
-def make_nodes(count: int) -> list[Node]:
+def make_nodes(count: int) -> list[NodeRef]:
     """Make that many nodes; every tenth has a GPU."""
     kinds = ("gpu" if i % 10 == 0 else "cpu" for i in range(count))
-    return [Node(f"worker-{i:03d}-x", f"node-{i:02d}-{kind}") for i, kind in enumerate(kinds)]
+    return [NodeRef(f"worker-{i:03d}-x", f"node-{i:02d}-{kind}") for i, kind in enumerate(kinds)]
 
 
 def make_pins(patterns: Callable[[int], tuple[str, ...]]) -> list[Pin]:
@@ -61,7 +69,7 @@ def make_pins(patterns: Callable[[int], tuple[str, ...]]) -> list[Pin]:
     ]
 
 
-def settle(plan: Plan, nodes: list[Node], pins: list[Pin]) -> Plan:
+def settle(plan: Plan, nodes: list[NodeRef], pins: list[Pin]) -> Plan:
     """Decide until nothing changes, everybody acknowledging at once."""
     while True:
         acks = {node.incarnation: plan.assignment.number for node in nodes}
@@ -112,7 +120,7 @@ def measure_kind(kind: str, patterns: Callable[[int], tuple[str, ...]]) -> Itera
     yield from measure_record(f"record: {kind}", pinned, nodes[0])
 
 
-def measure_record(label: str, plan: Plan, node: Node) -> Iterator[Figure]:
+def measure_record(label: str, plan: Plan, node: NodeRef) -> Iterator[Figure]:
     """Measure how a plan is written and read, and what a node finds in it."""
     documents = to_document(plan.assignment), to_document(plan.exceptions)
     texts = [encode(document) for document in documents]

@@ -7,9 +7,8 @@ from typing import Self
 
 import msgspec
 
-from jobsync.core.clock import Clock
+from jobsync.core.clock import Clock, SystemClock, SystemRandomness
 from jobsync.core.ids import Ids, Randomness
-from jobsync.core.system import SystemClock, SystemRandomness
 from jobsync.events import Events
 
 __all__ = ["Components"]

@@ -19,7 +19,8 @@ Messages are made from the fields, so nobody has to parse them. No message and n
 repr shows a secret: values that may hold one arrive here already masked.
 """
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Problem",
     "Unavailable",
 ]
+
 
 _SHOWN = 120
 _NAMED = 3
@@ -273,3 +275,12 @@ class Unavailable(JobsyncError):
 
     def __str__(self) -> str:
         return f"{self.store}: {self.reason}; {self.fix}"
+
+
+# Did you mean …? The nearest known name to one that was mistyped.
+
+
+def closest_name(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """Give the known name that is most likely meant, if any is near; 1 is the same name."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
+    return found[0] if found else None

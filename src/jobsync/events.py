@@ -24,10 +24,9 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
 import msgspec
 
-from jobsync.core.names import closest
-from jobsync.errors import Invalid
+from jobsync.errors import Invalid, closest_name
 
-__all__ = ["Callback", "Event", "Events", "HandlerFailed", "Spawn", "Teller", "known_events"]
+__all__ = ["Callback", "Event", "EventEmitter", "Events", "HandlerFailed", "Spawn", "known_events"]
 
 Callback: TypeAlias = Callable[[Any], object]
 """Takes an event. What it returns is ignored, but for a coroutine, which the host runs."""
@@ -76,7 +75,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     def __getitem__(self, field: str) -> Any:
         if field in self.__struct_fields__:
             return getattr(self, field)
-        hint = closest(str(field), self.__struct_fields__)
+        hint = closest_name(str(field), self.__struct_fields__)
         there = f"it has {', '.join(self.__struct_fields__) or 'no fields'}"
         raise KeyError(
             f"{self.name} has no {field!r}; {f'did you mean {hint}?' if hint else there}"
@@ -326,7 +325,7 @@ class Events:
             self._tell(failure)
 
 
-class Teller:
+class EventEmitter:
     """Something that tells facts of its own: who listens to it hears of those alone."""
 
     events: Events
@@ -357,7 +356,7 @@ def _check_name(name: object) -> None:
     text = str(name)
     if text in _kinds or (text.endswith("*") and "*" not in text[:-1]):
         return
-    hint = closest(text, _kinds)
+    hint = closest_name(text, _kinds)
     raise Invalid(
         "event",
         name,

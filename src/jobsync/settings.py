@@ -24,11 +24,9 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, Union, get_args, g
 import msgspec
 from msgspec.structs import FieldInfo, fields
 
-from jobsync.core.names import closest
-from jobsync.core.redaction import redact
-from jobsync.core.secret import MASK, Secret
+from jobsync.core.secrets import MASK, Secret, redact
 from jobsync.core.urls import parse_url
-from jobsync.errors import Invalid, Misconfigured
+from jobsync.errors import Invalid, Misconfigured, closest_name
 
 __all__ = [
     "COMMAND_LINE",
@@ -313,7 +311,7 @@ def _names(kind: type[msgspec.Struct], section: str) -> list[str]:
 
 def _suggest(name: str, known: Iterable[str]) -> str:
     names = list(known)
-    hint = closest(name, names)
+    hint = closest_name(name, names)
     return f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(names))}"
 
 
@@ -338,7 +336,7 @@ def _check_environ(kind: type[msgspec.Struct], environ: Mapping[str, str], secti
         name = variable.removeprefix(_PREFIX)
         if name == variable or name in known or _is_foreign(variable):
             continue
-        if hint := closest(name, known):
+        if hint := closest_name(name, known):
             shown = _mask_stray(name, environ[variable], known)
             fix = f"did you mean {_PREFIX}{hint}?"
             raise Misconfigured(variable, shown, "is not a setting", fix)
@@ -467,7 +465,7 @@ def _mask(name: str, value: object, *, secret: bool) -> object:
 
 def _mask_stray(name: str, value: object, known: Iterable[str]) -> object:
     """Mask the value of an unknown name as carefully as that of the name it resembles."""
-    hint = closest(name, known) or name
+    hint = closest_name(name, known) or name
     return _mask(hint, value, secret=bool(_is_secret_name(name) or _is_secret_name(hint)))
 
 

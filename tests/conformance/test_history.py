@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from jobsync import Components, Invalid, Store
+from jobsync.core.clock import SystemClock
 from jobsync.core.codec import MAX_VALUE
-from jobsync.core.system import SystemClock
 
 
 async def test_lines_are_read_in_the_order_of_one_writer(store: Store) -> None:

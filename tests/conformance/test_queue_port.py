@@ -13,7 +13,7 @@ import pytest
 from queue_places import PostgresQueues, QueuePlace, SqliteQueues
 
 from jobsync import Components, Event, Invalid, OutcomeUnknown, Unavailable
-from jobsync.core.messages import FINISHED, LIVE, Move
+from jobsync.core.messages import FINISHED, LIVE, Transition
 from jobsync.queue.port import (
     MAX_MESSAGE,
     Claimed,
@@ -68,7 +68,9 @@ def values(messages: list[Message]) -> list[Any]:
     return [message.value["n"] for message in messages]
 
 
-async def settle(port: QueuePort, receipt: Receipt, move: Move = "complete", **how: Any) -> bool:
+async def settle(
+    port: QueuePort, receipt: Receipt, move: Transition = "complete", **how: Any
+) -> bool:
     """Settle one claim."""
     (done,) = await port.settle([Settlement(receipt=receipt, move=move, **how)])
     return done
@@ -205,7 +207,7 @@ async def test_failures_are_counted_and_kept(place: QueuePlace, port: QueuePort)
 
 
 @pytest.mark.parametrize("move", ["release", "snooze"])
-async def test_what_is_given_back_spends_no_attempt(port: QueuePort, move: Move) -> None:
+async def test_what_is_given_back_spends_no_attempt(port: QueuePort, move: Transition) -> None:
     """Deliveries grow, attempts do not; no error is kept."""
     await port.push(letters(1))
     for deliveries in (1, 2, 3):
@@ -218,7 +220,7 @@ async def test_what_is_given_back_spends_no_attempt(port: QueuePort, move: Move)
 
 @pytest.mark.parametrize("move", ["complete", "cancel", "retry", "bury", "release", "snooze"])
 async def test_a_stale_receipt_settles_and_extends_nothing(
-    place: QueuePlace, port: QueuePort, move: Move
+    place: QueuePlace, port: QueuePort, move: Transition
 ) -> None:
     """Once its claim was ended, whoever has the message now keeps it."""
     await port.push(letters(1))
@@ -278,7 +280,7 @@ async def test_a_batch_is_judged_one_by_one(port: QueuePort) -> None:
     """Different ends in one batch; a stale one spoils nothing; one message comes once."""
     await port.push(letters(1, 2, 3, 4, 5))
     messages = await claim(port)
-    moves: list[Move] = ["complete", "retry", "bury", "cancel", "release"]
+    moves: list[Transition] = ["complete", "retry", "bury", "cancel", "release"]
     batch = [
         Settlement(receipt=each.receipt, move=move)
         for each, move in zip(messages, moves, strict=True)
@@ -582,7 +584,7 @@ async def test_a_push_whose_reply_was_lost_is_found(place: QueuePlace, port: Que
 
 @pytest.mark.parametrize("move", ["complete", "retry", "release"])
 async def test_a_settlement_whose_reply_was_lost_is_not_stale(
-    place: QueuePlace, port: QueuePort, move: Move
+    place: QueuePlace, port: QueuePort, move: Transition
 ) -> None:
     """It is sent again, finds itself done, and nothing is done twice."""
     await port.push(letters(1))
@@ -655,7 +657,7 @@ class Model:
             self.finished[name] = finished
 
 
-ENDS: dict[Move, tuple[str, bool]] = {
+ENDS: dict[Transition, tuple[str, bool]] = {
     "complete": ("completed", False),
     "cancel": ("cancelled", False),
     "bury": ("dead", False),

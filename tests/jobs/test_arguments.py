@@ -22,8 +22,7 @@ from jobsync import (
     RebalanceEvent,
     Task,
 )
-from jobsync.core.clock import Mono, Wall
-from jobsync.core.system import SystemClock
+from jobsync.core.clock import Mono, SystemClock, Wall
 
 DAY = date(2026, 1, 5)
 FEW = CoordinationConfig(total_tokens=10)

@@ -7,7 +7,7 @@ import pytest
 from yards import MEMORY, TOKEN, Yard, claim
 
 from jobsync.coordination.session import Session
-from jobsync.core.assignment import Node, Plan
+from jobsync.core.assignment import NodeRef, Plan
 from jobsync.core.handover import assign
 from jobsync.jobs import holding as holding_module
 from jobsync.jobs.claims import Claims
@@ -15,7 +15,7 @@ from jobsync.jobs.holding import Change, Holding
 from jobsync.jobs.node import NodeName
 
 TOTAL = 20
-FIRST, SECOND = Node("a.1", "a"), Node("b.1", "b")
+FIRST, SECOND = NodeRef("a.1", "a"), NodeRef("b.1", "b")
 
 
 class Trusting:
@@ -150,7 +150,7 @@ async def test_a_list_from_before_a_lost_session_is_not_done_again(yard: Yard, s
     await other.finish(["x"], "done")
     yard.pass_time(MEMORY / 2)
     seat.join("a.2")
-    plan = assign(alone(), [Node("a.2", "a")], dead={FIRST.incarnation})
+    plan = assign(alone(), [NodeRef("a.2", "a")], dead={FIRST.incarnation})
     await seat.holding.apply(plan)
     assert seat.claims.refuses("x")
 
@@ -169,7 +169,7 @@ async def test_where_nodes_share_no_clock_the_numbers_tell_what_was_just_done(
     await other.finish(["x"], "done")
     yard.clock.wall_seconds += 300
     seat.join("a.2")
-    await seat.holding.apply(assign(alone(), [Node("a.2", "a")], dead={FIRST.incarnation}))
+    await seat.holding.apply(assign(alone(), [NodeRef("a.2", "a")], dead={FIRST.incarnation}))
     assert seat.claims.refuses("x")
     yard.pass_time(MEMORY)
     assert not seat.claims.refuses("x")

@@ -7,8 +7,7 @@ import pytest
 
 from jobsync import Components, Invalid, Store
 from jobsync.core.clock import Wall
-from jobsync.core.pins import Pin
-from jobsync.core.pinsheet import merge, read_sheet, write_sheet
+from jobsync.core.pins import Pin, merge, read_sheet, write_sheet
 from jobsync.jobs.pinboard import Pinboard
 from jobsync.jobs.places import Places
 from jobsync.stores.metered import Meter, MeteredStore

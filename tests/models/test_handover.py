@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from jobsync.core.assignment import Plan
 from jobsync.core.handover import _Draft, assign
-from jobsync.core.ledger import Ledger
 from jobsync.core.pins import Pin
+from jobsync.core.transfers import Transfers
 
 TASKS = ("any", "pinned", "otherwise")
 PINS = (
@@ -171,36 +171,36 @@ def test_pins_that_come_and_go_never_overlap_and_are_heeded(full_scale: bool) ->
 
 def give_without_waiting(patch: pytest.MonkeyPatch) -> None:
     """Complete a move at once."""
-    settle = Ledger.settle
+    settle = Transfers.settle
 
-    def wrong(self: Ledger[int], _: object, dead: set[int], members: list[int]) -> None:
+    def wrong(self: Transfers[int], _: object, dead: set[int], members: list[int]) -> None:
         settle(self, lambda _place, _number: True, dead, members)
 
-    patch.setattr(Ledger, "settle", wrong)
+    patch.setattr(Transfers, "settle", wrong)
 
 
 def take_any_acknowledgement(patch: pytest.MonkeyPatch) -> None:
     """Take an acknowledgement of any number for one of this number."""
-    settle = Ledger.settle
+    settle = Transfers.settle
 
-    def wrong(self: Ledger[int], is_done: IsDone, dead: set[int], members: list[int]) -> None:
+    def wrong(self: Transfers[int], is_done: IsDone, dead: set[int], members: list[int]) -> None:
         settle(self, lambda place, _: is_done(place, 1), dead, members)
 
-    patch.setattr(Ledger, "settle", wrong)
+    patch.setattr(Transfers, "settle", wrong)
 
 
 def give_away_what_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
     """Forget who is still to give a token up when its move gets another target."""
-    steer = Ledger.steer
+    steer = Transfers.steer
 
-    def wrong(self: Ledger[int], targets: dict[int, int], number: int) -> None:
+    def wrong(self: Transfers[int], targets: dict[int, int], number: int) -> None:
         for unit, (taker, _) in list(self.moving.items()):
             if taker != targets[unit]:
                 del self.moving[unit]
                 self.holders[unit] = targets[unit]
         steer(self, targets, number)
 
-    patch.setattr(Ledger, "steer", wrong)
+    patch.setattr(Transfers, "steer", wrong)
 
 
 def take_the_leaving_for_dead(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from mutants import catches
 
 from jobsync.coordination.session import Session
 from jobsync.core.assignment import Ownership, Plan, holders_of, pack_holders, tokens_of
-from jobsync.core.ledger import Ledger
+from jobsync.core.transfers import Transfers
 from jobsync.jobs.claims import Claims, ClaimState
 from jobsync.jobs.crew import Crew
 from jobsync.jobs.dealing import Dealer
@@ -48,12 +48,12 @@ def acknowledges_and_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 def takes_any_acknowledgement(patch: pytest.MonkeyPatch) -> None:
     """An acknowledgement of any number is taken for one of this number."""
-    settle = Ledger.settle
+    settle = Transfers.settle
 
-    def wrong(self: Ledger[int], is_done: Any, dead: set[int], members: list[int]) -> None:
+    def wrong(self: Transfers[int], is_done: Any, dead: set[int], members: list[int]) -> None:
         settle(self, lambda place, _: is_done(place, 1), dead, members)
 
-    patch.setattr(Ledger, "settle", wrong)
+    patch.setattr(Transfers, "settle", wrong)
 
 
 def learns_nothing_of_what_it_gains(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from jobsync.core.assignment import Node, Ownership, Plan
+from jobsync.core.assignment import NodeRef, Ownership, Plan
 from jobsync.core.handover import assign
 from jobsync.core.pins import Pin
 
@@ -27,7 +27,7 @@ _ROUNDS = 1000
 class Peer(msgspec.Struct, frozen=True):
     """One node, and what it believes."""
 
-    node: Node
+    node: NodeRef
     status: Status = "out"
     applied: Ownership = NOTHING
     read: Ownership | None = None
@@ -73,7 +73,7 @@ def is_newer(read: Ownership, applied: Ownership) -> bool:
 def start(names: tuple[str, ...], tokens: int, *, members: int = 0) -> Fleet:
     """Give a fleet before the first plan, some of its nodes there already."""
     peers = (
-        Peer(Node(f"{i}-{name}", name), "member" if i < members else "out")
+        Peer(NodeRef(f"{i}-{name}", name), "member" if i < members else "out")
         for i, name in enumerate(names)
     )
     return Fleet(Plan.empty(tokens), tuple(peers))

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from jobsync.core.schema import KINDS, SIZED, TEXTS, Field, Fields, Kind, conform
+from jobsync.core.schema import KINDS, SIZED, TEXTS, Field, FieldKind, Fields, conform
 
 __all__ = ["fields", "records"]
 
@@ -19,7 +19,7 @@ anything = st.recursive(
     max_leaves=5,
 )
 
-VALUES: dict[Kind, st.SearchStrategy[Any]] = {
+VALUES: dict[FieldKind, st.SearchStrategy[Any]] = {
     "string": words,
     "number": numbers,
     "integer": st.integers(-1000, 1000),

@@ -14,10 +14,10 @@ from jobsync.core.assignment import (
     Assignment,
     Exceptions,
     Exempt,
-    Move,
-    Node,
+    NodeRef,
     Ownership,
     Plan,
+    TokenMove,
     awaits,
     count_moved,
     has_nothing,
@@ -36,7 +36,7 @@ from jobsync.core.assignment import (
 )
 from jobsync.core.codec import decode, encode
 
-A, B, C = (Node(f"{name}-1", name) for name in "abc")
+A, B, C = (NodeRef(f"{name}-1", name) for name in "abc")
 
 MOVING = Assignment(
     number=7,
@@ -44,7 +44,7 @@ MOVING = Assignment(
     nodes=(A, B),
     starts=(0, 6),
     holders=(1, 2),
-    moves=(Move(1, 2, revoked=7, starts=(4,), counts=(2,)),),
+    moves=(TokenMove(1, 2, revoked=7, starts=(4,), counts=(2,)),),
 )
 """a has 0 to 3, b has 6 to 9, and 4 and 5 are on their way."""
 
@@ -191,7 +191,7 @@ def test_impossible_numbers_of_tokens_are_refused(total: int) -> None:
 
 def test_the_most_scattered_assignment_fits_one_record() -> None:
     """As many tokens as there may be, no two neighbours with one node, all on their way."""
-    nodes = tuple(Node(f"worker-1700000000000-{i:012x}-{'x' * 12}", f"n{i}") for i in range(50))
+    nodes = tuple(NodeRef(f"worker-1700000000000-{i:012x}-{'x' * 12}", f"n{i}") for i in range(50))
     holders = [i % 50 + 1 for i in range(MAX_TOKENS)]
     starts, held = pack_holders(holders)
     moves = tuple(
@@ -211,7 +211,7 @@ def _fields(assignment: Assignment) -> dict[str, Any]:
 def test_exceptions_that_do_not_fit_one_document_are_several() -> None:
     """None of which is too large, however long the names; joined, they are what they were."""
     tasks = tuple(Exempt("\x01" * 60 + f"{n:06d}", n % 10, 1) for n in range(20_000))
-    exceptions = Exceptions((Node("worker-1.a", "a"),), tasks)
+    exceptions = Exceptions((NodeRef("worker-1.a", "a"),), tasks)
     documents = split_exceptions("7-abc", exceptions)
     assert list(documents) == name_parts("7-abc", exceptions) == ["7-abc", "7-abc.1", "7-abc.2"]
     for document in documents.values():

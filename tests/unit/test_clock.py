@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobsync.core.clock import Clock, Mono, Wall
-from jobsync.core.system import SystemClock
+from jobsync.core.clock import Clock, Mono, SystemClock, Wall
 
 
 def test_a_difference_is_in_seconds() -> None:

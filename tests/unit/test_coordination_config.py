@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import fields
 
 from jobsync import Invalid, Misconfigured
-from jobsync.core.secret import Secret
+from jobsync.core.secrets import Secret
 from jobsync.core.trust import Timing
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.jobs.config import CoordinationConfig

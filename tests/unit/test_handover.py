@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from jobsync.core.assignment import (
-    Node,
+    NodeRef,
     Plan,
     count_moved,
     has_nothing,
     holders_of,
     owned_by,
     promised_to,
+    token_of,
 )
 from jobsync.core.handover import assign
 from jobsync.core.pins import Pin, like
-from jobsync.core.tokens import token_of
 
-A, B, C = (Node(f"{name}-1", name) for name in "abc")
+A, B, C = (NodeRef(f"{name}-1", name) for name in "abc")
 
 
 def acks(plan: Plan) -> dict[str, int]:
@@ -33,7 +33,7 @@ def acks(plan: Plan) -> dict[str, int]:
     return {node.incarnation: plan.assignment.number for node in plan.assignment.nodes}
 
 
-def rest(plan: Plan, members: list[Node], pins: tuple[Pin, ...] = ()) -> Plan:
+def rest(plan: Plan, members: list[NodeRef], pins: tuple[Pin, ...] = ()) -> Plan:
     """Decide until nothing changes, everybody acknowledging at once."""
     for _ in range(1000):
         after = assign(plan, members, acks=acks(plan), pins=pins)
@@ -43,14 +43,14 @@ def rest(plan: Plan, members: list[Node], pins: tuple[Pin, ...] = ()) -> Plan:
     raise AssertionError("something still changes after 1,000 rounds")
 
 
-def counts(plan: Plan, nodes: list[Node]) -> list[int]:
+def counts(plan: Plan, nodes: list[NodeRef]) -> list[int]:
     """Give how many tokens each node owns."""
     return [len(owned_by(plan.assignment, node.incarnation)) for node in nodes]
 
 
-def make_nodes(count: int) -> list[Node]:
+def make_nodes(count: int) -> list[NodeRef]:
     """Make nodes named n0, n1 and so on."""
-    return [Node(f"n{i}-1", f"n{i}") for i in range(count)]
+    return [NodeRef(f"n{i}-1", f"n{i}") for i in range(count)]
 
 
 def pin(task: str, total: int, *patterns: str) -> Pin:
@@ -186,7 +186,7 @@ def test_counts_are_within_one_and_moves_the_fewest(total: int, sizes: list[int]
         assert not found or max(found) - min(found) <= 1
 
 
-def fewest(plan: Plan, members: list[Node]) -> int:
+def fewest(plan: Plan, members: list[NodeRef]) -> int:
     """Give the least number of moves that evens out a plan at rest, found independently."""
     total, had = plan.assignment.total, counts(plan, members)
     if not members:
@@ -339,7 +339,12 @@ def test_more_pins_than_a_share_leave_the_rest_to_others() -> None:
 
 def test_pins_of_a_group_are_spread_over_it() -> None:
     """Evenly, and the others take the unpinned ones."""
-    nodes = [Node("1", "gpu-1"), Node("2", "gpu-2"), Node("3", "cpu-1"), Node("4", "cpu-2")]
+    nodes = [
+        NodeRef("1", "gpu-1"),
+        NodeRef("2", "gpu-2"),
+        NodeRef("3", "cpu-1"),
+        NodeRef("4", "cpu-2"),
+    ]
     pins = tuple(Pin(task=f"t{i}", token=i, patterns=("gpu-%",)) for i in range(60))
     plan = rest(Plan.empty(100), nodes, pins)
     assert counts(plan, nodes) == [30, 30, 20, 20]

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from jobsync.core.clock import Clock
+from jobsync.core.clock import Clock, SystemClock, SystemRandomness
 from jobsync.core.ids import NONCE_LENGTH, Ids
 from jobsync.core.keys import check_key
-from jobsync.core.system import SystemClock, SystemRandomness
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1000])

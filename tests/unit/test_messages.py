@@ -12,12 +12,12 @@ from jobsync.core.messages import (
     Cancel,
     Completed,
     Failed,
-    Move,
-    Outcome,
+    HandlerVerdict,
+    MessageState,
     Retries,
     Returned,
     Snooze,
-    State,
+    Transition,
     decide,
     decide_lapse,
     default_backoff,
@@ -27,12 +27,12 @@ from jobsync.core.messages import (
 
 def test_every_move_is_in_the_table() -> None:
     """Once, and no other."""
-    assert tuple(MOVES) == get_args(Move)
+    assert tuple(MOVES) == get_args(Transition)
 
 
 def test_every_state_is_live_or_finished() -> None:
     """And none is both."""
-    assert sorted((*LIVE, *FINISHED)) == sorted(get_args(State))
+    assert sorted((*LIVE, *FINISHED)) == sorted(get_args(MessageState))
 
 
 def test_what_is_finished_comes_back_only_when_somebody_asks() -> None:
@@ -104,7 +104,9 @@ def test_a_message_is_tried_at_least_once() -> None:
         (Failed("boom"), 9, "bury", 0),
     ],
 )
-def test_what_an_outcome_leads_to(outcome: Outcome, attempt: int, move: str, pause: float) -> None:
+def test_what_an_outcome_leads_to(
+    outcome: HandlerVerdict, attempt: int, move: str, pause: float
+) -> None:
     """Four attempts: the fourth failure is the last; giving back and snoozing never end it."""
     found = decide(outcome, attempt=attempt, max_attempts=4, retries=Retries(), draw=0.0)
     assert found == (move, pause)

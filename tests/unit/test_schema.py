@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from jobsync.core.attributes import parse, render
 from jobsync.core.codec import encode
-from jobsync.core.evolution import evolve, find_breaks
-from jobsync.core.quicklook import QuickLook
-from jobsync.core.schema import Field, Schema, conform, find_strays
+from jobsync.core.quicklook import FastValidator
+from jobsync.core.schema import Field, Schema, conform, evolve, find_breaks, find_strays
 from jobsync.errors import Invalid, Problem
 
 
@@ -237,7 +236,7 @@ def test_a_quick_look_passes_only_what_a_check_passes(described: Any, data: st.D
     """What the quick look is sure of, a check leaves as it is."""
     records = data.draw(st.lists(schemas.records(described), max_size=3))
     checked = [conform(described, record) for record in records]
-    if QuickLook(described).passes(records):
+    if FastValidator(described).passes(records):
         assert [(record, []) for record in records] == checked
 
 
@@ -251,7 +250,7 @@ def test_a_quick_look_passes_only_what_a_check_passes(described: Any, data: st.D
 )
 def test_a_quick_look_is_there_for_common_schemas(attributes: Any) -> None:
     """It is worth its while: nothing but dates and odd bounds needs the walk."""
-    assert QuickLook(parse(attributes)).passes([]) is True
+    assert FastValidator(parse(attributes)).passes([]) is True
 
 
 @pytest.mark.parametrize(
@@ -273,7 +272,7 @@ def test_a_quick_look_is_there_for_common_schemas(attributes: Any) -> None:
 def test_a_quick_look_doubts_what_is_wrong(attributes: Any, bad: Any) -> None:
     """Whatever a check refuses, it does not pass."""
     assert conform(parse(attributes), bad)[1] != []
-    assert QuickLook(parse(attributes)).passes([bad]) is False
+    assert FastValidator(parse(attributes)).passes([bad]) is False
 
 
 @pytest.mark.parametrize(

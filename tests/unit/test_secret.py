@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobsync.core.secret import Secret
+from jobsync.core.secrets import Secret
 
 
 @pytest.mark.parametrize("shown", [repr, str, "{}".format, "{!r:>20}".format, "{:.1}".format])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jobsync import settings
 from jobsync.coordination.settings import CoordinatorSettings
-from jobsync.core.secret import Secret
+from jobsync.core.secrets import Secret
 from jobsync.errors import Invalid, Misconfigured
 from jobsync.queue.settings import QueueSettings
 from jobsync.settings import (

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobsync.core.tokens import HASH_FUNCTIONS, token_of
+from jobsync.core.assignment import HASH_FUNCTIONS, token_of
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from jobsync import errors
 from jobsync.core import keys, urls
-from jobsync.core.redaction import redact
-from jobsync.core.secret import Secret
+from jobsync.core.secrets import Secret, redact
 from jobsync.core.urls import (
     MAX_PREFIX,
     MemoryUrl,

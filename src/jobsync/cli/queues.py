@@ -11,7 +11,7 @@ import msgspec
 
 from jobsync.cli.asking import ask, json_option, limit_option, now, url_option
 from jobsync.cli.render import Column, Table, ages, ago, show_rows, show_tables
-from jobsync.core.messages import FINISHED, LIVE, State
+from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.errors import Invalid
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ __all__ = ["queues"]
 
 T = TypeVar("T")
 
-_STATES: tuple[State, ...] = (*LIVE, *FINISHED)
+_STATES: tuple[MessageState, ...] = (*LIVE, *FINISHED)
 _WORKERS = (
     "worker_id",
     "state",
@@ -94,7 +94,7 @@ def stats(url: str | None, queue: str, *, as_json: bool) -> None:
 @url_option
 @json_option
 def browse(
-    url: str | None, queue: str, state: State, limit: int, after: str, *, as_json: bool
+    url: str | None, queue: str, state: MessageState, limit: int, after: str, *, as_json: bool
 ) -> None:
     """Show messages of QUEUE, the oldest first."""
 
@@ -161,7 +161,7 @@ def resume(url: str | None, queue: str, *, as_json: bool) -> None:
 @url_option
 @json_option
 def purge(
-    url: str | None, queue: str, states: tuple[State, ...], *, yes: bool, as_json: bool
+    url: str | None, queue: str, states: tuple[MessageState, ...], *, yes: bool, as_json: bool
 ) -> None:
     """Remove messages from QUEUE for good.
 
@@ -248,7 +248,7 @@ def _sum_up(queue: QueueSeen) -> dict[str, object]:
     }
 
 
-def _name_facts(state: State) -> list[Column | str]:
+def _name_facts(state: MessageState) -> list[Column | str]:
     """Give the columns in which messages of a state have something to tell."""
     at = ages(now())
     times = {"ready": "enqueued", "waiting": "due", "claimed": "claimed"}

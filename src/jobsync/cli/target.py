@@ -4,9 +4,8 @@ import importlib
 import inspect
 import sys
 
-from jobsync.core.names import closest
 from jobsync.database.database import Database
-from jobsync.errors import Invalid
+from jobsync.errors import Invalid, closest_name
 
 __all__ = ["load", "make"]
 
@@ -32,7 +31,7 @@ def load(target: str) -> object:
     if isinstance(thing, Database) or callable(thing):
         return thing
     there = [name for name, each in vars(found).items() if isinstance(each, Database)]
-    hint = closest(attribute, there) or ", ".join(there)
+    hint = closest_name(attribute, there) or ", ".join(there)
     fix = f"did you mean {module}:{hint}?" if hint else f"make one in {module}: db = Database(…)"
     raise Invalid("TARGET", target, "is no Database", fix)
 

@@ -20,11 +20,12 @@ scattered they are. `exceptions` is content of its own because pins may be many,
 mostly unchanged when tokens move. Where they do not fit one document they are several.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from hashlib import sha256
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from hashlib import md5, sha256
 from itertools import chain, compress, count, islice, pairwise, repeat
 from operator import ne
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -33,15 +34,17 @@ from jobsync.core.codec import Json
 from jobsync.errors import Corrupt, Invalid
 
 __all__ = [
+    "HASH_FUNCTIONS",
     "MAX_TOKENS",
     "NOBODY",
     "Assignment",
     "Exceptions",
     "Exempt",
-    "Move",
-    "Node",
+    "HashFunction",
+    "NodeRef",
     "Ownership",
     "Plan",
+    "TokenMove",
     "awaits",
     "check_total",
     "count_moved",
@@ -59,8 +62,11 @@ __all__ = [
     "served_by",
     "split_exceptions",
     "to_document",
+    "token_maker",
+    "token_of",
     "tokens_of",
 ]
+
 
 MAX_TOKENS = 100_000
 """How many tokens there may be: the most scattered assignment of them stays below 4 MB."""
@@ -73,7 +79,7 @@ _MOST_TASKS = 8000
 four numbers each, that is below 4 MB."""
 
 
-class Node(msgspec.Struct, frozen=True, order=True):
+class NodeRef(msgspec.Struct, frozen=True, order=True):
     """One life of one node. Sorted by incarnation, which is: the oldest first."""
 
     incarnation: str
@@ -81,7 +87,7 @@ class Node(msgspec.Struct, frozen=True, order=True):
     """What pins match, and people read."""
 
 
-class Move(msgspec.Struct, frozen=True, order=True):
+class TokenMove(msgspec.Struct, frozen=True, order=True):
     """Tokens on their way from one node to another. Neither may use them."""
 
     giver: int
@@ -98,10 +104,10 @@ class Assignment(msgspec.Struct, frozen=True):
 
     number: int
     total: int
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[NodeRef, ...] = ()
     starts: tuple[int, ...] = (0,)
     holders: tuple[int, ...] = (NOBODY,)
-    moves: tuple[Move, ...] = ()
+    moves: tuple[TokenMove, ...] = ()
     exceptions: str = ""
 
     def find(self, incarnation: str) -> int:
@@ -129,7 +135,7 @@ class Exempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Exceptions(msgspec.Struct, frozen=True):
     """The tasks that do not follow their token, sorted, with nodes of their own."""
 
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[NodeRef, ...] = ()
     tasks: tuple[Exempt, ...] = ()
 
 
@@ -266,7 +272,7 @@ def pack_holders(holders: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ..
     return tuple(starts), tuple(holders[start] for start in starts)
 
 
-def pack_move(giver: int, taker: int, revoked: int, tokens: Iterable[int]) -> Move:
+def pack_move(giver: int, taker: int, revoked: int, tokens: Iterable[int]) -> TokenMove:
     """Give the move of tokens that are in order; `tokens_of` undoes it."""
     starts: list[int] = []
     counts: list[int] = []
@@ -276,16 +282,16 @@ def pack_move(giver: int, taker: int, revoked: int, tokens: Iterable[int]) -> Mo
         else:
             starts.append(token)
             counts.append(1)
-    return Move(giver, taker, revoked, tuple(starts), tuple(counts))
+    return TokenMove(giver, taker, revoked, tuple(starts), tuple(counts))
 
 
-def tokens_of(move: Move) -> Iterator[int]:
+def tokens_of(move: TokenMove) -> Iterator[int]:
     """Give the tokens of a move, in order."""
     runs = zip(move.starts, move.counts, strict=True)
     return chain.from_iterable(range(start, start + count) for start, count in runs)
 
 
-def _find(nodes: Iterable[Node], incarnation: str) -> int:
+def _find(nodes: Iterable[NodeRef], incarnation: str) -> int:
     places = (place for place, node in enumerate(nodes, 1) if node.incarnation == incarnation)
     return next(places, NOBODY)
 
@@ -402,6 +408,59 @@ def _whole(assignment: Assignment) -> bool:
     return True
 
 
-def _fits(move: Move, total: int) -> bool:
+def _fits(move: TokenMove, total: int) -> bool:
     runs = zip(move.starts, move.counts, strict=False)
     return len(move.starts) == len(move.counts) and all(0 <= s < s + c <= total for s, c in runs)
+
+
+# Which token a task belongs to. Every node gives the same answer, in every release.
+#
+# A task is known by `str(id)`, so that `1` and `"1"` are one task. The three hashes are
+# those of the original JobSync, number for number: a fleet can change over without a task
+# changing its token.
+#
+#     md5             the whole digest as one number; what the guide documents, and the default
+#     sha256          the digest's first 8 bytes, big-endian
+#     double_sha256   the same of the digest's digest
+
+
+HashFunction: TypeAlias = Literal["md5", "sha256", "double_sha256"]
+
+HASH_FUNCTIONS: tuple[str, ...] = get_args(HashFunction)
+"""The names that `hash_function` takes."""
+
+_number = int.from_bytes
+
+
+def _token_by_md5(total: int, text: str) -> int:
+    # Not for security: where FIPS forbids md5 otherwise, tasks must keep their tokens.
+    return _number(md5(text.encode(), usedforsecurity=False).digest()) % total
+
+
+def _token_by_sha256(total: int, text: str) -> int:
+    return _number(sha256(text.encode()).digest()[:8]) % total
+
+
+def _token_by_double_sha256(total: int, text: str) -> int:
+    return _number(sha256(sha256(text.encode()).digest()).digest()[:8]) % total
+
+
+_MAKERS: Mapping[str, Callable[[int, str], int]] = {
+    "md5": _token_by_md5,
+    "sha256": _token_by_sha256,
+    "double_sha256": _token_by_double_sha256,
+}
+
+
+def token_of(task_id: object, total_tokens: int, hash_function: str = "md5") -> int:
+    """Give the token of a task, from 0 to `total_tokens` - 1.
+
+    Nothing is checked here, because this runs for every task of every list: the settings
+    check `hash_function` and `total_tokens`, and `Task` checks the id.
+    """
+    return _MAKERS[hash_function](total_tokens, str(task_id))
+
+
+def token_maker(total_tokens: int, hash_function: str = "md5") -> Callable[[str], int]:
+    """Give the function that gives the token of a task's text, for those who ask often."""
+    return partial(_MAKERS[hash_function], total_tokens)

@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from jobsync.core.codec import Json, decode, encode
-from jobsync.core.names import closest
-from jobsync.core.schema import KINDS, SIZED, TEXTS, Field, Fields, Kind, conform
-from jobsync.errors import Corrupt, Invalid
+from jobsync.core.schema import KINDS, SIZED, TEXTS, Field, FieldKind, Fields, conform
+from jobsync.errors import Corrupt, Invalid, closest_name
 
 __all__ = ["parse", "render"]
 
@@ -84,17 +83,17 @@ def _parse_text(text: Json, place: str) -> Field:
         word, argument = "string", ""
     if word not in KINDS or argument:
         raise _unknown(place, text, first, "type", [*KINDS, "enum"])
-    draft = _Draft(_as_kind(word), place, text)
+    draft = _FieldDraft(_as_kind(word), place, text)
     for rule in rest:
         name, _, argument = rule.strip().partition(":")
         draft.add(name, argument)
     return _check_default(Field(kind=draft.kind, **draft.made), text, place)
 
 
-class _Draft:
+class _FieldDraft:
     """Rules of one field, as they are read."""
 
-    def __init__(self, kind: Kind, place: str, text: str) -> None:
+    def __init__(self, kind: FieldKind, place: str, text: str) -> None:
         self.kind = kind
         self.made: dict[str, Any] = {}
         self._place = place
@@ -146,7 +145,7 @@ class _Draft:
             raise self._wrong("enum", f"means nothing for {self.kind}")
         return tuple(self._literal("enum", choice.strip()) for choice in argument.split(","))
 
-    def _items(self, argument: str) -> Kind:
+    def _items(self, argument: str) -> FieldKind:
         if self.kind != "array":
             raise self._wrong("items", f"means nothing for {self.kind}")
         if argument not in KINDS:
@@ -185,13 +184,13 @@ def _check_default(field: Field, given: Json, place: str) -> Field:
 def _unknown(
     place: str, text: str, word: str, what: str, known: list[Any] | tuple[Any, ...]
 ) -> Invalid:
-    hint = closest(word.partition(":")[0], known)
+    hint = closest_name(word.partition(":")[0], known)
     fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(known)}"
     return Invalid(place, text, f"{word!r} is no {what}", fix)
 
 
-def _as_kind(word: str) -> Kind:
-    kind: Kind = msgspec.convert(word, Kind)
+def _as_kind(word: str) -> FieldKind:
+    kind: FieldKind = msgspec.convert(word, FieldKind)
     return kind
 
 
@@ -233,5 +232,5 @@ def _render_field(field: Field) -> Json:
     return nested if text == "object" and nested else {_OWN_RULES: text, **nested}
 
 
-def _writer(kind: Kind) -> Callable[[Json], str]:
+def _writer(kind: FieldKind) -> Callable[[Json], str]:
     return str if kind in TEXTS else lambda value: encode(value).decode()

@@ -18,8 +18,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from jobsync.core.codec import Json, check_json
-from jobsync.core.names import closest
-from jobsync.errors import Invalid
+from jobsync.errors import Invalid, closest_name
 
 __all__ = [
     "All",
@@ -215,7 +214,7 @@ def _unknown_operator(name: Any, value: Json, field: str, known: tuple[str, ...]
     if not _is_operator(name):
         return Invalid(field, name, "stands beside operators", "use either operators or a value")
     # Without the "$", which would make every short operator look near.
-    hint = closest(name[1:], [operator[1:] for operator in known])
+    hint = closest_name(name[1:], [operator[1:] for operator in known])
     return Invalid(
         f"{field}.{name}",
         value,

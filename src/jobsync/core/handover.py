@@ -12,8 +12,9 @@ owner of its own, or waits without one; its token's other tasks are not affected
 one, and ceases to be one, by the same rule as everything else that changes hands.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -23,7 +24,7 @@ from jobsync.core.assignment import (
     Assignment,
     Exceptions,
     Exempt,
-    Node,
+    NodeRef,
     Plan,
     holders_of,
     name_exceptions,
@@ -31,11 +32,132 @@ from jobsync.core.assignment import (
     pack_move,
     tokens_of,
 )
-from jobsync.core.balance import share
-from jobsync.core.ledger import Ledger, Pending
 from jobsync.core.pins import Pin, Wishes, resolve
+from jobsync.core.transfers import Pending, Transfers
 
-__all__ = ["assign"]
+__all__ = ["assign", "share"]
+
+
+# Who should have what: loads as even as they can be, and nothing moves without need.
+#
+# Pure and the same for every leader: nothing here depends on the order of a set or a dict.
+#
+# Units (tokens, or tasks that left their token) come in groups, each with the nodes that may
+# have them. A group's quotas even out the loads of those nodes; a node keeps what it has up
+# to its quota, the rest goes where quotas are left. Without pins there is one group, counts
+# end within one of each other, and the number of moves is the least there can be.
+
+
+V = TypeVar("V", int, str)
+
+
+def share(
+    units: Sequence[V],
+    places: Mapping[V, int],
+    moving: Collection[V],
+    holders: Mapping[V, int],
+    nodes: Sequence[int],
+    loads: list[int],
+) -> Iterable[tuple[V, int]]:
+    """Give the units that should go elsewhere, each with the node that should have it.
+
+    Args:
+        units: one group, in order.
+        places: where each is meant to be now.
+        moving: those that are on their way; a node parts with these first, since they cost
+            it nothing.
+        holders: who has them, or has yet to give them up; who can take one back at once.
+        nodes: who may have them, in order.
+        loads: what each node has already; grows by what it gets.
+    """
+    if not nodes:
+        return zip(units, repeat(NOBODY), strict=False)
+    counts = Counter(map(places.__getitem__, units))
+    quotas = _quotas(len(units), counts, nodes, loads)
+    for node in nodes:
+        loads[node] += quotas[node]
+    left = [quota - counts[node] for node, quota in enumerate(quotas)]
+    if min(left) >= 0:
+        # Nobody has more than it should: nothing moves, as nearly always.
+        return ()
+    pool, left = _exceeding(_settled_first(units, moving), places, quotas)
+    return _fill(pool, holders, nodes, left)
+
+
+def _quotas(
+    count: int, counts: Mapping[int, int], nodes: Sequence[int], loads: Sequence[int]
+) -> list[int]:
+    """Give how many of the units each node should have.
+
+    Args:
+        count: how many there are.
+        counts: how many are meant to be with each node now.
+        nodes: who may have them, in order.
+        loads: what each node has already.
+    """
+    quotas = [0] * len(loads)
+    level, low = _find_level(count, nodes, loads)
+    for node in low:
+        quotas[node] = level - loads[node]
+    if left := count - sum(quotas):
+        # One more for some, and first for those that would have to part with one otherwise.
+        low.sort(key=lambda node: (counts[node] <= quotas[node], node))
+        for node in low[:left]:
+            quotas[node] += 1
+    return quotas
+
+
+def _find_level(count: int, nodes: Sequence[int], loads: Sequence[int]) -> tuple[int, list[int]]:
+    """Give the load that so many units lift the least loaded nodes to, and those nodes."""
+    low = sorted(nodes, key=loads.__getitem__)
+    total = count + sum(map(loads.__getitem__, low))
+    while loads[low[-1]] > (level := total // len(low)):
+        total -= loads[low.pop()]
+    return level, low
+
+
+def _settled_first(units: Sequence[V], moving: Collection[V]) -> Iterable[V]:
+    if not moving:
+        return units
+    settled = [unit for unit in units if unit not in moving]
+    return settled + [unit for unit in units if unit in moving]
+
+
+def _exceeding(
+    units: Iterable[V], places: Mapping[V, int], quotas: Sequence[int]
+) -> tuple[list[V], list[int]]:
+    """Give what is beyond the quotas, and what is left of them."""
+    left = list(quotas)
+    pool = []
+    for unit in units:
+        place = places[unit]
+        if left[place]:
+            left[place] -= 1
+        else:
+            pool.append(unit)
+    return pool, left
+
+
+def _fill(
+    pool: Sequence[V], holders: Mapping[V, int], nodes: Sequence[int], left: list[int]
+) -> Iterable[tuple[V, int]]:
+    """Give each unit of the pool a node: the one that still has it, if it may keep it."""
+    back: list[V] = []
+    homeless: list[V] = []
+    for unit in pool:
+        holder = holders[unit]
+        if left[holder]:
+            left[holder] -= 1
+            back.append(unit)
+        else:
+            homeless.append(unit)
+    takers = [node for node in nodes for _ in range(left[node])]
+    # In order, so that neighbours stay together and the record stays short.
+    return chain(
+        zip(back, map(holders.__getitem__, back), strict=True),
+        zip(sorted(homeless), takers, strict=True),
+    )
+
 
 U = TypeVar("U", int, str)
 
@@ -44,7 +166,7 @@ _AT_REST: Pending = (NOBODY, 0)
 
 def assign(
     previous: Plan,
-    members: Iterable[Node],
+    members: Iterable[NodeRef],
     *,
     acks: Mapping[str, int] | None = None,
     dead: Collection[str] = (),
@@ -70,7 +192,7 @@ def assign(
 class _Draft:
     """A plan in the making. Nodes are places in one table of everybody concerned."""
 
-    def __init__(self, previous: Plan, members: Sequence[Node]) -> None:
+    def __init__(self, previous: Plan, members: Sequence[NodeRef]) -> None:
         before, exceptions = previous.assignment, previous.exceptions
         nodes = {n.incarnation: n for n in (*before.nodes, *exceptions.nodes, *members)}
         self._previous = previous
@@ -82,7 +204,7 @@ class _Draft:
         self._tokens = _open_tokens(before, self._translate(before.nodes))
         self._tasks = _open_tasks(exceptions, self._translate(exceptions.nodes))
 
-    def _translate(self, nodes: Iterable[Node]) -> list[int]:
+    def _translate(self, nodes: Iterable[NodeRef]) -> list[int]:
         return [NOBODY, *(self._places[node.incarnation] for node in nodes)]
 
     def settle(self, acks: Mapping[str, int], dead: Collection[str]) -> None:
@@ -117,7 +239,7 @@ class _Draft:
         return self._even_out(self._tokens, [*_group(wishes), (self._members, free)])
 
     def _even_out(
-        self, ledger: Ledger[U], groups: Iterable[tuple[Sequence[int], Sequence[U]]]
+        self, ledger: Transfers[U], groups: Iterable[tuple[Sequence[int], Sequence[U]]]
     ) -> dict[U, int]:
         """Give where each unit should be; the later groups make up for the earlier."""
         places = ledger.places(self._members)
@@ -183,25 +305,25 @@ class _Draft:
             )
         return Exceptions(nodes, tuple(rows))
 
-    def _narrow(self, used: Collection[int]) -> tuple[tuple[Node, ...], dict[int, int]]:
+    def _narrow(self, used: Collection[int]) -> tuple[tuple[NodeRef, ...], dict[int, int]]:
         """Give the nodes of a document, and their places in it for those in the table."""
         kept = sorted(place for place in used if place != NOBODY)
         places = {NOBODY: NOBODY, **{place: i for i, place in enumerate(kept, 1)}}
         return tuple(self._nodes[place - 1] for place in kept), places
 
 
-def _open_tokens(assignment: Assignment, places: Sequence[int]) -> Ledger[int]:
+def _open_tokens(assignment: Assignment, places: Sequence[int]) -> Transfers[int]:
     moving: dict[int, Pending] = {}
     for move in assignment.moves:
         moving.update(dict.fromkeys(tokens_of(move), (places[move.taker], move.revoked)))
     holders = map(places.__getitem__, holders_of(assignment))
-    return Ledger(dict(enumerate(holders)), moving)
+    return Transfers(dict(enumerate(holders)), moving)
 
 
-def _open_tasks(exceptions: Exceptions, places: Sequence[int]) -> Ledger[str]:
+def _open_tasks(exceptions: Exceptions, places: Sequence[int]) -> Transfers[str]:
     rows = exceptions.tasks
     moving = {row.task: (places[row.taker], row.revoked) for row in rows if row.revoked}
-    return Ledger({row.task: places[row.holder] for row in rows}, moving)
+    return Transfers({row.task: places[row.holder] for row in rows}, moving)
 
 
 def _find_exempt(wishes: Wishes, homes: Mapping[int, int]) -> dict[str, int]:

@@ -26,8 +26,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from jobsync.core.backoff import longest_pause
 from jobsync.core.codec import Json
+from jobsync.core.retry import backoff_limit
 from jobsync.errors import Invalid
 
 __all__ = [
@@ -38,28 +38,28 @@ __all__ = [
     "Cancel",
     "Completed",
     "Failed",
-    "Move",
-    "Outcome",
+    "HandlerVerdict",
+    "MessageState",
     "Retries",
     "Returned",
     "Snooze",
-    "State",
     "Step",
+    "Transition",
     "decide",
     "decide_lapse",
     "default_backoff",
     "has_spent",
 ]
 
-State: TypeAlias = Literal["ready", "waiting", "claimed", "completed", "cancelled", "dead"]
+MessageState: TypeAlias = Literal["ready", "waiting", "claimed", "completed", "cancelled", "dead"]
 
-LIVE: tuple[State, ...] = ("ready", "waiting", "claimed")
+LIVE: tuple[MessageState, ...] = ("ready", "waiting", "claimed")
 """States of messages that are still to be handled."""
 
-FINISHED: tuple[State, ...] = ("completed", "cancelled", "dead")
+FINISHED: tuple[MessageState, ...] = ("completed", "cancelled", "dead")
 """States of messages that are not handled any more, unless somebody asks for it."""
 
-Move: TypeAlias = Literal[
+Transition: TypeAlias = Literal[
     "claim", "complete", "cancel", "retry", "bury", "release", "snooze", "lapse", "spare", "redrive"
 ]
 
@@ -67,12 +67,12 @@ Move: TypeAlias = Literal[
 class Step(msgspec.Struct, frozen=True):
     """From which states a move leads where, and whether the claim that it ends is uncounted."""
 
-    sources: tuple[State, ...]
-    target: State
+    sources: tuple[MessageState, ...]
+    target: MessageState
     returns: bool = False
 
 
-MOVES: Mapping[Move, Step] = {
+MOVES: Mapping[Transition, Step] = {
     "claim": Step(("ready", "waiting"), "claimed"),
     "complete": Step(("claimed",), "completed"),
     "cancel": Step(("claimed",), "cancelled"),
@@ -97,7 +97,7 @@ _LONGEST_DELAY = 366 * 86_400.0
 
 def default_backoff(failures: int) -> float:
     """Wait 1, 2, 4, 8, 16, 32, 32 … seconds."""
-    return longest_pause(failures, first=1.0, most=LONGEST_PAUSE)
+    return backoff_limit(failures, first=1.0, most=LONGEST_PAUSE)
 
 
 class Retries(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +169,7 @@ class Cancel(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-Outcome: TypeAlias = Completed | Failed | Returned | Snooze | Cancel
+HandlerVerdict: TypeAlias = Completed | Failed | Returned | Snooze | Cancel
 
 
 def has_spent(attempts: int, max_attempts: int) -> bool:
@@ -177,7 +177,7 @@ def has_spent(attempts: int, max_attempts: int) -> bool:
     return attempts >= max_attempts
 
 
-def decide_lapse(*, is_suspect: bool, attempts: int, max_attempts: int) -> Move:
+def decide_lapse(*, is_suspect: bool, attempts: int, max_attempts: int) -> Transition:
     """Give the move of a message whose claimant died or fell silent."""
     if not is_suspect:
         return "spare"
@@ -185,8 +185,8 @@ def decide_lapse(*, is_suspect: bool, attempts: int, max_attempts: int) -> Move:
 
 
 def decide(
-    outcome: Outcome, *, attempt: int, max_attempts: int, retries: Retries, draw: float
-) -> tuple[Move, float]:
+    outcome: HandlerVerdict, *, attempt: int, max_attempts: int, retries: Retries, draw: float
+) -> tuple[Transition, float]:
     """Give the move that an outcome leads to, and the seconds to wait before the next attempt.
 
     Args:

@@ -12,15 +12,15 @@ import msgspec
 from jobsync.core.codec import MAX_INTEGER, Json
 from jobsync.core.schema import PATTERNS, Field, Fields
 
-__all__ = ["QuickLook"]
+__all__ = ["FastValidator"]
 
-Documents: TypeAlias = list[dict[str, Json]]
+JsonObjects: TypeAlias = list[dict[str, Json]]
 
 # Given a name and keys: a function, because type checkers want to see the keys written out.
 _make_dict: Any = TypedDict
 
 
-class QuickLook:
+class FastValidator:
     """Looks at records of one schema.
 
     Args:
@@ -42,7 +42,7 @@ class QuickLook:
             "_Wanted", [("all", _list_of(wanted))], array_like=True
         )
 
-    def passes(self, documents: Documents) -> bool:
+    def passes(self, documents: JsonObjects) -> bool:
         """Fill in what is missing, and say whether all are surely right."""
         if self._wanted is None:
             return False

@@ -24,10 +24,16 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from jobsync.core.keys import check_prefix
-from jobsync.core.names import closest
-from jobsync.core.redaction import is_name, redact, split_address, split_scheme, take_apart
-from jobsync.core.secret import MASK, Secret
-from jobsync.errors import Invalid, Misconfigured
+from jobsync.core.secrets import (
+    MASK,
+    Secret,
+    is_name,
+    redact,
+    split_address,
+    split_scheme,
+    take_apart,
+)
+from jobsync.errors import Invalid, Misconfigured, closest_name
 
 __all__ = [
     "MAX_PREFIX",
@@ -177,7 +183,7 @@ def parse_url(text: str, environ: Mapping[str, str] = {}) -> StoreUrl:
         case "az":
             return _read_bucket(_split(text, rest), "az")
         case other:
-            hint = closest(other, _SCHEMES)
+            hint = closest_name(other, _SCHEMES)
             fix = f"did you mean {hint}://?" if hint else f"use one of {_EXAMPLES}"
             raise _refuse(text, f"has unknown scheme {other!r}", fix)
 
@@ -262,7 +268,7 @@ def _read_params(text: str, query: str, known: Collection[str] | None = None) ->
 
 
 def _unknown_parameter(text: str, name: str, known: Collection[str]) -> Invalid:
-    hint = closest(name, known)
+    hint = closest_name(name, known)
     if hint:
         fix = f"did you mean {hint}?"
     else:

@@ -20,7 +20,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.attributes import parse
 from jobsync.core.clock import Mono
-from jobsync.core.redaction import redact
+from jobsync.core.secrets import redact
 from jobsync.core.urls import StoreUrl
 from jobsync.database.attendance import Attendance
 from jobsync.database.catalogue import DROPPED, Catalogue
@@ -33,7 +33,7 @@ from jobsync.database.supervisor import Supervisor, Work
 from jobsync.database.tidying import DatabaseTidied, Places, Tidying
 from jobsync.database.turn import Turn
 from jobsync.errors import Invalid
-from jobsync.events import Event, Teller
+from jobsync.events import Event, EventEmitter
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url
 
@@ -58,7 +58,7 @@ class DatabaseDisconnected(_AboutStore, frozen=True, kw_only=True):
     name = "db:disconnected"
 
 
-class Database(Teller):
+class Database(EventEmitter):
     """A store with resources and plugins.
 
     Args:

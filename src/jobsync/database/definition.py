@@ -11,8 +11,7 @@ import msgspec
 
 from jobsync.core.attributes import parse, render
 from jobsync.core.codec import Json
-from jobsync.core.evolution import evolve, find_breaks
-from jobsync.core.schema import Fields, Schema
+from jobsync.core.schema import Fields, Schema, evolve, find_breaks
 from jobsync.errors import Corrupt, Invalid
 from jobsync.stores.contract import Record
 

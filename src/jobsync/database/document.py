@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jobsync.core.codec import Json
-from jobsync.core.names import closest
-from jobsync.errors import Corrupt
+from jobsync.errors import Corrupt, closest_name
 from jobsync.stores.contract import Record
 
 __all__ = ["CREATED", "LIBRARYS", "UPDATED", "VERSION", "Document", "value_of"]
@@ -87,5 +86,5 @@ class Document(Mapping[str, Json]):
         return f"Document({dict(self)})"
 
     def _lack(self, name: object) -> str:
-        hint = closest(str(name), self)
+        hint = closest_name(str(name), self)
         return f"the record has no {name!r}" + (f"; did you mean {hint}?" if hint else "")

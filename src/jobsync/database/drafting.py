@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from jobsync.core.codec import Json
-from jobsync.core.quicklook import QuickLook
+from jobsync.core.quicklook import FastValidator
 from jobsync.core.schema import Field, Schema, conform, find_strays
 from jobsync.database.document import CREATED, LIBRARYS, UPDATED
 from jobsync.errors import Invalid, InvalidRecord, Problem
@@ -28,7 +28,7 @@ class Drafting:
         # An id is there by the time that a record is checked.
         own = schema.fields.get("id", Field(kind="string"))
         self._fields = {**schema.fields, "id": msgspec.structs.replace(own, required=True)}
-        self._look = QuickLook(self._fields)
+        self._look = FastValidator(self._fields)
 
     def fresh(self, given: Any, fresh_id: str, now: float) -> dict[str, Json]:
         """Make the document of a new record, which takes the id if it has none.

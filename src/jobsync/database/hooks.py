@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
-from jobsync.core.names import closest
-from jobsync.errors import Invalid
+from jobsync.errors import Invalid, closest_name
 from jobsync.events import Events, HandlerFailed
 
 __all__ = ["Hook", "Hooks", "Verb"]
@@ -108,7 +107,7 @@ class Hooks:
 
 def _check_place(name: str) -> None:
     if name not in _PLACES:
-        hint = closest(name, _PLACES)
+        hint = closest_name(name, _PLACES)
         fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_PLACES)}"
         raise Invalid("hook", name, "is no place for a hook", fix)
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
-from jobsync.core.names import closest
-from jobsync.errors import NotFound
+from jobsync.errors import NotFound, closest_name
 
 __all__ = ["Named"]
 
@@ -31,7 +30,7 @@ class Named(Generic[T]):
     def __getattr__(self, name: str) -> T:
         # Asked only for what is no attribute: also by `copy`, `hasattr` and the like.
         if name.startswith("__") or name not in self._things:
-            hint = closest(name, self._things)
+            hint = closest_name(name, self._things)
             raise AttributeError(
                 f"no {self._kind} {name!r}" + (f"; did you mean {hint}?" if hint else "")
             )
@@ -39,7 +38,7 @@ class Named(Generic[T]):
 
     def lack(self, name: str) -> NotFound:
         """Give the error that says that there is no such thing, and what was probably meant."""
-        hint = closest(str(name), self._things)
+        hint = closest_name(str(name), self._things)
         return NotFound(self._kind, name, sorted(self._things), hint)
 
     def __contains__(self, name: object) -> bool:

@@ -16,7 +16,7 @@ from jobsync.database.storage import PluginStorage
 from jobsync.database.supervisor import Work
 from jobsync.database.turn import Turn
 from jobsync.errors import Invalid
-from jobsync.events import Event, Events, Teller
+from jobsync.events import Event, EventEmitter, Events
 
 if TYPE_CHECKING:
     from jobsync.database.database import Database
@@ -43,7 +43,7 @@ class PluginStopped(_About, frozen=True, kw_only=True):
     name = "db:plugin-stopped"
 
 
-class Plugin(Teller):
+class Plugin(EventEmitter):
     """Inherit it, and override `on_install`, `on_start` and `on_stop` as needed.
 
     Args:

@@ -34,7 +34,7 @@ from jobsync.database.intake import Intake
 from jobsync.database.listing import Listing, Page
 from jobsync.database.shelf import Shelf, Verdict
 from jobsync.errors import Conflict, Incomplete, Invalid, InvalidRecord, NotFound
-from jobsync.events import Event, Events, Teller
+from jobsync.events import Event, EventEmitter, Events
 from jobsync.stores.contract import Record, Store, Where
 
 __all__ = ["DATA", "RecordsDeleted", "RecordsInserted", "RecordsUpdated", "Resource"]
@@ -75,7 +75,7 @@ class RecordsDeleted(_Written, frozen=True, kw_only=True):
     name = "resource:deleted"
 
 
-class Resource(Teller):
+class Resource(EventEmitter):
     """Records of one kind. Make it with `Database.create_resource`.
 
     Args:

@@ -9,9 +9,9 @@ from enum import Enum
 from typing import TypeAlias, cast
 
 from jobsync.components import Components
-from jobsync.core.backoff import longest_pause
 from jobsync.core.codec import Json
 from jobsync.core.keys import escape, unescape
+from jobsync.core.retry import backoff_limit
 from jobsync.errors import Conflict
 from jobsync.stores.contract import Change, Conflicted, Put, Record, Store, unwrap
 
@@ -125,7 +125,7 @@ class Shelf:
             await self._rest(attempt)
 
     async def _rest(self, attempt: int) -> None:
-        pause = longest_pause(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
+        pause = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
         await self._clock.sleep(self._randomness.uniform(0, pause))
 
 

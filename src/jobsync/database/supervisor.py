@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias
 
 from jobsync.components import Components
-from jobsync.core.backoff import longest_pause
+from jobsync.core.retry import backoff_limit
 from jobsync.errors import Unavailable
 from jobsync.events import Event
 
@@ -111,7 +111,7 @@ class Supervisor:
             except Unavailable as error:
                 lasted = self._clock.mono() - begun
                 attempt = 1 if lasted > _LONGEST_PAUSE else attempt + 1
-                longest = longest_pause(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
+                longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
                 pause = self._randomness.uniform(0, longest)
                 self._events.emit(WorkPostponed(work=name, error=str(error), pause=pause))
                 await self._clock.sleep(pause)

@@ -11,9 +11,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from msgspec.structs import fields
 
-from jobsync.core.assignment import check_total
-from jobsync.core.secret import MASK, Secret
-from jobsync.core.tokens import HashFunction
+from jobsync.core.assignment import HashFunction, check_total
+from jobsync.core.secrets import MASK, Secret
 from jobsync.core.trust import Timing
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.errors import Invalid

@@ -17,10 +17,9 @@ from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.reading import read_each
 from jobsync.coordination.waiting import Heard, listening
-from jobsync.core.assignment import Plan, awaits, has_nothing
+from jobsync.core.assignment import Plan, awaits, has_nothing, token_maker
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
-from jobsync.core.tokens import token_maker
 from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.jobs.agreement import agree_on_locks
 from jobsync.jobs.claims import Claim, Claims, ClaimState

@@ -14,7 +14,7 @@ from jobsync.coordination.fencing import Term
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.waiting import listening
 from jobsync.core.assignment import (
-    Node,
+    NodeRef,
     Plan,
     count_moved,
     join_exceptions,
@@ -38,7 +38,7 @@ __all__ = ["Dealer", "fetch_plan"]
 
 _MOST = 10_000
 
-_Facts: TypeAlias = tuple[list[Node], dict[str, int], frozenset[str], Sequence[Pin]]
+_Facts: TypeAlias = tuple[list[NodeRef], dict[str, int], frozenset[str], Sequence[Pin]]
 """What a decision rests on, besides the plan that stands."""
 _LONG = 3600.0
 
@@ -153,7 +153,7 @@ class Dealer:
         self._dead = self._find_dead()
         dead = self._dead | {node.incarnation for node in nodes if node.stage == "left"}
         members = [
-            Node(node.incarnation, node.name)
+            NodeRef(node.incarnation, node.name)
             for node in nodes
             if node.stage == "ready" and not node.is_observer and node.incarnation not in dead
         ]

@@ -28,7 +28,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership, describe_process
 from jobsync.coordination.settings import CoordinatorSettings
-from jobsync.core.tokens import token_maker
+from jobsync.core.assignment import token_maker
 from jobsync.core.urls import ObjectsUrl
 from jobsync.errors import ClaimLost, Invalid, OutcomeUnknown, Unavailable
 from jobsync.jobs.alone import Alone

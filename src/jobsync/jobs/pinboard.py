@@ -16,8 +16,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono, Wall
-from jobsync.core.pins import Pin, in_force
-from jobsync.core.pinsheet import merge, read_sheet, write_sheet
+from jobsync.core.pins import Pin, in_force, merge, read_sheet, write_sheet
 from jobsync.errors import Conflict, Corrupt
 from jobsync.jobs.places import Places
 from jobsync.stores.contract import Record, Store

@@ -17,9 +17,8 @@ from typing import Any
 
 from msgspec.structs import fields
 
-from jobsync.core.names import closest
-from jobsync.core.secret import MASK
-from jobsync.errors import Invalid, Misconfigured
+from jobsync.core.secrets import MASK
+from jobsync.errors import Invalid, Misconfigured, closest_name
 from jobsync.jobs.config import ADDRESS, CoordinationConfig
 from jobsync.settings import Layer, Origin, Resolved, combine
 
@@ -107,7 +106,7 @@ def _read_part(part: Any, place: str, names: Mapping[str, str]) -> Layer:
 
 
 def _hint(name: str, names: Collection[str]) -> str:
-    hint = closest(name, names)
+    hint = closest_name(name, names)
     return f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(names))}"
 
 
@@ -138,7 +137,7 @@ def _read_environ(environ: Mapping[str, str]) -> Layer:
     for variable in sorted(environ.keys() - known):
         # Others may use the prefix too: only what is all but one of ours is refused.
         ours = variable.startswith("SYNC_")
-        if ours and (hint := closest(variable, known, likeness=0.9)):
+        if ours and (hint := closest_name(variable, known, likeness=0.9)):
             raise Misconfigured(variable, MASK, "is not a setting", f"did you mean {hint}?")
     return {
         name: (Origin("environment", variable), text)

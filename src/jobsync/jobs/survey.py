@@ -13,9 +13,16 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
 from jobsync.coordination.survey import SessionSeen, Survey, survey
-from jobsync.core.assignment import NOBODY, Node, Ownership, Plan, promised_to, tokens_of
+from jobsync.core.assignment import (
+    NOBODY,
+    NodeRef,
+    Ownership,
+    Plan,
+    promised_to,
+    token_maker,
+    tokens_of,
+)
 from jobsync.core.pins import Pin, pattern_in_force
-from jobsync.core.tokens import token_maker
 from jobsync.errors import NotFound
 from jobsync.jobs.claims import Claim, read_claim
 from jobsync.jobs.config import usual_reclaim_delay
@@ -281,7 +288,7 @@ def _find_leader(seen: Survey, fleet: str) -> str | None:
     return None
 
 
-def _name(nodes: Sequence[Node], place: int) -> str | None:
+def _name(nodes: Sequence[NodeRef], place: int) -> str | None:
     return None if place == NOBODY else nodes[place - 1].name
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from jobsync.core.clock import Clock, Wall
 from jobsync.core.codec import Json
-from jobsync.core.messages import Completed, Failed, Outcome
+from jobsync.core.messages import Completed, Failed, HandlerVerdict
 from jobsync.queue.port import Message
 
 __all__ = ["BlockingContext", "Context", "Desk"]
@@ -18,7 +18,7 @@ __all__ = ["BlockingContext", "Context", "Desk"]
 class Desk(Protocol):
     """Whoever holds the claim."""
 
-    async def settle(self, message: Message, outcome: Outcome) -> bool:
+    async def settle(self, message: Message, outcome: HandlerVerdict) -> bool:
         """End the claim; say whether the store took it."""
         ...
 
@@ -84,7 +84,7 @@ class Context:
         """Say that this attempt failed; False says that the claim was lost before."""
         return await self.settle(Failed(str(error)))
 
-    async def settle(self, outcome: Outcome) -> bool:
+    async def settle(self, outcome: HandlerVerdict) -> bool:
         """End the claim; say whether the store took it."""
         self.is_settled = True
         return await self._desk.settle(self._message, outcome)

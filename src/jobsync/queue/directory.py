@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from jobsync.components import Components
-from jobsync.core.messages import State
+from jobsync.core.messages import MessageState
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.port import Kept, Pause
 from jobsync.queue.rows import look_at
@@ -29,14 +29,14 @@ _TOPIC = "queues"
 Part: TypeAlias = Literal["queue", "dead"]
 """Of a queue: what is to be handled, or the dead letters."""
 
-_Group: TypeAlias = tuple[str, State, str, int, float]
+_Group: TypeAlias = tuple[str, MessageState, str, int, float]
 """A queue, a state, a session, how many, and when the first of them was pushed."""
 
 
 class Content(msgspec.Struct, kw_only=True):
     """What is in one queue."""
 
-    counts: dict[State, int] = {}
+    counts: dict[MessageState, int] = {}
     """How many messages are in each state, of those states that there are."""
     oldest: float | None = None
     """When the oldest of those was pushed that nobody has claimed; Unix seconds."""

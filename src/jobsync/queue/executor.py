@@ -13,9 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
-from jobsync.core.messages import Cancel, Completed, Failed, Outcome, Snooze
+from jobsync.core.messages import Cancel, Completed, Failed, HandlerVerdict, Snooze
 from jobsync.errors import Invalid
-from jobsync.queue import apart
 from jobsync.queue.apart import run_apart
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.hand import Held
@@ -31,7 +30,7 @@ THREADS = "jobsync-handler"
 _UNSETTLED = "the handler has called neither context.ack() nor context.nack()"
 _CANCELLED = "CancelledError: the handler was cancelled from within"
 _WITH_CONTEXT = 2
-_OURS = {__file__, apart.__file__}
+_OURS = {__file__}
 _PLACES = 3
 """So many of the places that an error has passed are told, without those in here."""
 _WISHES = (Snooze, Cancel)
@@ -41,7 +40,7 @@ _WISHES = (Snooze, Cancel)
 class Ran(NamedTuple):
     """How a handler ended."""
 
-    outcome: Outcome
+    outcome: HandlerVerdict
     overrun: "asyncio.Future[Any] | None" = None
     """A plain function that goes on though its time is over."""
 
@@ -112,7 +111,7 @@ class Executor:
             return Ran(Failed(describe(error), error))
         return Ran(self._judge(running.result(), held.context))
 
-    def _judge(self, result: Any, context: Context | None) -> Outcome:
+    def _judge(self, result: Any, context: Context | None) -> HandlerVerdict:
         if isinstance(result, _WISHES):
             return result
         is_settled = context is not None and context.is_settled

@@ -14,7 +14,7 @@ import msgspec
 from jobsync.coordination.alarm import Alarm
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Clock, Mono
-from jobsync.core.messages import Outcome
+from jobsync.core.messages import HandlerVerdict
 from jobsync.database.document import Document
 from jobsync.errors import Unavailable
 from jobsync.queue.context import Context
@@ -52,7 +52,7 @@ class Held(msgspec.Struct, eq=False):
     is_lost: bool = False
     is_settling: bool = False
     """Whether its settlement is on its way."""
-    outcome: Outcome | None = None
+    outcome: HandlerVerdict | None = None
     """How its handler ended, while its settlement is on its way."""
     delay: float = 0.0
     """Seconds before its next delivery, then."""

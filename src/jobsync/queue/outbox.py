@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from jobsync.components import Components
-from jobsync.core.backoff import longest_pause
+from jobsync.core.retry import backoff_limit
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.hand import Held
 from jobsync.queue.port import QueuePort, Settlement
@@ -110,5 +110,5 @@ class Outbox:
             except (OutcomeUnknown, Unavailable) as error:
                 self._failed(error)
                 attempt += 1
-                longest = longest_pause(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
+                longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
                 await self._clock.sleep(self._randomness.uniform(0, longest))

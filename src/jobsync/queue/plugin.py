@@ -35,17 +35,16 @@ from jobsync.core.messages import (
     Cancel,
     Completed,
     Failed,
-    Outcome,
+    HandlerVerdict,
+    MessageState,
     Retries,
     Returned,
     Snooze,
-    State,
     default_backoff,
     has_spent,
 )
-from jobsync.core.names import closest
 from jobsync.database.coordinating import CoordinatorPlugin
-from jobsync.errors import Invalid, Unavailable
+from jobsync.errors import Invalid, Unavailable, closest_name
 from jobsync.events import Event, HandlerFailed
 from jobsync.queue import events
 from jobsync.queue.directory import Part
@@ -65,8 +64,8 @@ __all__ = ["QueuePlugin", "S3QueuePlugin"]
 
 _H = TypeVar("_H", bound=Handler)
 
-_PENDING: tuple[State, ...] = ("ready", "waiting")
-_COUNTED: Mapping[str, tuple[State, ...]] = {
+_PENDING: tuple[MessageState, ...] = ("ready", "waiting")
+_COUNTED: Mapping[str, tuple[MessageState, ...]] = {
     "pending": _PENDING,
     "processing": ("claimed",),
     "all": (*LIVE, *FINISHED),
@@ -219,7 +218,7 @@ class QueuePlugin(CoordinatorPlugin):
     async def count(self, state: str = "pending") -> int:
         """Count messages that are pending, processing, completed, dead, cancelled, or all."""
         if state not in _COUNTED:
-            hint = closest(state, _COUNTED)
+            hint = closest_name(state, _COUNTED)
             fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_COUNTED)}"
             raise Invalid("state", state, "is no state of a message", fix)
         counts = await self._open().count()
@@ -231,7 +230,7 @@ class QueuePlugin(CoordinatorPlugin):
         running = 0 if self._worker is None else self._worker.running
         return {**{name: self._counters[name] for name in names}, "running": running}
 
-    async def browse(self, state: State, *, after: str = "", limit: int = 100) -> list[Kept]:
+    async def browse(self, state: MessageState, *, after: str = "", limit: int = 100) -> list[Kept]:
         """Look at messages in a state, the oldest first; go on after the last one's `cursor`."""
         return await self._open().browse(state, after=after, limit=limit)
 
@@ -448,7 +447,7 @@ class QueuePlugin(CoordinatorPlugin):
         )
 
     def _note_settled(
-        self, held: Held, outcome: Outcome, delay: float
+        self, held: Held, outcome: HandlerVerdict, delay: float
     ) -> Coroutine[Any, Any, None] | None:
         message = held.message
         match outcome:
@@ -546,6 +545,6 @@ def _refuse_unknown(options: Mapping[str, Any], own: set[str]) -> None:
     known = own | {field.name for field in fields(CoordinatorSettings)}
     for name, value in options.items():
         if name not in known:
-            hint = closest(name, [*known, "workers", "max_retries", "ticket_interval"])
+            hint = closest_name(name, [*known, "workers", "max_retries", "ticket_interval"])
             fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(known))}"
             raise Invalid(name, value, "is not an option of a queue", fix)

@@ -30,7 +30,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from jobsync.core.codec import Json
-from jobsync.core.messages import FINISHED, MOVES, Move, State
+from jobsync.core.messages import FINISHED, MOVES, MessageState, Transition
 from jobsync.errors import Invalid
 
 __all__ = [
@@ -50,7 +50,7 @@ __all__ = [
 MAX_MESSAGE = 256 * 1024
 """The largest encoded message, in bytes."""
 
-_ENDINGS: tuple[Move, ...] = ("complete", "cancel", "retry", "bury", "release", "snooze")
+_ENDINGS: tuple[Transition, ...] = ("complete", "cancel", "retry", "bury", "release", "snooze")
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +132,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     receipt: Receipt
-    move: Move
+    move: Transition
     delay: float = 0.0
     """Seconds to wait before the next delivery, where there is one."""
     error: str = ""
@@ -143,7 +143,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             raise Invalid("move", self.move, "settles nothing", f"use one of {', '.join(_ENDINGS)}")
 
     @property
-    def target(self) -> State:
+    def target(self) -> MessageState:
         """The state that it leads to."""
         return MOVES[self.move].target
 
@@ -152,7 +152,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A claim that was ended because nobody had settled it."""
 
     id: str
-    state: State
+    state: MessageState
     """Waiting for somebody else, or dead because its attempts are spent."""
     attempt: int
     session: str
@@ -164,7 +164,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     id: str
-    state: State
+    state: MessageState
     value: Json
     """None where it is not kept: of what was completed."""
     attempts: int
@@ -283,11 +283,11 @@ class QueuePort(ABC):
         """Give the sessions that have claimed anything."""
 
     @abstractmethod
-    async def browse(self, state: State, *, after: str = "", limit: int = 100) -> list[Kept]:
+    async def browse(self, state: MessageState, *, after: str = "", limit: int = 100) -> list[Kept]:
         """Look at messages in a state, the oldest first; fewer than `limit` means the end."""
 
     @abstractmethod
-    async def count(self) -> Mapping[State, int]:
+    async def count(self) -> Mapping[MessageState, int]:
         """Count the messages in each state."""
 
     @abstractmethod
@@ -301,7 +301,7 @@ class QueuePort(ABC):
         """
 
     @abstractmethod
-    async def purge(self, states: Collection[State]) -> int:
+    async def purge(self, states: Collection[MessageState]) -> int:
         """Remove the messages in these states for good; count them.
 
         Raises:
@@ -309,7 +309,7 @@ class QueuePort(ABC):
         """
 
     @abstractmethod
-    async def forget(self, state: State, *, older_than: float, limit: int = 10_000) -> int:
+    async def forget(self, state: MessageState, *, older_than: float, limit: int = 10_000) -> int:
         """Remove messages that were finished so many seconds ago; count them.
 
         Raises:
@@ -338,7 +338,7 @@ class QueuePort(ABC):
         """Return early if there is something new to claim. A hint: asking is the truth."""
 
 
-def check_finished(state: State) -> None:
+def check_finished(state: MessageState) -> None:
     """Refuse to forget what is still to be handled.
 
     Raises:

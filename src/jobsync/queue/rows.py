@@ -13,7 +13,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.codec import decode, encode
-from jobsync.core.messages import LIVE, MOVES, State
+from jobsync.core.messages import LIVE, MOVES, MessageState
 from jobsync.errors import Corrupt, Invalid, JobsyncError, OutcomeUnknown, Unavailable
 from jobsync.queue.joining import driver_of
 from jobsync.queue.port import (
@@ -76,7 +76,7 @@ class Told(NamedTuple):
 
     id: str
     claim: str
-    target: State
+    target: MessageState
     mark: str
     """How this claim was settled; the row remembers it."""
     delay: float
@@ -171,12 +171,12 @@ class Rows(QueuePort):
         """Return early if there is something new to claim."""
         await self._hints.wait(self.topic, timeout)
 
-    async def forget(self, state: State, *, older_than: float, limit: int = MOST) -> int:
+    async def forget(self, state: MessageState, *, older_than: float, limit: int = MOST) -> int:
         """Remove what was finished long ago."""
         check_finished(state)
         return await self._forget(state, older_than, limit)
 
-    async def browse(self, state: State, *, after: str = "", limit: int = 100) -> list[Kept]:
+    async def browse(self, state: MessageState, *, after: str = "", limit: int = 100) -> list[Kept]:
         """Look at messages; leave out what cannot be read, and report it."""
         rows = await (
             self._browse_live(state, after, limit)
@@ -185,7 +185,7 @@ class Rows(QueuePort):
         )
         return look_at(rows, self._witness)
 
-    async def count(self) -> Mapping[State, int]:
+    async def count(self) -> Mapping[MessageState, int]:
         """Count the messages in each state."""
         return {state: count for state, count in await self._count() if count}
 
@@ -223,16 +223,16 @@ class Rows(QueuePort):
     async def _redrive(self, ids: Collection[str] | None, limit: int) -> int: ...
 
     @abstractmethod
-    async def _browse_live(self, state: State, after: str, limit: int) -> list[Any]: ...
+    async def _browse_live(self, state: MessageState, after: str, limit: int) -> list[Any]: ...
 
     @abstractmethod
-    async def _browse_finished(self, state: State, after: str, limit: int) -> list[Any]: ...
+    async def _browse_finished(self, state: MessageState, after: str, limit: int) -> list[Any]: ...
 
     @abstractmethod
-    async def _count(self) -> list[tuple[State, int]]: ...
+    async def _count(self) -> list[tuple[MessageState, int]]: ...
 
     @abstractmethod
-    async def _forget(self, state: State, older_than: float, limit: int) -> int: ...
+    async def _forget(self, state: MessageState, older_than: float, limit: int) -> int: ...
 
     @abstractmethod
     async def _resume(self) -> bool: ...
@@ -322,7 +322,7 @@ class _Row(NamedTuple):
 
     queue: str
     id: str
-    state: State
+    state: MessageState
     payload: bytes | str | None
     deliveries: int
     returned: int

@@ -15,7 +15,7 @@ from psycopg.errors import UndefinedTable
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono
-from jobsync.core.messages import State
+from jobsync.core.messages import MessageState
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.joining import refuse
 from jobsync.queue.port import Ended, Letter, Receipt
@@ -231,15 +231,15 @@ class PostgresRows(Rows):
         rows = await self._try(self._sql.holders, {"queue": self.queue})
         return [session for (session,) in rows]
 
-    async def _browse_live(self, state: State, after: str, limit: int) -> list[Any]:
+    async def _browse_live(self, state: MessageState, after: str, limit: int) -> list[Any]:
         named = {"queue": self.queue, "state": state, "after": after, "limit": limit}
         return await self._try(self._sql.browse_live, named)
 
-    async def _browse_finished(self, state: State, after: str, limit: int) -> list[Any]:
+    async def _browse_finished(self, state: MessageState, after: str, limit: int) -> list[Any]:
         named = {"queue": self.queue, "state": state, "after": after, "limit": limit}
         return await self._try(self._sql.browse_finished, named)
 
-    async def _count(self) -> list[tuple[State, int]]:
+    async def _count(self) -> list[tuple[MessageState, int]]:
         return await self._try(self._sql.count, {"queue": self.queue})
 
     async def _redrive(self, ids: Collection[str] | None, limit: int) -> int:
@@ -252,7 +252,7 @@ class PostgresRows(Rows):
         ((count,),) = await self._access.run(self._sql.redrive, named, self.topic)
         return int(count)
 
-    async def purge(self, states: Collection[State]) -> int:
+    async def purge(self, states: Collection[MessageState]) -> int:
         """Remove messages for good."""
         named = {"queue": self.queue, "states": as_array(list(states))}
         ((count,),) = await self._access.run(self._sql.purge, named, self.topic)
@@ -266,7 +266,7 @@ class PostgresRows(Rows):
     async def _resume(self) -> bool:
         return bool(await self._try(self._sql.resume, {"queue": self.queue}))
 
-    async def _forget(self, state: State, older_than: float, limit: int) -> int:
+    async def _forget(self, state: MessageState, older_than: float, limit: int) -> int:
         named = {
             "queue": self.queue,
             "state": state,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from jobsync.components import Components
-from jobsync.core.messages import MOVES, State, decide_lapse
+from jobsync.core.messages import MOVES, MessageState, decide_lapse
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.joining import refuse
 from jobsync.queue.port import Ended, Letter, Receipt
@@ -191,11 +191,11 @@ class SqliteRows(Rows):
         rows = await self._access.read(sql.HOLDERS, {"queue": self.queue})
         return [session for (session,) in rows]
 
-    async def _browse_live(self, state: State, after: str, limit: int) -> list[Any]:
+    async def _browse_live(self, state: MessageState, after: str, limit: int) -> list[Any]:
         named = {"queue": self.queue, "state": state, "after": after or "0", "limit": limit}
         return await self._access.read(sql.BROWSE_LIVE, {**named, **read_clock(self._access)})
 
-    async def _browse_finished(self, state: State, after: str, limit: int) -> list[Any]:
+    async def _browse_finished(self, state: MessageState, after: str, limit: int) -> list[Any]:
         since, _, name = after.partition(" ")
         named = {
             "queue": self.queue,
@@ -207,7 +207,7 @@ class SqliteRows(Rows):
         rows = await self._access.read(sql.BROWSE_FINISHED, {**named, "now": self._now()})
         return [(*row[:-1], f"{row[_FINISHED]!r} {row[_ID]}") for row in rows]
 
-    async def _count(self) -> list[tuple[State, int]]:
+    async def _count(self) -> list[tuple[MessageState, int]]:
         return await self._access.read(sql.COUNT, {"queue": self.queue})
 
     async def _redrive(self, ids: Collection[str] | None, limit: int) -> int:
@@ -226,7 +226,7 @@ class SqliteRows(Rows):
 
         return await self._access.write(work, self.topic)
 
-    async def purge(self, states: Collection[State]) -> int:
+    async def purge(self, states: Collection[MessageState]) -> int:
         """Remove messages for good."""
 
         def work(connection: sqlite3.Connection) -> int:
@@ -252,7 +252,7 @@ class SqliteRows(Rows):
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
 
-    async def _forget(self, state: State, older_than: float, limit: int) -> int:
+    async def _forget(self, state: MessageState, older_than: float, limit: int) -> int:
         def work(connection: sqlite3.Connection) -> int:
             before = self._now() - older_than
             named = {"queue": self.queue, "state": state, "before": before, "limit": limit}

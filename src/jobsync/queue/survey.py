@@ -10,9 +10,8 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.survey import Condition, SessionSeen, survey
-from jobsync.core.messages import State
-from jobsync.core.names import closest
-from jobsync.errors import NotFound
+from jobsync.core.messages import MessageState
+from jobsync.errors import NotFound, closest_name
 from jobsync.queue.directory import Content, Directory
 from jobsync.queue.duty import Duty, read_duties
 from jobsync.queue.naming import DEFAULT, name_queue
@@ -56,7 +55,7 @@ class QueueSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One queue."""
 
     name: str
-    counts: Mapping[State, int]
+    counts: Mapping[MessageState, int]
     oldest: float | None
     """When the oldest of those was pushed that nobody has claimed; Unix seconds."""
     pause: Pause | None
@@ -119,7 +118,7 @@ class QueueSurvey:
         alike = [each for each in self._contents if each.endswith(f"/{name}")]
         if len(alike) == 1:
             return alike[0]
-        raise NotFound("queue", name, list(self._contents), closest(full, self._contents))
+        raise NotFound("queue", name, list(self._contents), closest_name(full, self._contents))
 
     def _see(self, name: str) -> QueueSeen:
         content = self._contents.get(name, Content())

@@ -20,9 +20,9 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
-from jobsync.core.backoff import longest_pause
 from jobsync.core.clock import Mono
-from jobsync.core.messages import Failed, Move, Outcome, Retries, Returned, decide
+from jobsync.core.messages import Failed, HandlerVerdict, Retries, Returned, Transition, decide
+from jobsync.core.retry import backoff_limit
 from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.context import Context
 from jobsync.queue.deadlines import Deadlines
@@ -57,7 +57,7 @@ _USUAL = Retries()
 _LISTEN = 3600.0
 
 
-_handled: ContextVar["tuple[Worker, Held] | None"] = ContextVar("jobsync_handled", default=None)
+_handled: ContextVar["tuple[Worker, Delivery] | None"] = ContextVar("jobsync_handled", default=None)
 """What is being handled, for whoever runs below a handler."""
 
 
@@ -73,7 +73,7 @@ def find_caller(port: QueuePort | None) -> "Worker | None":
 class Told(msgspec.Struct, kw_only=True):
     """What a worker tells of, each by a call."""
 
-    settled: Callable[[Held, Outcome, float], Coroutine[Any, Any, None] | None]
+    settled: Callable[[Held, HandlerVerdict, float], Coroutine[Any, Any, None] | None]
     """A message was settled: with its outcome, and the pause before the next attempt. May give
     more to do, which nothing waits for but the end."""
     lost: Callable[[Message, str], None]
@@ -205,7 +205,7 @@ class Worker:
         """Look again: something may be different."""
         self._changed.set()
 
-    async def settle(self, message: Message, outcome: Outcome) -> bool:
+    async def settle(self, message: Message, outcome: HandlerVerdict) -> bool:
         """End a claim; say whether the store took it."""
         held = self._hand.find(message)
         if held is None:
@@ -239,7 +239,7 @@ class Worker:
             except Unavailable as error:
                 failures += 1
                 self._note_failed(error)
-                longest = longest_pause(failures, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
+                longest = backoff_limit(failures, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
                 await self._clock.sleep(self._randomness.uniform(0, longest))
                 continue
             if claimed is None:
@@ -412,12 +412,12 @@ class Worker:
         if len(self._ready) <= self._few:
             self._changed.set()
 
-    def _conclude(self, held: Held, outcome: Outcome) -> None:
+    def _conclude(self, held: Held, outcome: HandlerVerdict) -> None:
         """Settle a message, unless its handler has done so, or it is lost."""
         if self._hand.find(held.message) is held:
             self._send(held, outcome)
 
-    def _send(self, held: Held, outcome: Outcome) -> None:
+    def _send(self, held: Held, outcome: HandlerVerdict) -> None:
         move, held.delay = self._decide(held.message, outcome)
         held.outcome, held.is_settling = outcome, True
         held.took = 0.0 if held.begun is None else self._clock.mono() - held.begun
@@ -442,7 +442,7 @@ class Worker:
                 held.answered.set_result(taken)
         self._changed.set()
 
-    def _decide(self, message: Message, outcome: Outcome) -> tuple[Move, float]:
+    def _decide(self, message: Message, outcome: HandlerVerdict) -> tuple[Transition, float]:
         if not isinstance(outcome, Failed):
             return _ask(message, outcome, _USUAL, 0.0)
         draw = self._randomness.uniform(0, 1)
@@ -534,7 +534,9 @@ class Worker:
             await asyncio.wait(late, timeout=grace)
 
 
-def _ask(message: Message, outcome: Outcome, retries: Retries, draw: float) -> tuple[Move, float]:
+def _ask(
+    message: Message, outcome: HandlerVerdict, retries: Retries, draw: float
+) -> tuple[Transition, float]:
     return decide(
         outcome,
         attempt=message.attempt,

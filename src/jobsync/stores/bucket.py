@@ -27,7 +27,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, S3Store
 
-from jobsync.core.secret import Secret
+from jobsync.core.secrets import Secret
 from jobsync.core.urls import ObjectsUrl
 from jobsync.errors import JobsyncError, Misconfigured, Unavailable
 from jobsync.stores.replies import Refusal

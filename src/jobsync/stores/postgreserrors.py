@@ -2,7 +2,7 @@
 
 import psycopg
 
-from jobsync.core.secret import MASK
+from jobsync.core.secrets import MASK
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import JobsyncError, Misconfigured, Unavailable
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import click
 
-from jobsync.core.system import SystemClock
+from jobsync.core.clock import SystemClock
 from jobsync.errors import JobsyncError
 from jobsync.testing.campaign import run_campaign
 from jobsync.testing.stories import find_story, replay_line, tell

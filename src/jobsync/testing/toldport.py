@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jobsync.core.codec import encode
-from jobsync.core.messages import State
+from jobsync.core.messages import MessageState
 from jobsync.errors import JobsyncError
 from jobsync.queue.port import (
     Claimed,
@@ -104,11 +104,11 @@ class ToldPort(QueuePort):
         """Give the sessions that have claimed anything."""
         return await self._inner.holders()
 
-    async def browse(self, state: State, *, after: str = "", limit: int = 100) -> list[Kept]:
+    async def browse(self, state: MessageState, *, after: str = "", limit: int = 100) -> list[Kept]:
         """Look at messages in a state."""
         return await self._inner.browse(state, after=after, limit=limit)
 
-    async def count(self) -> Mapping[State, int]:
+    async def count(self) -> Mapping[MessageState, int]:
         """Count the messages in each state."""
         return await self._inner.count()
 
@@ -116,11 +116,11 @@ class ToldPort(QueuePort):
         """Give dead letters a new life."""
         return await self._ask("redrive", lambda: self._inner.redrive(ids, limit=limit))
 
-    async def purge(self, states: Collection[State]) -> int:
+    async def purge(self, states: Collection[MessageState]) -> int:
         """Remove the messages in these states for good."""
         return await self._ask("purge", lambda: self._inner.purge(states), states=sorted(states))
 
-    async def forget(self, state: State, *, older_than: float, limit: int = 10_000) -> int:
+    async def forget(self, state: MessageState, *, older_than: float, limit: int = 10_000) -> int:
         """Remove messages that were finished so many seconds ago."""
         return await self._ask(
             "forget",

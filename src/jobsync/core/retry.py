@@ -1,9 +1,9 @@
 """How long to wait before trying again. The caller draws a random part of it."""
 
-__all__ = ["longest_pause"]
+__all__ = ["backoff_limit"]
 
 
-def longest_pause(attempt: int, *, first: float, most: float) -> float:
+def backoff_limit(attempt: int, *, first: float, most: float) -> float:
     """Give the longest pause before an attempt: it doubles, up to a bound; none before the first.
 
     Drawing between zero and this (full jitter) spreads those who failed together.

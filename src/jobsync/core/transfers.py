@@ -16,7 +16,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from jobsync.core.assignment import NOBODY
 
-__all__ = ["Ledger", "Pending"]
+__all__ = ["Pending", "Transfers"]
 
 U = TypeVar("U", int, str)
 
@@ -25,7 +25,7 @@ Pending: TypeAlias = tuple[int, int]
 """Where something on its way is going, and the number that revoked it."""
 
 
-class Ledger(Generic[U]):
+class Transfers(Generic[U]):
     """The holders of units, by place; `NOBODY` holds what is free.
 
     Args:
