@@ -12,8 +12,8 @@ from obstore.store import S3Store
 
 from jobsync import Components
 from jobsync.core.urls import ObjectsUrl
-from jobsync.stores.bucket import _THREADS
-from jobsync.stores.envelope import LIVE_SIZE
+from jobsync.stores.objects.bucket import _THREADS
+from jobsync.stores.record_codec import LIVE_SIZE
 
 __all__ = ["BareObjects"]
 

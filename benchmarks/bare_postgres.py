@@ -12,7 +12,7 @@ from benchmarks.work import BATCH, VALUE
 from psycopg import AsyncConnection
 
 from jobsync import Components
-from jobsync.stores.sql.postgres import Statements
+from jobsync.stores.postgres.queries import Statements
 
 __all__ = ["BarePostgres"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from benchmarks.work import BATCH, VALUE
 
-from jobsync.stores.sqlite import _CREATE, _GET, _REPLACE
+from jobsync.stores.sqlite.store import _CREATE, _GET, _REPLACE
 
 __all__ = ["BareSqlite"]
 

@@ -17,7 +17,7 @@ from chance import FakeClock, SeededRandomness
 from jobsync import Components
 from jobsync.core.ids import Ids
 from jobsync.core.urls import ObjectsUrl, parse_url
-from jobsync.stores.manners import Manners, find_manners
+from jobsync.stores.objects.quirks import Quirks, detect_quirks
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def locate(request: pytest.FixtureRequest, tmp_path: Path) -> servers.Locate:
 
 
 @pytest.fixture(scope="session")
-def manners(s3: servers.S3Server) -> Manners:
+def manners(s3: servers.S3Server) -> Quirks:
     """How that server wants to be spoken to."""
     url = parse_url(s3.url(BUCKET, next(_names)))
     assert isinstance(url, ObjectsUrl)
-    return asyncio.run(find_manners(url, Components.system()))
+    return asyncio.run(detect_quirks(url, Components.system()))

@@ -9,7 +9,7 @@ import pytest
 
 from jobsync import Components, Misconfigured, OutcomeUnknown, Unavailable, open_store
 from jobsync.core.urls import ObjectsUrl, parse_url
-from jobsync.stores.objects import ObjectsStore
+from jobsync.stores.objects.store import ObjectsStore
 from jobsync.stores.settling import SettlingStore
 
 

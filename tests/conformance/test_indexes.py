@@ -9,8 +9,7 @@ from places import Place
 
 from jobsync import Applied, Components, Events, Invalid, OutcomeUnknown, Put, Record, Store
 from jobsync.database.index import Index
-from jobsync.stores.contract import BURIAL_AGE, Change, Outcome, Unknown
-from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.contract import BURIAL_AGE, Change, Outcome, StoreDecorator, Unknown
 
 
 def rank_of(value: Any) -> str | None:

@@ -17,8 +17,7 @@ from jobsync import (
     Store,
     Unavailable,
 )
-from jobsync.stores.contract import Change, Outcome
-from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.contract import Change, Outcome, StoreDecorator
 
 Step: TypeAlias = Callable[[Resource], Awaitable[Any]]
 State: TypeAlias = dict[str, int]

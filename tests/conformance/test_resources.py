@@ -25,7 +25,7 @@ from jobsync import (
 from jobsync.core.ids import Ids
 from jobsync.core.keys import escape
 from jobsync.stores.metered import Meter, MeteredStore
-from jobsync.stores.objects import S3_TARIFF
+from jobsync.stores.objects.store import S3_TARIFF
 
 SESSION = {
     "user_id": "string|required",

@@ -11,7 +11,7 @@ from jobsync.database.tidying import TURN, DatabaseTidied
 from jobsync.errors import Misconfigured
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.metered import Meter, MeteredStore
-from jobsync.stores.objects import S3_TARIFF
+from jobsync.stores.objects.store import S3_TARIFF
 from jobsync.testing.world import World
 
 HOUR = 3600.0

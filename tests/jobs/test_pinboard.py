@@ -10,8 +10,8 @@ from jobsync.core.clock import Wall
 from jobsync.core.pins import Pin, merge, read_sheet, write_sheet
 from jobsync.jobs.pinboard import Pinboard
 from jobsync.jobs.places import Places
+from jobsync.stores.corruption_log import RecordSetAside
 from jobsync.stores.metered import Meter, MeteredStore
-from jobsync.stores.witness import RecordSetAside
 
 PLACES = Places("sync_")
 

@@ -22,8 +22,8 @@ from explorer import Model, Step
 
 from jobsync.core.ids import NONCE_LENGTH, Ids
 from jobsync.stores.contract import TRAIL_LENGTH, Change, Delete, Put, Record
-from jobsync.stores.drafts import draft
-from jobsync.stores.settling import Verdict, judge
+from jobsync.stores.record_codec import draft
+from jobsync.stores.settling import WriteFate, judge
 
 __all__ = ["MUTATIONS", "WORLDS", "Scene", "SettlingModel"]
 
@@ -140,7 +140,7 @@ class SettlingModel(Model[State]):
     def leave(self, change: Change) -> Record:
         return leave(change)
 
-    def verdict(self, change: Change, record: Record | None) -> Verdict:
+    def verdict(self, change: Change, record: Record | None) -> WriteFate:
         return judge(change.base, change.nonce, record)
 
     def believes_conflict(self, writer: Writer) -> bool:
@@ -285,7 +285,7 @@ class OwnConflictBelieved(SettlingModel):
 class PendingMeansFailed(SettlingModel):
     """The record has not moved, so the write is taken for lost; it lands later."""
 
-    def verdict(self, change: Change, record: Record | None) -> Verdict:
+    def verdict(self, change: Change, record: Record | None) -> WriteFate:
         verdict = super().verdict(change, record)
         return "conflicted" if verdict == "pending" else verdict
 
@@ -293,7 +293,7 @@ class PendingMeansFailed(SettlingModel):
 class PendingMeansApplied(SettlingModel):
     """What may still be under way is taken for done."""
 
-    def verdict(self, change: Change, record: Record | None) -> Verdict:
+    def verdict(self, change: Change, record: Record | None) -> WriteFate:
         verdict = super().verdict(change, record)
         return "applied" if verdict == "pending" else verdict
 
@@ -301,7 +301,7 @@ class PendingMeansApplied(SettlingModel):
 class NewestNonceOnly(SettlingModel):
     """The record keeps the mark of its last write alone; another wrote on top."""
 
-    def verdict(self, change: Change, record: Record | None) -> Verdict:
+    def verdict(self, change: Change, record: Record | None) -> WriteFate:
         newest = replace(record, trail=record.nonce) if record else None
         return super().verdict(change, newest)
 
@@ -309,7 +309,7 @@ class NewestNonceOnly(SettlingModel):
 class ForgottenMeansConflict(SettlingModel):
     """A trail that no longer reaches back to the base is taken for proof."""
 
-    def verdict(self, change: Change, record: Record | None) -> Verdict:
+    def verdict(self, change: Change, record: Record | None) -> WriteFate:
         verdict = super().verdict(change, record)
         return "conflicted" if verdict == "unknowable" else verdict
 

@@ -14,8 +14,8 @@ from ledger import until
 from jobsync import Components, open_store
 from jobsync.queue.opening import open_port
 from jobsync.queue.port import QueuePort, Settlement
-from jobsync.stores.decorator import StoreDecorator
-from jobsync.stores.sql.access import Parameters, PostgresAccess
+from jobsync.stores.contract import StoreDecorator
+from jobsync.stores.sql_access import Parameters, PostgresAccess
 
 BATCH = 100
 _numbers = itertools.count()

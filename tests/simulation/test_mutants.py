@@ -307,7 +307,7 @@ def hasty_settling(patch: pytest.MonkeyPatch) -> None:
     """A pending write is taken for one that was applied."""
     judge = settling.judge
 
-    def hasty(base: Record | None, nonce: str, current: Record | None) -> settling.Verdict:
+    def hasty(base: Record | None, nonce: str, current: Record | None) -> settling.WriteFate:
         verdict = judge(base, nonce, current)
         return "applied" if verdict == "pending" else verdict
 

@@ -30,9 +30,9 @@ from jobsync import (
     Unknown,
 )
 from jobsync.core.urls import ObjectsUrl, parse_url
-from jobsync.stores.bucket import Bucket
-from jobsync.stores.objects import ObjectsStore
-from jobsync.stores.replies import Refusal
+from jobsync.stores.objects.bucket import Bucket
+from jobsync.stores.objects.errors import Refusal
+from jobsync.stores.objects.store import ObjectsStore
 
 _BUCKET = "objects"
 _prefixes = (f"t{os.getpid()}-{i}" for i in itertools.count())
@@ -530,7 +530,7 @@ async def test_google_is_refused_with_the_reason() -> None:
 _FORGETFUL = """
 import asyncio, sys
 from jobsync.core.urls import parse_url
-from jobsync.stores.objects import ObjectsStore
+from jobsync.stores.objects.store import ObjectsStore
 
 async def main():
     store = await ObjectsStore.connect(parse_url(sys.argv[1]))

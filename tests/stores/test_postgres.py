@@ -27,10 +27,10 @@ from jobsync import (
     Unknown,
 )
 from jobsync.core.urls import PostgresUrl, parse_url
-from jobsync.stores.postgres import PostgresStore, schema_sql
-from jobsync.stores.postgrespool import PostgresPool
-from jobsync.stores.postgreswire import Connection
-from jobsync.stores.sql.schema import POSTGRES_STEPS
+from jobsync.stores.postgres.connection import PostgresConnection
+from jobsync.stores.postgres.pool import PostgresPool
+from jobsync.stores.postgres.store import PostgresStore, schema_sql
+from jobsync.stores.tables import POSTGRES_STEPS
 
 Connect = Callable[..., Awaitable[PostgresStore]]
 
@@ -311,7 +311,7 @@ async def test_connections_that_nobody_needs_any_more_are_closed(
     store = await connect(url)
     await asyncio.gather(*(store._pool.run("SELECT pg_sleep(0.2)") for _ in range(3)))
     assert len(store._pool._idle) == 3
-    monkeypatch.setattr("jobsync.stores.postgrespool._UNUSED", 0.0)
+    monkeypatch.setattr("jobsync.stores.postgres.pool._UNUSED", 0.0)
     for _ in range(3):
         await store.now()
     assert len(store._pool._idle) == 1
@@ -811,7 +811,7 @@ def test_a_pool_that_connects_lets_its_loop_end(url: str, monkeypatch: pytest.Mo
             begun.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(Connection, "connect", never)
+        monkeypatch.setattr(PostgresConnection, "connect", never)
         busy = [asyncio.create_task(pool.run("SELECT pg_sleep(60)")) for _ in range(2)]
         await begun.wait()
         assert not any(task.done() for task in busy)

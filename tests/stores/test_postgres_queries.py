@@ -8,7 +8,7 @@ from places_postgres import PostgresPlace
 from servers import PostgresServer
 
 from jobsync import Database
-from jobsync.stores.postgrespool import PostgresPool
+from jobsync.stores.postgres.pool import PostgresPool
 
 TOTAL = 100_000
 

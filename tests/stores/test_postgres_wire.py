@@ -9,20 +9,20 @@ import pytest
 from psycopg.pq import TransactionStatus
 from servers import PostgresServer
 
-from jobsync.stores.postgreswire import Connection
+from jobsync.stores.postgres.connection import PostgresConnection
 
 LONG = 60.0
 
 
 @pytest.fixture
-async def connection(postgres: PostgresServer) -> AsyncIterator[Connection]:
+async def connection(postgres: PostgresServer) -> AsyncIterator[PostgresConnection]:
     """A connection of its own."""
-    connection = await Connection.connect(postgres.url, autocommit=True)
+    connection = await PostgresConnection.connect(postgres.url, autocommit=True)
     yield connection
     await connection.close()
 
 
-def end_session(postgres: PostgresServer, connection: Connection) -> None:
+def end_session(postgres: PostgresServer, connection: PostgresConnection) -> None:
     """Let the administrator end a session, and wait until it is over."""
     pid = connection.info.backend_pid
     with psycopg.connect(postgres.url, autocommit=True) as admin:
@@ -35,7 +35,9 @@ async def pass_rounds() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_loop_goes_on_listening_between_statements(connection: Connection) -> None:
+async def test_the_loop_goes_on_listening_between_statements(
+    connection: PostgresConnection,
+) -> None:
     """Psycopg leaves the waiting to `wait`, without limits of its own; that is what is fast."""
     for number in range(3):
         assert await connection.run("SELECT %s::int", [number]) == [(number,)]
@@ -43,7 +45,7 @@ async def test_the_loop_goes_on_listening_between_statements(connection: Connect
 
 
 async def test_notifications_may_be_waited_for_in_between(
-    postgres: PostgresServer, connection: Connection
+    postgres: PostgresServer, connection: PostgresConnection
 ) -> None:
     """Psycopg waits for them, with its own limit; then statements go on as before."""
     assert [note async for note in connection.notifies(timeout=0.0)] == []
@@ -56,14 +58,14 @@ async def test_notifications_may_be_waited_for_in_between(
     assert await connection.run("SELECT 1", ()) == [(1,)]
 
 
-async def test_what_fills_the_socket_is_sent_in_parts(connection: Connection) -> None:
+async def test_what_fills_the_socket_is_sent_in_parts(connection: PostgresConnection) -> None:
     """And what fills it on the way back is read in parts."""
     text = "x" * 20_000_000
     assert await connection.run("SELECT %s::text", [text]) == [(text,)]
     assert await connection.run("SELECT 1", ()) == [(1,)]
 
 
-async def test_an_error_leaves_the_connection_usable(connection: Connection) -> None:
+async def test_an_error_leaves_the_connection_usable(connection: PostgresConnection) -> None:
     """The server's, and psycopg's own before anything is sent."""
     with pytest.raises(psycopg.errors.DivisionByZero):
         await connection.run("SELECT 1 / 0", ())
@@ -72,7 +74,7 @@ async def test_an_error_leaves_the_connection_usable(connection: Connection) -> 
     assert await connection.run("SELECT 1", ()) == [(1,)]
 
 
-async def test_each_statement_has_all_the_time(connection: Connection) -> None:
+async def test_each_statement_has_all_the_time(connection: PostgresConnection) -> None:
     """One timer serves them all, and is moved on when it rings before the last has had its time."""
     connection.patience = 0.5
     for _ in range(4):
@@ -80,7 +82,7 @@ async def test_each_statement_has_all_the_time(connection: Connection) -> None:
     assert not connection.closed
 
 
-async def test_a_statement_that_takes_too_long_is_given_up(connection: Connection) -> None:
+async def test_a_statement_that_takes_too_long_is_given_up(connection: PostgresConnection) -> None:
     """Its answer would be taken for the next one's, so the connection is closed."""
     connection.patience = 0.2
     await connection.run("SELECT pg_sleep(0.1)", ())
@@ -89,7 +91,7 @@ async def test_a_statement_that_takes_too_long_is_given_up(connection: Connectio
     assert connection.closed
 
 
-async def test_a_timer_that_rings_for_nobody_is_set_again(connection: Connection) -> None:
+async def test_a_timer_that_rings_for_nobody_is_set_again(connection: PostgresConnection) -> None:
     """After a pause too a statement is given up in time."""
     connection.patience = 0.1
     await connection.run("SELECT 1", ())
@@ -100,7 +102,9 @@ async def test_a_timer_that_rings_for_nobody_is_set_again(connection: Connection
 
 
 @pytest.mark.parametrize("rounds", range(5))
-async def test_who_is_cancelled_gets_away_at_once(connection: Connection, rounds: int) -> None:
+async def test_who_is_cancelled_gets_away_at_once(
+    connection: PostgresConnection, rounds: int
+) -> None:
     """At whatever point; nothing is left behind, and no error that nobody asked for."""
     asking = asyncio.create_task(connection.run("SELECT pg_sleep(60)", ()))
     for _ in range(rounds):
@@ -113,18 +117,18 @@ async def test_who_is_cancelled_gets_away_at_once(connection: Connection, rounds
 
 
 async def test_a_session_that_ended_unasked_is_noticed_once(
-    postgres: PostgresServer, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, connection: PostgresConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop does not come back to it again and again; whoever wants to use it is told."""
     heard = 0
-    go_on = Connection._go_on
+    go_on = PostgresConnection._go_on
 
-    def count(self: Connection, ready: object) -> None:
+    def count(self: PostgresConnection, ready: object) -> None:
         nonlocal heard
         heard += 1
         go_on(self, ready)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Connection, "_go_on", count)
+    monkeypatch.setattr(PostgresConnection, "_go_on", count)
     await connection.run("SELECT 1", ())
     assert not connection.is_stale
     heard = 0
@@ -138,7 +142,7 @@ async def test_a_session_that_ended_unasked_is_noticed_once(
 
 
 async def test_a_session_that_ends_leaves_nothing_in_the_loop(
-    postgres: PostgresServer, connection: Connection
+    postgres: PostgresServer, connection: PostgresConnection
 ) -> None:
     """Not even where somebody has a copy of the socket that libpq closes, as a forked child has."""
     asking = asyncio.create_task(connection.run("SELECT pg_sleep(60)", ()))
@@ -165,13 +169,13 @@ async def test_a_connection_without_room_for_files_is_refused(
     def refuse(_: int) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("jobsync.stores.postgreswire.os.dup", refuse)
+    monkeypatch.setattr("jobsync.stores.postgres.connection.os.dup", refuse)
     with pytest.raises(psycopg.OperationalError, match="Too many open files"):
-        await Connection.connect(postgres.url, autocommit=True)
+        await PostgresConnection.connect(postgres.url, autocommit=True)
 
 
 async def test_a_loop_that_cannot_listen_leaves_the_answer_open(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
+    connection: PostgresConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The statement was sent: it fails as it does when the server hangs up."""
 
@@ -184,7 +188,7 @@ async def test_a_loop_that_cannot_listen_leaves_the_answer_open(
     assert connection.pgconn.transaction_status == TransactionStatus.ACTIVE
 
 
-async def test_rows_are_not_kept(connection: Connection) -> None:
+async def test_rows_are_not_kept(connection: PostgresConnection) -> None:
     """What is kept to send a statement again holds on to its result."""
     await connection.run("SELECT 1", ())
     assert connection._cursor is not None

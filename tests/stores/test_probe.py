@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from jobsync import Applied, Components, Conflicted, Misconfigured, Put, Unknown
-from jobsync.stores.contract import Change, Outcome
-from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.contract import Change, Outcome, StoreDecorator
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.probe import VERDICT_KEY, assure, probe, read_verdict
 

@@ -25,11 +25,10 @@ from jobsync import (
     Unknown,
     open_store,
 )
-from jobsync.stores import sqlitefile
-from jobsync.stores.mounts import filesystem_of
-from jobsync.stores.sql.schema import SQLITE_STEPS
-from jobsync.stores.sqlite import SqliteStore
-from jobsync.stores.sqlitefile import CommitFailed, SqliteFile
+from jobsync.stores.sqlite import file as sqlitefile
+from jobsync.stores.sqlite.file import CommitFailed, SqliteFile, filesystem_of
+from jobsync.stores.sqlite.store import SqliteStore
+from jobsync.stores.tables import SQLITE_STEPS
 
 
 @pytest.fixture
@@ -603,7 +602,7 @@ async def test_a_name_too_long_for_the_filesystem_is_refused(tmp_path: Path) -> 
 _WAITS_FOR_A_LOCK = """
 import asyncio, sqlite3, sys
 from pathlib import Path
-from jobsync.stores.sqlite import SqliteStore
+from jobsync.stores.sqlite.store import SqliteStore
 
 async def main():
     store = await SqliteStore.connect(Path(sys.argv[1]))

@@ -17,8 +17,8 @@ from jobsync.core.trust import Timing
 from jobsync.errors import Fenced, JobsyncError, Misconfigured, OutcomeUnknown
 from jobsync.events import Event
 from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store, Unknown
-from jobsync.stores.drafts import stamp
 from jobsync.stores.memory import MemoryStore
+from jobsync.stores.record_codec import stamp
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing.invariants import check_commits, check_roles, check_takes, check_told
 from jobsync.testing.network import CALM, Link, Weather

@@ -10,7 +10,7 @@ import msgspec
 
 from jobsync import Components, Store
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.sqlite import SqliteStore
+from jobsync.stores.sqlite.store import SqliteStore
 
 __all__ = ["MemoryPlace", "Place", "SqlitePlace"]
 

@@ -7,9 +7,9 @@ from obstore.store import S3Store
 
 from jobsync import Components, Store
 from jobsync.core.urls import ObjectsUrl
-from jobsync.stores.envelope import unwrap, wrap
-from jobsync.stores.naming import Naming
-from jobsync.stores.objects import ObjectsStore
+from jobsync.stores.objects.layout import Naming
+from jobsync.stores.objects.store import ObjectsStore
+from jobsync.stores.record_codec import unwrap, wrap
 from jobsync.stores.settling import SettlingStore
 
 __all__ = ["ObjectsPlace"]

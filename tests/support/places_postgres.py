@@ -8,7 +8,7 @@ from psycopg import sql
 
 from jobsync import Components, Store
 from jobsync.core.urls import PostgresUrl, parse_url
-from jobsync.stores.postgres import PostgresStore
+from jobsync.stores.postgres.store import PostgresStore
 from jobsync.stores.settling import SettlingStore
 
 __all__ = ["PostgresPlace"]

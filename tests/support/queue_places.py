@@ -13,9 +13,14 @@ from jobsync import Components, OutcomeUnknown, Store
 from jobsync.queue.directory import Directory
 from jobsync.queue.opening import open_directory, open_port
 from jobsync.queue.port import QueuePort
-from jobsync.stores.decorator import StoreDecorator
-from jobsync.stores.sql.access import Parameters, PostgresAccess, SqlAccess, SqliteAccess
-from jobsync.stores.sqlite import SqliteStore
+from jobsync.stores.contract import StoreDecorator
+from jobsync.stores.sql_access import (
+    Parameters,
+    PostgresAccess,
+    SqlAccess,
+    SqliteAccess,
+)
+from jobsync.stores.sqlite.store import SqliteStore
 
 __all__ = ["PostgresQueues", "QueuePlace", "SqliteQueues", "Trouble"]
 

@@ -95,7 +95,7 @@ if __name__ == "__main__":
     import jobsync.cli.target
     import jobsync.queue.posting
     import jobsync.queue.rows_postgres
-    import jobsync.stores.postgres  # noqa: F401 - not that of objects, which forks badly
+    import jobsync.stores.postgres.store  # noqa: F401 - not that of objects, which forks badly
     from jobsync.cli.main import main
 
     sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))

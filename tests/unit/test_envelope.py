@@ -12,7 +12,9 @@ from jobsync.core.ids import NONCE_LENGTH
 from jobsync.core.keys import MAX_KEY
 from jobsync.core.urls import MAX_PREFIX
 from jobsync.stores.contract import TRAIL_LENGTH
-from jobsync.stores.envelope import (
+from jobsync.stores.history import lines_of
+from jobsync.stores.objects.layout import BatchName, Naming, is_segment
+from jobsync.stores.record_codec import (
     LIVE_SIZE,
     MAX_FORMAT,
     unwrap,
@@ -20,8 +22,6 @@ from jobsync.stores.envelope import (
     wrap,
     wrap_lines,
 )
-from jobsync.stores.lines import lines_of
-from jobsync.stores.naming import BatchName, Naming, is_segment
 
 nonces = st.text("abcXYZ019-_", min_size=NONCE_LENGTH, max_size=NONCE_LENGTH)
 trails = st.lists(nonces, min_size=1, max_size=TRAIL_LENGTH).map(" ".join)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from chance import FakeClock
 
-from jobsync.stores.filechanges import FileChanges
+from jobsync.stores.sqlite.file import FileChanges
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from jobsync import Misconfigured, Unavailable
-from jobsync.stores.replies import Refusal
+from jobsync.stores.objects.errors import Refusal
 
 _PUT = "Error performing PUT http://h/jobs/k in 1ms - "
 

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from jobsync.stores.topics import Topics
+from jobsync.stores.local_notify import LocalNotifier
 
 
 def test_a_waiter_whose_loop_is_gone_harms_nobody() -> None:
     """Waking goes on past a loop that was closed under its waiter."""
-    topics = Topics()
+    topics = LocalNotifier()
     loop = asyncio.new_event_loop()
     waiting = loop.create_task(topics.wait("n/", 60))
     loop.run_until_complete(asyncio.sleep(0))
@@ -18,7 +18,7 @@ def test_a_waiter_whose_loop_is_gone_harms_nobody() -> None:
 
 async def test_only_its_own_topic_wakes_a_waiter() -> None:
     """Another topic's change ends nobody's wait."""
-    topics = Topics()
+    topics = LocalNotifier()
     waiting = asyncio.create_task(topics.wait("n/", 60))
     await asyncio.sleep(0)
     topics.wake(["m/"])

@@ -46,13 +46,13 @@ def _write(url: StoreUrl, places: Places) -> str:
     from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl
     from jobsync.jobs import sqliteviews
     from jobsync.stores.opening import require
-    from jobsync.stores.sql.schema import SQLITE_STEPS
+    from jobsync.stores.tables import SQLITE_STEPS
 
     match url:
         case PostgresUrl():
             require("postgresql", "psycopg", "postgres")
             from jobsync.jobs.postgresviews import views_sql
-            from jobsync.stores.postgrestables import schema_sql
+            from jobsync.stores.postgres.schema import schema_sql
 
             views = views_sql(url.schema or "public", places, _ROLE)
             return f"{schema_sql(url)}\nBEGIN;\n{views}COMMIT;"

@@ -35,7 +35,7 @@ from jobsync.errors import (
     Unavailable,
 )
 from jobsync.events import HandlerFailed
-from jobsync.stores.witness import Witness
+from jobsync.stores.corruption_log import CorruptionLog
 
 if TYPE_CHECKING:
     from jobsync.coordination.membership import Membership
@@ -77,7 +77,7 @@ class Coordinator:
         self._governs = governs
         self._clock = membership.components.clock
         self._events = membership.components.events
-        self._witness = Witness(membership.store.name, self._events)
+        self._witness = CorruptionLog(membership.store.name, self._events)
         self._task: asyncio.Task[None] | None = None
         self._working: asyncio.Task[None] | None = None
         self._stopped_by: asyncio.Task[Any] | None = None

@@ -42,7 +42,7 @@ from jobsync.core.codec import MAX_INTEGER
 from jobsync.core.trust import Timing
 from jobsync.errors import Corrupt, NewerFormat
 from jobsync.stores.contract import Applied, Put, Record, Store
-from jobsync.stores.witness import Witness
+from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = ["LOOK", "Election", "Held", "ask"]
 
@@ -119,7 +119,7 @@ class Election:
         self._store = store
         self._clock = components.clock
         self._events = components.events
-        self._witness = Witness(store.name, components.events)
+        self._witness = CorruptionLog(store.name, components.events)
         self._timing = timing
         self._observer = observer
         self._settings = settings

@@ -22,7 +22,6 @@ from jobsync.coordination.events import (
     WorkerHeartbeat,
 )
 from jobsync.coordination.observer import Observer
-from jobsync.coordination.reading import read_each
 from jobsync.coordination.role import REQUESTS, ROLES, worker_of
 from jobsync.coordination.roll import Roll
 from jobsync.coordination.session import SESSIONS, Life, Session
@@ -33,8 +32,8 @@ from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
 from jobsync.errors import Corrupt, Misconfigured, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import Record, Store
+from jobsync.stores.corruption_log import CorruptionLog, read_each
 from jobsync.stores.settling import SettlingStore
-from jobsync.stores.witness import Witness
 
 __all__ = ["Member"]
 
@@ -81,7 +80,7 @@ class Member:
         self._worker = worker
         self._facts = dict(facts)
         self._changed = changed
-        self._witness = Witness(store.name, components.events)
+        self._witness = CorruptionLog(store.name, components.events)
         self._leaving: list[Election] = []
         """Elections that this worker stands in no longer, but may yet be given the role of."""
         self._observer = Observer(self._settled, components, timing)

@@ -30,8 +30,8 @@ from jobsync.errors import Corrupt, Invalid, Unavailable
 from jobsync.events import Event, Events
 from jobsync.settings import Sources, resolve
 from jobsync.stores.contract import Store
+from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.opening import open_another, open_store, read_url
-from jobsync.stores.witness import Witness
 
 __all__ = ["Membership", "Peer", "describe_process"]
 
@@ -82,7 +82,7 @@ class Membership:
         self._host = host
         self._open_own = open_own
         self._facts = dict(facts or {})
-        self._witness = Witness(store.name, components.events)
+        self._witness = CorruptionLog(store.name, components.events)
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._coordinators: dict[str, Coordinator] = {}
         self._watched: dict[str, frozenset[str]] = {}

@@ -13,13 +13,12 @@ from itertools import takewhile
 from typing import Any
 
 from jobsync.components import Components
-from jobsync.coordination.reading import read_each
 from jobsync.coordination.session import SESSIONS, Life, read_life
 from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing, Watch
 from jobsync.errors import Corrupt
 from jobsync.stores.contract import Applied, Record, Store
-from jobsync.stores.witness import Witness
+from jobsync.stores.corruption_log import CorruptionLog, read_each
 
 __all__ = ["MOURNING", "Observer"]
 
@@ -57,7 +56,7 @@ class Observer:
         self._dead: dict[str, Mono] = {}
         self.living: frozenset[str] = frozenset()
         """Who was there and not dead, at the last look at all."""
-        self._witness = Witness(store.name, components.events)
+        self._witness = CorruptionLog(store.name, components.events)
 
     def is_dead(self, incarnation: str) -> bool:
         """Say whether a session's death is written, or it was missed for a whole timeout."""

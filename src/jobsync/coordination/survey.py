@@ -11,14 +11,13 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from jobsync.components import Components
-from jobsync.coordination.reading import read_each
 from jobsync.coordination.role import ROLES, PastTerm, read_role, worker_of
 from jobsync.coordination.session import SESSIONS, Life, read_life
 from jobsync.core.codec import Json
 from jobsync.core.keys import unescape
 from jobsync.errors import Corrupt, NewerFormat
 from jobsync.stores.contract import Record, Store
-from jobsync.stores.witness import Witness
+from jobsync.stores.corruption_log import CorruptionLog, read_each
 
 __all__ = ["Condition", "RoleSeen", "SessionSeen", "Survey", "survey"]
 
@@ -75,7 +74,7 @@ async def survey(store: Store, components: Components) -> Survey:
     Raises:
         Unavailable: the store does not answer.
     """
-    witness = Witness(store.name, components.events)
+    witness = CorruptionLog(store.name, components.events)
     records = await store.scan(SESSIONS, limit=_MOST)
     ages = await asyncio.gather(*map(store.age, records))
     lives: dict[str, Life] = {}

@@ -21,7 +21,7 @@ from jobsync.database.shelf import Shelf, Verdict
 from jobsync.errors import Conflict, Invalid
 from jobsync.events import Event
 from jobsync.stores.contract import Record, Store
-from jobsync.stores.witness import Witness
+from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = ["DROPPED", "Catalogue", "ResourceCreated", "ResourceDropped", "ResourceEvolved"]
 
@@ -73,7 +73,7 @@ class Catalogue:
         self._source = source
         self._components = components
         self._events = components.events
-        self._witness = Witness("resources", components.events)
+        self._witness = CorruptionLog("resources", components.events)
         self._clock = components.clock
         self._shelf = Shelf(source, DEFINITIONS, components, "resource")
         self._dropped = Shelf(source, DROPPED, components, "dropped resource")

@@ -22,7 +22,7 @@ from jobsync.core.ids import NONCE_LENGTH
 from jobsync.core.keys import MAX_SEGMENT, escape
 from jobsync.errors import Corrupt, Invalid, OutcomeUnknown
 from jobsync.stores.contract import BURIAL_AGE, Outcome, Put, Record, Store, Unknown
-from jobsync.stores.witness import Witness
+from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = ["INDEXES", "Entry", "Index", "RankOf"]
 
@@ -67,7 +67,7 @@ class Index:
         self._rank_of = rank_of
         self._clock = components.clock
         self._ids = components.ids
-        self._witness = Witness(f"index {name}", components.events)
+        self._witness = CorruptionLog(f"index {name}", components.events)
 
     async def write(self, changes: Sequence[Put]) -> list[Outcome]:
         """Write records, each after its entry. One that keeps its rank needs no new entry.

@@ -16,7 +16,7 @@ from jobsync.database.shelf import Shelf
 from jobsync.errors import Invalid
 from jobsync.events import Events
 from jobsync.stores.contract import Record, Where
-from jobsync.stores.witness import Witness
+from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = ["Listing", "Page"]
 
@@ -43,7 +43,7 @@ class Listing:
 
     def __init__(self, shelf: Shelf, events: Events) -> None:
         self._shelf = shelf
-        self._witness = Witness(shelf.prefix.rstrip("/"), events)
+        self._witness = CorruptionLog(shelf.prefix.rstrip("/"), events)
 
     async def walk(
         self, where: Where = None, *, limit: int | None = None

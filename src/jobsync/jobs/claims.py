@@ -23,13 +23,12 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
-from jobsync.coordination.reading import read_each
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.jobs.places import Places
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store, Unknown
-from jobsync.stores.witness import Witness
+from jobsync.stores.corruption_log import CorruptionLog, read_each
 
 __all__ = ["Claim", "ClaimState", "Claims", "read_claim"]
 
@@ -119,7 +118,7 @@ class Claims:
         self._reclaim_after = reclaim_after
         self.memory = handover_memory
         self._once = once_per_date
-        self._witness = Witness(store.name, components.events)
+        self._witness = CorruptionLog(store.name, components.events)
         self._running: dict[str, Record] = {}
         self._ending: set[str] = set()
         # What is done can be claimed again without reading it first.

@@ -15,7 +15,6 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.membership import Membership
-from jobsync.coordination.reading import read_each
 from jobsync.coordination.waiting import Heard, listening
 from jobsync.core.assignment import Plan, awaits, has_nothing, token_maker
 from jobsync.core.codec import Json
@@ -38,6 +37,7 @@ from jobsync.jobs.pinboard import Pinboard
 from jobsync.jobs.places import Places
 from jobsync.jobs.retention import Forgotten, forget, note_date
 from jobsync.stores.contract import Record, Store
+from jobsync.stores.corruption_log import read_each
 
 __all__ = ["Crew", "CrewSettings"]
 

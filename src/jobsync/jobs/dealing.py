@@ -32,7 +32,7 @@ from jobsync.jobs.events import Rebalanced
 from jobsync.jobs.node import Named, read_named
 from jobsync.jobs.places import Places
 from jobsync.stores.contract import Record, Store
-from jobsync.stores.witness import Witness
+from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = ["Dealer", "fetch_plan"]
 
@@ -97,7 +97,7 @@ class Dealer:
         self._store = store
         self._clock = components.clock
         self._events = components.events
-        self._witness = Witness(store.name, components.events)
+        self._witness = CorruptionLog(store.name, components.events)
         self._membership = membership
         self._places = places
         self._total = total

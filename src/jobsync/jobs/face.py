@@ -18,8 +18,8 @@ from jobsync.jobs import sqliteviews
 from jobsync.jobs.events import ViewsMissing
 from jobsync.jobs.places import Places
 from jobsync.stores.opening import require
-from jobsync.stores.sql.postgres import quote_name
-from jobsync.stores.sqliteconnection import SqliteConnection
+from jobsync.stores.postgres.queries import quote_name
+from jobsync.stores.sqlite.user_connection import SqliteConnection
 from jobsync.stores.zone import find_zone
 
 __all__ = ["Face"]
@@ -101,9 +101,7 @@ class Face:
         match self._url:
             case PostgresUrl() as url:
                 require("postgresql", "psycopg", "postgres")
-                from jobsync.stores.postgresconnection import (  # noqa: PLC0415 - an extra
-                    connect_postgres,
-                )
+                from jobsync.stores.postgres.user_connection import connect_postgres
 
                 return connect_postgres(url, self._zone or find_zone())
             case SqliteUrl(path):
@@ -126,7 +124,7 @@ class Face:
         import psycopg  # noqa: PLC0415 - an extra
 
         from jobsync.jobs.postgresviews import install  # noqa: PLC0415 - likewise
-        from jobsync.stores.postgreserrors import explain  # noqa: PLC0415 - likewise
+        from jobsync.stores.postgres.errors import explain  # noqa: PLC0415 - likewise
 
         with self.connect() as connection:
             try:

@@ -20,7 +20,7 @@ from jobsync.core.pins import Pin, in_force, merge, read_sheet, write_sheet
 from jobsync.errors import Conflict, Corrupt
 from jobsync.jobs.places import Places
 from jobsync.stores.contract import Record, Store
-from jobsync.stores.witness import Witness
+from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = ["Pinboard"]
 
@@ -54,7 +54,7 @@ class Pinboard:
     ) -> None:
         self._store = store
         self._clock = components.clock
-        self._witness = Witness(store.name, components.events)
+        self._witness = CorruptionLog(store.name, components.events)
         self._places = places
         self._token_of = token_of
         self._sheets: dict[str, _Sheet] = {}

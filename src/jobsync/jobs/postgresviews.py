@@ -19,8 +19,8 @@ from jobsync.core.assignment import MAX_TOKENS
 from jobsync.jobs.places import Places
 from jobsync.jobs.relations import FACE_VERSION, MARK, Relation, find_version
 from jobsync.stores.contract import TRAIL_LENGTH
-from jobsync.stores.postgresbell import channel_of
-from jobsync.stores.sql.postgres import quote_name
+from jobsync.stores.postgres.notifier import channel_of
+from jobsync.stores.postgres.queries import quote_name
 
 __all__ = ["install", "views_sql"]
 

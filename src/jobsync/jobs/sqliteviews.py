@@ -12,7 +12,7 @@ PostgreSQL.
 from jobsync.jobs.places import Places
 from jobsync.jobs.relations import FACE_VERSION, MARK, Relation, find_version
 from jobsync.stores.contract import TRAIL_LENGTH
-from jobsync.stores.sqliteconnection import SqliteConnection
+from jobsync.stores.sqlite.user_connection import SqliteConnection
 
 __all__ = ["install", "join_files", "views_sql"]
 

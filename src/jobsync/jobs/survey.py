@@ -31,7 +31,7 @@ from jobsync.jobs.node import Named, Stage, read_named
 from jobsync.jobs.pinboard import Pinboard
 from jobsync.jobs.places import Places
 from jobsync.stores.contract import Store
-from jobsync.stores.witness import Witness
+from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = [
     "Condition",
@@ -128,7 +128,7 @@ class FleetSurvey:
         """Which assignment stands; grows with each change."""
         self._store = store
         self._clock = components.clock
-        self._witness = Witness(store.name, components.events)
+        self._witness = CorruptionLog(store.name, components.events)
         self._places = Places(fleet)
         self._nodes = sorted(nodes, key=lambda node: node.incarnation)
         self._sessions = {session.incarnation: session for session in seen.sessions}
@@ -257,7 +257,7 @@ async def look_at_fleet(store: Store, components: Components, fleet: str) -> Fle
         NotFound: nobody has ever shared tasks under it.
         Unavailable: the store does not answer.
     """
-    places, witness = Places(fleet), Witness(store.name, components.events)
+    places, witness = Places(fleet), CorruptionLog(store.name, components.events)
     settings = await store.get(places.settings)
     if settings is None:
         raise NotFound("fleet that shares tasks as", fleet)

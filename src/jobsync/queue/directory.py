@@ -16,11 +16,11 @@ from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.port import Kept, Pause
 from jobsync.queue.rows import look_at
 from jobsync.queue.rows_sqlite import read_clock
+from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.postgres.queries import as_array
 from jobsync.stores.sql import sqlite_messages
-from jobsync.stores.sql.access import PostgresAccess, SqliteAccess
-from jobsync.stores.sql.postgres import as_array
 from jobsync.stores.sql.postgres_messages import MessageStatements
-from jobsync.stores.witness import Witness
+from jobsync.stores.sql_access import PostgresAccess, SqliteAccess
 
 __all__ = ["Content", "Directory", "Part", "PostgresDirectory", "SqliteDirectory"]
 
@@ -53,7 +53,7 @@ class Directory(ABC):
     """
 
     def __init__(self, components: Components) -> None:
-        self._witness = Witness(_TOPIC, components.events)
+        self._witness = CorruptionLog(_TOPIC, components.events)
 
     async def look(self) -> Mapping[str, Content]:
         """Give what is in each queue that has messages or is paused, by name.

@@ -6,7 +6,7 @@ from jobsync.queue.directory import Directory, PostgresDirectory, SqliteDirector
 from jobsync.queue.port import QueuePort
 from jobsync.queue.rows_sqlite import SqliteRows
 from jobsync.stores.contract import Store
-from jobsync.stores.sql.access import PostgresAccess, SqliteAccess
+from jobsync.stores.sql_access import PostgresAccess, SqliteAccess
 
 __all__ = ["open_directory", "open_port"]
 

@@ -16,8 +16,7 @@ from jobsync.errors import Invalid
 from jobsync.queue.directory import Part
 from jobsync.queue.opening import open_directory
 from jobsync.queue.port import Kept
-from jobsync.stores.contract import Change, Head, Outcome, Record, Store, Where
-from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.contract import Change, Head, Outcome, Record, Store, StoreDecorator, Where
 
 __all__ = ["MessageRecords"]
 

@@ -29,8 +29,8 @@ from jobsync.queue.port import (
     Settlement,
     check_finished,
 )
-from jobsync.stores.sql.access import SqlAccess
-from jobsync.stores.witness import Witness
+from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.sql_access import SqlAccess
 
 __all__ = ["LAPSED", "MOST", "SPARED", "Found", "Rows", "Taken", "Told", "as_json", "look_at"]
 
@@ -100,7 +100,7 @@ class Rows(QueuePort):
         self._clock = components.clock
         self._randomness = components.randomness
         self._ids = components.ids
-        self._witness = Witness(self.topic, components.events)
+        self._witness = CorruptionLog(self.topic, components.events)
         self._hints = access
 
     async def push(self, letters: Sequence[Letter]) -> None:
@@ -338,7 +338,7 @@ class _Row(NamedTuple):
     cursor: str
 
 
-def look_at(rows: Sequence[Sequence[Any]], witness: Witness) -> list[Kept]:
+def look_at(rows: Sequence[Sequence[Any]], witness: CorruptionLog) -> list[Kept]:
     """Give messages; leave out what cannot be understood, and report it."""
     kept = []
     for row in rows:

@@ -20,9 +20,9 @@ from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.joining import refuse
 from jobsync.queue.port import Ended, Letter, Receipt
 from jobsync.queue.rows import LAPSED, MOST, SPARED, Rows, Taken, Told, as_json
-from jobsync.stores.sql.access import PostgresAccess
-from jobsync.stores.sql.postgres import as_array
+from jobsync.stores.postgres.queries import as_array
 from jobsync.stores.sql.postgres_messages import MessageStatements
+from jobsync.stores.sql_access import PostgresAccess
 
 __all__ = ["PostgresRows"]
 

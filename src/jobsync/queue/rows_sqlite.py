@@ -19,7 +19,7 @@ from jobsync.queue.joining import refuse
 from jobsync.queue.port import Ended, Letter, Receipt
 from jobsync.queue.rows import LAPSED, MOST, SPARED, Found, Rows, Taken, Told, as_json
 from jobsync.stores.sql import sqlite_messages as sql
-from jobsync.stores.sql.access import SqliteAccess
+from jobsync.stores.sql_access import SqliteAccess
 
 __all__ = ["SqliteRows", "read_clock"]
 

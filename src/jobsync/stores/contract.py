@@ -18,9 +18,9 @@ A store is one file that inherits `Store` and passes the conformance suite.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -28,10 +28,7 @@ from jobsync.core.clock import Wall
 from jobsync.core.codec import Json
 from jobsync.core.ids import NONCE_LENGTH
 from jobsync.errors import Conflict, OutcomeUnknown
-from jobsync.stores.sql.access import SqlAccess
-
-# Structs here are made by the thousand and never refer back to what holds them, so the
-# garbage collector need not look at them (gc=False).
+from jobsync.stores.sql_access import SqlAccess
 
 __all__ = [
     "BURIAL_AGE",
@@ -46,10 +43,12 @@ __all__ = [
     "Put",
     "Record",
     "Store",
+    "StoreDecorator",
     "Unknown",
     "Where",
     "unwrap",
 ]
+
 
 TRAIL_LENGTH = 16
 """How many nonces a record keeps: a lost reply can be settled across that many writes."""
@@ -327,3 +326,107 @@ def unwrap(outcome: Outcome, key: str) -> Record:
             raise Conflict(key)
         case Unknown(reason):
             raise OutcomeUnknown(key, reason)
+
+
+# A store around a store. A decorator says in one place what happens around every call.
+
+
+T = TypeVar("T")
+
+
+class StoreDecorator(Store):
+    """Passes every call on; inherit it and override `around`, or a call of its own."""
+
+    def __init__(self, inner: Store) -> None:
+        self.name = inner.name
+        self.traits = inner.traits
+        self.is_dear = inner.is_dear
+        self.inner = inner
+
+    async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
+        """Surround a call.
+
+        Args:
+            call: get, write, heads, scan, append, read, discard, bury, drop or age.
+            sent: how many keys, changes or lines it sends.
+            work: makes the call.
+        """
+        del call, sent
+        return await work()
+
+    async def get_many(
+        self, keys: Sequence[str], *, tombstones: bool = False
+    ) -> list[Record | None]:
+        """Read records by name."""
+        return await self.around(
+            "get", len(keys), lambda: self.inner.get_many(keys, tombstones=tombstones)
+        )
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Make changes."""
+        return await self.around("write", len(changes), lambda: self.inner.write(changes))
+
+    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
+        """List names and versions."""
+        return await self.around(
+            "heads", 0, lambda: self.inner.heads(prefix, after=after, limit=limit)
+        )
+
+    async def scan(
+        self, prefix: str, *, after: str = "", limit: int = 1000, where: Where = None
+    ) -> list[Record]:
+        """List records."""
+        return await self.around(
+            "scan", 0, lambda: self.inner.scan(prefix, after=after, limit=limit, where=where)
+        )
+
+    async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
+        """Add lines to a history."""
+        await self.around(
+            "append", len(entries), lambda: self.inner.append(stream, entries, batch=batch)
+        )
+
+    async def read(
+        self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
+    ) -> list[Entry]:
+        """Read history."""
+        return await self.around(
+            "read", 0, lambda: self.inner.read(stream, after=after, limit=limit, where=where)
+        )
+
+    async def discard(self, stream: str, *, older_than: float) -> int:
+        """Forget old lines of a history."""
+        return await self.around(
+            "discard", 0, lambda: self.inner.discard(stream, older_than=older_than)
+        )
+
+    async def bury(self, prefix: str, *, older_than: float = BURIAL_AGE, limit: int = 1000) -> int:
+        """Remove old tombstones."""
+        return await self.around(
+            "bury", 0, lambda: self.inner.bury(prefix, older_than=older_than, limit=limit)
+        )
+
+    async def drop(self, keys: Sequence[str]) -> None:
+        """Remove records for good."""
+        await self.around("drop", len(keys), lambda: self.inner.drop(keys))
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Return early if something changed. Waiting is not surrounded: it is only a hint."""
+        await self.inner.wait(topic, timeout)
+
+    @property
+    def sql(self) -> SqlAccess | None:
+        """The inner store's. What goes this way is not surrounded."""
+        return self.inner.sql
+
+    async def now(self) -> Wall | None:
+        """Tell the store's own time of day."""
+        return await self.inner.now()
+
+    async def age(self, record: Record) -> float | None:
+        """Tell for how long a version has stood."""
+        return await self.around("age", 1, lambda: self.inner.age(record))
+
+    async def close(self) -> None:
+        """Let go of the inner store."""
+        await self.inner.close()

@@ -29,11 +29,17 @@ from jobsync.stores.contract import (
     Store,
     Where,
 )
-from jobsync.stores.drafts import draft
-from jobsync.stores.lines import check_after, check_stream, entry_of, first_id, lines_of
+from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.history import (
+    check_after,
+    check_stream,
+    entry_of,
+    first_id,
+    lines_of,
+)
+from jobsync.stores.local_notify import LocalNotifier
 from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
-from jobsync.stores.topics import Topics
-from jobsync.stores.witness import Witness
+from jobsync.stores.record_codec import draft
 
 __all__ = ["MemoryStore"]
 
@@ -59,7 +65,7 @@ class _Data:
         self.levels: dict[str, list[str]] = {}
         """The keys under each prefix, in order."""
         self.streams: dict[str, dict[str, bytes]] = {}
-        self.topics = Topics()
+        self.topics = LocalNotifier()
 
     def under(self, prefix: str, after: str = "") -> list[str]:
         """List the keys of one level, in order."""
@@ -95,7 +101,7 @@ class MemoryStore(Store):
         self.name = f"memory://{name}"
         self._clock = components.clock
         self._ids = components.ids
-        self._witness = Witness(self.name, components.events)
+        self._witness = CorruptionLog(self.name, components.events)
         self._data = _shared.setdefault(name, _Data()) if name else _Data()
 
     async def get_many(

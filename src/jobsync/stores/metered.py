@@ -10,15 +10,14 @@ from typing import TypeVar
 import msgspec
 
 from jobsync.core.clock import Clock
-from jobsync.stores.contract import Change, Conflicted, Outcome, Store, Unknown
-from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.contract import Change, Conflicted, Outcome, Store, StoreDecorator, Unknown
 
-__all__ = ["FREE", "Meter", "MeteredStore", "Tally", "Tariff"]
+__all__ = ["FREE", "CallStats", "Meter", "MeteredStore", "Tariff"]
 
 T = TypeVar("T")
 
 
-class Tally(msgspec.Struct):
+class CallStats(msgspec.Struct):
     """What one kind of call came to."""
 
     calls: int = 0
@@ -63,10 +62,10 @@ class Meter:
 
     def __init__(self, tariff: Tariff = FREE) -> None:
         self.tariff = tariff
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, CallStats] = {}
 
-    def __getitem__(self, call: str) -> Tally:
-        return self.tallies.setdefault(call, Tally())
+    def __getitem__(self, call: str) -> CallStats:
+        return self.tallies.setdefault(call, CallStats())
 
     @property
     def requests(self) -> int:

@@ -23,7 +23,7 @@ from jobsync.stores.contract import Store
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.probe import assure, read_verdict
 from jobsync.stores.settling import SettlingStore
-from jobsync.stores.sqlite import SqliteStore
+from jobsync.stores.sqlite.store import SqliteStore
 
 __all__ = ["open_another", "open_bare", "open_store", "read_url", "require"]
 
@@ -79,14 +79,14 @@ async def open_bare(url: StoreUrl, components: Components) -> Store:
             return await SqliteStore.connect(Path(path), components)
         case PostgresUrl():
             require("postgresql", "psycopg", "postgres")
-            from jobsync.stores.postgres import PostgresStore  # noqa: PLC0415 - an extra
+            from jobsync.stores.postgres.store import PostgresStore  # noqa: PLC0415 - an extra
 
             return await PostgresStore.connect(url, components)
         case ObjectsUrl():
             require(url.provider, "obstore", "s3")
-            from jobsync.stores.manners import open_politely  # noqa: PLC0415 - an extra
+            from jobsync.stores.objects.quirks import open_with_quirks  # noqa: PLC0415 - an extra
 
-            return await open_politely(url, components)
+            return await open_with_quirks(url, components)
 
 
 async def open_another(store: Store, url: StoreUrl, components: Components) -> Store:

@@ -14,7 +14,7 @@ from jobsync.components import Components
 from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown
 from jobsync.stores.contract import Applied, Conflicted, Put, Store, Unknown
 
-__all__ = ["VERDICT_KEY", "Finding", "Verdict", "assure", "probe", "read_verdict"]
+__all__ = ["VERDICT_KEY", "Finding", "ProbeVerdict", "assure", "probe", "read_verdict"]
 
 VERDICT_KEY = "meta/probe"
 """Where the verdict of the first probe is kept, so that later connects need not ask again."""
@@ -69,7 +69,7 @@ async def _find(store: Store, key: str, check: str, ask: _Question) -> Finding:
     return Finding(check, ok, detail, "" if ok else _HEED)
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ProbeVerdict(msgspec.Struct, frozen=True):
     """That a store has passed, and what was learned about it."""
 
     at: float
@@ -77,7 +77,7 @@ class Verdict(msgspec.Struct, frozen=True):
     traits: dict[str, bool]
 
 
-async def read_verdict(store: Store) -> Verdict | None:
+async def read_verdict(store: Store) -> ProbeVerdict | None:
     """Read the verdict of an earlier probe.
 
     Raises:
@@ -85,7 +85,7 @@ async def read_verdict(store: Store) -> Verdict | None:
     """
     try:
         record = await store.get(VERDICT_KEY)
-        return None if record is None else msgspec.convert(record.value, Verdict)
+        return None if record is None else msgspec.convert(record.value, ProbeVerdict)
     except (Corrupt, msgspec.ValidationError) as error:
         raise Misconfigured(
             "url",
@@ -105,7 +105,7 @@ async def assure(store: Store, components: Components) -> None:
     failed = [finding.check for finding in findings if not finding.ok]
     if failed:
         raise Misconfigured("url", store.name, f"fails the probe: {', '.join(failed)}", _HEED)
-    verdict = Verdict(
+    verdict = ProbeVerdict(
         components.clock.wall().seconds,
         [finding.check for finding in findings],
         {name: bool(trait) for name, trait in store.traits.items()},

@@ -26,10 +26,10 @@ from jobsync.stores.contract import (
     Outcome,
     Record,
     Store,
+    StoreDecorator,
     Unknown,
 )
-from jobsync.stores.decorator import StoreDecorator
-from jobsync.stores.drafts import draft, stamp
+from jobsync.stores.record_codec import draft, stamp
 
 __all__ = ["DEADLINE", "SettlingStore", "judge"]
 
@@ -39,10 +39,10 @@ DEADLINE = 30.0
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 4.0
 
-Verdict: TypeAlias = Literal["pending", "applied", "conflicted", "unknowable"]
+WriteFate: TypeAlias = Literal["pending", "applied", "conflicted", "unknowable"]
 
 
-def judge(base: Record | None, nonce: str, current: Record | None) -> Verdict:
+def judge(base: Record | None, nonce: str, current: Record | None) -> WriteFate:
     """Say what became of a write, from the record that is there now, tombstone or not."""
     before = 0 if base is None else base.seq
     if current is None:

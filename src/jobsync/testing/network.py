@@ -28,14 +28,14 @@ from jobsync.stores.contract import (
     Outcome,
     Record,
     Store,
+    StoreDecorator,
     Unknown,
     Where,
 )
-from jobsync.stores.decorator import StoreDecorator
-from jobsync.stores.drafts import stamp
+from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.record_codec import stamp
 from jobsync.stores.settling import SettlingStore
-from jobsync.stores.sql.access import SqlAccess
-from jobsync.stores.witness import Witness
+from jobsync.stores.sql_access import SqlAccess
 from jobsync.testing.rowlink import RowLink
 from jobsync.testing.rows import Rows
 from jobsync.testing.told import ToldStore
@@ -110,7 +110,7 @@ class Link(StoreDecorator):
         self._travel = world.loop.call_outside
         self._node = node
         self._ids = node.components.ids
-        self._witness = Witness(self.name, node.components.events)
+        self._witness = CorruptionLog(self.name, node.components.events)
         node.links.append(self)
 
     def mend(self) -> None:

@@ -11,7 +11,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.stores.sql.access import Parameters, SqliteAccess
+from jobsync.stores.sql_access import Parameters, SqliteAccess
 from jobsync.testing.rows import ASKED, Rows
 
 if TYPE_CHECKING:

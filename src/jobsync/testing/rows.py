@@ -15,11 +15,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from jobsync.errors import Misconfigured
-from jobsync.stores.decorator import StoreDecorator
+from jobsync.stores.contract import StoreDecorator
+from jobsync.stores.local_notify import LocalNotifier
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.sql.access import Parameters, SqliteAccess
-from jobsync.stores.sql.schema import SQLITE_STEPS
-from jobsync.stores.topics import Topics
+from jobsync.stores.sql_access import Parameters, SqliteAccess
+from jobsync.stores.tables import SQLITE_STEPS
 from jobsync.testing.world import World
 
 __all__ = ["ASKED", "Asked", "RowStore", "Rows", "digest"]
@@ -86,7 +86,7 @@ class Rows(SqliteAccess):
 
     def __init__(self, world: World) -> None:
         self.clock = world.components.clock
-        self.topics = Topics()
+        self.topics = LocalNotifier()
         self._world = world
         self._touched: list[tuple[Any, ...]] = []
         self._tables: dict[str, dict[str, _Row]] = {"jobsync_message": {}, "jobsync_finished": {}}

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from jobsync.errors import Fenced, Invalid, Misconfigured, NewerFormat, Unavailable
-from jobsync.stores.contract import Change, Outcome, Record, Store
-from jobsync.stores.decorator import StoreDecorator
-from jobsync.stores.drafts import stamp
+from jobsync.stores.contract import Change, Outcome, Record, Store, StoreDecorator
+from jobsync.stores.record_codec import stamp
 from jobsync.testing.nodes import Node
 
 __all__ = ["ToldStore"]

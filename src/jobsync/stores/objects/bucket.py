@@ -30,14 +30,14 @@ from obstore.store import AzureStore, S3Store
 from jobsync.core.secrets import Secret
 from jobsync.core.urls import ObjectsUrl
 from jobsync.errors import JobsyncError, Misconfigured, Unavailable
-from jobsync.stores.replies import Refusal
+from jobsync.stores.objects.errors import Refusal
 from jobsync.stores.threads import WorkThreads, together
 
 if TYPE_CHECKING:
     from obstore import ListStream, ObjectMeta
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
 
-__all__ = ["MAX_OBJECT", "Body", "Bucket", "Lane", "Listed", "Listing"]
+__all__ = ["MAX_OBJECT", "Body", "Bucket", "Lane", "Listed", "ObjectListing"]
 
 T = TypeVar("T")
 
@@ -140,12 +140,12 @@ class Bucket:
         """
         return self._hop(lane, self._put, name, body, etag)
 
-    def browse(self, folder: str, lane: Lane, *, after: str = "") -> "Listing":
+    def browse(self, folder: str, lane: Lane, *, after: str = "") -> "ObjectListing":
         """List the objects of a folder in order, from behind a name on."""
         stream = obstore.list(
             self._reads, folder, offset=f"{folder}{after}" if after else None, chunk_size=_PAGE
         )
-        return Listing(lambda: self._hop(lane, self._page, stream, folder))
+        return ObjectListing(lambda: self._hop(lane, self._page, stream, folder))
 
     def delete(self, names: Sequence[str]) -> "asyncio.Future[Refusal | None]":
         """Delete objects whose names are never used again, a thousand in a request."""
@@ -232,7 +232,7 @@ class Bucket:
             ]
 
 
-class Listing:
+class ObjectListing:
     """A listing that is under way, one page of the server's at a time.
 
     Args:

@@ -14,7 +14,7 @@ import msgspec
 
 from jobsync.core.filters import All, AnyOf, Compare, Equals, Exists, Filter, Not, Path
 
-__all__ = ["Condition", "Dialect", "Kind", "narrow"]
+__all__ = ["Dialect", "JsonKind", "SqlCondition", "filter_to_sql"]
 
 _MAX_PARAMETERS = 5_000
 """Beyond this the rows are cheaper to read than the condition."""
@@ -24,44 +24,46 @@ _MAX_PARAMETERS = 5_000
 _is_plain_step = re.compile(r'[^"\\\x00-\x1f]+').fullmatch
 
 
-Kind: TypeAlias = Literal["missing", "null", "true", "false", "number", "text", "array", "object"]
+JsonKind: TypeAlias = Literal[
+    "missing", "null", "true", "false", "number", "text", "array", "object"
+]
 
 
-class Condition(msgspec.Struct, frozen=True):
+class SqlCondition(msgspec.Struct, frozen=True):
     """SQL text with its parameters. Never null, so that it can be negated."""
 
     sql: str
     parameters: tuple[object, ...] = ()
 
-    def negated(self) -> "Condition":
+    def negated(self) -> "SqlCondition":
         """Turn an exact condition around."""
-        return Condition(f"NOT ({self.sql})", self.parameters)
+        return SqlCondition(f"NOT ({self.sql})", self.parameters)
 
 
-_TRUE = Condition("1=1")
-_FALSE = Condition("1=0")
+_TRUE = SqlCondition("1=1")
+_FALSE = SqlCondition("1=0")
 
 
 class Dialect(msgspec.Struct, frozen=True):
     """How one database looks into the JSON document of its column `value`."""
 
-    kind_is: Callable[[Path, Kind], Condition]
+    kind_is: Callable[[Path, JsonKind], SqlCondition]
     """Whether the field has that JSON type; never null."""
-    text: Callable[[Path], Condition]
+    text: Callable[[Path], SqlCondition]
     """The field as text, once it is known to be."""
-    number: Callable[[Path], Condition]
+    number: Callable[[Path], SqlCondition]
     """The field as a number, once it is known to be."""
     mark: str
     """The placeholder of a parameter."""
 
 
-def narrow(where: Filter, dialect: Dialect) -> Condition:
+def filter_to_sql(where: Filter, dialect: Dialect) -> SqlCondition:
     """Give a condition that holds for every row whose document matches."""
     condition = _narrow(where, dialect, negated=False)
     return condition if len(condition.parameters) <= _MAX_PARAMETERS else _TRUE
 
 
-def _narrow(where: Filter, dialect: Dialect, *, negated: bool) -> Condition:
+def _narrow(where: Filter, dialect: Dialect, *, negated: bool) -> SqlCondition:
     match where:
         case All(parts):
             return _join(
@@ -83,10 +85,10 @@ def _narrow(where: Filter, dialect: Dialect, *, negated: bool) -> Condition:
             return _compare(where, dialect, negated=negated)
 
 
-def _equals(where: Equals, dialect: Dialect, *, negated: bool) -> Condition:
+def _equals(where: Equals, dialect: Dialect, *, negated: bool) -> SqlCondition:
     value = where.value
     if value is None or isinstance(value, bool):
-        kind: Kind = "null" if value is None else "true" if value else "false"
+        kind: JsonKind = "null" if value is None else "true" if value else "false"
         return _exact(dialect.kind_is(where.path, kind), negated=negated)
     if isinstance(value, str):
         return _exact(_text(where.path, "=", value, dialect), negated=negated)
@@ -101,7 +103,7 @@ def _equals(where: Equals, dialect: Dialect, *, negated: bool) -> Condition:
     return dialect.kind_is(where.path, "object" if isinstance(value, dict) else "array")
 
 
-def _compare(where: Compare, dialect: Dialect, *, negated: bool) -> Condition:
+def _compare(where: Compare, dialect: Dialect, *, negated: bool) -> SqlCondition:
     value, order = where.value, where.order
     if isinstance(value, str):
         return _exact(_text(where.path, order, value, dialect), negated=negated)
@@ -114,30 +116,30 @@ def _slack(value: float) -> float:
     return abs(value) * 1e-12 + 1e-300
 
 
-def _exact(condition: Condition, *, negated: bool) -> Condition:
+def _exact(condition: SqlCondition, *, negated: bool) -> SqlCondition:
     return condition.negated() if negated else condition
 
 
-def _text(path: Path, operator: str, value: str, dialect: Dialect) -> Condition:
+def _text(path: Path, operator: str, value: str, dialect: Dialect) -> SqlCondition:
     return _typed(path, "text", dialect.text(path), operator, value, dialect)
 
 
-def _number(path: Path, operator: str, value: float, dialect: Dialect) -> Condition:
+def _number(path: Path, operator: str, value: float, dialect: Dialect) -> SqlCondition:
     return _typed(path, "number", dialect.number(path), operator, value, dialect)
 
 
 def _typed(
-    path: Path, kind: Kind, found: Condition, operator: str, value: object, dialect: Dialect
-) -> Condition:
+    path: Path, kind: JsonKind, found: SqlCondition, operator: str, value: object, dialect: Dialect
+) -> SqlCondition:
     """Compare within one type. CASE, because AND promises no order of evaluation."""
     typed = dialect.kind_is(path, kind)
-    return Condition(
+    return SqlCondition(
         f"CASE WHEN {typed.sql} THEN {found.sql} {operator} {dialect.mark} ELSE 1=0 END",
         (*typed.parameters, *found.parameters, value),
     )
 
 
-def _join(parts: list[Condition], *, all_of: bool) -> Condition:
+def _join(parts: list[SqlCondition], *, all_of: bool) -> SqlCondition:
     """Join by halves, because databases limit how deep an expression may nest."""
     if not parts:
         return _TRUE if all_of else _FALSE
@@ -146,4 +148,4 @@ def _join(parts: list[Condition], *, all_of: bool) -> Condition:
     middle = len(parts) // 2
     left, right = _join(parts[:middle], all_of=all_of), _join(parts[middle:], all_of=all_of)
     word = "AND" if all_of else "OR"
-    return Condition(f"({left.sql} {word} {right.sql})", (*left.parameters, *right.parameters))
+    return SqlCondition(f"({left.sql} {word} {right.sql})", (*left.parameters, *right.parameters))

@@ -20,9 +20,9 @@ from psycopg.abc import PQGen
 from psycopg.rows import TupleRow
 from psycopg.waiting import Ready, Wait, wait_async
 
-from jobsync.stores.sql.access import Parameters
+from jobsync.stores.sql_access import Parameters
 
-__all__ = ["Connection"]
+__all__ = ["PostgresConnection"]
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ _WAKE = 10.0
 """Seconds after which psycopg looks up while it waits."""
 
 
-class Connection(AsyncConnection[TupleRow]):
+class PostgresConnection(AsyncConnection[TupleRow]):
     """A connection that closes at once when its caller gives up.
 
     psycopg would ask the server to cancel, and wait for the answer: too long for a caller

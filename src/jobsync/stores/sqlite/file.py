@@ -6,6 +6,7 @@ Errors leave here as jobsync's own, with the fix.
 
 import asyncio
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
@@ -13,15 +14,107 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from jobsync.core.clock import Clock
+from jobsync.core.clock import Clock, Mono
 from jobsync.errors import Corrupt, JobsyncError, Misconfigured, Unavailable
-from jobsync.stores.filechanges import FileChanges
-from jobsync.stores.mounts import NETWORK_FILESYSTEMS, filesystem_of
-from jobsync.stores.sql.access import Parameters
-from jobsync.stores.sql.schema import SQLITE_STEPS
+from jobsync.stores.sql_access import Parameters
+from jobsync.stores.tables import SQLITE_STEPS
 from jobsync.stores.threads import WorkThreads
 
-__all__ = ["CommitFailed", "MalformedJson", "SqliteFile"]
+__all__ = [
+    "NETWORK_FILESYSTEMS",
+    "CommitFailed",
+    "FileChanges",
+    "MalformedSqliteJson",
+    "SqliteFile",
+    "filesystem_of",
+]
+
+
+# Whether a file has changed, by what its folder tells of it: no query, nothing opened.
+#
+# To open one of SQLite's files would be dangerous: whoever closes a file gives up all locks that
+# its process holds on it.
+#
+# What counts is not when a file was written but when that can be seen. SQLite writes its log,
+# syncs it, and only then do others see the commit; and file times are as coarse as the kernel's
+# tick, so that a second change may leave the first one's. So a change counts when it is found,
+# and again a few times while a disk may still be at it, each time twice as long after.
+
+
+_FIRST = 0.1
+"""Seconds after a change before it counts again: longer than a tick, and than most syncs."""
+_LAST = 2.0
+"""Seconds between two counts of one change at the most; a disk that is slower is waited for by
+who polls."""
+
+_NEVER = Mono(float("inf"))
+
+
+class FileChanges:
+    """Changes of one file, counted.
+
+    Args:
+        path: which one; it need not be there, nor in reach.
+        clock: this machine's.
+    """
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._count = 0
+        self._stamp = self._look()
+        self._pause = _FIRST
+        self._again = _NEVER
+
+    def count(self) -> int:
+        """Give a number that has grown if there may be something new to see."""
+        stamp, now = self._look(), self._clock.mono()
+        if stamp != self._stamp:
+            self._stamp, self._pause = stamp, _FIRST
+        elif now >= self._again:
+            self._pause *= 2
+        else:
+            return self._count
+        self._again = now + self._pause if self._pause <= _LAST else _NEVER
+        self._count += 1
+        return self._count
+
+    def _look(self) -> tuple[int, int, int]:
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - half the cost of Path.stat
+        except OSError:
+            return (0, 0, 0)
+        return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+# Which kind of filesystem a path is on, from the kernel's own list of mounts.
+
+
+NETWORK_FILESYSTEMS = frozenset(
+    {
+        "9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "fuse.rclone",
+        "glusterfs", "lustre", "ncpfs", "nfs", "nfs4", "smb2", "smb3", "smbfs", "virtiofs",
+    }
+)  # fmt: skip
+"""Filesystems on which SQLite's locks or shared memory do not hold between machines."""
+
+_octal = re.compile(r"\\([0-7]{3})")
+
+
+def filesystem_of(path: Path, mountinfo: str) -> str:
+    """Give the type of the filesystem that holds an absolute path, '' if unknown."""
+    best, kind = -1, ""
+    for line in mountinfo.splitlines():
+        mount, separator, source = line.partition(" - ")
+        fields = mount.split(" ")
+        if not separator or len(fields) < 5:  # noqa: PLR2004 - the mount point is the fifth
+            continue
+        point = Path(_octal.sub(lambda match: chr(int(match.group(1), 8)), fields[4]))
+        # A later mount on the same point hides the earlier one.
+        if path.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), source.split(" ")[0]
+    return kind
+
 
 T = TypeVar("T")
 
@@ -36,7 +129,7 @@ class CommitFailed(Exception):
     """The disk failed during a commit: it may be there or not. Never leaves the store."""
 
 
-class MalformedJson(Exception):
+class MalformedSqliteJson(Exception):
     """A condition looked into a value that is not JSON. Never leaves the store."""
 
 
@@ -184,7 +277,7 @@ class SqliteFile:
             return self._patiently(lambda: connection.execute(query, parameters).fetchall())
         except sqlite3.Error as error:
             if str(error) == "malformed JSON":
-                raise MalformedJson from error
+                raise MalformedSqliteJson from error
             raise self._explain(error) from error
 
     def _transact(self, work: Callable[..., T], *arguments: Any) -> T:

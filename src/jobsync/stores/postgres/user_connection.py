@@ -12,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import Misconfigured
-from jobsync.stores.postgreserrors import explain, explain_refusal
+from jobsync.stores.postgres.errors import explain, explain_refusal
 
 __all__ = ["connect_postgres"]
 

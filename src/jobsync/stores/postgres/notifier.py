@@ -18,10 +18,10 @@ import psycopg
 
 from jobsync.components import Components
 from jobsync.errors import Misconfigured, Unavailable
-from jobsync.stores.postgrespool import Lost, PostgresPool
-from jobsync.stores.postgreswire import Connection
+from jobsync.stores.postgres.connection import PostgresConnection
+from jobsync.stores.postgres.pool import Lost, PostgresPool
 
-__all__ = ["Bell", "channel_of", "hears"]
+__all__ = ["Notifier", "channel_of", "hears"]
 
 _REST = 0.05
 _POLL = 0.5
@@ -41,7 +41,7 @@ def channel_of(schema: str) -> str:
     return f"jobsync_{sha256(schema.encode()).hexdigest()[:16]}"
 
 
-async def hears(listener: Connection, speaker: Connection, channel: str) -> bool:
+async def hears(listener: PostgresConnection, speaker: PostgresConnection, channel: str) -> bool:
     """Say whether notifications pass from one connection to another. A pooler stops them."""
     await listener.execute(_listen_to(channel))
     cursor = await speaker.execute("SELECT pg_backend_pid(), pg_notify(%s, '')", [channel])
@@ -59,7 +59,7 @@ def _listen_to(channel: str) -> bytes:
     return f'LISTEN "{channel}"'.encode()
 
 
-class Bell:
+class Notifier:
     """Rings for changes of one schema, and wakes who waits for them.
 
     Args:

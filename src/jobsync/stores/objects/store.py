@@ -28,7 +28,6 @@ from jobsync.core.filters import parse
 from jobsync.core.keys import check_key, check_prefix, parent
 from jobsync.core.urls import ObjectsUrl
 from jobsync.errors import Corrupt, JobsyncError, OutcomeUnknown
-from jobsync.stores.bucket import MAX_OBJECT, Body, Bucket, Lane, Listed, Listing
 from jobsync.stores.contract import (
     BURIAL_AGE,
     Applied,
@@ -42,16 +41,30 @@ from jobsync.stores.contract import (
     Unknown,
     Where,
 )
-from jobsync.stores.drafts import draft
-from jobsync.stores.envelope import LIVE_SIZE, unwrap, unwrap_lines, wrap, wrap_lines
-from jobsync.stores.lines import check_after, entry_of, first_id, lines_of
+from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.history import check_after, entry_of, first_id, lines_of
+from jobsync.stores.local_notify import LocalNotifier
 from jobsync.stores.metered import Tariff
-from jobsync.stores.naming import BatchName, Naming, is_segment
+from jobsync.stores.objects.bucket import (
+    MAX_OBJECT,
+    Body,
+    Bucket,
+    Lane,
+    Listed,
+    ObjectListing,
+)
+from jobsync.stores.objects.errors import Refusal
+from jobsync.stores.objects.layout import BatchName, Naming, is_segment
 from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
-from jobsync.stores.replies import Refusal
+from jobsync.stores.record_codec import (
+    LIVE_SIZE,
+    draft,
+    unwrap,
+    unwrap_lines,
+    wrap,
+    wrap_lines,
+)
 from jobsync.stores.threads import together
-from jobsync.stores.topics import Topics
-from jobsync.stores.witness import Witness
 
 __all__ = ["S3_TARIFF", "ObjectsStore"]
 
@@ -100,8 +113,10 @@ class ObjectsStore(Store):
         }
         self._clock = components.clock
         self._ids = components.ids
-        self._witness = Witness(self.name, components.events)
-        self._topics = Topics.at(f"{url.provider}://{url.endpoint}/{url.bucket}/{url.prefix}")
+        self._witness = CorruptionLog(self.name, components.events)
+        self._topics = LocalNotifier.at(
+            f"{url.provider}://{url.endpoint}/{url.bucket}/{url.prefix}"
+        )
 
     @classmethod
     async def connect(
@@ -186,7 +201,7 @@ class ObjectsStore(Store):
 
         return await self._level(prefix, after).take(limit, pick)
 
-    def _level(self, prefix: str, after: str = "") -> Listing:
+    def _level(self, prefix: str, after: str = "") -> ObjectListing:
         folder = self._naming.level(prefix)
         return self._bucket.browse(folder, _lane(prefix), after=after.removeprefix(prefix))
 

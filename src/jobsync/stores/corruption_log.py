@@ -1,13 +1,15 @@
 """What cannot be understood is set aside and reported, once for each fact."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, TypeVar
 
 from jobsync.errors import Corrupt
 from jobsync.events import Event, Events
+from jobsync.stores.contract import Record, Store
 
-__all__ = ["RecordSetAside", "Witness"]
+__all__ = ["CorruptionLog", "RecordSetAside", "read_each"]
+
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,7 +26,7 @@ class RecordSetAside(Event, frozen=True, kw_only=True):
     reason: str
 
 
-class Witness:
+class CorruptionLog:
     """Reports each unreadable thing once in the life of a store."""
 
     def __init__(self, store: str, events: Events) -> None:
@@ -52,3 +54,28 @@ class Witness:
             self._events.emit(
                 RecordSetAside(store=self._store, key=corrupt.key, reason=corrupt.detail)
             )
+
+
+# Several records in one request, of which one that cannot be read spoils no other.
+
+
+async def read_each(
+    store: Store, keys: Sequence[str], report: Callable[[Corrupt], object]
+) -> dict[str, Record | None]:
+    """Read records, tombstones too; what cannot be read is reported and left out.
+
+    Raises:
+        Unavailable: the store does not answer.
+    """
+    if not keys:
+        return {}
+    try:
+        return dict(zip(keys, await store.get_many(keys, tombstones=True), strict=True))
+    except Corrupt as corrupt:
+        if len(keys) == 1:
+            report(corrupt)
+            return {}
+    found: dict[str, Record | None] = {}
+    for key in keys:
+        found |= await read_each(store, [key], report)
+    return found

@@ -14,15 +14,16 @@ that nothing was written.
 import asyncio
 import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from jobsync.components import Components
 from jobsync.core import filters
-from jobsync.core.clock import Wall
+from jobsync.core.clock import Clock, Wall
 from jobsync.core.codec import Json
 from jobsync.core.ids import NONCE_LENGTH
 from jobsync.core.keys import check_key, check_prefix
@@ -40,15 +41,72 @@ from jobsync.stores.contract import (
     Unknown,
     Where,
 )
-from jobsync.stores.drafts import draft, revive
-from jobsync.stores.lines import check_after, check_stream, entry_of, first_id, lines_of
+from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.filter_sql import (
+    Dialect,
+    JsonKind,
+    SqlCondition,
+    filter_to_sql,
+)
+from jobsync.stores.history import (
+    check_after,
+    check_stream,
+    entry_of,
+    first_id,
+    lines_of,
+)
+from jobsync.stores.local_notify import LocalNotifier
 from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
-from jobsync.stores.sql.narrowing import Condition, Dialect, Kind, narrow
-from jobsync.stores.sqliteaccess import FileAccess
-from jobsync.stores.sqlitefile import CommitFailed, MalformedJson, SqliteFile
-from jobsync.stores.witness import Witness
+from jobsync.stores.record_codec import draft, revive
+from jobsync.stores.sql_access import Parameters, SqliteAccess
+from jobsync.stores.sqlite.file import (
+    CommitFailed,
+    MalformedSqliteJson,
+    SqliteFile,
+)
 
-__all__ = ["SqliteStore"]
+__all__ = ["FileAccess", "SqliteStore"]
+
+
+# The narrow way into an SQLite store.
+
+
+T = TypeVar("T")
+
+
+class FileAccess(SqliteAccess):
+    """Reads and writes one file.
+
+    Args:
+        file: which one.
+        clock: this machine's.
+    """
+
+    def __init__(self, file: SqliteFile, clock: Clock) -> None:
+        self.clock = clock
+        self.path = file.path
+        self._file = file
+        self._topics = LocalNotifier.at(str(file.path))
+
+    async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
+        """Run a query."""
+        return await self._file.read(query, parameters)
+
+    async def write(self, work: Callable[[sqlite3.Connection], T], place: str) -> T:
+        """Run work in one transaction."""
+        try:
+            return await self._file.write(work)
+        except CommitFailed as failed:
+            raise OutcomeUnknown(place, str(failed)) from failed
+
+    def wake(self, topic: str) -> None:
+        """Let those who wait in this process look; others see that the file has changed."""
+        self._topics.wake([topic])
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Return early if the topic was woken here, or if anybody has changed the file."""
+        await self._file.wait(self._file.commits, timeout, partial(self._topics.wait, topic))
+
 
 PATIENCE = 30.0
 """Seconds to wait for other writers: far longer than any transaction of this library."""
@@ -107,7 +165,7 @@ class SqliteStore(Store):
         self._access = FileAccess(main, components.clock)
         self._clock = components.clock
         self._ids = components.ids
-        self._witness = Witness(self.name, components.events)
+        self._witness = CorruptionLog(self.name, components.events)
 
     @classmethod
     async def connect(
@@ -170,10 +228,10 @@ class SqliteStore(Store):
 
     def _sort(
         self, changes: Sequence[Change], records: list[Record], texts: list[str | None]
-    ) -> "list[tuple[SqliteFile, _Rows]]":
+    ) -> "list[tuple[SqliteFile, _RecordRows]]":
         """Give the rows to write in each file, sessions first."""
         boot, now = self._clock.boot(), self._clock.mono().seconds
-        sessions, main = _Rows([], []), _Rows([], [])
+        sessions, main = _RecordRows([], []), _RecordRows([], [])
         for change, record, text in zip(changes, records, texts, strict=True):
             key, seq, trail = record.key, record.seq, record.trail
             epoch, form, base = record.epoch, record.format, change.base
@@ -298,7 +356,7 @@ class SqliteStore(Store):
         await asyncio.gather(self._main.close(), self._sessions.close())
 
 
-class _Rows(msgspec.Struct, frozen=True):
+class _RecordRows(msgspec.Struct, frozen=True):
     """What is to be written in one file: the parameters of its statements."""
 
     created: list[tuple[Any, ...]]
@@ -313,7 +371,7 @@ class _Rows(msgspec.Struct, frozen=True):
         return any(row[_KEY].startswith(_RUNG_FOR) for row in (*self.created, *self.replaced))
 
 
-async def _apply(file: SqliteFile, rows: _Rows) -> list[str]:
+async def _apply(file: SqliteFile, rows: _RecordRows) -> list[str]:
     """Write rows; give the keys of those that were refused."""
     match rows.created, rows.replaced:
         case [row], []:
@@ -324,7 +382,7 @@ async def _apply(file: SqliteFile, rows: _Rows) -> list[str]:
             return await file.write(_apply_many, rows)
 
 
-def _apply_many(connection: sqlite3.Connection, rows: _Rows) -> list[str]:
+def _apply_many(connection: sqlite3.Connection, rows: _RecordRows) -> list[str]:
     connection.execute("SAVEPOINT batch")
     written = 0
     if rows.created:
@@ -347,12 +405,12 @@ async def _narrowed(
     file: SqliteFile, query: str, span: Sequence[Any], limit: int, where: filters.Filter
 ) -> list[Row]:
     """Let SQL drop what cannot match; where a value is not JSON, read them all."""
-    condition = narrow(where, _DIALECT)
+    condition = filter_to_sql(where, _DIALECT)
     try:
         return await file.read(
             query.format(where=condition.sql), [*span, *condition.parameters, limit]
         )
-    except MalformedJson:
+    except MalformedSqliteJson:
         return await file.read(query.format(where="1=1"), [*span, limit])
 
 
@@ -369,7 +427,7 @@ def _step_into(path: filters.Path) -> str:
     return "$" + "".join(f'."{step}"' for step in path)
 
 
-def _kind_is(path: filters.Path, kind: Kind) -> Condition:
+def _kind_is(path: filters.Path, kind: JsonKind) -> SqlCondition:
     match kind:
         case "missing":
             sql = "json_type(value, ?) IS NULL"
@@ -377,11 +435,11 @@ def _kind_is(path: filters.Path, kind: Kind) -> Condition:
             sql = "coalesce(json_type(value, ?) IN ('integer', 'real'), 0)"
         case _:
             sql = f"json_type(value, ?) IS '{kind}'"
-    return Condition(sql, (_step_into(path),))
+    return SqlCondition(sql, (_step_into(path),))
 
 
-def _extract(path: filters.Path) -> Condition:
-    return Condition("json_extract(value, ?)", (_step_into(path),))
+def _extract(path: filters.Path) -> SqlCondition:
+    return SqlCondition("json_extract(value, ?)", (_step_into(path),))
 
 
 _DIALECT = Dialect(_kind_is, _extract, _extract, "?")

@@ -12,10 +12,10 @@ from psycopg import errors, sql
 
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import Misconfigured, Unavailable
-from jobsync.stores.postgreserrors import SCHEMA_FIX
-from jobsync.stores.postgreswire import Connection
-from jobsync.stores.sql.postgres import quote_name
-from jobsync.stores.sql.schema import POSTGRES_STEPS
+from jobsync.stores.postgres.connection import PostgresConnection
+from jobsync.stores.postgres.errors import SCHEMA_FIX
+from jobsync.stores.postgres.queries import quote_name
+from jobsync.stores.tables import POSTGRES_STEPS
 
 __all__ = ["find_schema", "schema_sql", "upgrade"]
 
@@ -50,7 +50,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.jobsync_record, {schema}.jobsyn
 """
 
 
-async def find_schema(connection: Connection, url: PostgresUrl) -> str:
+async def find_schema(connection: PostgresConnection, url: PostgresUrl) -> str:
     """Give the name of the schema to use, after a look at the server.
 
     Raises:
@@ -76,7 +76,7 @@ async def find_schema(connection: Connection, url: PostgresUrl) -> str:
     return url.schema or str(schema)
 
 
-async def upgrade(connection: Connection, url: PostgresUrl, schema: str) -> None:
+async def upgrade(connection: PostgresConnection, url: PostgresUrl, schema: str) -> None:
     """Bring the tables up to date, if they are not.
 
     Raises:
@@ -98,7 +98,7 @@ async def upgrade(connection: Connection, url: PostgresUrl, schema: str) -> None
     raise Unavailable(str(url), "others change the schema at the same time")
 
 
-async def _version(connection: Connection, url: PostgresUrl, schema: str) -> int:
+async def _version(connection: PostgresConnection, url: PostgresUrl, schema: str) -> int:
     try:
         cursor = await connection.execute(_within(schema, _VERSION))
         row = await cursor.fetchone()
@@ -109,7 +109,7 @@ async def _version(connection: Connection, url: PostgresUrl, schema: str) -> int
     return 0 if row is None else int(row[0])
 
 
-async def _upgrade(connection: Connection, url: PostgresUrl, schema: str) -> None:
+async def _upgrade(connection: PostgresConnection, url: PostgresUrl, schema: str) -> None:
     try:
         async with connection.transaction():
             # Or what others did while we waited at the lock would stay out of sight.
@@ -127,7 +127,7 @@ async def _upgrade(connection: Connection, url: PostgresUrl, schema: str) -> Non
         raise _not_permitted(url, error) from error
 
 
-async def _missing(connection: Connection, url: PostgresUrl, schema: str) -> list[str]:
+async def _missing(connection: PostgresConnection, url: PostgresUrl, schema: str) -> list[str]:
     """Give what an upgrade has to do, now that nobody else does it."""
     cursor = await connection.execute(
         "SELECT to_regclass(%s)", [f"{quote_name(schema)}.jobsync_schema"]

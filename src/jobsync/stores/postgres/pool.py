@@ -22,9 +22,14 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import Misconfigured, Unavailable
-from jobsync.stores.postgreserrors import explain, explain_refusal, first_line, hide
-from jobsync.stores.postgreswire import Connection
-from jobsync.stores.sql.access import Parameters
+from jobsync.stores.postgres.connection import PostgresConnection
+from jobsync.stores.postgres.errors import (
+    explain,
+    explain_refusal,
+    first_line,
+    hide,
+)
+from jobsync.stores.sql_access import Parameters
 
 __all__ = ["Lost", "MalformedJson", "PostgresPool"]
 
@@ -83,14 +88,14 @@ class PostgresPool:
         self._prepare_after: int | None = None
         self._most = connections
         self._room = asyncio.Semaphore(connections)
-        self._idle: list[tuple[Mono, Connection]] = []
+        self._idle: list[tuple[Mono, PostgresConnection]] = []
         """Those that nobody uses, and since when; the one that was used last is last."""
 
     def prepare_statements(self) -> None:
         """Let the server keep what is asked often. Behind a pooler that must not be."""
         self._prepare_after = _PREPARE_AFTER
 
-    async def connect_apart(self) -> Connection:
+    async def connect_apart(self) -> PostgresConnection:
         """Open a connection that is not the pool's; the caller closes it.
 
         Raises:
@@ -99,7 +104,7 @@ class PostgresPool:
         """
         self.check_usable()
         try:
-            connection = await Connection.connect(
+            connection = await PostgresConnection.connect(
                 self._place, autocommit=True, prepare_threshold=None
             )
         except psycopg.Error as error:
@@ -154,7 +159,7 @@ class PostgresPool:
             self.name, f"the server undid the statement {_ATTEMPTS} times; nothing was written"
         )
 
-    async def give(self, connection: Connection) -> None:
+    async def give(self, connection: PostgresConnection) -> None:
         """Keep a connection for whoever needs one next, if it can still be used."""
         now = self._clock.mono()
         is_free = connection.pgconn.transaction_status == TransactionStatus.IDLE
@@ -205,7 +210,7 @@ class PostgresPool:
                 "allow more connections, or send less at once",
             ) from error
 
-    async def _take(self) -> Connection:
+    async def _take(self) -> PostgresConnection:
         """Get a connection that the server has not closed meanwhile, or make one."""
         while self._idle:
             _, connection = self._idle.pop()

@@ -10,20 +10,20 @@ from jobsync.components import Components
 from jobsync.core.urls import ObjectsUrl
 from jobsync.errors import Misconfigured
 from jobsync.stores.contract import Applied, Put, Record
-from jobsync.stores.objects import ObjectsStore
+from jobsync.stores.objects.store import ObjectsStore
 from jobsync.stores.probe import read_verdict
 
-__all__ = ["Manners", "find_manners", "open_politely"]
+__all__ = ["Quirks", "detect_quirks", "open_with_quirks"]
 
 
-class Manners(msgspec.Struct, frozen=True):
+class Quirks(msgspec.Struct, frozen=True):
     """What was found."""
 
     bare_etags: bool
     conditional_delete: bool
 
 
-async def open_politely(url: ObjectsUrl, components: Components) -> ObjectsStore:
+async def open_with_quirks(url: ObjectsUrl, components: Components) -> ObjectsStore:
     """Open a bucket in the way that its server wants, as kept there or found out now.
 
     Raises:
@@ -36,9 +36,9 @@ async def open_politely(url: ObjectsUrl, components: Components) -> ObjectsStore
     finally:
         await store.close()
     if verdict is None:
-        manners = await find_manners(url, components)
+        manners = await detect_quirks(url, components)
     else:
-        manners = Manners(
+        manners = Quirks(
             bare_etags=verdict.traits.get("bare_etags", False),
             conditional_delete=verdict.traits.get("conditional_delete", False),
         )
@@ -50,7 +50,7 @@ async def open_politely(url: ObjectsUrl, components: Components) -> ObjectsStore
     )
 
 
-async def find_manners(url: ObjectsUrl, components: Components) -> Manners:
+async def detect_quirks(url: ObjectsUrl, components: Components) -> Quirks:
     """Try both ways of writing an ETag, and a DELETE that must be refused.
 
     Raises:
@@ -63,7 +63,7 @@ async def find_manners(url: ObjectsUrl, components: Components) -> Manners:
         finally:
             await store.close()
         if found is not None:
-            return Manners(bare_etags=bare, conditional_delete=found)
+            return Quirks(bare_etags=bare, conditional_delete=found)
     raise Misconfigured(
         "url",
         str(url),

@@ -13,7 +13,7 @@ Assumes that a commit which the server reported stays: a server that loses it at
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
@@ -40,19 +40,74 @@ from jobsync.stores.contract import (
     Unknown,
     Where,
 )
-from jobsync.stores.drafts import draft, revive
-from jobsync.stores.lines import check_after, check_stream, entry_of, lines_of
+from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.filter_sql import (
+    Dialect,
+    JsonKind,
+    SqlCondition,
+    filter_to_sql,
+)
+from jobsync.stores.history import check_after, check_stream, entry_of, lines_of
 from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
-from jobsync.stores.postgresaccess import PoolAccess
-from jobsync.stores.postgresbell import Bell, channel_of, hears
-from jobsync.stores.postgreserrors import explain
-from jobsync.stores.postgrespool import Lost, MalformedJson, PostgresPool
-from jobsync.stores.postgrestables import find_schema, schema_sql, upgrade
-from jobsync.stores.sql.narrowing import Condition, Dialect, Kind, narrow
-from jobsync.stores.sql.postgres import Statements, as_array, quote_name
-from jobsync.stores.witness import Witness
+from jobsync.stores.postgres.errors import explain
+from jobsync.stores.postgres.notifier import Notifier, channel_of, hears
+from jobsync.stores.postgres.pool import Lost, MalformedJson, PostgresPool
+from jobsync.stores.postgres.queries import Statements, as_array, quote_name
+from jobsync.stores.postgres.schema import find_schema, schema_sql, upgrade
+from jobsync.stores.record_codec import draft, revive
+from jobsync.stores.sql_access import Parameters, PostgresAccess
 
-__all__ = ["PostgresStore", "schema_sql"]
+__all__ = ["PoolAccess", "PostgresStore", "schema_sql"]
+
+
+# The narrow way into a PostgreSQL store.
+
+
+class PoolAccess(PostgresAccess):
+    """Runs statements on a store's connections.
+
+    Args:
+        pool: the connections.
+        bell: wakes who waits.
+        schema: where jobsync's tables are, quoted.
+    """
+
+    def __init__(self, pool: PostgresPool, bell: Notifier, schema: str) -> None:
+        self.schema = schema
+        self.channel = bell.channel
+        self._pool = pool
+        self._bell = bell
+
+    async def run(self, statement: str, parameters: Parameters, place: str) -> list[Any]:
+        """Run one statement, and give its rows."""
+        try:
+            return await self._pool.run(statement, parameters)
+        except Lost as lost:
+            raise OutcomeUnknown(place, str(lost)) from lost
+
+    async def run_loudly(
+        self, quietly: str, loudly: str, parameters: Mapping[str, Any], topic: str
+    ) -> list[Any]:
+        """Run a statement, and let those who wait for the topic look, at once or soon."""
+        try:
+            if self._bell.due([topic]):
+                notice = {"channel": self._bell.channel, "topic": topic}
+                return await self.run(loudly, {**parameters, **notice}, topic)
+            rows = await self.run(quietly, parameters, topic)
+        except OutcomeUnknown:
+            self._bell.ring_later([topic])
+            raise
+        self._bell.ring_later([topic])
+        return rows
+
+    def wake(self, topic: str) -> None:
+        """Ring, soon."""
+        self._bell.ring_later([topic])
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Return early if the topic was rung for."""
+        await self._bell.wait(topic, timeout)
+
 
 PATIENCE = 30.0
 """Seconds to wait for an answer: far longer than any statement of this library takes."""
@@ -64,14 +119,16 @@ CONNECTIONS = 8
 class PostgresStore(Store):
     """Records in one schema of a database. Make it with `connect`."""
 
-    def __init__(self, pool: PostgresPool, bell: Bell, schema: str, components: Components) -> None:
+    def __init__(
+        self, pool: PostgresPool, bell: Notifier, schema: str, components: Components
+    ) -> None:
         self.name = pool.name
         self._pool = pool
         self._bell = bell
         self._access = PoolAccess(pool, bell, quote_name(schema))
         self._sql = Statements.within(quote_name(schema))
         self._ids = components.ids
-        self._witness = Witness(self.name, components.events)
+        self._witness = CorruptionLog(self.name, components.events)
 
     @classmethod
     async def connect(
@@ -98,7 +155,7 @@ class PostgresStore(Store):
             if isinstance(error, TimeoutError):
                 raise Unavailable(pool.name, f"no answer within {patience:g} s") from error
             raise
-        bell = Bell(pool, channel_of(schema), components, listens=listens)
+        bell = Notifier(pool, channel_of(schema), components, listens=listens)
         return cls(pool, bell, schema, components)
 
     async def get_many(
@@ -277,7 +334,7 @@ class PostgresStore(Store):
         self, query: str, span: Sequence[Any], limit: int, where: filters.Filter
     ) -> list[Row]:
         """Let SQL drop what cannot match; where a value is not JSON, read them all."""
-        condition = narrow(where, _DIALECT)
+        condition = filter_to_sql(where, _DIALECT)
         # From the right: a schema may have any name.
         before, _, after = query.rpartition("{where}")
         try:
@@ -347,7 +404,7 @@ def _step_into(path: filters.Path, last: str = "->") -> str:
     return f"(value::json{''.join(steps)} {last} %s::text)"
 
 
-def _kind_is(path: filters.Path, kind: Kind) -> Condition:
+def _kind_is(path: filters.Path, kind: JsonKind) -> SqlCondition:
     found = _step_into(path)
     match kind:
         case "missing":
@@ -357,16 +414,16 @@ def _kind_is(path: filters.Path, kind: Kind) -> Condition:
         case _:
             name = "string" if kind == "text" else kind
             sql = f"coalesce(json_typeof({found}) = '{name}', false)"
-    return Condition(sql, path)
+    return SqlCondition(sql, path)
 
 
-def _text(path: filters.Path) -> Condition:
+def _text(path: filters.Path) -> SqlCondition:
     # By bytes, which is the order of code points; not by the database's language.
-    return Condition(f'{_step_into(path, "->>")} COLLATE "C"', path)
+    return SqlCondition(f'{_step_into(path, "->>")} COLLATE "C"', path)
 
 
-def _number(path: filters.Path) -> Condition:
-    return Condition(f"{_step_into(path, '->>')}::float8", path)
+def _number(path: filters.Path) -> SqlCondition:
+    return SqlCondition(f"{_step_into(path, '->>')}::float8", path)
 
 
 _DIALECT = Dialect(_kind_is, _text, _number, "%s")

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
-__all__ = ["Topics"]
+__all__ = ["LocalNotifier"]
 
 
-class Topics:
+class LocalNotifier:
     """What stores on one place share. Guarded, because a session has a thread of its own."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Topics:
         self._waiting: dict[str, dict[Callable[[], object], None]] = {}
 
     @classmethod
-    def at(cls, place: str) -> "Topics":
+    def at(cls, place: str) -> "LocalNotifier":
         """Give the topics of a place, the same to all who ask while one of them is there."""
         return _shared.setdefault(place, cls())
 
@@ -61,4 +61,4 @@ class Topics:
             del self._waiting[topic]
 
 
-_shared: WeakValueDictionary[str, Topics] = WeakValueDictionary()
+_shared: WeakValueDictionary[str, LocalNotifier] = WeakValueDictionary()

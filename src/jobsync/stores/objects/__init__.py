@@ -1,0 +1,1 @@
+"""The object store: records in an S3 bucket."""
