@@ -10,9 +10,9 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from jobsync.components import Components
     from jobsync.coordination.coordinator import Coordinator, Hooks
-    from jobsync.coordination.fencing import Term
     from jobsync.coordination.membership import Membership, Peer
     from jobsync.coordination.settings import CoordinatorSettings
+    from jobsync.coordination.term import Term
     from jobsync.core.messages import Cancel, Snooze
     from jobsync.database.coordinating import CoordinatorPlugin
     from jobsync.database.database import Database
@@ -117,7 +117,7 @@ _HOMES = {
         "Coordinator",
         "Hooks",
     ),
-    "coordination.fencing": ("Term",),
+    "coordination.term": ("Term",),
     "coordination.membership": (
         "Membership",
         "Peer",

@@ -7,7 +7,7 @@ import pytest
 from chance import FakeClock, SeededRandomness
 
 from jobsync import Components, Conflict, Corrupt
-from jobsync.coordination.session import SESSIONS, Life
+from jobsync.coordination.session import SESSIONS, SessionRecord
 from jobsync.core.trust import Timing
 from jobsync.events import Event, Events
 from jobsync.jobs.node import Named, NameTaken, NodeName, read_named
@@ -60,7 +60,7 @@ class Street:
 
     async def live(self, incarnation: str, state: str = "live") -> None:
         """Record a session."""
-        life = Life(
+        life = SessionRecord(
             worker="w",
             state=state,  # type: ignore[arg-type]
             beat=1,

@@ -15,11 +15,11 @@ from mutants import catches
 from jobsync import Applied
 from jobsync.components import Components
 from jobsync.coordination.election import Election
-from jobsync.coordination.fencing import Term
-from jobsync.coordination.member import Member
+from jobsync.coordination.member_loop import MemberLoop
 from jobsync.coordination.observer import Observer
 from jobsync.coordination.role import Role
-from jobsync.coordination.session import Life, Session, read_life
+from jobsync.coordination.session import Session, SessionRecord, read_session_record
+from jobsync.coordination.term import Term
 from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing, Watch
 from jobsync.stores import settling
@@ -137,14 +137,14 @@ def expiry_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
 
 def count_from_the_start_of_a_read(patch: pytest.MonkeyPatch) -> None:
     """An observer counts from when it asked, not from when it was answered."""
-    look, take_in = Member._look, Observer.take_in
+    look, take_in = MemberLoop._look, Observer.take_in
     asked: dict[Observer, Mono] = {}
 
-    async def ask(self: Member) -> None:
+    async def ask(self: MemberLoop) -> None:
         asked[self._observer] = self._clock.mono()
         await look(self)
 
-    def too_early(self: Observer, found: Mapping[str, Record | None]) -> dict[str, Life]:
+    def too_early(self: Observer, found: Mapping[str, Record | None]) -> dict[str, SessionRecord]:
         before = dict(self._watches)
         living = take_in(self, found)
         for each, watch in self._watches.items():
@@ -152,7 +152,7 @@ def count_from_the_start_of_a_read(patch: pytest.MonkeyPatch) -> None:
                 self._watches[each] = Watch(watch.version, asked[self], watch.looked)
         return living
 
-    patch.setattr(Member, "_look", ask)
+    patch.setattr(MemberLoop, "_look", ask)
     patch.setattr(Observer, "take_in", too_early)
 
 
@@ -183,9 +183,13 @@ def belief_in_the_dead(patch: pytest.MonkeyPatch) -> None:
     """A follower believes what a dead session told that it held."""
     take_in = Observer.take_in
 
-    def believe(self: Observer, found: Mapping[str, Record | None]) -> dict[str, Life]:
+    def believe(self: Observer, found: Mapping[str, Record | None]) -> dict[str, SessionRecord]:
         living = take_in(self, found)
-        told = {each: read_life(record) for each, record in found.items() if record is not None}
+        told = {
+            each: read_session_record(record)
+            for each, record in found.items()
+            if record is not None
+        }
         return told | living
 
     patch.setattr(Observer, "take_in", believe)

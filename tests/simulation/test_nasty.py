@@ -15,9 +15,9 @@ import pytest
 from fleets import SINGLETON, TIMING, Apart, DearStore, Fleet, Worker, keep_books, storm
 
 from jobsync.coordination.coordinator import Hooks
-from jobsync.coordination.fencing import Term
 from jobsync.coordination.observer import MOURNING
 from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.coordination.term import Term
 from jobsync.errors import Corrupt, Fenced, Misconfigured, NewerFormat, Unavailable
 from jobsync.stores.memory import MemoryStore
 from jobsync.testing.network import CALM, Weather

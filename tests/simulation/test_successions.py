@@ -13,7 +13,7 @@ from ledger import until
 from msgspec.structs import replace
 
 from jobsync.coordination.coordinator import Hooks
-from jobsync.coordination.fencing import Term
+from jobsync.coordination.term import Term
 from jobsync.testing.network import Weather
 
 QUICK = Weather(latency=0.02)

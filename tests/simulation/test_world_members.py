@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from jobsync import Corrupt, Fenced, Hooks, Misconfigured, OutcomeUnknown, Store, Unavailable
 from jobsync.coordination.coordinator import Coordinator
-from jobsync.coordination.fencing import Term
+from jobsync.coordination.term import Term
 from jobsync.stores.memory import MemoryStore
 from jobsync.testing import (
     Node,

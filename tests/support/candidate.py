@@ -22,8 +22,8 @@ import msgspec
 
 from jobsync import Components
 from jobsync.coordination.coordinator import Coordinator, Hooks
-from jobsync.coordination.fencing import Term
 from jobsync.coordination.membership import Membership
+from jobsync.coordination.term import Term
 from jobsync.errors import Fenced, JobsyncError, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.events import Event
 

@@ -9,10 +9,10 @@ import msgspec
 
 from jobsync import Unavailable
 from jobsync.coordination.coordinator import Coordinator, Hooks
-from jobsync.coordination.fencing import Term
 from jobsync.coordination.membership import Membership
-from jobsync.coordination.runner import Host, Main, SameLoop
+from jobsync.coordination.runner import LoopHost, Main, SameLoop
 from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.coordination.term import Term
 from jobsync.core.trust import Timing
 from jobsync.errors import Fenced, JobsyncError, Misconfigured, OutcomeUnknown
 from jobsync.events import Event
@@ -262,7 +262,7 @@ class Fleet:
         self.works = works
         self.store = store(components=self.world.node("store").components)
         self.workers: list[Worker] = []
-        self.host: Callable[[Worker], Host] = lambda _: SameLoop()
+        self.host: Callable[[Worker], LoopHost] = lambda _: SameLoop()
         self._rate = rate
         self._listens = listens
         self._trusts_clocks = trusts_clocks

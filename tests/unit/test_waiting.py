@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from jobsync.coordination.waiting import listening
+from jobsync.coordination.aio import listening
 
 
 async def test_what_comes_while_the_block_runs_is_heard() -> None:

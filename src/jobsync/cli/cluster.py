@@ -35,9 +35,9 @@ _ROLES = (
 @json_option
 def cluster(url: str | None, *, as_json: bool) -> None:
     """Show the workers that live or died lately, who leads each kind of work, and who did."""
-    from jobsync.coordination.survey import survey
+    from jobsync.coordination.survey import read_cluster_status
 
-    seen = ask(url, survey)
+    seen = ask(url, read_cluster_status)
     members = [
         {
             "worker_id": session.worker_id,

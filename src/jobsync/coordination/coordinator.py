@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jobsync.coordination.election import Election, Held, ask
+from jobsync.coordination.election import Election, HeldTerm, ask
 from jobsync.coordination.events import CoordinatorDemoted, CoordinatorPromoted
-from jobsync.coordination.fencing import Term
+from jobsync.coordination.observer import Candidates
 from jobsync.coordination.role import ROLES, Request, Role, read_role, worker_of
-from jobsync.coordination.roll import Roll
+from jobsync.coordination.session import Session
 from jobsync.coordination.settings import CoordinatorSettings
-from jobsync.coordination.unopposed import Unopposed
+from jobsync.coordination.term import Term
+from jobsync.core.clock import Mono
 from jobsync.errors import (
     Corrupt,
     Fenced,
@@ -40,7 +41,41 @@ from jobsync.stores.corruption_log import CorruptionLog
 if TYPE_CHECKING:
     from jobsync.coordination.membership import Membership
 
-__all__ = ["Coordinator", "Hooks"]
+__all__ = ["Coordinator", "Hooks", "StandaloneElection"]
+
+
+# A role without an election: for a process that works alone and was told so.
+
+
+class StandaloneElection:
+    """Holds a role from the beginning to the end, in epoch 0, which no election ever gives.
+
+    Args:
+        name: the role's.
+        session: for the look of it; nothing hangs on it.
+    """
+
+    def __init__(self, name: str, session: Session) -> None:
+        self.name = name
+        self.session = session
+        self.role: Role | None = None
+        self.is_open = True
+        self.why_over = (0, "stopped")
+        self._held: HeldTerm | None = HeldTerm(0, session.incarnation, 0, Mono(0))
+
+    @property
+    def held(self) -> HeldTerm | None:
+        """The one term there is."""
+        return self._held
+
+    @property
+    def leading(self) -> HeldTerm | None:
+        """The one term there is."""
+        return self._held
+
+    def end(self) -> None:
+        """Hold it no longer."""
+        self._held = None
 
 
 _MOMENT = 0.001
@@ -65,7 +100,7 @@ class Coordinator:
     def __init__(
         self,
         membership: "Membership",
-        election: Election | Unopposed,
+        election: Election | StandaloneElection,
         hooks: Hooks,
         settings: CoordinatorSettings,
         governs: Sequence[str],
@@ -106,7 +141,7 @@ class Coordinator:
         """The worker that leads, as far as this one has heard."""
         role = self.election.role
         if role is None or role.owner is None:
-            return self.worker_id if isinstance(self.election, Unopposed) else None
+            return self.worker_id if isinstance(self.election, StandaloneElection) else None
         return worker_of(role.owner)
 
     @property
@@ -165,7 +200,7 @@ class Coordinator:
         if not force:
             return await self._hear_of_leader()
         role = read_role(await store.get(f"{ROLES}{name}", tombstones=True))
-        roll = Roll(store, self._witness.report)
+        roll = Candidates(store, self._witness.report)
         workers = [worker_of(each) for each in await roll.standing_for(name)]
         if desired_coordinator not in {None, *workers}:
             raise NotFound("worker for this work", str(desired_coordinator), workers)
@@ -196,7 +231,7 @@ class Coordinator:
             else:
                 await self._lead(held)
 
-    async def _lead(self, held: Held) -> None:
+    async def _lead(self, held: HeldTerm) -> None:
         """Serve one term, from its beginning to its end."""
         # Nobody is elected anew whose last term is not wound up.
         self.election.is_open = False
@@ -238,7 +273,7 @@ class Coordinator:
             await self._call("on_stop", self._hooks.on_stop, term)
         self.election.is_open = True
 
-    async def _until_over(self, held: Held, in_the_way: Sequence[int]) -> None:
+    async def _until_over(self, held: HeldTerm, in_the_way: Sequence[int]) -> None:
         """Wait until a term is over, be it told or by the clock; end one that is fenced off."""
         while self.election.held is held:
             if in_the_way:
@@ -293,7 +328,7 @@ class Coordinator:
         text = "".join(traceback.format_exception_only(error)).strip()
         self._events.emit(HandlerFailed(event=self.election.name, callback=name, error=text))
 
-    def _tell_of_the_end(self, held: Held, role: Role | None) -> None:
+    def _tell_of_the_end(self, held: HeldTerm, role: Role | None) -> None:
         session = self.election.session
         is_lapsed = session.incarnation == held.incarnation and session.state == "live"
         epoch, reason = self.election.why_over

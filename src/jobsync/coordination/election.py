@@ -21,9 +21,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from jobsync.components import Components
-from jobsync.coordination.coldstart import ColdStart
+from jobsync.coordination.cold_start import ColdStart
 from jobsync.coordination.events import CoordinatorElected, EpochRenewed
-from jobsync.coordination.observer import Observer
+from jobsync.coordination.observer import Candidates, Observer
 from jobsync.coordination.role import (
     REQUESTS,
     ROLES,
@@ -34,8 +34,7 @@ from jobsync.coordination.role import (
     read_role,
     worker_of,
 )
-from jobsync.coordination.roll import Roll
-from jobsync.coordination.session import Life, Session
+from jobsync.coordination.session import Session, SessionRecord
 from jobsync.coordination.settings import WorkSettings
 from jobsync.core.clock import Mono
 from jobsync.core.codec import MAX_INTEGER
@@ -44,7 +43,7 @@ from jobsync.errors import Corrupt, NewerFormat
 from jobsync.stores.contract import Applied, Put, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["LOOK", "Election", "Held", "ask"]
+__all__ = ["LOOK", "Election", "HeldTerm", "ask"]
 
 LOOK = 0.85
 """Of a beat, between looks where nobody tells of a role that was given up.
@@ -72,7 +71,7 @@ def _is_same_wish(one: Request, other: Request) -> bool:
     return (one.forced, one.desired) == (other.forced, other.desired)
 
 
-class Held(msgspec.Struct, frozen=True, eq=False):
+class HeldTerm(msgspec.Struct, frozen=True, eq=False):
     """A time in office. Whether it still lasts is asked of the election."""
 
     epoch: int
@@ -124,7 +123,7 @@ class Election:
         self._observer = observer
         self._settings = settings
         self._governs = tuple(governs)
-        self._held: Held | None = None
+        self._held: HeldTerm | None = None
         self._record: Record | None = None
         self._role: Role | None = None
         self._first_seen: Mono | None = None
@@ -148,7 +147,7 @@ class Election:
         something was put that we have not seen."""
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldTerm | None:
         """The term that lasts now. Asks the session, and so the clock, each time."""
         held, session = self._held, self.session
         if held is None:
@@ -168,7 +167,7 @@ class Election:
         return None if role is None or self.held is not None else role.owner
 
     @property
-    def leading(self) -> Held | None:
+    def leading(self) -> HeldTerm | None:
         """The term that lasts now, once the cold start is over."""
         return self.held if self.cold_start.is_ready else None
 
@@ -210,7 +209,7 @@ class Election:
             return []
         return [f"{ROLES}{self.name}", f"{REQUESTS}{self.name}"]
 
-    def wanted_without(self, living: Mapping[str, Life]) -> list[str]:
+    def wanted_without(self, living: Mapping[str, SessionRecord]) -> list[str]:
         """Give the key that the next step has to know too, if none of those who live leads."""
         is_known = not self._is_sure or self.held is not None or self._is_led(living)
         return [] if is_known else [f"{ROLES}{self.name}"]
@@ -221,7 +220,10 @@ class Election:
         self._is_doubted = True
 
     async def step(
-        self, found: Mapping[str, Record | None], living: Mapping[str, Life], roll: Roll
+        self,
+        found: Mapping[str, Record | None],
+        living: Mapping[str, SessionRecord],
+        roll: Candidates,
     ) -> None:
         """Go on from what was read: the wanted keys, and the sessions that live.
 
@@ -318,7 +320,7 @@ class Election:
         """Say whether the latest term of a role is, or was, somebody else's."""
         return (role.owner or role.former) not in {None, self.session.incarnation}
 
-    def _is_led(self, living: Mapping[str, Life]) -> bool:
+    def _is_led(self, living: Mapping[str, SessionRecord]) -> bool:
         """Say whether somebody else's session tells that it holds the role, as we know it."""
         role = self._role
         if role is None or role.owner is None:
@@ -329,7 +331,7 @@ class Election:
             self.cold_start.see_leader()
         return self._is_sure
 
-    async def _stand(self, roll: Roll) -> None:
+    async def _stand(self, roll: Candidates) -> None:
         """Take the role, if it is to be had and nobody better is there to have it."""
         session, role = self.session, self._role
         if not session.trusted:
@@ -439,7 +441,7 @@ class Election:
         record = await self._write(base, role)
         # Whether it lasts is asked of the clock: the write may have taken longer than trust.
         if record is not None:
-            self._held = Held(role.epoch, incarnation, lapses, self._clock.mono())
+            self._held = HeldTerm(role.epoch, incarnation, lapses, self._clock.mono())
             self._renewed = self._held.since
             self._see(record)
             self.cold_start.see_leader(is_self=True)
@@ -456,7 +458,7 @@ class Election:
             raise Corrupt(f"{ROLES}{self.name}", f"no epoch is left above {epoch - 1}")
         return epoch
 
-    async def _serve(self, held: Held, roll: Roll) -> None:
+    async def _serve(self, held: HeldTerm, roll: Candidates) -> None:
         """Look after the mandate: renew it, or hand over when that was asked for."""
         self.cold_start.see_leader(is_self=True)
         now = self._clock.mono()
@@ -487,14 +489,14 @@ class Election:
         weighed, when = self._weighed or (None, now)
         return weighed != _version(self._wish) or now - when >= self._timing.timeout
 
-    def _read_wish(self, held: Held) -> Request | None:
+    def _read_wish(self, held: HeldTerm) -> Request | None:
         try:
             return read_request(self._wish, held.epoch)
         except Corrupt as corrupt:
             self._witness.report(corrupt)
             return None
 
-    async def _renew(self, held: Held) -> None:
+    async def _renew(self, held: HeldTerm) -> None:
         record, role = self._record, self._role
         if role is None:
             return

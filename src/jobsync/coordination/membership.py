@@ -16,14 +16,13 @@ from typing import Any, Self
 import msgspec
 
 from jobsync.components import Components
-from jobsync.coordination.coordinator import Coordinator, Hooks
+from jobsync.coordination.coordinator import Coordinator, Hooks, StandaloneElection
 from jobsync.coordination.election import Election
-from jobsync.coordination.member import Member
+from jobsync.coordination.member_loop import MemberLoop
 from jobsync.coordination.role import name_role
-from jobsync.coordination.runner import Host, OwnThread
-from jobsync.coordination.session import SESSIONS, Life, Session, read_life
+from jobsync.coordination.runner import LoopHost, OwnThread
+from jobsync.coordination.session import SESSIONS, Session, SessionRecord, read_session_record
 from jobsync.coordination.settings import CoordinatorSettings
-from jobsync.coordination.unopposed import Unopposed
 from jobsync.core.codec import Json
 from jobsync.core.keys import check_key
 from jobsync.errors import Corrupt, Invalid, Unavailable
@@ -70,7 +69,7 @@ class Membership:
         settings: CoordinatorSettings,
         *,
         open_own: Callable[[], Awaitable[Store]],
-        host: Host,
+        host: LoopHost,
         facts: Mapping[str, Json] | None = None,
     ) -> None:
         self.store = store
@@ -89,7 +88,7 @@ class Membership:
         self._owned: Store | None = None
         self._opened = asyncio.Event()
         self._is_recording = False
-        self._member: Member
+        self._member: MemberLoop
 
     @classmethod
     async def join(
@@ -185,7 +184,7 @@ class Membership:
         """Be a member, on the host."""
         store = await self._open_own()
         try:
-            self._member = Member(
+            self._member = MemberLoop(
                 store,
                 msgspec.structs.replace(
                     self.components, events=_Relay(self._host, self.components.events)
@@ -283,16 +282,16 @@ class Membership:
         if self._coordinators.get(role) is not coordinator:
             return
         del self._coordinators[role]
-        if isinstance(coordinator.election, Unopposed):
+        if isinstance(coordinator.election, StandaloneElection):
             coordinator.election.end()
         else:
             await self._host.call(lambda: self._member.withdraw(role))
 
     async def _stand(
         self, role: str, settings: CoordinatorSettings, governs: Sequence[str]
-    ) -> Election | Unopposed:
+    ) -> Election | StandaloneElection:
         if not settings.enable_coordinator:
-            return Unopposed(role, self._member.session)
+            return StandaloneElection(role, self._member.session)
         options = settings.for_store(self.store, self.timing)
 
         is_wanted, standing = True, list[Election]()
@@ -342,7 +341,7 @@ class Membership:
         return self._member.living
 
     @property
-    def seen(self) -> Mapping[str, Life]:
+    def seen(self) -> Mapping[str, SessionRecord]:
         """What the sessions that lead this worker, or that it watches, told last."""
         return self._member.seen
 
@@ -355,7 +354,7 @@ class Membership:
         peers = []
         for record in await self.store.scan(SESSIONS, limit=_MOST):
             try:
-                life = read_life(record)
+                life = read_session_record(record)
             except Corrupt as corrupt:
                 self._witness.report(corrupt)
                 continue
@@ -393,7 +392,7 @@ class Membership:
 class _Relay(Events):
     """Tells facts at home, whichever thread they are found on."""
 
-    def __init__(self, host: Host, home: Events) -> None:
+    def __init__(self, host: LoopHost, home: Events) -> None:
         super().__init__()
         self._host = host
         self._home = home

@@ -7,20 +7,21 @@ A record that it does not understand is reported and left alone, until it change
 Whoever needs a session dead watches it: followers the one that leads them, leaders all.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import takewhile
 from typing import Any
 
 from jobsync.components import Components
-from jobsync.coordination.session import SESSIONS, Life, read_life
+from jobsync.coordination.session import SESSIONS, SessionRecord, read_session_record
 from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing, Watch
 from jobsync.errors import Corrupt
 from jobsync.stores.contract import Applied, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
-__all__ = ["MOURNING", "Observer"]
+__all__ = ["MOURNING", "Candidates", "Observer"]
+
 
 MOURNING = 1200.0
 """Seconds after which a dead session's record goes, if nobody names it any more.
@@ -71,7 +72,7 @@ class Observer:
         """Take note of the timeout of a session that may never be seen."""
         self._timeouts.setdefault(incarnation, timeout)
 
-    def take_in(self, found: Mapping[str, Record | None]) -> dict[str, Life]:
+    def take_in(self, found: Mapping[str, Record | None]) -> dict[str, SessionRecord]:
         """Take in what a read that has just returned showed of some sessions; give who lives."""
         now = self._clock.mono()
         living = {}
@@ -85,10 +86,10 @@ class Observer:
                 self._look(incarnation, record.version, now)
         return living
 
-    def _understand(self, incarnation: str, record: Record) -> Life | None:
+    def _understand(self, incarnation: str, record: Record) -> SessionRecord | None:
         """Take in what a session tells; None if that is nothing that it can have told."""
         try:
-            life = read_life(record)
+            life = read_session_record(record)
         except Corrupt as corrupt:
             self._witness.report(corrupt)
             self._set_aside(incarnation, record.version)
@@ -226,3 +227,52 @@ def _keep(known: dict[str, Any], incarnations: AbstractSet[str]) -> None:
         return
     for each in known.keys() - incarnations:
         del known[each]
+
+
+# Who lives and stands for what, listed once for everybody who asks during one look.
+#
+# It stood so in the store a moment ago. A session that cannot be understood stands for nothing,
+# and is reported.
+
+
+_MAX_SESSIONS = 10_000
+"""How many sessions are looked at in an election at the most."""
+
+
+class Candidates:
+    """The sessions that live, by what they stand for. Costs nothing until it is asked.
+
+    Args:
+        store: where the sessions are.
+        report: hears of what cannot be understood.
+    """
+
+    def __init__(self, store: Store, report: Callable[[Corrupt], object]) -> None:
+        self._store = store
+        self._report = report
+        self._works: dict[str, tuple[str, ...]] | None = None
+
+    async def standing_for(self, role: str) -> list[str]:
+        """Give the incarnations that live and stand for a role, in order.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        if self._works is None:
+            self._works = await self._list()
+        return [each for each, works in self._works.items() if role in works]
+
+    async def _list(self) -> dict[str, tuple[str, ...]]:
+        found = {}
+        for record in await self._store.scan(SESSIONS, limit=_MAX_SESSIONS):
+            # Most are dead, in a fleet that has seen much, and need no further understanding.
+            if isinstance(record.value, dict) and record.value.get("state") == "dead":
+                continue
+            try:
+                life = read_session_record(record)
+            except Corrupt as corrupt:
+                self._report(corrupt)
+                continue
+            if life.state == "live":
+                found[record.key.removeprefix(SESSIONS)] = life.works
+        return found

@@ -17,10 +17,10 @@ from jobsync.stores.contract import Record
 __all__ = [
     "REQUESTS",
     "ROLES",
+    "MandateVerdict",
     "PastTerm",
     "Request",
     "Role",
-    "Verdict",
     "judge_mandate",
     "name_role",
     "read_request",
@@ -170,7 +170,7 @@ def _convert(record: Record, kind: type[T]) -> T:
         raise Corrupt(record.key, str(error)) from error
 
 
-Verdict: TypeAlias = Literal["keep", "renew"] | tuple[Literal["hand over to"], str]
+MandateVerdict: TypeAlias = Literal["keep", "renew"] | tuple[Literal["hand over to"], str]
 """What the holder does now; a hand-over names the incarnation that shall follow."""
 
 
@@ -181,7 +181,7 @@ def judge_mandate(
     eligible: Collection[str],
     may_end: bool,
     is_over: bool,
-) -> Verdict:
+) -> MandateVerdict:
     """Say what a holder does about its mandate.
 
     Args:

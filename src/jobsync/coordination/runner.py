@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from jobsync.errors import Misconfigured, Unavailable
 
-__all__ = ["Host", "OwnThread", "SameLoop"]
+__all__ = ["LoopHost", "OwnThread", "SameLoop"]
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ _LAST_WORDS = 5.0
 Main: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
-class Host(Protocol):
+class LoopHost(Protocol):
     """Runs a member, and carries calls to it and from it."""
 
     def start(self, main: Main) -> None:

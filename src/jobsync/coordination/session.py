@@ -25,7 +25,7 @@ from jobsync.errors import Corrupt, Invalid, Misconfigured, Unavailable
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store
 from jobsync.stores.settling import SettlingStore
 
-__all__ = ["SESSIONS", "Life", "Session", "State", "read_life"]
+__all__ = ["SESSIONS", "Session", "SessionRecord", "SessionState", "read_session_record"]
 
 SESSIONS = "session/"
 """Where sessions are."""
@@ -45,10 +45,10 @@ def _count_fork() -> None:
 
 os.register_at_fork(after_in_child=_count_fork)
 
-State: TypeAlias = Literal["new", "live", "lost", "ended"]
+SessionState: TypeAlias = Literal["new", "live", "lost", "ended"]
 
 
-class Life(msgspec.Struct, frozen=True, kw_only=True):
+class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a session tells of itself, to those who watch it."""
 
     worker: str
@@ -64,7 +64,7 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     """What else its owner wants known: host, process, version."""
 
 
-def read_life(record: Record) -> Life:
+def read_session_record(record: Record) -> SessionRecord:
     """Understand a session's record.
 
     Raises:
@@ -73,7 +73,7 @@ def read_life(record: Record) -> Life:
     if record.format > 1:
         raise Corrupt(record.key, f"its format, {record.format}, is newer than this library")
     try:
-        return msgspec.convert(record.value, Life)
+        return msgspec.convert(record.value, SessionRecord)
     except (msgspec.ValidationError, Invalid) as error:
         raise Corrupt(record.key, str(error)) from error
 
@@ -108,7 +108,7 @@ class Session:
         worker: str,
         facts: Mapping[str, Json] | None = None,
     ) -> None:
-        self.state: State = "new"
+        self.state: SessionState = "new"
         self.worker = worker
         self.incarnation = ""
         self.beats = 0
@@ -158,7 +158,7 @@ class Session:
         self._take(outcome.record)
         self.state = "live"
 
-    async def beat(self) -> State:
+    async def beat(self) -> SessionState:
         """Tell the store that the session lives; give the state that it is in."""
         base = self._base
         if self.state != "live" or base is None:
@@ -199,7 +199,7 @@ class Session:
         return f"{SESSIONS}{self.incarnation}"
 
     def _document(self, beat: int) -> dict[str, Json]:
-        life = Life(
+        life = SessionRecord(
             worker=self.worker,
             state="live",
             beat=beat,
@@ -236,14 +236,18 @@ class Session:
     async def _find_own(self, base: Record) -> Record | None:
         """Give the session's record, if a beat of ours has put it in place of another."""
         current = await self._store.get(self._key)
-        if current is None or current.version == base.version or read_life(current).state == "dead":
+        if (
+            current is None
+            or current.version == base.version
+            or read_session_record(current).state == "dead"
+        ):
             return None
         return current
 
     async def _look(self) -> None:
         """Find out what stands in the way of a beat."""
         current = await self._store.get(self._key, tombstones=True)
-        if current is None or current.deleted or read_life(current).state == "dead":
+        if current is None or current.deleted or read_session_record(current).state == "dead":
             self.state = "lost"
         elif self._base is None or current.version != self._base.version:
             # An earlier beat, given up for lost, has landed after all: nobody else lets us live.

@@ -12,26 +12,32 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.role import ROLES, PastTerm, read_role, worker_of
-from jobsync.coordination.session import SESSIONS, Life, read_life
+from jobsync.coordination.session import SESSIONS, SessionRecord, read_session_record
 from jobsync.core.codec import Json
 from jobsync.core.keys import unescape
 from jobsync.errors import Corrupt, NewerFormat
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
-__all__ = ["Condition", "RoleSeen", "SessionSeen", "Survey", "survey"]
+__all__ = [
+    "ClusterStatus",
+    "RoleStatus",
+    "SessionCondition",
+    "SessionStatus",
+    "read_cluster_status",
+]
 
 _MOST = 10_000
 
-Condition: TypeAlias = Literal["live", "silent", "dead"]
+SessionCondition: TypeAlias = Literal["live", "silent", "dead"]
 
 
-class SessionSeen(msgspec.Struct, frozen=True, kw_only=True):
+class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One session of a worker."""
 
     worker_id: str
     incarnation: str
-    state: Condition
+    state: SessionCondition
     heard: float | None
     """Seconds since it last wrote; None where the store has no clock to tell by."""
     timeout: float
@@ -42,7 +48,7 @@ class SessionSeen(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Json]
 
 
-class RoleSeen(msgspec.Struct, frozen=True, kw_only=True):
+class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of work, and who leads it."""
 
     namespace: str
@@ -59,14 +65,14 @@ class RoleSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Its latest terms that are over."""
 
 
-class Survey(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What there is to see."""
 
-    sessions: list[SessionSeen]
-    roles: list[RoleSeen]
+    sessions: list[SessionStatus]
+    roles: list[RoleStatus]
 
 
-async def survey(store: Store, components: Components) -> Survey:
+async def read_cluster_status(store: Store, components: Components) -> ClusterStatus:
     """Look at all sessions, and at the roles that any of them stands for.
 
     What cannot be understood is reported as `store:record-set-aside`.
@@ -77,12 +83,12 @@ async def survey(store: Store, components: Components) -> Survey:
     witness = CorruptionLog(store.name, components.events)
     records = await store.scan(SESSIONS, limit=_MOST)
     ages = await asyncio.gather(*map(store.age, records))
-    lives: dict[str, Life] = {}
+    lives: dict[str, SessionRecord] = {}
     sessions = []
     for record, age in zip(records, ages, strict=True):
         incarnation = record.key.removeprefix(SESSIONS)
         try:
-            life = lives[incarnation] = read_life(record)
+            life = lives[incarnation] = read_session_record(record)
         except Corrupt as corrupt:
             witness.report(corrupt)
         else:
@@ -90,11 +96,11 @@ async def survey(store: Store, components: Components) -> Survey:
     names = sorted({name for life in lives.values() for name in (*life.works, *life.holds)})
     found = await read_each(store, [f"{ROLES}{name}" for name in names], witness.report)
     roles = [_see_role(name, found, lives) for name in names]
-    return Survey(sessions=sessions, roles=[role for role in roles if role is not None])
+    return ClusterStatus(sessions=sessions, roles=[role for role in roles if role is not None])
 
 
-def _see_session(incarnation: str, life: Life, age: float | None) -> SessionSeen:
-    return SessionSeen(
+def _see_session(incarnation: str, life: SessionRecord, age: float | None) -> SessionStatus:
+    return SessionStatus(
         worker_id=life.worker,
         incarnation=incarnation,
         state=_judge(life, age),
@@ -106,19 +112,19 @@ def _see_session(incarnation: str, life: Life, age: float | None) -> SessionSeen
     )
 
 
-def _judge(life: Life, age: float | None) -> Condition:
+def _judge(life: SessionRecord, age: float | None) -> SessionCondition:
     if life.state == "dead":
         return "dead"
     return "silent" if age is not None and age > life.timing.timeout else "live"
 
 
 def _see_role(
-    name: str, found: Mapping[str, Record | None], lives: Mapping[str, Life]
-) -> RoleSeen | None:
+    name: str, found: Mapping[str, Record | None], lives: Mapping[str, SessionRecord]
+) -> RoleStatus | None:
     """Describe a role; None where nobody has ever held it."""
     namespace, work = map(unescape, name.split("/"))
     alive = {each: life for each, life in lives.items() if life.state == "live"}
-    seen = RoleSeen(
+    seen = RoleStatus(
         namespace=namespace,
         work=work,
         state="unreadable",

@@ -24,10 +24,10 @@ from jobsync.coordination.events import (
     CoordinatorElected,
     CoordinatorPromoted,
 )
-from jobsync.coordination.fencing import Term
 from jobsync.coordination.membership import Membership, Peer
 from jobsync.coordination.role import name_role
 from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.coordination.term import Term
 from jobsync.database.attendance import Attendance
 from jobsync.database.plugin import Plugin
 from jobsync.errors import Invalid

@@ -7,7 +7,7 @@ than a node that lives is not let in. A fleet changes it by being stopped and st
 from collections.abc import Awaitable, Callable, Iterable
 
 from jobsync.coordination.membership import Membership
-from jobsync.coordination.session import SESSIONS, read_life
+from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.core.clock import Mono
 from jobsync.errors import Misconfigured
 from jobsync.jobs.node import Named
@@ -67,4 +67,4 @@ async def _lives(membership: Membership, node: Named) -> bool:
     record = await membership.store.get(f"{SESSIONS}{node.incarnation}")
     if record is None:
         return not membership.is_dead(node.incarnation)
-    return read_life(record).state == "live"
+    return read_session_record(record).state == "live"

@@ -13,9 +13,9 @@ from datetime import date
 import msgspec
 
 from jobsync.components import Components
+from jobsync.coordination.aio import Heard, listening
 from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.membership import Membership
-from jobsync.coordination.waiting import Heard, listening
 from jobsync.core.assignment import Plan, awaits, has_nothing, token_maker
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin

@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from jobsync.components import Components
-from jobsync.coordination.fencing import Term
+from jobsync.coordination.aio import listening
 from jobsync.coordination.membership import Membership
-from jobsync.coordination.waiting import listening
+from jobsync.coordination.term import Term
 from jobsync.core.assignment import (
     NodeRef,
     Plan,

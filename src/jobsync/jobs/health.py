@@ -3,7 +3,7 @@
 import asyncio
 import datetime as dt
 
-from jobsync.coordination.session import SESSIONS, read_life
+from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.jobs.crew import Crew
 from jobsync.jobs.describing import NodeInfo
 from jobsync.jobs.node import Named
@@ -47,7 +47,7 @@ class Health:
         heard = await asyncio.gather(*map(self._heard, sessions))
         found = []
         for node, session, last in zip(nodes, sessions, heard, strict=True):
-            is_alive = session is not None and read_life(session).state == "live"
+            is_alive = session is not None and read_session_record(session).state == "live"
             info = self._describe(node) | {"last_heartbeat": last}
             found.append((info, is_alive and node.stage != "left"))
         return found

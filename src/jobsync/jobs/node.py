@@ -15,7 +15,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.role import worker_of
-from jobsync.coordination.session import SESSIONS, read_life
+from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.errors import Conflict, Corrupt, Misconfigured
@@ -175,5 +175,5 @@ class NodeName:
         self._membership.watch("name", {holder.incarnation})
         record = await self._store.get(f"{SESSIONS}{holder.incarnation}")
         if record is not None:
-            return read_life(record).state == "dead"
+            return read_session_record(record).state == "dead"
         return self._membership.is_dead(holder.incarnation)

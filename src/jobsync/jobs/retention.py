@@ -12,7 +12,7 @@ from datetime import date
 
 import msgspec
 
-from jobsync.coordination.session import SESSIONS, read_life
+from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.errors import Conflict, Invalid
 from jobsync.jobs.node import Named
 from jobsync.jobs.places import Places
@@ -124,4 +124,4 @@ async def _is_gone(store: Store, node: Named) -> bool:
     if node.stage == "left":
         return True
     session = await store.get(f"{SESSIONS}{node.incarnation}")
-    return session is None or read_life(session).state == "dead"
+    return session is None or read_session_record(session).state == "dead"

@@ -12,7 +12,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
-from jobsync.coordination.survey import SessionSeen, Survey, survey
+from jobsync.coordination.survey import ClusterStatus, SessionStatus, read_cluster_status
 from jobsync.core.assignment import (
     NOBODY,
     NodeRef,
@@ -120,7 +120,7 @@ class FleetSurvey:
         components: Components,
         fleet: str,
         nodes: Sequence[Named],
-        seen: Survey,
+        seen: ClusterStatus,
         plan: Plan,
         token_of: Callable[[str], int],
     ) -> None:
@@ -196,7 +196,7 @@ class FleetSurvey:
             reclaim_after=self._find_delay(owner) or usual_reclaim_delay(timeout),
         )
 
-    async def _date(self, session: SessionSeen | None) -> float | None:
+    async def _date(self, session: SessionStatus | None) -> float | None:
         """Say when a session last wrote, or was written to be dead."""
         if session is None or session.heard is None:
             return None
@@ -263,7 +263,7 @@ async def look_at_fleet(store: Store, components: Components, fleet: str) -> Fle
         raise NotFound("fleet that shares tasks as", fleet)
     total = settings.value["total_tokens"]
     token_of = token_maker(total, settings.value["hash_function"])
-    seen = await survey(store, components)
+    seen = await read_cluster_status(store, components)
     nodes = witness.read_all(read_named, await store.scan(places.nodes, limit=_MOST))
     plan = await _read_plan(store, places) or Plan.empty(total)
     return FleetSurvey(store, components, fleet, nodes, seen, plan, token_of)
@@ -281,7 +281,7 @@ async def _read_plan(store: Store, places: Places) -> Plan | None:
     return None
 
 
-def _find_leader(seen: Survey, fleet: str) -> str | None:
+def _find_leader(seen: ClusterStatus, fleet: str) -> str | None:
     for role in seen.roles:
         if (role.namespace, role.work) == (fleet, _WORK):
             return role.leader

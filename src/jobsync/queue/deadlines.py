@@ -6,7 +6,7 @@ may be over; who began since has to end later, as a rule, and then it is not wok
 
 from collections.abc import Callable
 
-from jobsync.coordination.alarm import Alarm
+from jobsync.coordination.aio import Wakeup
 from jobsync.core.clock import Clock, Mono
 from jobsync.queue.hand import Held
 
@@ -28,7 +28,7 @@ class Deadlines:
         self._clock = clock
         self._over = over
         self._ends: dict[Held, Mono] = {}
-        self._alarm = Alarm(clock, _SHORTEST_REST)
+        self._alarm = Wakeup(clock, _SHORTEST_REST)
         self._looks_at = clock.mono() + _LONGEST_REST
 
     def add(self, held: Held, end: Mono) -> None:

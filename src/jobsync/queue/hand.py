@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from jobsync.coordination.alarm import Alarm
+from jobsync.coordination.aio import Wakeup
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import HandlerVerdict
@@ -89,7 +89,7 @@ class Hand:
         self._lost = lost
         self._failed = failed
         self._held: dict[str, Held] = {}
-        self._alarm = Alarm(clock, _SHORTEST_REST)
+        self._alarm = Wakeup(clock, _SHORTEST_REST)
         self._watches_at: Mono | None = None
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from jobsync.components import Components
-from jobsync.coordination.survey import Condition, SessionSeen, survey
+from jobsync.coordination.survey import SessionCondition, SessionStatus, read_cluster_status
 from jobsync.core.messages import MessageState
 from jobsync.errors import NotFound, closest_name
 from jobsync.queue.directory import Content, Directory
@@ -26,7 +26,7 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     """A process that handles a queue's messages, or has some of them in hand."""
 
     worker_id: str
-    state: Condition
+    state: SessionCondition
     concurrency: int | None
     """How many handlers it runs at once; None if it does not tell that it handles any."""
     claims: int
@@ -75,7 +75,7 @@ class QueueSurvey:
     """What there is to see of all queues. Made by `look_at_queues`."""
 
     def __init__(
-        self, directory: Directory, contents: Mapping[str, Content], sessions: list[SessionSeen]
+        self, directory: Directory, contents: Mapping[str, Content], sessions: list[SessionStatus]
     ) -> None:
         self._directory = directory
         self._sessions = sessions
@@ -136,7 +136,7 @@ class QueueSurvey:
         )
 
 
-def _see_worker(session: SessionSeen, duty: Duty | None, content: Content) -> WorkerSeen:
+def _see_worker(session: SessionStatus, duty: Duty | None, content: Content) -> WorkerSeen:
     pid = session.facts.get("pid")
     return WorkerSeen(
         worker_id=session.worker_id,
@@ -161,4 +161,4 @@ async def look_at_queues(store: Store, components: Components) -> QueueSurvey:
     """
     directory = open_directory(store, components)
     contents = await directory.look()
-    return QueueSurvey(directory, contents, (await survey(store, components)).sessions)
+    return QueueSurvey(directory, contents, (await read_cluster_status(store, components)).sessions)

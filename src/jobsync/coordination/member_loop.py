@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from jobsync.components import Components
-from jobsync.coordination.alarm import Alarm
+from jobsync.coordination.aio import Wakeup, first_of
 from jobsync.coordination.election import LOOK, Election
 from jobsync.coordination.events import (
     ElectionHalted,
@@ -21,12 +21,10 @@ from jobsync.coordination.events import (
     WorkerDied,
     WorkerHeartbeat,
 )
-from jobsync.coordination.observer import Observer
+from jobsync.coordination.observer import Candidates, Observer
 from jobsync.coordination.role import REQUESTS, ROLES, worker_of
-from jobsync.coordination.roll import Roll
-from jobsync.coordination.session import SESSIONS, Life, Session
+from jobsync.coordination.session import SESSIONS, Session, SessionRecord
 from jobsync.coordination.settings import WorkSettings
-from jobsync.coordination.waiting import first_of
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
@@ -35,7 +33,7 @@ from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 from jobsync.stores.settling import SettlingStore
 
-__all__ = ["Member"]
+__all__ = ["MemberLoop"]
 
 _TROUBLE = (Unavailable, Misconfigured, OutcomeUnknown)
 """What the store may say during an outage; a burst of refusals counts as one."""
@@ -43,7 +41,7 @@ _TROUBLE = (Unavailable, Misconfigured, OutcomeUnknown)
 _LONG = 3600.0
 
 
-class Member:
+class MemberLoop:
     """A session, and the elections that stand on it. All calls but `run` go through its host.
 
     Args:
@@ -69,7 +67,7 @@ class Member:
         """Sessions that somebody here wants to know the end of."""
         self.has_ended = False
         """Whether it lives no more, be it in good order or by an error."""
-        self.seen: Mapping[str, Life] = {}
+        self.seen: Mapping[str, SessionRecord] = {}
         """What those who lead this worker, and those watched, told of themselves last."""
         self._store = store
         self._settled = SettlingStore(store, components, deadline=timing.beat)
@@ -84,8 +82,8 @@ class Member:
         self._leaving: list[Election] = []
         """Elections that this worker stands in no longer, but may yet be given the role of."""
         self._observer = Observer(self._settled, components, timing)
-        self._beat_now = Alarm(components.clock, timing.beat / 100)
-        self._look_now = Alarm(components.clock, timing.beat / 100)
+        self._beat_now = Wakeup(components.clock, timing.beat / 100)
+        self._look_now = Wakeup(components.clock, timing.beat / 100)
         self._listen_again = asyncio.Event()
         self._stopping = asyncio.Event()
         self._is_silent = False
@@ -292,7 +290,7 @@ class Member:
             owners |= self.watched
         owners.discard(self.session.incarnation)
         found = await self._read(elections, owners)
-        roll = Roll(self._settled, self._witness.report)
+        roll = Candidates(self._settled, self._witness.report)
         for election in elections:
             await self._step(election, found, roll)
         self._leaving = [each for each in self._leaving if not each.is_clear]
@@ -327,7 +325,7 @@ class Member:
         return found | await read_each(self._settled, doubted, self._witness.report)
 
     async def _step(
-        self, election: Election, found: Mapping[str, Record | None], roll: Roll
+        self, election: Election, found: Mapping[str, Record | None], roll: Candidates
     ) -> None:
         try:
             await election.step(found, self.seen, roll)
@@ -350,7 +348,7 @@ class Member:
             self._events.emit(WorkerDied(worker_id=worker_of(incarnation), incarnation=incarnation))
         return died
 
-    def _tell_of_beats(self, living: Mapping[str, Life]) -> None:
+    def _tell_of_beats(self, living: Mapping[str, SessionRecord]) -> None:
         """Tell of the leaders' beats, which were seen at no further cost."""
         timestamp = self._clock.wall().seconds
         for life in living.values():
