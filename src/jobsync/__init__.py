@@ -14,14 +14,14 @@ if _typing.TYPE_CHECKING:
     from jobsync.coordination.settings import CoordinatorSettings
     from jobsync.coordination.term import Term
     from jobsync.core.messages import Cancel, Snooze
-    from jobsync.database.coordinating import CoordinatorPlugin
+    from jobsync.database.coordinator_plugin import CoordinatorPlugin
     from jobsync.database.database import Database
     from jobsync.database.document import Document
     from jobsync.database.listing import Page
-    from jobsync.database.locking import Lock
+    from jobsync.database.locks import Lock
     from jobsync.database.plugin import Plugin
+    from jobsync.database.plugin_storage import PluginStorage
     from jobsync.database.resource import Resource
-    from jobsync.database.storage import PluginStorage
     from jobsync.errors import (
         ClaimLost,
         Conflict,
@@ -124,14 +124,14 @@ _HOMES = {
     ),
     "coordination.settings": ("CoordinatorSettings",),
     "core.messages": ("Cancel", "Snooze"),
-    "database.coordinating": ("CoordinatorPlugin",),
+    "database.coordinator_plugin": ("CoordinatorPlugin",),
     "database.database": ("Database",),
     "database.document": ("Document",),
     "database.listing": ("Page",),
-    "database.locking": ("Lock",),
+    "database.locks": ("Lock",),
     "database.plugin": ("Plugin",),
     "database.resource": ("Resource",),
-    "database.storage": ("PluginStorage",),
+    "database.plugin_storage": ("PluginStorage",),
     "errors": (
         "ClaimLost",
         "Conflict",

@@ -7,7 +7,7 @@ import pytest
 from chance import FakeClock, SeededRandomness
 
 from jobsync import Components, CoordinatorPlugin, Database, Event, Events, Put, Unavailable
-from jobsync.database.tidying import TURN, DatabaseTidied
+from jobsync.database.cleanup import TURN, DatabaseTidied
 from jobsync.errors import Misconfigured
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.metered import Meter, MeteredStore

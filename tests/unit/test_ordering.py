@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobsync.core.ordering import SortKey, arrange, parse_sort
+from jobsync.database.listing import SortKey, arrange, parse_sort
 from jobsync.errors import Invalid
 
 

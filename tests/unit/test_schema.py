@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from jobsync.core.attributes import parse, render
 from jobsync.core.codec import encode
-from jobsync.core.quicklook import FastValidator
 from jobsync.core.schema import Field, Schema, conform, evolve, find_breaks, find_strays
+from jobsync.database.validation import FastValidator
 from jobsync.errors import Invalid, Problem
 
 

@@ -22,16 +22,14 @@ from jobsync.core.attributes import parse
 from jobsync.core.clock import Mono
 from jobsync.core.secrets import redact
 from jobsync.core.urls import StoreUrl
-from jobsync.database.attendance import Attendance
-from jobsync.database.catalogue import DROPPED, Catalogue
+from jobsync.database.cleanup import Cleanup, CleanupScope, DatabaseTidied
 from jobsync.database.definition import DEFINITIONS
-from jobsync.database.named import Named
 from jobsync.database.plugin import Plugin, check_plugin_name
+from jobsync.database.plugin_storage import PluginStorage
+from jobsync.database.registry import DROPPED, Registry, ResourceRegistry
 from jobsync.database.resource import DATA, Resource
-from jobsync.database.storage import PluginStorage
-from jobsync.database.supervisor import Supervisor, Work
-from jobsync.database.tidying import DatabaseTidied, Places, Tidying
-from jobsync.database.turn import Turn
+from jobsync.database.shared_session import SharedSession
+from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
 from jobsync.errors import Invalid
 from jobsync.events import Event, EventEmitter
 from jobsync.stores.contract import Store
@@ -92,16 +90,16 @@ class Database(EventEmitter):
             raise Invalid("url", len(given), "stores are named", fix)
         self._place: str | Store | None = given[0] if given else None
         self.components = components or Components.system()
-        self._turn = Turn("database")
-        self._link: _Link | None = None
-        self._catalogue = Catalogue(lambda: self.store, self.components)
+        self._turn = LifecycleLock("database")
+        self._link: _Connection | None = None
+        self._catalogue = ResourceRegistry(lambda: self.store, self.components)
         self._plugins: dict[str, Plugin] = {}
         self._storages: dict[tuple[str, str], PluginStorage] = {}
         self._until: Mono | None = None
-        self._tidying = Tidying(lambda: self.store, self.components, self._find_places)
+        self._tidying = Cleanup(lambda: self.store, self.components, self._find_places)
         self.events = self.components.events
-        self.resources = Named("resource", self._catalogue.known)
-        self.plugins = Named("plugin", self._plugins)
+        self.resources = Registry("resource", self._catalogue.known)
+        self.plugins = Registry("plugin", self._plugins)
         for plugin in plugins:
             self._add(plugin)
 
@@ -170,7 +168,7 @@ class Database(EventEmitter):
         return self._use().store
 
     @property
-    def attendance(self) -> Attendance:
+    def attendance(self) -> SharedSession:
         """The session that plugins share.
 
         Raises:
@@ -339,7 +337,7 @@ class Database(EventEmitter):
             case store:
                 return store.name
 
-    def _use(self) -> "_Link":
+    def _use(self) -> "_Connection":
         """Give what connects to the store, or raise what keeps it from being used."""
         if self._link is None:
             fix = "await database.connect() first"
@@ -347,7 +345,7 @@ class Database(EventEmitter):
         self._link.supervisor.check()
         return self._link
 
-    async def _find_places(self) -> Places:
+    async def _find_places(self) -> CleanupScope:
         """Look what there is to tidy up."""
         for plugin in self._plugins.values():
             self.open_storage(plugin.slug, plugin.namespace)
@@ -358,7 +356,7 @@ class Database(EventEmitter):
         data = {f"{DATA}{name}/" for name in await self.list_resources()}
         own = [each.level for each in storages]
         levels = [DEFINITIONS, DROPPED, *sorted(data | dropped.keys()), *own]
-        return Places(levels, storages, dropped)
+        return CleanupScope(levels, storages, dropped)
 
     def _run_while_connected(self, work: Work, name: str) -> None:
         """Run work in the background, unless the end of all makes it needless."""
@@ -377,7 +375,7 @@ class Database(EventEmitter):
         url = None if isinstance(place, Store) else read_url(place)
         store = place if isinstance(place, Store) else await open_store(place, self.components)
         supervisor = Supervisor(self.components)
-        link = _Link(store, supervisor, self._attend(store, url, supervisor), own)
+        link = _Connection(store, supervisor, self._attend(store, url, supervisor), own)
         try:
             await supervisor.start()
             self._link = link
@@ -389,11 +387,11 @@ class Database(EventEmitter):
             raise
         self.events.emit(DatabaseConnected(store=self.place))
 
-    def _attend(self, store: Store, url: StoreUrl | None, supervisor: Supervisor) -> Attendance:
+    def _attend(self, store: Store, url: StoreUrl | None, supervisor: Supervisor) -> SharedSession:
         """Make what counts who needs the session."""
-        return Attendance(store, url, self.components, supervisor.run, self._tidying.go_on)
+        return SharedSession(store, url, self.components, supervisor.run, self._tidying.go_on)
 
-    async def _close(self, link: "_Link", told: Event | None = None) -> None:
+    async def _close(self, link: "_Connection", told: Event | None = None) -> None:
         """Stop and close everything, whatever of it raises."""
         async with AsyncExitStack() as stack:
             # Called from the last to the first.
@@ -413,11 +411,11 @@ class Database(EventEmitter):
         self._catalogue.forget()
 
 
-class _Link(msgspec.Struct, frozen=True):
+class _Connection(msgspec.Struct, frozen=True):
     """What there is between `connect` and `disconnect`."""
 
     store: Store
     supervisor: Supervisor
-    attendance: Attendance
+    attendance: SharedSession
     own: bool
     """Whether the store was opened here, and so is closed here."""

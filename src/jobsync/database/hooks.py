@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from jobsync.errors import Invalid, closest_name
 from jobsync.events import Events, HandlerFailed
 
-__all__ = ["Hook", "Hooks", "Verb"]
+__all__ = ["Hook", "ResourceHooks", "Verb"]
 
 Verb: TypeAlias = Literal[
     "insert",
@@ -37,7 +37,7 @@ Hook: TypeAlias = Callable[[Any], Any]
 """Plain or a coroutine function."""
 
 
-class Hooks:
+class ResourceHooks:
     """The functions around one resource's verbs, in the order in which they were added.
 
     Args:

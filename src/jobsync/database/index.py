@@ -24,7 +24,7 @@ from jobsync.errors import Corrupt, Invalid, OutcomeUnknown
 from jobsync.stores.contract import BURIAL_AGE, Outcome, Put, Record, Store, Unknown
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["INDEXES", "Entry", "Index", "RankOf"]
+__all__ = ["INDEXES", "Index", "IndexEntry", "RankOf"]
 
 INDEXES = "index/"
 """Where entries are: a level for each resource and index."""
@@ -39,7 +39,7 @@ RankOf: TypeAlias = Callable[[Json], str | None]
 """Gives the place of a document in the order of an index; None if it has none."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class IndexEntry(msgspec.Struct, frozen=True):
     """One entry, as it was read."""
 
     key: str
@@ -126,7 +126,7 @@ class Index:
 
     async def _walk(
         self, until: str | None
-    ) -> AsyncIterator[tuple[list[Entry], list[Record | None]]]:
+    ) -> AsyncIterator[tuple[list[IndexEntry], list[Record | None]]]:
         """Give entries with what they lead to, be it a tombstone, a page at a time."""
         end = None if until is None else f"{self.prefix}{escape(until, 'rank')}{_MARK}~"
         after = ""
@@ -144,19 +144,19 @@ class Index:
                 return
             after = page[-1].key
 
-    def _understand(self, record: Record) -> Entry | None:
+    def _understand(self, record: Record) -> IndexEntry | None:
         try:
             value = record.value
             nonce = record.key[-NONCE_LENGTH:]
-            return Entry(record.key, value["rank"], nonce, value["record"], value["at"])
+            return IndexEntry(record.key, value["rank"], nonce, value["record"], value["at"])
         except (TypeError, KeyError):
             self._witness.report(Corrupt(record.key, "not an entry of an index"))
             return None
 
-    def _is_right(self, entry: Entry, record: Record) -> bool:
+    def _is_right(self, entry: IndexEntry, record: Record) -> bool:
         return not record.deleted and self._rank_of(record.value) == entry.rank
 
-    def _is_over(self, entry: Entry, record: Record | None, older_than: float) -> bool:
+    def _is_over(self, entry: IndexEntry, record: Record | None, older_than: float) -> bool:
         """Say whether an entry leads nowhere, and its record's write has arrived or died."""
         if record is not None:
             if self._is_right(entry, record):

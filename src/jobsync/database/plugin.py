@@ -12,9 +12,8 @@ import re
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, ClassVar
 
-from jobsync.database.storage import PluginStorage
-from jobsync.database.supervisor import Work
-from jobsync.database.turn import Turn
+from jobsync.database.plugin_storage import PluginStorage
+from jobsync.database.supervisor import LifecycleLock, Work
 from jobsync.errors import Invalid
 from jobsync.events import Event, EventEmitter, Events
 
@@ -71,7 +70,7 @@ class Plugin(EventEmitter):
         self.name = ""
         self.events = Events()
         self._database: Database | None = None
-        self._turn = Turn("plugin")
+        self._turn = LifecycleLock("plugin")
         self._undo = AsyncExitStack()
         self._installed = False
         self._running = False

@@ -25,14 +25,14 @@ from typing import Any, TypeAlias, TypeVar, overload
 from jobsync.components import Components
 from jobsync.core.codec import Json
 from jobsync.core.schema import Schema
-from jobsync.database import batch
+from jobsync.database import keyspace as batch
 from jobsync.database.definition import Definition
 from jobsync.database.document import LIBRARYS, Document, value_of
-from jobsync.database.drafting import Drafting
-from jobsync.database.hooks import Hook, Hooks, Verb
-from jobsync.database.intake import Intake
+from jobsync.database.hooks import Hook, ResourceHooks, Verb
+from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.listing import Listing, Page
-from jobsync.database.shelf import Shelf, Verdict
+from jobsync.database.message_sink import MessageSink
+from jobsync.database.validation import Validator
 from jobsync.errors import Conflict, Incomplete, Invalid, InvalidRecord, NotFound
 from jobsync.events import Event, EventEmitter, Events
 from jobsync.stores.contract import Record, Store, Where
@@ -95,13 +95,13 @@ class Resource(EventEmitter):
         self.name = definition.name
         self.events = Events()
         self.events.join(components.events)
-        self._shelf = Shelf(source, f"{DATA}{self.name}/", components, self.name)
-        self._hooks = Hooks(self.events)
+        self._shelf = Keyspace(source, f"{DATA}{self.name}/", components, self.name)
+        self._hooks = ResourceHooks(self.events)
         self._clock = components.clock
         self._ids = components.ids
         self._listing = Listing(self._shelf, components.events)
         self._renew = renew
-        self._intake: Intake | None = None
+        self._intake: MessageSink | None = None
         self.define(definition)
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class Resource(EventEmitter):
     def define(self, definition: Definition) -> None:
         """Go on with a newer definition."""
         self.definition = definition
-        self._drafting = Drafting(definition.name, definition.schema)
+        self._drafting = Validator(definition.name, definition.schema)
 
     @overload
     def before(self, verb: Verb) -> Callable[[_H], _H]: ...
@@ -184,7 +184,7 @@ class Resource(EventEmitter):
         """
 
         async def work(changes: Any) -> Document:
-            return await self._rewrite(id, if_version, Drafting.updated, changes)
+            return await self._rewrite(id, if_version, Validator.updated, changes)
 
         return await self._around("update", _with_id(id, changes), work)
 
@@ -200,7 +200,7 @@ class Resource(EventEmitter):
         """
 
         async def work(record: Any) -> Document:
-            return await self._rewrite(id, if_version, Drafting.replaced, record)
+            return await self._rewrite(id, if_version, Validator.replaced, record)
 
         return await self._around("replace", _with_id(id, record), work)
 
@@ -337,7 +337,7 @@ class Resource(EventEmitter):
             connection=connection,
         )
 
-    def hand_to(self, intake: Intake | None) -> None:
+    def hand_to(self, intake: MessageSink | None) -> None:
         """Hand messages to a queue from now on, or to none."""
         self._intake = intake
 
@@ -353,7 +353,7 @@ class Resource(EventEmitter):
             for document in drafted
         ]
 
-    def _queue(self) -> Intake:
+    def _queue(self) -> MessageSink:
         if self._intake is None:
             fix = f"await database.use_plugin(QueuePlugin(resource={self.name!r})) first"
             raise Invalid("resource", self.name, "has no queue in this process", fix)
@@ -444,7 +444,7 @@ class Resource(EventEmitter):
         self,
         id: str,
         if_version: str | None,
-        draft: Callable[[Drafting, Json, Any, float], Json],
+        draft: Callable[[Validator, Json, Any, float], Json],
         given: Any,
     ) -> Document:
         def decide(current: Record | None) -> Json:
@@ -462,7 +462,7 @@ class Resource(EventEmitter):
         self._tell(RecordsUpdated, id)
         return Document(record)
 
-    async def _draft(self, make: Callable[[Drafting], T]) -> T:
+    async def _draft(self, make: Callable[[Validator], T]) -> T:
         """Make documents; by a newer definition, if the one at hand refuses them."""
         try:
             return make(self._drafting)
@@ -485,11 +485,11 @@ class Resource(EventEmitter):
                     raise
 
     async def _delete(self, id: str, if_version: str | None) -> bool:
-        def decide(current: Record | None) -> Verdict:
+        def decide(current: Record | None) -> Disposition:
             if current is None:
-                return Verdict.KEEP
+                return Disposition.KEEP
             self._check_version(current, if_version, id)
-            return Verdict.REMOVE
+            return Disposition.REMOVE
 
         left = await self._shelf.change(_check_id(id), decide)
         if left is None or not left.deleted:
@@ -501,7 +501,7 @@ class Resource(EventEmitter):
         if if_version is not None and current.version != if_version:
             raise Conflict(self._shelf.title(id), f"it no longer has version {if_version}")
 
-    def _check_complete(self, tally: batch.Tally, conflicts: Sequence[str] = ()) -> None:
+    def _check_complete(self, tally: batch.BatchResult, conflicts: Sequence[str] = ()) -> None:
         if conflicts or tally.unknown or tally.unsent:
             raise Incomplete(
                 self.name,

@@ -6,15 +6,17 @@ else that work raises ends all of it: the database has failed, and says so at ev
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from jobsync.components import Components
 from jobsync.core.retry import backoff_limit
-from jobsync.errors import Unavailable
+from jobsync.errors import Invalid, Unavailable
 from jobsync.events import Event
 
-__all__ = ["DatabaseFailed", "Supervisor", "Work", "WorkPostponed"]
+__all__ = ["DatabaseFailed", "LifecycleLock", "Supervisor", "Work", "WorkPostponed"]
+
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
@@ -162,3 +164,58 @@ def _cancel(tasks: set[asyncio.Task[None]]) -> None:
 async def _await_all(tasks: set[asyncio.Task[None]], timeout: float | None = None) -> None:
     if others := _others(tasks):
         await asyncio.wait(others, timeout=timeout)
+
+
+# One change of state at a time, and no hook that waits for itself.
+#
+# Hooks are called under a turn. One that asks for what is under way already is told so; one
+# that asks for the opposite is refused. Neither waits for a turn that ends only after it.
+
+
+class LifecycleLock:
+    """A lock that knows who has it, and what for.
+
+    Args:
+        kind: whose turns these are, for errors.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._holder: asyncio.Task[Any] | None = None
+        self.doing = ""
+        """What is under way."""
+
+    @asynccontextmanager
+    async def take(self, what: str) -> AsyncIterator[None]:
+        """Do something when it is our turn."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            # Whoever had it in a loop that is over has it no more.
+            self._loop, self._lock = loop, asyncio.Lock()
+        async with self._lock:
+            self._holder, self.doing = asyncio.current_task(), what
+            try:
+                yield
+            finally:
+                self._holder, self.doing = None, ""
+
+    def is_part_of(self, what: str, name: str, *, is_hook: bool = False) -> bool:
+        """Say whether the task that asks does that already, or is waited for by who does.
+
+        Args:
+            what: what it asks for.
+            name: of whom.
+            is_hook: whether whoever has the turn waits for this task.
+
+        Raises:
+            Invalid: it is part of something else.
+        """
+        is_own = self._holder is not None and self._holder is asyncio.current_task()
+        if not (is_own or is_hook):
+            return False
+        if self.doing != what:
+            fix = f"{what} it from elsewhere"
+            raise Invalid(self._kind, name, f"{what} was asked for by a hook of {self.doing}", fix)
+        return True

@@ -43,7 +43,7 @@ from jobsync.core.messages import (
     default_backoff,
     has_spent,
 )
-from jobsync.database.coordinating import CoordinatorPlugin
+from jobsync.database.coordinator_plugin import CoordinatorPlugin
 from jobsync.errors import Invalid, Unavailable, closest_name
 from jobsync.events import Event, HandlerFailed
 from jobsync.queue import events

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.urls import StoreUrl
-from jobsync.database.attendance import Attendance
 from jobsync.database.database import Database
+from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import Supervisor, Work
 from jobsync.queue.plugin import QueuePlugin
 from jobsync.stores.contract import Store
@@ -46,12 +46,12 @@ class NodeDatabase(Database):
         """Give the session a way of its own."""
         return Link(self.node.world, self.node, self._shared, self._weather)
 
-    def _attend(self, store: Store, url: StoreUrl | None, supervisor: Supervisor) -> Attendance:
+    def _attend(self, store: Store, url: StoreUrl | None, supervisor: Supervisor) -> SharedSession:
         del url
         return _NodeAttendance(self, store, supervisor, self._tidying.go_on)
 
 
-class _NodeAttendance(Attendance):
+class _NodeAttendance(SharedSession):
     """The session of a node's database, on a thread of the node."""
 
     def __init__(

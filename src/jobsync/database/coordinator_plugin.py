@@ -28,8 +28,8 @@ from jobsync.coordination.membership import Membership, Peer
 from jobsync.coordination.role import name_role
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.coordination.term import Term
-from jobsync.database.attendance import Attendance
 from jobsync.database.plugin import Plugin
+from jobsync.database.shared_session import SharedSession
 from jobsync.errors import Invalid
 from jobsync.events import Event
 from jobsync.settings import Sources, resolve
@@ -168,7 +168,7 @@ class CoordinatorPlugin(Plugin):
         finally:
             self._coordinator, self._former = None, coordinator
 
-    async def _leave(self, attendance: Attendance) -> None:
+    async def _leave(self, attendance: SharedSession) -> None:
         self._membership = None
         await attendance.leave()
 

@@ -5,10 +5,10 @@ from typing import Protocol
 
 from jobsync.core.codec import Json
 
-__all__ = ["Intake"]
+__all__ = ["MessageSink"]
 
 
-class Intake(Protocol):
+class MessageSink(Protocol):
     """Takes messages."""
 
     async def enqueue(

@@ -18,10 +18,10 @@ from jobsync.errors import Invalid
 from jobsync.stores.contract import Store, StoreDecorator
 from jobsync.stores.opening import open_another
 
-__all__ = ["Attendance"]
+__all__ = ["SharedSession"]
 
 
-class Attendance:
+class SharedSession:
     """Counts who needs the session.
 
     Args:
@@ -128,10 +128,10 @@ class Attendance:
         )
 
     async def _lend(self) -> Store:
-        return _Lent(self._store)
+        return _BorrowedStore(self._store)
 
 
-class _Lent(StoreDecorator):
+class _BorrowedStore(StoreDecorator):
     """A store that its borrower must not close."""
 
     async def close(self) -> None:

@@ -20,9 +20,9 @@ from jobsync.components import Components
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.codec import Json
 from jobsync.core.keys import escape
-from jobsync.database.attendance import Attendance
-from jobsync.database.locking import Lock, hold_lock
-from jobsync.database.shelf import Shelf, Verdict
+from jobsync.database.keyspace import Disposition, Keyspace
+from jobsync.database.locks import Lock, hold_lock
+from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import Work
 from jobsync.errors import Corrupt, Invalid
 from jobsync.settings import Sources, resolve
@@ -49,7 +49,7 @@ _PAGE = 1000
 Ttl: TypeAlias = float | timedelta | None
 """Seconds; None is for ever."""
 
-Names: TypeAlias = list[str]
+Keys: TypeAlias = list[str]
 Records: TypeAlias = list[Record]
 """In the class, `list` is a verb."""
 
@@ -82,11 +82,11 @@ class PluginStorage:
         slug: str,
         namespace: str,
         components: Components,
-        attendance: Callable[[], Attendance],
+        attendance: Callable[[], SharedSession],
         run: Callable[[Work, str], object],
     ) -> None:
         prefix = f"{PLUGINS}{slug}/{namespace}/"
-        self._shelf = Shelf(source, prefix, components, f"{slug}/{namespace}")
+        self._shelf = Keyspace(source, prefix, components, f"{slug}/{namespace}")
         self._components = components
         self._clock = components.clock
         self._locks = f"{LOCKS}{slug}/{namespace}/"
@@ -163,15 +163,15 @@ class PluginStorage:
         """Remove a value; say whether there was one."""
         there = False
 
-        def decide(current: Record | None) -> Verdict:
+        def decide(current: Record | None) -> Disposition:
             nonlocal there
             there = self._understand(current) is not None
-            return Verdict.REMOVE
+            return Disposition.REMOVE
 
         await self._shelf.change(_check_key(key), decide)
         return there
 
-    async def list(self, prefix: str = "") -> Names:
+    async def list(self, prefix: str = "") -> Keys:
         """Give the keys that begin so and have a value, in order."""
         _check_key(prefix)
         now = self._clock.wall().seconds
@@ -239,10 +239,10 @@ class PluginStorage:
     ) -> str | None:
         held = False
 
-        def decide(current: Record | None) -> Json | Verdict:
+        def decide(current: Record | None) -> Json | Disposition:
             nonlocal held
             held = holds(self._understand(current))
-            return wrapped if held else Verdict.KEEP
+            return wrapped if held else Disposition.KEEP
 
         left = await self._shelf.change(key, decide)
         return left.version if held and left is not None else None

@@ -15,13 +15,13 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.codec import Json
-from jobsync.database.storage import PluginStorage
+from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.supervisor import WorkPostponed
 from jobsync.errors import JobsyncError, Unavailable
 from jobsync.events import Event
 from jobsync.stores.contract import BURIAL_AGE, Applied, Put, Record, Store
 
-__all__ = ["TURN", "DatabaseTidied", "Places", "Tidying"]
+__all__ = ["TURN", "Cleanup", "CleanupScope", "DatabaseTidied"]
 
 TURN = "tidy/turn"
 """The record that says when each place was tidied last."""
@@ -43,7 +43,7 @@ class DatabaseTidied(Event, frozen=True, kw_only=True):
     """How many values of plugins had expired."""
 
 
-class Places(msgspec.Struct, frozen=True):
+class CleanupScope(msgspec.Struct, frozen=True):
     """Where there is something to do."""
 
     levels: Sequence[str]
@@ -52,16 +52,16 @@ class Places(msgspec.Struct, frozen=True):
     dropped: Mapping[str, Record]
     """Notes of resources that are no more, by where their records were; see `Catalogue.drop`."""
 
-    def among(self, levels: Container[str]) -> "Places":
+    def among(self, levels: Container[str]) -> "CleanupScope":
         """Give those that are under some prefixes."""
-        return Places(
+        return CleanupScope(
             [level for level in self.levels if level in levels],
             [storage for storage in self.storages if storage.level in levels],
             {level: note for level, note in self.dropped.items() if level in levels},
         )
 
 
-class Tidying:
+class Cleanup:
     """Removes what is left of deleted records.
 
     Args:
@@ -74,7 +74,7 @@ class Tidying:
         self,
         source: Callable[[], Store],
         components: Components,
-        find_places: Callable[[], Awaitable[Places]],
+        find_places: Callable[[], Awaitable[CleanupScope]],
     ) -> None:
         self._source = source
         self._clock = components.clock
@@ -102,7 +102,7 @@ class Tidying:
         """Tidy up now, and everywhere; tell what was removed."""
         return await self._tidy(await self._find_places())
 
-    async def _tidy(self, places: Places) -> DatabaseTidied:
+    async def _tidy(self, places: CleanupScope) -> DatabaseTidied:
         swept = sum([await storage.sweep() for storage in places.storages])
         buried = sum([await self._bury(level) for level in places.levels])
         await self._forget(places.dropped.values())
@@ -126,7 +126,7 @@ class Tidying:
         if old:
             await self._source().write(old)
 
-    async def _choose(self, interval: float) -> Places:
+    async def _choose(self, interval: float) -> CleanupScope:
         """Give the places where nobody was for so long; none, if somebody is faster."""
         places, store, now = await self._find_places(), self._source(), self._clock.wall().seconds
         turn = await store.get(TURN, tombstones=True)

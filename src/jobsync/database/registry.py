@@ -8,22 +8,79 @@ back to an earlier one.
 import asyncio
 import re
 from collections import ChainMap
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 from jobsync.components import Components
 from jobsync.core.codec import Json
 from jobsync.core.schema import Fields
 from jobsync.database.definition import DEFINITIONS, Definition
-from jobsync.database.named import Named
+from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.resource import DATA, Resource
-from jobsync.database.shelf import Shelf, Verdict
-from jobsync.errors import Conflict, Invalid
+from jobsync.errors import Conflict, Invalid, NotFound, closest_name
 from jobsync.events import Event
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["DROPPED", "Catalogue", "ResourceCreated", "ResourceDropped", "ResourceEvolved"]
+__all__ = [
+    "DROPPED",
+    "Registry",
+    "ResourceCreated",
+    "ResourceDropped",
+    "ResourceEvolved",
+    "ResourceRegistry",
+]
+
+
+# Things by name, readable as `things.name` and as `things["name"]`.
+
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A view of things by name; it shows what is there at the time.
+
+    Args:
+        kind: what they are, for errors.
+        things: where they are kept.
+    """
+
+    def __init__(self, kind: str, things: Mapping[str, T]) -> None:
+        self._kind = kind
+        self._things = things
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._things:
+            raise self.lack(name)
+        return self._things[name]
+
+    def __getattr__(self, name: str) -> T:
+        # Asked only for what is no attribute: also by `copy`, `hasattr` and the like.
+        if name.startswith("__") or name not in self._things:
+            hint = closest_name(name, self._things)
+            raise AttributeError(
+                f"no {self._kind} {name!r}" + (f"; did you mean {hint}?" if hint else "")
+            )
+        return self._things[name]
+
+    def lack(self, name: str) -> NotFound:
+        """Give the error that says that there is no such thing, and what was probably meant."""
+        hint = closest_name(str(name), self._things)
+        return NotFound(self._kind, name, sorted(self._things), hint)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._things
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._things))
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def __repr__(self) -> str:
+        return f"{self._kind}s: {', '.join(self) or 'none'}"
+
 
 DROPPED = "dropped/"
 """Where it is noted which resources were removed, so that nothing of them stays for ever."""
@@ -54,7 +111,7 @@ class ResourceDropped(_AboutResource, frozen=True, kw_only=True):
     name = "db:resource-dropped"
 
 
-class Catalogue:
+class ResourceRegistry:
     """The resources of one database.
 
     Args:
@@ -75,8 +132,8 @@ class Catalogue:
         self._events = components.events
         self._witness = CorruptionLog("resources", components.events)
         self._clock = components.clock
-        self._shelf = Shelf(source, DEFINITIONS, components, "resource")
-        self._dropped = Shelf(source, DROPPED, components, "dropped resource")
+        self._shelf = Keyspace(source, DEFINITIONS, components, "resource")
+        self._dropped = Keyspace(source, DROPPED, components, "dropped resource")
         # Whoever reads must not remember what somebody else here has changed meanwhile.
         self._turn = asyncio.Lock()
 
@@ -94,12 +151,12 @@ class Catalogue:
         after = blank
         has_records = True
 
-        def decide(current: Record | None) -> Json | Verdict:
+        def decide(current: Record | None) -> Json | Disposition:
             nonlocal before, after
             before = None if current is None else Definition.read(current)
             known = before is not None and has_records
             after = (before or blank).evolve(fields, strict=strict, has_records=known)
-            return Verdict.KEEP if after == before else after.write(current)
+            return Disposition.KEEP if after == before else after.write(current)
 
         async with self._turn:
             try:
@@ -153,15 +210,15 @@ class Catalogue:
     async def _drop(self, name: str) -> None:
         there = await self._shelf.get(name)
         if there is None:
-            raise Named("resource", self.resources).lack(name)
+            raise Registry("resource", self.resources).lack(name)
         note = {"at": self._clock.wall().seconds}
         await self._dropped.put(name, lambda _: note)
         await self._remember(Definition.read(there)).delete_all()
 
-        def decide(current: Record | None) -> Verdict:
+        def decide(current: Record | None) -> Disposition:
             if current is not None and current.version != there.version:
                 raise Conflict(self._shelf.title(name), "its definition was changed")
-            return Verdict.REMOVE
+            return Disposition.REMOVE
 
         await self._shelf.change(name, decide)
         self.resources.pop(name, None)
