@@ -22,7 +22,7 @@ from terminal import on_terminal, read_json, read_tsv, run, see
 from jobsync import Components, Database
 from jobsync.core.reason import Reason
 from jobsync.queue.reasons import explain_message
-from jobsync.queue.survey import look_at_queues
+from jobsync.queue.survey import read_queues_status
 from jobsync.stores.opening import open_store
 
 STEADY, CROWDED, DOOMED, IDLE = "steady", "crowded", "doomed", "idle"
@@ -39,7 +39,7 @@ async def explain(url: str, name: str) -> Reason | None:
     components = Components.system()
     store = await open_store(url, components)
     try:
-        seen = await (await look_at_queues(store, components)).message(name)
+        seen = await (await read_queues_status(store, components)).message(name)
         return None if seen is None else explain_message(seen)
     finally:
         await store.close()

@@ -14,12 +14,12 @@ from queue_places import PostgresQueues, QueuePlace, SqliteQueues
 
 from jobsync import Components, Event, Invalid, OutcomeUnknown, Unavailable
 from jobsync.core.messages import FINISHED, LIVE, Transition
-from jobsync.queue.port import (
+from jobsync.queue.backend import (
     MAX_MESSAGE,
-    Claimed,
-    Letter,
+    ClaimResult,
     Message,
-    QueuePort,
+    NewMessage,
+    QueueBackend,
     Receipt,
     Settlement,
 )
@@ -40,24 +40,24 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @pytest.fixture
-async def port(place: QueuePlace) -> QueuePort:
+async def port(place: QueuePlace) -> QueueBackend:
     """A port to an empty queue."""
     return await place.open("emails")
 
 
-def letters(*values: Any, **options: Any) -> list[Letter]:
+def letters(*values: Any, **options: Any) -> list[NewMessage]:
     """Make messages that are named by what they hold."""
     options = {"max_attempts": 4, **options}
-    return [Letter(id=f"id-{value}", value={"n": value}, **options) for value in values]
+    return [NewMessage(id=f"id-{value}", value={"n": value}, **options) for value in values]
 
 
-async def claim(port: QueuePort, limit: int = 10, **options: Any) -> list[Message]:
+async def claim(port: QueueBackend, limit: int = 10, **options: Any) -> list[Message]:
     """Claim as `ME`, for a minute, unless told otherwise."""
     claimed = await port.claim(limit, **{"session": ME, "visibility": 60, **options})
     return claimed.messages
 
 
-async def take(port: QueuePort, limit: int = 10, **options: Any) -> Message:
+async def take(port: QueueBackend, limit: int = 10, **options: Any) -> Message:
     """Claim the one message that there is."""
     (message,) = await claim(port, limit, **options)
     return message
@@ -69,14 +69,16 @@ def values(messages: list[Message]) -> list[Any]:
 
 
 async def settle(
-    port: QueuePort, receipt: Receipt, move: Transition = "complete", **how: Any
+    port: QueueBackend, receipt: Receipt, move: Transition = "complete", **how: Any
 ) -> bool:
     """Settle one claim."""
     (done,) = await port.settle([Settlement(receipt=receipt, move=move, **how)])
     return done
 
 
-async def test_what_is_pushed_is_claimed_in_order_and_completed_for_good(port: QueuePort) -> None:
+async def test_what_is_pushed_is_claimed_in_order_and_completed_for_good(
+    port: QueueBackend,
+) -> None:
     """Two batches, three claims; afterwards nothing is left but the count."""
     await port.push(letters(1, 2, 3))
     await port.push(letters(4, 5))
@@ -90,14 +92,14 @@ async def test_what_is_pushed_is_claimed_in_order_and_completed_for_good(port: Q
     assert await port.count() == {"claimed": 2, "completed": 3}
 
 
-async def test_a_message_arrives_as_it_was(port: QueuePort) -> None:
+async def test_a_message_arrives_as_it_was(port: QueueBackend) -> None:
     """Every kind of JSON, every script, and what only looks like a control character."""
     value: Any = {
         "text": 'a"b\\n\\u0041\n\t☃ 𝄞 {x}, %s',
         "deep": [1, -2.5, True, None, {"": []}],
         "e": "",
     }
-    await port.push([Letter(id="x", value=value, max_attempts=7, timeout=1.5)])
+    await port.push([NewMessage(id="x", value=value, max_attempts=7, timeout=1.5)])
     message = await take(port)
     assert message.value == value
     assert (message.id, message.attempt, message.max_attempts) == ("x", 1, 7)
@@ -105,7 +107,7 @@ async def test_a_message_arrives_as_it_was(port: QueuePort) -> None:
     assert message.enqueued == pytest.approx(Components.system().clock.wall().seconds, abs=60)
 
 
-async def test_queues_are_apart(place: QueuePlace, port: QueuePort) -> None:
+async def test_queues_are_apart(place: QueuePlace, port: QueueBackend) -> None:
     """Also where one queue's name begins as the other's does."""
     other = await place.open("emails2")
     await port.push(letters(1))
@@ -116,10 +118,10 @@ async def test_queues_are_apart(place: QueuePlace, port: QueuePort) -> None:
     assert await port.count() == {"claimed": 1}
 
 
-async def test_a_push_is_all_or_nothing(port: QueuePort) -> None:
+async def test_a_push_is_all_or_nothing(port: QueueBackend) -> None:
     """Whether the library refuses one of a batch, or the database does."""
     with pytest.raises(Invalid, match="message"):
-        await port.push([*letters(1), Letter(id="y", value={1, 2}, max_attempts=1)])
+        await port.push([*letters(1), NewMessage(id="y", value={1, 2}, max_attempts=1)])
     await port.push(letters(3))
     with pytest.raises(Exception, match=r"(?i)unique"):
         await port.push(letters(1, 2, 3))
@@ -127,9 +129,9 @@ async def test_a_push_is_all_or_nothing(port: QueuePort) -> None:
 
 
 @pytest.mark.parametrize("size", [MAX_MESSAGE, MAX_MESSAGE + 1])
-async def test_a_message_has_at_most_256_kilobytes(port: QueuePort, size: int) -> None:
+async def test_a_message_has_at_most_256_kilobytes(port: QueueBackend, size: int) -> None:
     """One byte more is refused, with what to do instead."""
-    letter = Letter(id="big", value="x" * (size - 2), max_attempts=1)
+    letter = NewMessage(id="big", value="x" * (size - 2), max_attempts=1)
     if size > MAX_MESSAGE:
         with pytest.raises(Invalid, match="store large content elsewhere"):
             await port.push([letter])
@@ -139,7 +141,7 @@ async def test_a_message_has_at_most_256_kilobytes(port: QueuePort, size: int) -
         assert (await take(port)).value == letter.value
 
 
-async def test_too_large_a_batch_is_refused(port: QueuePort) -> None:
+async def test_too_large_a_batch_is_refused(port: QueueBackend) -> None:
     """And an empty one is nothing."""
     await port.push([])
     with pytest.raises(Invalid, match=r"10,001 messages.*push in parts"):
@@ -152,7 +154,7 @@ async def test_of_many_who_claim_one_has_each_message(place: QueuePlace) -> None
     ports = [await place.open("emails") for _ in range(4)]
     await ports[0].push(letters(*range(200)))
 
-    async def drain(port: QueuePort, session: str) -> list[str]:
+    async def drain(port: QueueBackend, session: str) -> list[str]:
         found = []
         while messages := await claim(port, 7, session=session):
             found += [message.id for message in messages]
@@ -163,7 +165,7 @@ async def test_of_many_who_claim_one_has_each_message(place: QueuePlace) -> None
 
 
 async def test_a_delayed_message_is_not_claimed_before_its_time(
-    place: QueuePlace, port: QueuePort
+    place: QueuePlace, port: QueueBackend
 ) -> None:
     """And whoever finds nothing is told when to come again."""
     await port.push(letters(1, delay=100))
@@ -177,7 +179,7 @@ async def test_a_delayed_message_is_not_claimed_before_its_time(
     assert values(await claim(port)) == [1]
 
 
-async def test_whoever_has_waited_goes_first(place: QueuePlace, port: QueuePort) -> None:
+async def test_whoever_has_waited_goes_first(place: QueuePlace, port: QueueBackend) -> None:
     """What failed before is not put behind everything that came since."""
     await port.push(letters(1))
     assert await settle(port, (await take(port)).receipt, "retry", delay=1, error="boom")
@@ -187,7 +189,7 @@ async def test_whoever_has_waited_goes_first(place: QueuePlace, port: QueuePort)
     assert values(await claim(port)) == [2, 3]
 
 
-async def test_failures_are_counted_and_kept(place: QueuePlace, port: QueuePort) -> None:
+async def test_failures_are_counted_and_kept(place: QueuePlace, port: QueueBackend) -> None:
     """A dead letter has its payload and every error, whatever stands in them."""
     await port.push(letters(1, max_attempts=2))
     first = await take(port)
@@ -207,7 +209,7 @@ async def test_failures_are_counted_and_kept(place: QueuePlace, port: QueuePort)
 
 
 @pytest.mark.parametrize("move", ["release", "snooze"])
-async def test_what_is_given_back_spends_no_attempt(port: QueuePort, move: Transition) -> None:
+async def test_what_is_given_back_spends_no_attempt(port: QueueBackend, move: Transition) -> None:
     """Deliveries grow, attempts do not; no error is kept."""
     await port.push(letters(1))
     for deliveries in (1, 2, 3):
@@ -220,7 +222,7 @@ async def test_what_is_given_back_spends_no_attempt(port: QueuePort, move: Trans
 
 @pytest.mark.parametrize("move", ["complete", "cancel", "retry", "bury", "release", "snooze"])
 async def test_a_stale_receipt_settles_and_extends_nothing(
-    place: QueuePlace, port: QueuePort, move: Transition
+    place: QueuePlace, port: QueueBackend, move: Transition
 ) -> None:
     """Once its claim was ended, whoever has the message now keeps it."""
     await port.push(letters(1))
@@ -237,7 +239,7 @@ async def test_a_stale_receipt_settles_and_extends_nothing(
     assert await port.count() == {"completed": 1}
 
 
-async def test_a_receipt_settles_once(port: QueuePort) -> None:
+async def test_a_receipt_settles_once(port: QueueBackend) -> None:
     """The same again changes nothing and is no error; anything else is refused."""
     await port.push(letters(1, 2))
     one, two = await claim(port)
@@ -252,7 +254,7 @@ async def test_a_receipt_settles_once(port: QueuePort) -> None:
     assert await port.count() == {"completed": 1, "waiting": 1}
 
 
-async def test_the_same_settlement_is_known_after_the_message_moved_on(port: QueuePort) -> None:
+async def test_the_same_settlement_is_known_after_the_message_moved_on(port: QueueBackend) -> None:
     """A late repeat tells the truth even if others have claimed and finished it since."""
     await port.push(letters(1))
     first = await take(port)
@@ -267,7 +269,7 @@ async def test_the_same_settlement_is_known_after_the_message_moved_on(port: Que
     assert await port.count() == {"waiting": 1}
 
 
-async def test_a_receipt_of_a_guess_is_worth_nothing(port: QueuePort) -> None:
+async def test_a_receipt_of_a_guess_is_worth_nothing(port: QueueBackend) -> None:
     """Neither an unknown message nor an unknown claim, also where nobody has claimed it."""
     await port.push(letters(1))
     for guess in (Receipt("id-1", 0, ""), Receipt("id-1", 1, "x"), Receipt("nobody", 1, "x")):
@@ -276,7 +278,7 @@ async def test_a_receipt_of_a_guess_is_worth_nothing(port: QueuePort) -> None:
     assert await port.count() == {"ready": 1}
 
 
-async def test_a_batch_is_judged_one_by_one(port: QueuePort) -> None:
+async def test_a_batch_is_judged_one_by_one(port: QueueBackend) -> None:
     """Different ends in one batch; a stale one spoils nothing; one message comes once."""
     await port.push(letters(1, 2, 3, 4, 5))
     messages = await claim(port)
@@ -299,7 +301,7 @@ def test_only_what_ends_a_claim_settles() -> None:
         Settlement(receipt=Receipt("x", 1, "c"), move="redrive")
 
 
-async def test_a_claim_holds_while_it_is_extended(place: QueuePlace, port: QueuePort) -> None:
+async def test_a_claim_holds_while_it_is_extended(place: QueuePlace, port: QueueBackend) -> None:
     """However long its handler takes; what is extended for long is not cut short later."""
     await port.push(letters(1))
     message = await take(port)
@@ -315,7 +317,7 @@ async def test_a_claim_holds_while_it_is_extended(place: QueuePlace, port: Queue
 
 
 async def test_a_late_claim_stands_until_somebody_ends_it(
-    place: QueuePlace, port: QueuePort
+    place: QueuePlace, port: QueueBackend
 ) -> None:
     """Acknowledgement and expiry at the same instant: one of the two wins."""
     await port.push(letters(1, 2))
@@ -328,7 +330,7 @@ async def test_a_late_claim_stands_until_somebody_ends_it(
     assert await port.count() == {"completed": 1, "waiting": 1}
 
 
-async def test_who_ends_claims_keeps_its_own(place: QueuePlace, port: QueuePort) -> None:
+async def test_who_ends_claims_keeps_its_own(place: QueuePlace, port: QueueBackend) -> None:
     """A worker whose settlement is on its way does not end the claim itself."""
     await port.push(letters(1, 2))
     one, two = await claim(port)
@@ -338,7 +340,7 @@ async def test_who_ends_claims_keeps_its_own(place: QueuePlace, port: QueuePort)
     assert await settle(port, one.receipt)
 
 
-async def test_a_claim_that_lapsed_makes_a_suspect(place: QueuePlace, port: QueuePort) -> None:
+async def test_a_claim_that_lapsed_makes_a_suspect(place: QueuePlace, port: QueueBackend) -> None:
     """Claimed only by who asks for suspects; cleared by whoever settles it."""
     await port.push(letters(1))
     await take(port)
@@ -356,7 +358,7 @@ async def test_a_claim_that_lapsed_makes_a_suspect(place: QueuePlace, port: Queu
     assert (cleared.id, cleared.is_suspect) == ("id-1", False)
 
 
-async def test_a_dead_session_ends_its_claims_and_no_others(port: QueuePort) -> None:
+async def test_a_dead_session_ends_its_claims_and_no_others(port: QueueBackend) -> None:
     """Long before they lapse by themselves."""
     await port.push(letters(1, 2, 3))
     await claim(port, 2)
@@ -369,7 +371,7 @@ async def test_a_dead_session_ends_its_claims_and_no_others(port: QueuePort) -> 
     assert await settle(port, living.receipt)
 
 
-async def test_deaths_of_workers_are_counted_too(port: QueuePort) -> None:
+async def test_deaths_of_workers_are_counted_too(port: QueueBackend) -> None:
     """A message that kills every worker is a dead letter when its attempts are spent.
 
     The first death proves nothing: it may have been another's fault. From then on it is alone.
@@ -389,7 +391,7 @@ async def test_deaths_of_workers_are_counted_too(port: QueuePort) -> None:
     assert dead.value == {"n": 1}
 
 
-async def test_who_was_there_when_a_worker_died_has_lost_no_attempt(port: QueuePort) -> None:
+async def test_who_was_there_when_a_worker_died_has_lost_no_attempt(port: QueueBackend) -> None:
     """Not even the last one it had; and once it was settled, it is like any other again."""
     await port.push(letters(1, 2, 3, max_attempts=1))
     await claim(port)
@@ -402,7 +404,7 @@ async def test_who_was_there_when_a_worker_died_has_lost_no_attempt(port: QueueP
     assert await port.count() == {"completed": 3}
 
 
-async def test_whoever_finds_nothing_is_told_when_a_claim_lapses(port: QueuePort) -> None:
+async def test_whoever_finds_nothing_is_told_when_a_claim_lapses(port: QueueBackend) -> None:
     """So that it can come and end it."""
     await port.push(letters(1))
     assert (await port.claim(0, session=ME, visibility=60)).next is None
@@ -411,7 +413,7 @@ async def test_whoever_finds_nothing_is_told_when_a_claim_lapses(port: QueuePort
     assert claimed.next == claimed.lapse == pytest.approx(100, abs=30)
 
 
-async def test_dead_letters_get_a_new_life(port: QueuePort) -> None:
+async def test_dead_letters_get_a_new_life(port: QueueBackend) -> None:
     """All attempts again, the old errors kept, deliveries not forgotten."""
     await port.push(letters(1, 2, 3, max_attempts=1))
     for message in await claim(port):
@@ -428,7 +430,7 @@ async def test_dead_letters_get_a_new_life(port: QueuePort) -> None:
     assert [each.error for each in dead.errors] == ["boom", "still"]
 
 
-async def test_what_was_cancelled_comes_back_only_by_name(port: QueuePort) -> None:
+async def test_what_was_cancelled_comes_back_only_by_name(port: QueueBackend) -> None:
     """And what was completed never."""
     await port.push(letters(1, 2))
     one, two = await claim(port)
@@ -440,7 +442,7 @@ async def test_what_was_cancelled_comes_back_only_by_name(port: QueuePort) -> No
     assert await port.count() == {"waiting": 1, "completed": 1}
 
 
-async def test_looking_goes_page_by_page(port: QueuePort) -> None:
+async def test_looking_goes_page_by_page(port: QueueBackend) -> None:
     """The oldest first, each once, in every state."""
     await port.push(letters(*range(7)))
     await port.push(letters(*range(10, 15), delay=100))
@@ -462,7 +464,7 @@ async def test_looking_goes_page_by_page(port: QueuePort) -> None:
     assert (kept.session, kept.attempts) == (ME, 1)
 
 
-async def test_a_look_tells_when(place: QueuePlace, port: QueuePort) -> None:
+async def test_a_look_tells_when(place: QueuePlace, port: QueueBackend) -> None:
     """When a pause is over, since when a claim stands and when it lapses, when it was over."""
     await port.push(letters(1, 2))
     await port.push(letters(3, delay=100))
@@ -485,7 +487,7 @@ async def test_a_look_tells_when(place: QueuePlace, port: QueuePort) -> None:
     assert late.due < late.seen
 
 
-async def test_of_what_was_completed_no_payload_is_kept(port: QueuePort) -> None:
+async def test_of_what_was_completed_no_payload_is_kept(port: QueueBackend) -> None:
     """Enough to know that it was, and by whom."""
     await port.push(letters(1))
     await settle(port, (await take(port)).receipt)
@@ -493,7 +495,9 @@ async def test_of_what_was_completed_no_payload_is_kept(port: QueuePort) -> None
     assert (kept.id, kept.value, kept.session, kept.attempts) == ("id-1", None, ME, 1)
 
 
-async def test_what_was_finished_long_ago_is_forgotten(place: QueuePlace, port: QueuePort) -> None:
+async def test_what_was_finished_long_ago_is_forgotten(
+    place: QueuePlace, port: QueueBackend
+) -> None:
     """Nothing younger, nothing in another state, nothing that is still to be handled."""
     await port.push(letters(1, 2, 3))
     one, two, _ = await claim(port)
@@ -507,7 +511,7 @@ async def test_what_was_finished_long_ago_is_forgotten(place: QueuePlace, port: 
         await port.forget("ready", older_than=1)
 
 
-async def test_purging_removes_what_it_is_told(port: QueuePort) -> None:
+async def test_purging_removes_what_it_is_told(port: QueueBackend) -> None:
     """A receipt of what was purged is stale."""
     await port.push(letters(1, 2, 3))
     one, two = await claim(port, 2)
@@ -533,7 +537,7 @@ async def test_what_cannot_be_read_is_set_aside(place: QueuePlace) -> None:
 
 
 async def test_of_one_claim_each_message_is_settled_by_itself(
-    place: QueuePlace, port: QueuePort
+    place: QueuePlace, port: QueueBackend
 ) -> None:
     """One that was completed before, and one whose claim was ended, spoil nothing."""
     await port.push(letters(1, 2, 3, 4))
@@ -547,7 +551,9 @@ async def test_of_one_claim_each_message_is_settled_by_itself(
     assert await port.count() == {"completed": 3, "waiting": 1}
 
 
-async def test_a_claim_says_whether_there_may_be_more(place: QueuePlace, port: QueuePort) -> None:
+async def test_a_claim_says_whether_there_may_be_more(
+    place: QueuePlace, port: QueueBackend
+) -> None:
     """Fewer than were asked for are all; what cannot be read was found, too."""
     await port.push(letters(1, 2, 3))
     place.damage("id-1", "{")
@@ -558,7 +564,7 @@ async def test_a_claim_says_whether_there_may_be_more(place: QueuePlace, port: Q
     assert (values(second.messages), second.more) == ([3], False)
 
 
-async def test_a_push_wakes_who_waits(place: QueuePlace, port: QueuePort) -> None:
+async def test_a_push_wakes_who_waits(place: QueuePlace, port: QueueBackend) -> None:
     """In another process or this one; whoever waits in vain goes on all the same."""
     other = await place.open("emails")
     await port.wait(0.01)
@@ -572,7 +578,7 @@ async def test_a_push_wakes_who_waits(place: QueuePlace, port: QueuePort) -> Non
 _fresh = iter(range(1000, 10**9))
 
 
-async def test_a_push_whose_reply_was_lost_is_found(place: QueuePlace, port: QueuePort) -> None:
+async def test_a_push_whose_reply_was_lost_is_found(place: QueuePlace, port: QueueBackend) -> None:
     """One that is not there may yet arrive: nobody can say, and it is not sent again."""
     place.trouble.lost_replies = 1
     await port.push(letters(1))
@@ -584,7 +590,7 @@ async def test_a_push_whose_reply_was_lost_is_found(place: QueuePlace, port: Que
 
 @pytest.mark.parametrize("move", ["complete", "retry", "release"])
 async def test_a_settlement_whose_reply_was_lost_is_not_stale(
-    place: QueuePlace, port: QueuePort, move: Transition
+    place: QueuePlace, port: QueueBackend, move: Transition
 ) -> None:
     """It is sent again, finds itself done, and nothing is done twice."""
     await port.push(letters(1))
@@ -599,7 +605,7 @@ async def test_a_settlement_whose_reply_was_lost_is_not_stale(
 
 
 async def test_a_claim_whose_reply_was_lost_is_in_hand_or_lapses(
-    place: QueuePlace, port: QueuePort
+    place: QueuePlace, port: QueueBackend
 ) -> None:
     """Nothing is lost and nothing is claimed by two."""
     await port.push(letters(1, 2))
@@ -634,7 +640,7 @@ class Model:
         """Count what was tried."""
         return self.deliveries[name] - self.returned[name]
 
-    def take(self, claimed: Claimed, *, suspects: bool) -> None:
+    def take(self, claimed: ClaimResult, *, suspects: bool) -> None:
         """Check a claim."""
         for message in claimed.messages:
             assert self.live[message.id] is None, "claimed by two"
@@ -670,7 +676,7 @@ ENDS: dict[Transition, tuple[str, bool]] = {
 class Walk:
     """Steps at random, each checked against the model."""
 
-    def __init__(self, place: QueuePlace, ports: list[QueuePort], seed: int) -> None:
+    def __init__(self, place: QueuePlace, ports: list[QueueBackend], seed: int) -> None:
         self.model = Model()
         self._place = place
         self._ports = ports
@@ -682,20 +688,22 @@ class Walk:
         steps = [self.push, self.claim, self.claim, self.settle, self.settle, self.look]
         await self._rng.choice([*steps, self.be_stale, self.die])(self._rng.choice(self._ports))
 
-    async def push(self, port: QueuePort) -> None:
+    async def push(self, port: QueueBackend) -> None:
         count = self._rng.randint(1, 5)
-        batch = [Letter(id=f"m{next(self._fresh)}", value=n, max_attempts=3) for n in range(count)]
+        batch = [
+            NewMessage(id=f"m{next(self._fresh)}", value=n, max_attempts=3) for n in range(count)
+        ]
         await port.push(batch)
         self.model.live |= {letter.id: None for letter in batch}
 
-    async def claim(self, port: QueuePort) -> None:
+    async def claim(self, port: QueueBackend) -> None:
         suspects = self._rng.random() < 0.4
         session = self._rng.choice([ME, OTHER])
         limit = self._rng.randint(1, 6)
         claimed = await port.claim(limit, session=session, visibility=600, suspects=suspects)
         self.model.take(claimed, suspects=suspects)
 
-    async def settle(self, port: QueuePort) -> None:
+    async def settle(self, port: QueueBackend) -> None:
         held = [receipt for receipt in self.model.live.values() if receipt is not None]
         batch = [
             Settlement(receipt=each, move=self._rng.choice(list(ENDS)), error="boom")
@@ -708,13 +716,13 @@ class Walk:
             finished, returned = ENDS[each.move]
             self.model.end(each.receipt.id, finished=finished, returned=returned)
 
-    async def be_stale(self, port: QueuePort) -> None:
+    async def be_stale(self, port: QueueBackend) -> None:
         for receipt in self._rng.sample(self.model.stale, min(len(self.model.stale), 2)):
             wrong = msgspec.structs.replace(receipt, claim=receipt.claim[::-1])
             assert await port.extend([receipt, wrong], 60) == [False, False]
             assert await settle(port, wrong) is False
 
-    async def die(self, port: QueuePort) -> None:
+    async def die(self, port: QueueBackend) -> None:
         session = self._rng.choice([ME, OTHER])
         for ended in await port.end_claims({session}):
             assert ended.session == session
@@ -725,7 +733,7 @@ class Walk:
             if not spent:
                 self.model.suspects.add(ended.id)
 
-    async def look(self, port: QueuePort) -> None:
+    async def look(self, port: QueueBackend) -> None:
         counts = await port.count()
         live = self.model.live.values()
         assert sum(counts.get(state, 0) for state in LIVE) == len(live)
@@ -748,7 +756,7 @@ async def test_a_long_walk_keeps_every_promise(place: QueuePlace, seed: int) -> 
     assert walk.model.live == {}
 
 
-async def drain(port: QueuePort, model: Model) -> None:
+async def drain(port: QueueBackend, model: Model) -> None:
     """Complete everything that is left."""
     for name in [name for name, receipt in model.live.items() if receipt is not None]:
         receipt = model.live[name]
@@ -766,7 +774,7 @@ async def drain(port: QueuePort, model: Model) -> None:
                 break
 
 
-async def test_while_a_queue_is_paused_nobody_claims(place: QueuePlace, port: QueuePort) -> None:
+async def test_while_a_queue_is_paused_nobody_claims(place: QueuePlace, port: QueueBackend) -> None:
     """Neither what is ready nor what is due nor suspects; what is in hand goes on."""
     other, beside = await place.open("emails"), await place.open("beside")
     await port.push(letters(1, 2, 3))
@@ -787,7 +795,9 @@ async def test_while_a_queue_is_paused_nobody_claims(place: QueuePlace, port: Qu
     assert values(await claim(port)) == [3]
 
 
-async def test_to_pause_or_resume_again_changes_nothing(place: QueuePlace, port: QueuePort) -> None:
+async def test_to_pause_or_resume_again_changes_nothing(
+    place: QueuePlace, port: QueueBackend
+) -> None:
     """So that a lost reply is followed up by the same request; the first reason stands."""
     assert await port.resume() is False
     assert await port.pause("first") is True
@@ -804,7 +814,9 @@ async def test_to_pause_or_resume_again_changes_nothing(place: QueuePlace, port:
     assert await place.open_directory().look() == {}
 
 
-async def test_who_waits_hears_that_a_queue_is_resumed(place: QueuePlace, port: QueuePort) -> None:
+async def test_who_waits_hears_that_a_queue_is_resumed(
+    place: QueuePlace, port: QueueBackend
+) -> None:
     """Long before it would look by itself, whoever has resumed it."""
     other = await place.open("emails")
     await port.push(letters(1))
@@ -818,7 +830,7 @@ async def test_who_waits_hears_that_a_queue_is_resumed(place: QueuePlace, port: 
     assert values(await claim(port)) == [1]
 
 
-async def test_a_directory_knows_every_queue(place: QueuePlace, port: QueuePort) -> None:
+async def test_a_directory_knows_every_queue(place: QueuePlace, port: QueueBackend) -> None:
     """How many messages are in which state, who has them, and how old the oldest is."""
     beside = await place.open("beside")
     await port.push(letters(1, 2, 3, 4))
@@ -838,7 +850,9 @@ async def test_a_directory_knows_every_queue(place: QueuePlace, port: QueuePort)
     assert (found["beside"].counts, found["beside"].oldest) == ({"dead": 1}, None)
 
 
-async def test_a_directory_finds_messages_in_any_queue(place: QueuePlace, port: QueuePort) -> None:
+async def test_a_directory_finds_messages_in_any_queue(
+    place: QueuePlace, port: QueueBackend
+) -> None:
     """Live or finished, as `browse` would show them; what cannot be read is shown as text."""
     beside = await place.open("beside")
     await port.push(letters(1, 2))

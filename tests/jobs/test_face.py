@@ -22,8 +22,8 @@ from jobsync import Components, Invalid, Job, Misconfigured, open_store
 from jobsync.jobs.events import ViewsMissing
 from jobsync.jobs.postgresviews import VIEWS
 from jobsync.jobs.relations import FACE_VERSION
-from jobsync.queue.opening import open_port
-from jobsync.queue.port import Letter, Settlement
+from jobsync.queue.backend import NewMessage, Settlement
+from jobsync.queue.opening import open_backend
 
 _numbers = itertools.count()
 
@@ -100,9 +100,9 @@ def test_messages_are_seen_in_every_state(url: str) -> None:
 
     async def work() -> None:
         store = await open_store(url)
-        port = open_port(store, "default/emails", Components.system())
-        letters = [Letter(id=name, value={"to": name}, max_attempts=3) for name in "abc"]
-        await port.push([*letters, Letter(id="d", value={}, max_attempts=3, delay=60)])
+        port = open_backend(store, "default/emails", Components.system())
+        letters = [NewMessage(id=name, value={"to": name}, max_attempts=3) for name in "abc"]
+        await port.push([*letters, NewMessage(id="d", value={}, max_attempts=3, delay=60)])
         claimed = await port.claim(3, session="me", visibility=60)
         a, b, _ = [message.receipt for message in claimed.messages]
         bury = Settlement(receipt=b, move="bury", error="no such address")

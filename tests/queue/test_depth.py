@@ -12,8 +12,8 @@ from depot import Depot
 from ledger import until
 
 from jobsync import Components, open_store
-from jobsync.queue.opening import open_port
-from jobsync.queue.port import QueuePort, Settlement
+from jobsync.queue.backend import QueueBackend, Settlement
+from jobsync.queue.opening import open_backend
 from jobsync.stores.contract import StoreDecorator
 from jobsync.stores.sql_access import Parameters, PostgresAccess
 
@@ -71,7 +71,7 @@ class Seen(StoreDecorator):
         return self.access
 
 
-async def handle(port: QueuePort, batches: int) -> None:
+async def handle(port: QueueBackend, batches: int) -> None:
     """Claim and complete."""
     for _ in range(batches):
         claimed = await port.claim(BATCH, session="me", visibility=600)
@@ -104,7 +104,7 @@ async def measure(url: str, depth: int, batches: int, *, held: bool = False) -> 
         store = Seen(inner)
         assert isinstance(inner.sql, PostgresAccess)
         store.access = Counting(inner.sql, admin)
-        port = open_port(store, "default/tasks", components)
+        port = open_backend(store, "default/tasks", components)
         with held_open(url, held=held):
             await handle(port, batches)
             store.access.is_counting = True

@@ -28,11 +28,11 @@ from jobsync import (
     S3QueuePlugin,
     Snooze,
 )
+from jobsync.queue.backend import ClaimResult, NewMessage
 from jobsync.queue.executor import THREADS
-from jobsync.queue.hand import Held
-from jobsync.queue.opening import open_port
-from jobsync.queue.port import Claimed, Letter
-from jobsync.queue.rows import Rows
+from jobsync.queue.in_flight import Delivery
+from jobsync.queue.opening import open_backend
+from jobsync.queue.sql.common import SqlBackend
 from jobsync.queue.worker import Worker
 
 
@@ -382,7 +382,7 @@ async def test_what_was_handled_is_forgotten_at_once(db: Database) -> None:
     try:
         queue.handler(handle)
         await until(lambda: queue.stats()["completed"] + queue.stats()["dead"] == 40)
-        assert not [each for each in gc.get_objects() if isinstance(each, Held)]
+        assert not [each for each in gc.get_objects() if isinstance(each, Delivery)]
     finally:
         gc.enable()
 
@@ -391,13 +391,13 @@ async def test_what_was_handled_is_forgotten_at_once(db: Database) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many messages each claim asks for."""
     limits: list[int] = []
-    claim = Rows.claim
+    claim = SqlBackend.claim
 
-    async def ask(self: Rows, limit: int, **options: Any) -> Claimed:
+    async def ask(self: SqlBackend, limit: int, **options: Any) -> ClaimResult:
         limits.append(limit)
         return await claim(self, limit, **options)
 
-    monkeypatch.setattr(Rows, "claim", ask)
+    monkeypatch.setattr(SqlBackend, "claim", ask)
     return limits
 
 
@@ -436,9 +436,9 @@ async def test_a_message_begins_before_more_is_asked_for(
 ) -> None:
     """Though a claim found less than it could have, and somebody has pushed meanwhile."""
     order: list[str] = []
-    claim = Rows.claim
+    claim = SqlBackend.claim
 
-    async def ask(*arguments: Any, **options: Any) -> Claimed:
+    async def ask(*arguments: Any, **options: Any) -> ClaimResult:
         order.append("asks")
         found = await claim(*arguments, **options)
         queue.resume()
@@ -447,7 +447,7 @@ async def test_a_message_begins_before_more_is_asked_for(
     async def handle(_: Document) -> None:
         order.append("begins")
 
-    monkeypatch.setattr(Rows, "claim", ask)
+    monkeypatch.setattr(SqlBackend, "claim", ask)
     queue = await db.use_plugin(QueuePlugin(resource="tasks"))
     await queue.enqueue_many([{"n": n} for n in range(2)])
     queue.handler(handle)
@@ -480,7 +480,7 @@ async def test_a_worker_that_had_work_looks_again_soon(
 async def test_a_suspect_runs_while_nothing_else_does(db: Database) -> None:
     """Each by itself, and the others flow as ever; all are at their first attempt."""
     queue = await db.use_plugin(QueuePlugin(resource="tasks", concurrency=4))
-    port = open_port(db.store, queue.queue, db.components)
+    port = open_backend(db.store, queue.queue, db.components)
     await queue.enqueue_many([{"n": n} for n in range(12)])
     await port.claim(3, session="ghost", visibility=60)
     assert len(await port.end_claims({"ghost"})) == 3
@@ -504,8 +504,8 @@ async def test_a_message_that_is_no_document_is_set_aside(db: Database) -> None:
     """It goes to the dead letters by itself; the others flow."""
     seen: list[int] = []
     queue = await db.use_plugin(QueuePlugin(resource="tasks"))
-    port = open_port(db.store, queue.queue, db.components)
-    await port.push([Letter(id="odd", value=[1, 2], max_attempts=4)])
+    port = open_backend(db.store, queue.queue, db.components)
+    await port.push([NewMessage(id="odd", value=[1, 2], max_attempts=4)])
     await queue.enqueue({"n": 1})
     queue.handler(lambda task: seen.append(task.n))
     await until(lambda: queue.stats()["completed"] == 1)

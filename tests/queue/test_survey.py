@@ -17,10 +17,10 @@ from jobsync import (
     QueuePlugin,
     Unavailable,
 )
-from jobsync.queue import posting
-from jobsync.queue.posting import post
-from jobsync.queue.rows_sqlite import SqliteRows
-from jobsync.queue.survey import QueueSeen, QueueSurvey, look_at_queues
+from jobsync.queue import enqueue as posting
+from jobsync.queue.enqueue import enqueue_messages
+from jobsync.queue.sql.sqlite import SqliteBackend
+from jobsync.queue.survey import QueuesStatus, QueueStatus, read_queues_status
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ async def db(tmp_path: Path) -> AsyncIterator[Database]:
         yield db
 
 
-async def look(db: Database) -> QueueSurvey:
+async def look(db: Database) -> QueuesStatus:
     """Look at all queues."""
-    return await look_at_queues(db.store, db.components)
+    return await read_queues_status(db.store, db.components)
 
 
-async def see(db: Database, name: str, holds: Callable[[QueueSeen], bool]) -> QueueSeen:
+async def see(db: Database, name: str, holds: Callable[[QueueStatus], bool]) -> QueueStatus:
     """Look at a queue until it is as it is bound to be: what is told comes with a beat."""
     async with asyncio.timeout(30):
         while True:
@@ -59,7 +59,7 @@ async def test_a_resource_names_its_queue_where_that_is_enough(db: Database) -> 
         ("b", "twice"),
     ]:
         await db.create_resource(resource)
-        await post(db, f"{namespace}/{resource}", [{"n": 1}])
+        await enqueue_messages(db, f"{namespace}/{resource}", [{"n": 1}])
     seen = await look(db)
     assert seen.queue("emails").name == "default/emails"
     assert seen.queue("bulk/emails").name == "bulk/emails"
@@ -93,13 +93,13 @@ async def test_what_is_posted_is_checked_first(db: Database) -> None:
     """By the schema, by the options and by its name; nothing is pushed if anything is wrong."""
     await db.create_resource("emails", {"to": "string|required"})
     with pytest.raises(InvalidRecord, match=r"\[1\].to"):
-        await post(db, "emails", [{"to": "a"}, {}])
+        await enqueue_messages(db, "emails", [{"to": "a"}, {}])
     with pytest.raises(Invalid, match="max_attempts"):
-        await post(db, "emails", [{"to": "a"}], max_attempts=0)
+        await enqueue_messages(db, "emails", [{"to": "a"}], max_attempts=0)
     with pytest.raises(Invalid, match="namespace"):
-        await post(db, "no name/emails", [{"to": "a"}])
+        await enqueue_messages(db, "no name/emails", [{"to": "a"}])
     with pytest.raises(NotFound, match="did you mean emails"):
-        await post(db, "email", [{"to": "a"}])
+        await enqueue_messages(db, "email", [{"to": "a"}])
     assert (await look(db)).queues() == []
 
 
@@ -109,19 +109,19 @@ async def test_more_than_a_batch_is_posted_in_parts(
     """In order; if the store fails in between, it is told what is there and what is not."""
     await db.create_resource("emails")
     monkeypatch.setattr(posting, "MOST", 2)
-    ids = await post(db, "emails", [{"n": n} for n in range(5)])
+    ids = await enqueue_messages(db, "emails", [{"n": n} for n in range(5)])
     assert (await look(db)).queue("emails").counts == {"ready": 5}
-    push, calls = SqliteRows.push, list[int]()
+    push, calls = SqliteBackend.push, list[int]()
 
-    async def fail_at_second(self: SqliteRows, letters: Any) -> None:
+    async def fail_at_second(self: SqliteBackend, letters: Any) -> None:
         calls.append(len(letters))
         if len(calls) == 2:
             raise Unavailable("queue", "gone")
         await push(self, letters)
 
-    monkeypatch.setattr(SqliteRows, "push", fail_at_second)
+    monkeypatch.setattr(SqliteBackend, "push", fail_at_second)
     with pytest.raises(Incomplete) as raised:
-        await post(db, "emails", [{"n": n} for n in range(5)])
+        await enqueue_messages(db, "emails", [{"n": n} for n in range(5)])
     assert (len(raised.value.written), len(raised.value.unsent)) == (2, 3)
     assert (await look(db)).queue("emails").counts == {"ready": 7}
     assert len(ids) == len(set(ids)) == 5

@@ -13,8 +13,8 @@ from jobsync.coordination.election import Election
 from jobsync.coordination.observer import Observer
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.holding import Holding
-from jobsync.queue.hand import Hand
-from jobsync.queue.outbox import Outbox
+from jobsync.queue.completer import Completer
+from jobsync.queue.in_flight import InFlight
 from jobsync.testing import INVARIANTS, Violation, tell
 
 Run = Callable[[], list[Violation]]
@@ -36,8 +36,8 @@ def told(story: postings.Story) -> Run:
 @pytest.mark.parametrize(
     ("part", "method", "run"),
     [
-        (Hand, "take", told(postings.settled_late)),
-        (Outbox, "_deliver", told(postings.settled_late)),
+        (InFlight, "take", told(postings.settled_late)),
+        (Completer, "_deliver", told(postings.settled_late)),
         (Claims, "_end", told(shifts.suspend)),
         (Holding, "_give_up", told(shifts.minimum_nodes)),
         (Observer, "is_dead", ordeals.a_kill),

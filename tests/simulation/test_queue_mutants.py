@@ -19,15 +19,15 @@ from jobsync.core import messages
 from jobsync.core.clock import Mono
 from jobsync.core.messages import MOVES
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
-from jobsync.queue import rows, rows_sqlite
-from jobsync.queue.hand import Hand, Held
-from jobsync.queue.outbox import Outbox
-from jobsync.queue.port import Letter, Message, Receipt, Settlement
-from jobsync.queue.quarantine import Quarantine
-from jobsync.queue.rows import Rows, Told
-from jobsync.queue.rows_sqlite import SqliteRows
+from jobsync.queue.backend import Message, NewMessage, Receipt, Settlement
+from jobsync.queue.completer import Completer
+from jobsync.queue.in_flight import Delivery, InFlight, Quarantine
+from jobsync.queue.sql import common as rows
+from jobsync.queue.sql import sqlite as rows_sqlite
+from jobsync.queue.sql import sqlite_queries as sql
+from jobsync.queue.sql.common import SettlementRow, SqlBackend
+from jobsync.queue.sql.sqlite import SqliteBackend
 from jobsync.queue.worker import Worker
-from jobsync.stores.sql import sqlite_messages as sql
 from jobsync.testing import check_story, tell
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -57,24 +57,24 @@ def settles_what_has_ended(patch: pytest.MonkeyPatch) -> None:
 def calls_everything_settled(patch: pytest.MonkeyPatch) -> None:
     """A worker is told that its settlement was taken, although the receipt is stale."""
 
-    async def settle(self: SqliteRows, batch: Sequence[Told]) -> set[str]:
+    async def settle(self: SqliteBackend, batch: Sequence[SettlementRow]) -> set[str]:
         await was(self, batch)
         return {told.id for told in batch}
 
-    was = SqliteRows._settle
-    patch.setattr(SqliteRows, "_settle", settle)
+    was = SqliteBackend._settle
+    patch.setattr(SqliteBackend, "_settle", settle)
 
 
 def takes_a_lost_reply_for_a_refusal(patch: pytest.MonkeyPatch) -> None:
     """A worker is told that its receipt is stale, because the reply was lost."""
 
-    async def persist(self: Rows, batch: Sequence[Told]) -> set[str]:
+    async def persist(self: SqlBackend, batch: Sequence[SettlementRow]) -> set[str]:
         try:
             return await self._settle(batch)
         except OutcomeUnknown:
             return set()
 
-    patch.setattr(Rows, "_persist", persist)
+    patch.setattr(SqlBackend, "_persist", persist)
 
 
 def forgets_how_it_was_settled(patch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def ends_claims_of_the_silent(patch: pytest.MonkeyPatch) -> None:
         others = {*await self._port.holders()} - {self._membership.incarnation}
         self._ended(await self._port.end_claims(others))
 
-    patch.setattr("jobsync.queue.warden.Warden._look", look)
+    patch.setattr("jobsync.queue.reaper.Reaper._look", look)
 
 
 def extends_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
@@ -142,52 +142,52 @@ def tries_once_more(patch: pytest.MonkeyPatch) -> None:
 
 def counts_from_the_reply(patch: pytest.MonkeyPatch) -> None:
     """A worker believes in a claim for as long as it holds, from when it heard of it."""
-    take = Hand.take
+    take = InFlight.take
 
-    def hopeful(self: Hand, message: Message, session: str, sent: Mono) -> Held:
+    def hopeful(self: InFlight, message: Message, session: str, sent: Mono) -> Delivery:
         return take(self, message, session, self._clock.mono())
 
-    patch.setattr(Hand, "take", hopeful)
+    patch.setattr(InFlight, "take", hopeful)
 
 
 def ignores_its_session(patch: pytest.MonkeyPatch) -> None:
     """A worker watches the visibility of its claims, and not its session."""
 
-    def check(self: Hand, held: Held) -> bool:
+    def check(self: InFlight, held: Delivery) -> bool:
         is_over = self._clock.mono() - held.sent >= self._lease
         if is_over and not held.is_settling:
             self.lose(held, "its claim could not be renewed in time")
         return not held.is_lost
 
-    patch.setattr(Hand, "check", check)
+    patch.setattr(InFlight, "check", check)
 
 
 def watches_only_between_renewals(patch: pytest.MonkeyPatch) -> None:
     """A worker that waits for an answer to a renewal does not look at the clock."""
 
-    async def rest(self: Hand) -> None:
+    async def rest(self: InFlight) -> None:
         await self._clock.sleep(1e9)
 
-    patch.setattr(Hand, "watch_for_ever", rest)
+    patch.setattr(InFlight, "watch_for_ever", rest)
 
 
 def takes_a_short_extension_for_a_whole_one(patch: pytest.MonkeyPatch) -> None:
     """Whoever extends a claim by a second believes in it for the whole visibility."""
 
-    async def extend(self: Hand, due: Sequence[Held], seconds: float) -> None:
+    async def extend(self: InFlight, due: Sequence[Delivery], seconds: float) -> None:
         sent = self._clock.mono()
         answers = await self._port.extend([held.message.receipt for held in due], seconds)
         for held, extended in zip(due, answers, strict=True):
             if extended:
                 held.sent = sent
 
-    patch.setattr(Hand, "_extend", extend)
+    patch.setattr(InFlight, "_extend", extend)
 
 
 def keeps_a_suspect_that_it_lost(patch: pytest.MonkeyPatch) -> None:
     """A worker waits for a suspect that it never began."""
 
-    def note_lost(self: Worker, held: Held, reason: str) -> None:
+    def note_lost(self: Worker, held: Delivery, reason: str) -> None:
         self._told.lost(held.message, reason)
         if held.task is not None and self._executor.is_async and not held.is_settling:
             held.task.cancel()
@@ -207,53 +207,57 @@ def claims_before_the_time(patch: pytest.MonkeyPatch) -> None:
 def pushes_one_by_one(patch: pytest.MonkeyPatch) -> None:
     """A batch is as many transactions as it has messages."""
 
-    async def push(self: SqliteRows, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None:
+    async def push(
+        self: SqliteBackend, letters: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> None:
         for letter, payload in zip(letters, payloads, strict=True):
             await was(self, [letter], [payload])
 
-    was = SqliteRows._push
-    patch.setattr(SqliteRows, "_push", push)
+    was = SqliteBackend._push
+    patch.setattr(SqliteBackend, "_push", push)
 
 
 def pushes_again_in_doubt(patch: pytest.MonkeyPatch) -> None:
     """A push of which nobody knows is sent again, whatever may have become of the first."""
 
-    async def push(self: SqliteRows, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None:
+    async def push(
+        self: SqliteBackend, letters: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> None:
         while True:
             try:
                 return await was(self, letters, payloads)
             except OutcomeUnknown:
                 await self._clock.sleep(20)
 
-    was = SqliteRows._push
-    patch.setattr(SqliteRows, "_push", push)
+    was = SqliteBackend._push
+    patch.setattr(SqliteBackend, "_push", push)
 
 
 def acknowledges_in_doubt(patch: pytest.MonkeyPatch) -> None:
     """A push of which nobody knows is called done."""
 
-    async def is_there(self: SqliteRows, ids: Sequence[str]) -> bool:
+    async def is_there(self: SqliteBackend, ids: Sequence[str]) -> bool:
         return True
 
-    patch.setattr(SqliteRows, "_is_there", is_there)
+    patch.setattr(SqliteBackend, "_is_there", is_there)
 
 
 def forgets_its_doubt(patch: pytest.MonkeyPatch) -> None:
     """Of a push in doubt is told what kept its sender from looking after it."""
 
-    async def is_there(self: Rows, ids: Sequence[str]) -> bool:
+    async def is_there(self: SqlBackend, ids: Sequence[str]) -> bool:
         try:
             return await self._is_there(ids)
         except Unavailable:
             return False
 
-    patch.setattr(Rows, "_is_surely_there", is_there)
+    patch.setattr(SqlBackend, "_is_surely_there", is_there)
 
 
 def fails_of_what_it_cannot_read(patch: pytest.MonkeyPatch) -> None:
     """A worker claims nothing until a row that it cannot read is set aside, or fails of it."""
 
-    async def set_aside(self: Rows, unreadable: Sequence[tuple[Receipt, Corrupt]]) -> None:
+    async def set_aside(self: SqlBackend, unreadable: Sequence[tuple[Receipt, Corrupt]]) -> None:
         await self.settle(
             [
                 Settlement(receipt=receipt, move="bury", error=str(corrupt))
@@ -261,7 +265,7 @@ def fails_of_what_it_cannot_read(patch: pytest.MonkeyPatch) -> None:
             ]
         )
 
-    patch.setattr(Rows, "_set_aside", set_aside)
+    patch.setattr(SqlBackend, "_set_aside", set_aside)
 
 
 def buries_without_a_grave(patch: pytest.MonkeyPatch) -> None:
@@ -297,14 +301,14 @@ def claims_beside_a_suspect(patch: pytest.MonkeyPatch) -> None:
 def gives_up_settling(patch: pytest.MonkeyPatch) -> None:
     """A settlement that the store does not answer is taken for done."""
 
-    async def deliver(self: Outbox, batch: list[Any]) -> list[bool]:
+    async def deliver(self: Completer, batch: list[Any]) -> list[bool]:
         try:
             return await self._port.settle(batch)
         except Exception as error:  # noqa: BLE001 - it is a mutant
             self._failed(error)
             return [True] * len(batch)
 
-    patch.setattr(Outbox, "_deliver", deliver)
+    patch.setattr(Completer, "_deliver", deliver)
 
 
 def settles_a_message_twice_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -313,11 +317,11 @@ def settles_a_message_twice_at_once(patch: pytest.MonkeyPatch) -> None:
     The worker dies of that: this is the promise that it breaks (A1).
     """
 
-    def take(self: Outbox) -> list[Any]:
+    def take(self: Completer) -> list[Any]:
         batch, self._parcels = self._parcels, []
         return batch
 
-    patch.setattr(Outbox, "_take", take)
+    patch.setattr(Completer, "_take", take)
 
 
 KILLED: dict[Patch, tuple[postings.Story, int, str]] = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from jobsync import Misconfigured, OutcomeUnknown, Unavailable
-from jobsync.queue.opening import open_port
-from jobsync.queue.port import Claimed, Letter, QueuePort, Settlement
+from jobsync.queue.backend import ClaimResult, NewMessage, QueueBackend, Settlement
+from jobsync.queue.opening import open_backend
 from jobsync.testing import (
     Link,
     RowStore,
@@ -22,7 +22,7 @@ from jobsync.testing import (
     check_redelivered,
 )
 
-Deed = Callable[[World, Link, QueuePort], Awaitable[Any]]
+Deed = Callable[[World, Link, QueueBackend], Awaitable[Any]]
 
 
 def live(deed: Deed) -> World:
@@ -30,14 +30,14 @@ def live(deed: Deed) -> World:
     world = World(0)
     node, store = world.node("a"), RowStore(world)
     link = Link(world, node, store)
-    port = ToldPort(node, open_port(link, "mails", node.components))
+    port = ToldPort(node, open_backend(link, "mails", node.components))
     world.run(lambda: deed(world, link, port))
     return world
 
 
-def letter(name: str = "one", **options: Any) -> Letter:
+def letter(name: str = "one", **options: Any) -> NewMessage:
     """Give a message to push."""
-    return Letter(id=name, value={"to": name}, **{"max_attempts": 2, **options})
+    return NewMessage(id=name, value={"to": name}, **{"max_attempts": 2, **options})
 
 
 def states(world: World) -> list[str]:
@@ -45,7 +45,7 @@ def states(world: World) -> list[str]:
     return [each.details["state"] for each in world.history if each.what == "row"]
 
 
-async def claim(port: QueuePort, **options: Any) -> Claimed:
+async def claim(port: QueueBackend, **options: Any) -> ClaimResult:
     """Claim what there is."""
     return await port.claim(10, session="me", visibility=30.0, **options)
 
@@ -53,7 +53,7 @@ async def claim(port: QueuePort, **options: Any) -> Claimed:
 def test_every_commit_stands_in_the_history() -> None:
     """A message is noted as each commit left it, with its question."""
 
-    async def deed(_: World, __: Link, port: QueuePort) -> None:
+    async def deed(_: World, __: Link, port: QueueBackend) -> None:
         await port.push([letter()])
         (message,) = (await claim(port)).messages
         await port.extend([message.receipt], 60.0)
@@ -71,7 +71,7 @@ def test_every_commit_stands_in_the_history() -> None:
 def test_a_transaction_that_fails_leaves_nothing() -> None:
     """Neither in the database nor in the history."""
 
-    async def deed(_: World, link: Link, port: QueuePort) -> None:
+    async def deed(_: World, link: Link, port: QueueBackend) -> None:
         await port.push([letter()])
         with pytest.raises(Misconfigured, match="UNIQUE"):
             await port.push([letter("two"), letter()])
@@ -93,7 +93,7 @@ def test_a_transaction_that_fails_leaves_nothing() -> None:
 def test_weather(weather: Weather, error: type[Exception], arrives: bool) -> None:
     """What is told of a push, and what became of it in the end."""
 
-    async def deed(_: World, link: Link, port: QueuePort) -> None:
+    async def deed(_: World, link: Link, port: QueueBackend) -> None:
         link.weather = weather
         with pytest.raises(error):
             await port.push([letter()])
@@ -107,7 +107,7 @@ def test_weather(weather: Weather, error: type[Exception], arrives: bool) -> Non
 def test_what_may_be_repeated_arrives_twice() -> None:
     """A settlement does, and changes nothing the second time; a push does not."""
 
-    async def deed(_: World, link: Link, port: QueuePort) -> None:
+    async def deed(_: World, link: Link, port: QueueBackend) -> None:
         link.weather = Weather(doubled=1.0, late_by=1.0)
         await port.push([letter()])
         (message,) = (await claim(port)).messages
@@ -124,7 +124,7 @@ def test_what_may_be_repeated_arrives_twice() -> None:
 def test_a_hint_does_not_pass_a_cut() -> None:
     """Whoever waits is told of a push, unless its link is cut."""
 
-    async def deed(world: World, link: Link, port: QueuePort) -> None:
+    async def deed(world: World, link: Link, port: QueueBackend) -> None:
         rows = link.sql
         assert rows is not None
         async with asyncio.TaskGroup() as group:
@@ -144,7 +144,7 @@ def test_a_hint_does_not_pass_a_cut() -> None:
 def test_a_message_that_is_left_is_found() -> None:
     """One that was acknowledged and is still to be handled, after everything has been."""
 
-    async def deed(_: World, __: Link, port: QueuePort) -> None:
+    async def deed(_: World, __: Link, port: QueueBackend) -> None:
         await port.push([letter()])
 
     assert len(check_drained(live(deed).history)) == 1
@@ -153,7 +153,7 @@ def test_a_message_that_is_left_is_found() -> None:
 def test_a_claim_that_nobody_follows_up_is_found() -> None:
     """A message whose claim was ended waits for longer than was stated."""
 
-    async def deed(world: World, _: Link, port: QueuePort) -> None:
+    async def deed(world: World, _: Link, port: QueueBackend) -> None:
         await port.push([letter()])
         await claim(port)
         await asyncio.sleep(31)
@@ -188,7 +188,7 @@ def run_sql(statement: str) -> Callable[[sqlite3.Connection], object]:
 def test_what_must_not_be_is_found(statement: str, invariant: str, problem: str) -> None:
     """A change of a claimed message that nobody has asked for."""
 
-    async def deed(world: World, link: Link, port: QueuePort) -> None:
+    async def deed(world: World, link: Link, port: QueueBackend) -> None:
         await port.push([letter()])
         await claim(port)
         assert isinstance(link.inner, RowStore)

@@ -16,8 +16,8 @@ from ledger import PATIENCE, Fact, Ledger, now, until
 
 from jobsync import Database, QueuePlugin
 from jobsync.core.messages import LIVE
-from jobsync.queue.opening import open_port
-from jobsync.queue.port import Kept
+from jobsync.queue.backend import MessageInfo
+from jobsync.queue.opening import open_backend
 
 __all__ = ["Depot", "Hand", "Handling", "judge"]
 
@@ -130,9 +130,9 @@ class Depot:
             fine = status in {None, 0} or (status == -signal.SIGKILL and hand.killed is not None)
             assert fine, f"{hand}, {status}: {hand.complaints}"
 
-    async def look(self, *states: Any) -> dict[str, Kept]:
+    async def look(self, *states: Any) -> dict[str, MessageInfo]:
         """Read messages from the store, by their names."""
-        found: dict[str, Kept] = {}
+        found: dict[str, MessageInfo] = {}
         async with Database(self.url) as db:
             queue = await db.use_plugin(QueuePlugin(resource="tasks", **self.options))
             for state in states:
@@ -147,14 +147,14 @@ class Depot:
         async with Database(self.url) as db:
             queue = await db.use_plugin(QueuePlugin(resource="tasks", **self.options))
             give_up = now() + patience
-            port = open_port(db.store, queue.queue, db.components)
+            port = open_backend(db.store, queue.queue, db.components)
             # In one look: between two a message may go from one state to the other.
             while left := {*await port.count()} & {*LIVE}:
                 assert now() < give_up, f"messages are left: {left}"
                 await asyncio.sleep(0.1)
 
 
-def judge(depot: Depot, finished: Mapping[str, Kept]) -> Counter[str]:
+def judge(depot: Depot, finished: Mapping[str, MessageInfo]) -> Counter[str]:
     """Count what became of messages that were all handled; complain of what must not be.
 
     Raises:

@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 from places_postgres import PostgresPlace
 
 from jobsync import Components, OutcomeUnknown, Store
-from jobsync.queue.directory import Directory
-from jobsync.queue.opening import open_directory, open_port
-from jobsync.queue.port import QueuePort
+from jobsync.queue.backend import QueueBackend
+from jobsync.queue.opening import open_backend, open_directory
+from jobsync.queue.sql.directory import QueueDirectory
 from jobsync.stores.contract import StoreDecorator
 from jobsync.stores.sql_access import (
     Parameters,
@@ -52,11 +52,11 @@ class QueuePlace(Protocol):
 
     trouble: Trouble
 
-    async def open(self, queue: str, components: Components | None = None) -> QueuePort:
+    async def open(self, queue: str, components: Components | None = None) -> QueueBackend:
         """Open one more port to a queue."""
         ...
 
-    def open_directory(self) -> Directory:
+    def open_directory(self) -> QueueDirectory:
         """Open the directory of all queues that ports were opened to."""
         ...
 
@@ -139,15 +139,15 @@ class SqliteQueues:
         self._path = path
         self._stores: list[Store] = []
 
-    async def open(self, queue: str, components: Components | None = None) -> QueuePort:
+    async def open(self, queue: str, components: Components | None = None) -> QueueBackend:
         """Open one more port to a queue."""
         components = components or Components.system()
         store = await SqliteStore.connect(self._path, components)
         self._stores.append(store)
         troubled = _Troubled(store, _TroubledFile(store.sql, self.trouble))
-        return open_port(troubled, queue, components)
+        return open_backend(troubled, queue, components)
 
-    def open_directory(self) -> Directory:
+    def open_directory(self) -> QueueDirectory:
         """Open the directory of all queues."""
         return open_directory(self._stores[0], Components.system())
 
@@ -176,17 +176,17 @@ class PostgresQueues:
         self._place = PostgresPlace(url)
         self._stores: list[Store] = []
 
-    async def open(self, queue: str, components: Components | None = None) -> QueuePort:
+    async def open(self, queue: str, components: Components | None = None) -> QueueBackend:
         """Open one more port to a queue."""
         components = components or Components.system()
         store = await self._place.open(components)
         self._stores.append(store)
         assert isinstance(store.sql, PostgresAccess)
-        return open_port(
+        return open_backend(
             _Troubled(store, _TroubledPool(store.sql, self.trouble)), queue, components
         )
 
-    def open_directory(self) -> Directory:
+    def open_directory(self) -> QueueDirectory:
         """Open the directory of all queues."""
         return open_directory(self._stores[0], Components.system())
 

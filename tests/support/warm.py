@@ -93,8 +93,8 @@ if __name__ == "__main__":
     import jobsync.cli.explanation
     import jobsync.cli.shell
     import jobsync.cli.target
-    import jobsync.queue.posting
-    import jobsync.queue.rows_postgres
+    import jobsync.queue.enqueue
+    import jobsync.queue.sql.postgres
     import jobsync.stores.postgres.store  # noqa: F401 - not that of objects, which forks badly
     from jobsync.cli.main import main
 

@@ -5,7 +5,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from jobsync.queue.apart import run_apart
+from jobsync.queue.executor import run_in_own_context
 
 _mark: ContextVar[str] = ContextVar("mark", default="")
 
@@ -23,7 +23,7 @@ async def test_what_it_sets_is_seen_below_and_not_after() -> None:
         return [*seen, _mark.get(), await asyncio.create_task(look())]
 
     _mark.set("outer")
-    assert await run_apart(work) == ["outer", "inner", "inner"]
+    assert await run_in_own_context(work) == ["outer", "inner", "inner"]
     assert _mark.get() == "outer"
 
 
@@ -36,7 +36,7 @@ async def test_it_runs_in_the_task_of_who_awaits_it() -> None:
                 await asyncio.sleep(3600)
         return asyncio.current_task()
 
-    assert await run_apart(work) is asyncio.current_task()
+    assert await run_in_own_context(work) is asyncio.current_task()
 
 
 async def test_what_it_raises_is_raised() -> None:
@@ -49,7 +49,7 @@ async def test_what_it_raises_is_raised() -> None:
 
     for waits in (False, True):
         with pytest.raises(LookupError, match="gone"):
-            await run_apart(work, waits)
+            await run_in_own_context(work, waits)
 
 
 async def test_a_cancellation_is_its_own_to_handle() -> None:
@@ -66,7 +66,7 @@ async def test_a_cancellation_is_its_own_to_handle() -> None:
         return "done"
 
     async def run() -> str:
-        return await run_apart(work)
+        return await run_in_own_context(work)
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(run())
@@ -87,7 +87,7 @@ async def test_it_cleans_up_when_it_is_given_up() -> None:
             closed.append("yes")
 
     async def run() -> None:
-        await run_apart(work)
+        await run_in_own_context(work)
 
     running = run()
     running.send(None)
@@ -102,5 +102,5 @@ async def test_whatever_can_be_awaited_will_do() -> None:
         _mark.set("inner")
         return asyncio.ensure_future(asyncio.sleep(0, _mark.get()))
 
-    assert await run_apart(work) == "inner"
+    assert await run_in_own_context(work) == "inner"
     assert _mark.get() == ""

@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 
 from jobsync import Components
-from jobsync.queue.deadlines import Deadlines
-from jobsync.queue.hand import Held
+from jobsync.queue.executor import Deadlines
+from jobsync.queue.in_flight import Delivery
 
-FIRST, SECOND, THIRD = (cast("Held", object()) for _ in range(3))
+FIRST, SECOND, THIRD = (cast("Delivery", object()) for _ in range(3))
 
 
 class Watched:
@@ -18,14 +18,14 @@ class Watched:
 
     def __init__(self) -> None:
         self.clock = Components.system().clock
-        self.over: asyncio.Queue[Held] = asyncio.Queue()
+        self.over: asyncio.Queue[Delivery] = asyncio.Queue()
         self.deadlines = Deadlines(self.clock, self.over.put_nowait)
 
-    def add(self, held: Held, seconds: float) -> None:
+    def add(self, held: Delivery, seconds: float) -> None:
         """Give somebody so much time from now."""
         self.deadlines.add(held, self.clock.mono() + seconds)
 
-    async def told(self) -> Held:
+    async def told(self) -> Delivery:
         """Wait until somebody's time is over."""
         async with asyncio.timeout(30):
             return await self.over.get()
@@ -67,7 +67,7 @@ async def test_the_watch_is_not_woken_for_who_ends_later(
 ) -> None:
     """Whoever comes and goes while it waits for the first costs it nothing."""
     watched.add(FIRST, 60)
-    rung: list[Held] = []
+    rung: list[Delivery] = []
     monkeypatch.setattr(watched.deadlines._alarm, "ring", lambda: rung.append(SECOND))
     watched.deadlines.remove(FIRST)
     for _ in range(3):

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from jobsync.queue.port import Failure, Kept, Pause
+from jobsync.queue.backend import Failure, MessageInfo, Pause
 from jobsync.queue.reasons import explain_message
-from jobsync.queue.survey import MessageSeen, QueueSeen, WorkerSeen
+from jobsync.queue.survey import MessageStatus, QueueStatus, QueueWorkerStatus
 
 NOW = 1000.0
 
 
-def worker(**facts: Any) -> WorkerSeen:
+def worker(**facts: Any) -> QueueWorkerStatus:
     """Make a worker that lives and has nothing to do, but for some facts."""
     usual: dict[str, Any] = {
         "worker_id": "worker-1",
@@ -25,12 +25,15 @@ def worker(**facts: Any) -> WorkerSeen:
         "pid": 42,
         "incarnation": "worker-1.a",
     }
-    return WorkerSeen(**{**usual, **facts})
+    return QueueWorkerStatus(**{**usual, **facts})
 
 
 def seen(
-    *workers: WorkerSeen, pause: Pause | None = None, holder: WorkerSeen | None = None, **facts: Any
-) -> MessageSeen:
+    *workers: QueueWorkerStatus,
+    pause: Pause | None = None,
+    holder: QueueWorkerStatus | None = None,
+    **facts: Any,
+) -> MessageStatus:
     """Make what was seen of a message that is ready, but for some facts."""
     usual: dict[str, Any] = {
         "queue": "default/tasks",
@@ -50,18 +53,20 @@ def seen(
         "seen": NOW,
         "cursor": "1",
     }
-    message = Kept(**{**usual, **facts})
-    queue = QueueSeen(
+    message = MessageInfo(**{**usual, **facts})
+    queue = QueueStatus(
         name="default/tasks",
         counts={"ready": 5, "waiting": 2},
         oldest=900.0,
         pause=pause,
         workers=list(workers),
     )
-    return MessageSeen(message=message, queue=queue, holder=holder)
+    return MessageStatus(message=message, queue=queue, holder=holder)
 
 
-def held(holder: WorkerSeen | None, *others: WorkerSeen, due: float = 1020.0) -> MessageSeen:
+def held(
+    holder: QueueWorkerStatus | None, *others: QueueWorkerStatus, due: float = 1020.0
+) -> MessageStatus:
     """Make what was seen of a message that is claimed."""
     workers = [*others, *([holder] if holder else [])]
     return seen(
@@ -173,7 +178,7 @@ DEAD: dict[str, Any] = {"state": "dead", "attempts": 4, "errors": FAILED, "finis
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_the_reason_is_the_one_that_holds_a_message_up(
-    message: MessageSeen, code: str, told: str, since: float | None, until: float | None
+    message: MessageStatus, code: str, told: str, since: float | None, until: float | None
 ) -> None:
     """Its own state first, then its time, then its queue, then who could claim it."""
     reason = explain_message(message)

@@ -4,10 +4,9 @@ from typing import Any, cast
 
 from jobsync import Components
 from jobsync.core.clock import Clock, Mono
-from jobsync.queue.hand import Held
-from jobsync.queue.quarantine import Quarantine
+from jobsync.queue.in_flight import Delivery, Quarantine
 
-SUSPECT, OTHER = cast("Held", object()), cast("Held", object())
+SUSPECT, OTHER = cast("Delivery", object()), cast("Delivery", object())
 
 
 class Still:

@@ -68,12 +68,12 @@ def enqueue(
         jobsync enqueue emails '{"to": "user@example.com"}' --delay 60
         jobsync enqueue emails < emails.jsonl
     """  # noqa: D301 - the sign keeps the lines below it as they are
-    from jobsync.queue.posting import post
+    from jobsync.queue.enqueue import enqueue_messages
 
     messages = list(_read_lines() if data is None else _read(data, "DATA"))
 
     async def push(database: Database) -> list[str]:
-        return await post(
+        return await enqueue_messages(
             database, queue, messages, delay=delay, timeout=timeout, max_attempts=max_attempts
         )
 

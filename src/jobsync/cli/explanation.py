@@ -9,9 +9,9 @@ from jobsync.core.reason import Reason
 from jobsync.errors import NotFound
 from jobsync.jobs.reasons import explain_task
 from jobsync.jobs.survey import TaskSeen, look_at_fleet
-from jobsync.queue.port import Failure
+from jobsync.queue.backend import Failure
 from jobsync.queue.reasons import UNKNOWN, explain_message
-from jobsync.queue.survey import MessageSeen, look_at_queues
+from jobsync.queue.survey import MessageStatus, read_queues_status
 from jobsync.stores.contract import Store
 
 __all__ = ["explain", "look_for"]
@@ -21,11 +21,11 @@ _is_messages = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatc
 
 async def look_for(
     store: Store, components: Components, name: str, app: str, day: dt.date
-) -> MessageSeen | TaskSeen | None:
+) -> MessageStatus | TaskSeen | None:
     """Look at what has this name: a message, or a task of a fleet on a date."""
     message = None
     if store.sql is not None:
-        message = await (await look_at_queues(store, components)).message(name)
+        message = await (await read_queues_status(store, components)).message(name)
     return message or await _look_at_task(store, components, app, name, day)
 
 
@@ -42,10 +42,10 @@ async def _look_at_task(
     return None if is_messages else seen
 
 
-def explain(seen: MessageSeen | TaskSeen | None) -> tuple[Reason, list[tuple[str, str]]]:
+def explain(seen: MessageStatus | TaskSeen | None) -> tuple[Reason, list[tuple[str, str]]]:
     """Give what it waits for, and what else is worth knowing, by name."""
     match seen:
-        case MessageSeen():
+        case MessageStatus():
             return explain_message(seen), _describe_message(seen)
         case TaskSeen():
             return explain_task(seen), _describe_task(seen)
@@ -53,7 +53,7 @@ def explain(seen: MessageSeen | TaskSeen | None) -> tuple[Reason, list[tuple[str
             return UNKNOWN, []
 
 
-def _describe_message(seen: MessageSeen) -> list[tuple[str, str]]:
+def _describe_message(seen: MessageStatus) -> list[tuple[str, str]]:
     message = seen.message
     tries = f"{message.attempts} of {message.max_attempts}"
     if message.deliveries != message.attempts:

@@ -16,8 +16,8 @@ from jobsync.errors import Invalid
 
 if TYPE_CHECKING:
     from jobsync.components import Components
-    from jobsync.queue.port import Kept, QueuePort
-    from jobsync.queue.survey import QueueSeen
+    from jobsync.queue.backend import MessageInfo, QueueBackend
+    from jobsync.queue.survey import QueueStatus
     from jobsync.stores.contract import Store
 
 __all__ = ["queues"]
@@ -59,10 +59,10 @@ def list_(url: str | None, *, as_json: bool) -> None:
 @json_option
 def stats(url: str | None, queue: str, *, as_json: bool) -> None:
     """Show one QUEUE: how much is in it, and who works on it."""
-    from jobsync.queue.survey import look_at_queues
+    from jobsync.queue.survey import read_queues_status
 
-    async def look(store: Store, components: Components) -> QueueSeen:
-        return (await look_at_queues(store, components)).queue(queue)
+    async def look(store: Store, components: Components) -> QueueStatus:
+        return (await read_queues_status(store, components)).queue(queue)
 
     seen = ask(url, look)
     tables = {
@@ -98,7 +98,7 @@ def browse(
 ) -> None:
     """Show messages of QUEUE, the oldest first."""
 
-    async def look(port: QueuePort) -> list[Kept]:
+    async def look(port: QueueBackend) -> list[MessageInfo]:
         return await port.browse(state, after=after, limit=limit)
 
     found = _ask_queue(url, queue, look)
@@ -121,7 +121,7 @@ def pause(url: str | None, queue: str, reason: str, *, as_json: bool) -> None:
     Holds for all processes, those that start later too. What runs goes on.
     """
 
-    async def change(port: QueuePort) -> tuple[str, bool]:
+    async def change(port: QueueBackend) -> tuple[str, bool]:
         return port.queue, await port.pause(reason)
 
     name, is_new = _ask_queue(url, queue, change)
@@ -135,7 +135,7 @@ def pause(url: str | None, queue: str, reason: str, *, as_json: bool) -> None:
 def resume(url: str | None, queue: str, *, as_json: bool) -> None:
     """Let workers claim from QUEUE again."""
 
-    async def change(port: QueuePort) -> tuple[str, bool]:
+    async def change(port: QueueBackend) -> tuple[str, bool]:
         return port.queue, await port.resume()
 
     name, was_paused = _ask_queue(url, queue, change)
@@ -168,11 +168,11 @@ def purge(
     Counts them and asks first. What is in hand goes on.
     """
 
-    async def count(port: QueuePort) -> tuple[str, int]:
+    async def count(port: QueueBackend) -> tuple[str, int]:
         counts = await port.count()
         return port.queue, sum(counts.get(state, 0) for state in states)
 
-    async def remove(port: QueuePort) -> int:
+    async def remove(port: QueueBackend) -> int:
         return await port.purge(states)
 
     name, there = _ask_queue(url, queue, count)
@@ -193,7 +193,7 @@ def redrive(url: str | None, queue: str, ids: tuple[str, ...], *, as_json: bool)
     Those that are named by ID, or all.
     """
 
-    async def change(port: QueuePort) -> tuple[str, int]:
+    async def change(port: QueueBackend) -> tuple[str, int]:
         # Once each, though some may die again meanwhile.
         most = len(ids) or (await port.count()).get("dead", 0)
         return port.queue, await port.redrive(ids or None, limit=most)
@@ -202,23 +202,23 @@ def redrive(url: str | None, queue: str, ids: tuple[str, ...], *, as_json: bool)
     _tell(name, "redriven", messages=count, as_json=as_json)
 
 
-def _look(url: str | None) -> list[QueueSeen]:
-    from jobsync.queue.survey import look_at_queues
+def _look(url: str | None) -> list[QueueStatus]:
+    from jobsync.queue.survey import read_queues_status
 
-    async def look(store: Store, components: Components) -> list[QueueSeen]:
-        return (await look_at_queues(store, components)).queues()
+    async def look(store: Store, components: Components) -> list[QueueStatus]:
+        return (await read_queues_status(store, components)).queues()
 
     return ask(url, look)
 
 
-def _ask_queue(url: str | None, queue: str, question: Callable[[QueuePort], Awaitable[T]]) -> T:
+def _ask_queue(url: str | None, queue: str, question: Callable[[QueueBackend], Awaitable[T]]) -> T:
     """Put a question to a queue that is there."""
-    from jobsync.queue.opening import open_port
-    from jobsync.queue.survey import look_at_queues
+    from jobsync.queue.opening import open_backend
+    from jobsync.queue.survey import read_queues_status
 
     async def put(store: Store, components: Components) -> T:
-        seen = (await look_at_queues(store, components)).queue(queue)
-        return await question(open_port(store, seen.name, components))
+        seen = (await read_queues_status(store, components)).queue(queue)
+        return await question(open_backend(store, seen.name, components))
 
     return ask(url, put)
 
@@ -236,7 +236,7 @@ def _name_columns() -> tuple[Column | str, ...]:
     )
 
 
-def _sum_up(queue: QueueSeen) -> dict[str, object]:
+def _sum_up(queue: QueueStatus) -> dict[str, object]:
     at_work = [each for each in queue.workers if each.state == "live" and each.concurrency]
     return {
         "queue": queue.name,
@@ -273,7 +273,7 @@ def _show_value(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _describe(kept: Kept) -> dict[str, object]:
+def _describe(kept: MessageInfo) -> dict[str, object]:
     error = kept.errors[-1].error.partition("\n")[0] if kept.errors else None
     return msgspec.structs.asdict(kept) | {"error": error}
 

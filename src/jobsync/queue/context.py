@@ -10,12 +10,12 @@ from typing import Protocol
 from jobsync.core.clock import Clock, Wall
 from jobsync.core.codec import Json
 from jobsync.core.messages import Completed, Failed, HandlerVerdict
-from jobsync.queue.port import Message
+from jobsync.queue.backend import Message
 
-__all__ = ["BlockingContext", "Context", "Desk"]
+__all__ = ["BlockingContext", "ClaimOwner", "Context"]
 
 
-class Desk(Protocol):
+class ClaimOwner(Protocol):
     """Whoever holds the claim."""
 
     async def settle(self, message: Message, outcome: HandlerVerdict) -> bool:
@@ -53,7 +53,12 @@ class Context:
     """
 
     def __init__(
-        self, message: Message, worker_id: str, clock: Clock, timeout: float | None, desk: Desk
+        self,
+        message: Message,
+        worker_id: str,
+        clock: Clock,
+        timeout: float | None,
+        desk: ClaimOwner,
     ) -> None:
         self.id = message.id
         self.attempt = message.attempt

@@ -9,17 +9,64 @@ import asyncio
 import contextvars
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias
+from contextvars import copy_context
+from types import CoroutineType, coroutine
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from jobsync.coordination.aio import Wakeup
+from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import Cancel, Completed, Failed, HandlerVerdict, Snooze
 from jobsync.errors import Invalid
-from jobsync.queue.apart import run_apart
 from jobsync.queue.context import BlockingContext, Context
-from jobsync.queue.hand import Held
+from jobsync.queue.in_flight import Delivery
 
-__all__ = ["THREADS", "Executor", "Handler", "Ran", "describe"]
+__all__ = [
+    "THREADS",
+    "Deadlines",
+    "Executor",
+    "Handler",
+    "HandlerOutcome",
+    "describe",
+    "run_in_own_context",
+]
+
+
+# A coroutine function in a context of its own, within the task of whoever awaits it.
+#
+# What it sets in context variables is seen by all that runs below it, and by nobody after it: as
+# if it were a task, at a fraction of what one costs.
+
+
+T = TypeVar("T")
+
+
+@coroutine
+def run_in_own_context(
+    function: Callable[..., Awaitable[T]], *arguments: Any
+) -> Generator[Any, Any, T]:
+    """Call a function in a copy of this context, and give what it gives once awaited."""
+    run = copy_context().run
+    called = run(function, *arguments)
+    running = called if isinstance(called, CoroutineType) else _wait_for(called)
+    try:
+        awaited = run(running.send, None)
+        while True:
+            try:
+                answer = yield awaited
+            except BaseException as error:  # noqa: BLE001 - a cancellation is its own to handle
+                awaited = run(running.throw, error)
+            else:
+                awaited = run(running.send, answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+async def _wait_for(called: Awaitable[T]) -> T:
+    return await called
+
 
 Handler: TypeAlias = Callable[..., Any]
 """Takes a message, and its context if it has a second parameter."""
@@ -37,7 +84,7 @@ _WISHES = (Snooze, Cancel)
 """What a handler may return for something else to become of its message."""
 
 
-class Ran(NamedTuple):
+class HandlerOutcome(NamedTuple):
     """How a handler ended."""
 
     outcome: HandlerVerdict
@@ -77,23 +124,27 @@ class Executor:
         if threads is not None:
             threads.shutdown(wait=False)
 
-    async def run(self, held: Held) -> Ran:
+    async def run(self, held: Delivery) -> HandlerOutcome:
         """Handle a message; whatever the handler does is an outcome, except to be cancelled."""
         if not self.is_async:
             return await self._run_function(held)
         arguments = (held.document, held.context) if self.takes_context else (held.document,)
         try:
-            result = await run_apart(self._handler, *arguments)
+            result = await run_in_own_context(self._handler, *arguments)
         except asyncio.CancelledError:
             if _was_cancelled_by_others(held):
                 raise
-            return Ran(_tell_late(held.timeout) if held.is_late else Failed(_CANCELLED))
+            return HandlerOutcome(_tell_late(held.timeout) if held.is_late else Failed(_CANCELLED))
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             # No variable: an error refers to this frame, which must not refer to it.
-            return Ran(_tell_late(held.timeout) if held.is_late else Failed(describe(error), error))
-        return Ran(_tell_late(held.timeout) if held.is_late else self._judge(result, held.context))
+            return HandlerOutcome(
+                _tell_late(held.timeout) if held.is_late else Failed(describe(error), error)
+            )
+        return HandlerOutcome(
+            _tell_late(held.timeout) if held.is_late else self._judge(result, held.context)
+        )
 
-    async def _run_function(self, held: Held) -> Ran:
+    async def _run_function(self, held: Delivery) -> HandlerOutcome:
         loop = asyncio.get_running_loop()
         arguments: tuple[Any, ...] = (held.document,)
         if held.context is not None:
@@ -105,11 +156,11 @@ class Executor:
         running = loop.run_in_executor(self._threads, within, self._handler, *arguments)
         done, _ = await asyncio.wait([running], timeout=held.timeout)
         if not done:
-            return Ran(_tell_late(held.timeout), running)
+            return HandlerOutcome(_tell_late(held.timeout), running)
         error = running.exception()
         if isinstance(error, Exception):
-            return Ran(Failed(describe(error), error))
-        return Ran(self._judge(running.result(), held.context))
+            return HandlerOutcome(Failed(describe(error), error))
+        return HandlerOutcome(self._judge(running.result(), held.context))
 
     def _judge(self, result: Any, context: Context | None) -> HandlerVerdict:
         if isinstance(result, _WISHES):
@@ -120,7 +171,7 @@ class Executor:
         return Completed(result)
 
 
-def _was_cancelled_by_others(held: Held) -> bool:
+def _was_cancelled_by_others(held: Delivery) -> bool:
     """Say whether somebody wants a handler to end, other than because it is late."""
     task = asyncio.current_task()
     if task is None:
@@ -155,3 +206,54 @@ def describe(error: BaseException) -> str:
     theirs = [frame for frame in frames if frame.filename not in _OURS]
     places = "".join(traceback.format_list(theirs[-_PLACES:])).rstrip()
     return f"{told}\n{places}" if places else told
+
+
+# Tells of handlers whose time is over, each as soon as it is: one watch for all that run.
+#
+# A timer for each would cost more than most handlers do. The watch looks when the first of them
+# may be over; who began since has to end later, as a rule, and then it is not woken for that.
+
+
+_SHORTEST_REST = 0.01
+_LONGEST_REST = 3600.0
+
+
+class Deadlines:
+    """When handlers have to be done.
+
+    Args:
+        clock: this machine's.
+        over: told whose time is over, once.
+    """
+
+    def __init__(self, clock: Clock, over: Callable[[Delivery], None]) -> None:
+        self._clock = clock
+        self._over = over
+        self._ends: dict[Delivery, Mono] = {}
+        self._alarm = Wakeup(clock, _SHORTEST_REST)
+        self._looks_at = clock.mono() + _LONGEST_REST
+
+    def add(self, held: Delivery, end: Mono) -> None:
+        """Watch a handler, until it is removed."""
+        self._ends[held] = end
+        if end < self._looks_at:
+            self._looks_at = end
+            self._alarm.ring()
+
+    def remove(self, held: Delivery) -> None:
+        """Watch it no more, if it is watched."""
+        self._ends.pop(held, None)
+
+    async def watch_for_ever(self) -> None:
+        """Tell of each whose time is over, until cancelled."""
+        while True:
+            await self._alarm.rest(self._looks_at)
+            now = self._clock.mono()
+            if now >= self._looks_at:
+                self._look(now)
+
+    def _look(self, now: Mono) -> None:
+        for held in [held for held, end in self._ends.items() if end <= now]:
+            self.remove(held)
+            self._over(held)
+        self._looks_at = min(self._ends.values(), default=now + _LONGEST_REST)

@@ -2,16 +2,20 @@
 
 from jobsync.components import Components
 from jobsync.errors import Misconfigured
-from jobsync.queue.directory import Directory, PostgresDirectory, SqliteDirectory
-from jobsync.queue.port import QueuePort
-from jobsync.queue.rows_sqlite import SqliteRows
+from jobsync.queue.backend import QueueBackend
+from jobsync.queue.sql.directory import (
+    PostgresQueueDirectory,
+    QueueDirectory,
+    SqliteQueueDirectory,
+)
+from jobsync.queue.sql.sqlite import SqliteBackend
 from jobsync.stores.contract import Store
 from jobsync.stores.sql_access import PostgresAccess, SqliteAccess
 
-__all__ = ["open_directory", "open_port"]
+__all__ = ["open_backend", "open_directory"]
 
 
-def open_port(store: Store, queue: str, components: Components) -> QueuePort:
+def open_backend(store: Store, queue: str, components: Components) -> QueueBackend:
     """Give the place of a queue's messages in a store.
 
     Raises:
@@ -19,16 +23,16 @@ def open_port(store: Store, queue: str, components: Components) -> QueuePort:
     """
     match store.sql:
         case SqliteAccess() as access:
-            return SqliteRows(access, queue, components)
+            return SqliteBackend(access, queue, components)
         case PostgresAccess() as access:
-            from jobsync.queue.rows_postgres import PostgresRows  # noqa: PLC0415 - an extra
+            from jobsync.queue.sql.postgres import PostgresBackend  # noqa: PLC0415 - an extra
 
-            return PostgresRows(access, queue, components)
+            return PostgresBackend(access, queue, components)
         case _:
             raise _refuse(store)
 
 
-def open_directory(store: Store, components: Components) -> Directory:
+def open_directory(store: Store, components: Components) -> QueueDirectory:
     """Give the directory of a store's queues.
 
     Raises:
@@ -36,9 +40,9 @@ def open_directory(store: Store, components: Components) -> Directory:
     """
     match store.sql:
         case SqliteAccess() as access:
-            return SqliteDirectory(access, components)
+            return SqliteQueueDirectory(access, components)
         case PostgresAccess() as access:
-            return PostgresDirectory(access, components)
+            return PostgresQueueDirectory(access, components)
         case _:
             raise _refuse(store)
 

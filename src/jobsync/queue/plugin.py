@@ -47,17 +47,23 @@ from jobsync.database.coordinator_plugin import CoordinatorPlugin
 from jobsync.errors import Invalid, Unavailable, closest_name
 from jobsync.events import Event, HandlerFailed
 from jobsync.queue import events
-from jobsync.queue.directory import Part
-from jobsync.queue.duty import Duty, describe_duty
+from jobsync.queue.backend import (
+    EndedClaim,
+    Message,
+    MessageInfo,
+    QueueBackend,
+    WorkerStatus,
+    describe_worker_status,
+    name_queue,
+)
+from jobsync.queue.enqueue import build_messages
 from jobsync.queue.executor import Executor, Handler, describe
-from jobsync.queue.hand import Held
-from jobsync.queue.naming import name_queue
-from jobsync.queue.opening import open_port
-from jobsync.queue.port import Ended, Kept, Message, QueuePort
-from jobsync.queue.posting import draft_letters
+from jobsync.queue.in_flight import Delivery
+from jobsync.queue.opening import open_backend
 from jobsync.queue.records import MessageRecords
 from jobsync.queue.settings import QueueSettings, translate
-from jobsync.queue.worker import Told, Worker, find_caller
+from jobsync.queue.sql.directory import Part
+from jobsync.queue.worker import Worker, WorkerListener, find_caller
 from jobsync.settings import Sources, resolve
 
 __all__ = ["QueuePlugin", "S3QueuePlugin"]
@@ -129,7 +135,7 @@ class QueuePlugin(CoordinatorPlugin):
         self._on_complete = on_complete
         self._on_error = on_error
         self._executor: Executor | None = None
-        self._port: QueuePort | None = None
+        self._port: QueueBackend | None = None
         self._worker: Worker | None = None
         self._working: asyncio.Task[None] | None = None
         self._is_paused = False
@@ -196,7 +202,7 @@ class QueuePlugin(CoordinatorPlugin):
         """Push messages, all or none, in order; give their ids. See `Resource.enqueue`."""
         attempts = self.settings.max_attempts if max_attempts is None else max_attempts
         ids = self.database.components.ids.records(len(data))
-        letters = draft_letters(
+        letters = build_messages(
             self.database.resource(self.resource),
             data,
             ids,
@@ -230,11 +236,13 @@ class QueuePlugin(CoordinatorPlugin):
         running = 0 if self._worker is None else self._worker.running
         return {**{name: self._counters[name] for name in names}, "running": running}
 
-    async def browse(self, state: MessageState, *, after: str = "", limit: int = 100) -> list[Kept]:
+    async def browse(
+        self, state: MessageState, *, after: str = "", limit: int = 100
+    ) -> list[MessageInfo]:
         """Look at messages in a state, the oldest first; go on after the last one's `cursor`."""
         return await self._open().browse(state, after=after, limit=limit)
 
-    async def dead_letters(self, *, after: str = "", limit: int = 100) -> list[Kept]:
+    async def dead_letters(self, *, after: str = "", limit: int = 100) -> list[MessageInfo]:
         """Look at the messages whose attempts are spent, with every error."""
         return await self._open().browse("dead", after=after, limit=limit)
 
@@ -314,7 +322,7 @@ class QueuePlugin(CoordinatorPlugin):
     async def on_start(self) -> None:
         """Find the resource, and take its messages."""
         database = self.database
-        self._port = open_port(database.store, self.queue, database.components)
+        self._port = open_backend(database.store, self.queue, database.components)
         if self.resource not in database.resources:
             await database.create_resource(self.resource)
         database.resources[self.resource].hand_to(self)
@@ -347,7 +355,7 @@ class QueuePlugin(CoordinatorPlugin):
             return
         self._worker = self._working = None
         worker.stop(_share(self.database.time_left))
-        self._joined().tell(**describe_duty(self.queue, None))
+        self._joined().tell(**describe_worker_status(self.queue, None))
         await asyncio.wait([working])
         self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
 
@@ -393,7 +401,7 @@ class QueuePlugin(CoordinatorPlugin):
         if self.settings.dead_ttl is not None:
             await port.forget("dead", older_than=self.settings.dead_ttl)
 
-    def _open(self) -> QueuePort:
+    def _open(self) -> QueueBackend:
         if self._port is None:
             fix = "await database.use_plugin(queue) first"
             raise Invalid("queue", self.resource, "was never started", fix)
@@ -418,14 +426,14 @@ class QueuePlugin(CoordinatorPlugin):
         if self._worker is not None:
             self._worker.is_paused = self._is_paused
             self._worker.wake()
-            duty = Duty(concurrency=self.settings.concurrency, is_paused=self._is_paused)
-            self._joined().tell(**describe_duty(self.queue, duty))
+            duty = WorkerStatus(concurrency=self.settings.concurrency, is_paused=self._is_paused)
+            self._joined().tell(**describe_worker_status(self.queue, duty))
 
     def _make_worker(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:
         if self._executor is None:
             fix = "pass on_message=, or decorate one with @queue.handler"
             raise Invalid("queue", self.resource, "has no handler", fix)
-        told = Told(
+        told = WorkerListener(
             settled=self._note_settled,
             lost=self._note_lost,
             ended=self._note_ended,
@@ -447,7 +455,7 @@ class QueuePlugin(CoordinatorPlugin):
         )
 
     def _note_settled(
-        self, held: Held, outcome: HandlerVerdict, delay: float
+        self, held: Delivery, outcome: HandlerVerdict, delay: float
     ) -> Coroutine[Any, Any, None] | None:
         message = held.message
         match outcome:
@@ -475,7 +483,7 @@ class QueuePlugin(CoordinatorPlugin):
                     return self._call("on_error", self._on_error, told, held.document)
         return None
 
-    def _tell(self, kind: type[Event], about: Message | Ended, **facts: Any) -> None:
+    def _tell(self, kind: type[Event], about: Message | EndedClaim, **facts: Any) -> None:
         """Tell what became of a message, if anybody listens: there may be very many."""
         if self.events.hears(kind):
             self.emit(kind(queue=self.queue, message_id=about.id, attempt=about.attempt, **facts))
@@ -484,7 +492,7 @@ class QueuePlugin(CoordinatorPlugin):
         self._counters["lost"] += 1
         self._tell(events.MessageLost, message, reason=reason)
 
-    def _note_ended(self, ended: list[Ended]) -> None:
+    def _note_ended(self, ended: list[EndedClaim]) -> None:
         for each in ended:
             self._tell(events.MessageRecovered, each, state=each.state)
 

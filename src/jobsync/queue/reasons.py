@@ -1,8 +1,8 @@
 """What a message waits for, in words. Pure: decides from what was seen, and asks nobody."""
 
 from jobsync.core.reason import Reason
-from jobsync.queue.port import Kept
-from jobsync.queue.survey import MessageSeen, QueueSeen
+from jobsync.queue.backend import MessageInfo
+from jobsync.queue.survey import MessageStatus, QueueStatus
 
 __all__ = ["UNKNOWN", "explain_message"]
 
@@ -11,13 +11,13 @@ UNKNOWN = Reason(
 )
 
 
-def explain_message(seen: MessageSeen) -> Reason:
+def explain_message(seen: MessageStatus) -> Reason:
     """Say what becomes of a message now, or what it waits for."""
     match seen.message.state:
         case "claimed":
-            return _explain_claim(seen)
+            return _explain_message_claim(seen)
         case "waiting" | "ready":
-            return _explain_rest(seen)
+            return _explain_message_rest(seen)
         case "dead":
             return _explain_death(seen.message)
         case "completed":
@@ -26,7 +26,7 @@ def explain_message(seen: MessageSeen) -> Reason:
             return Reason("cancelled", "its handler cancelled it", since=seen.message.finished)
 
 
-def _explain_claim(seen: MessageSeen) -> Reason:
+def _explain_message_claim(seen: MessageStatus) -> Reason:
     message, holder = seen.message, seen.holder
     if holder is None:
         who = message.session.partition(".")[0]
@@ -45,7 +45,7 @@ def _explain_claim(seen: MessageSeen) -> Reason:
     return Reason("claimed", text, since=message.claimed)
 
 
-def _explain_orphan(seen: MessageSeen, code: str, what: str) -> Reason:
+def _explain_orphan(seen: MessageStatus, code: str, what: str) -> Reason:
     """Explain a message whose holder is dead, or about to be called so."""
     message, holder, queue = seen.message, seen.holder, seen.queue
     # By the store's clock: when the holder last wrote, or was written to be dead.
@@ -56,7 +56,7 @@ def _explain_orphan(seen: MessageSeen, code: str, what: str) -> Reason:
     return Reason(code, f"{what}, and nobody works on {queue.name} who could take it", since=since)
 
 
-def _explain_rest(seen: MessageSeen) -> Reason:
+def _explain_message_rest(seen: MessageStatus) -> Reason:
     """Explain a message that nobody has in hand."""
     message, queue = seen.message, seen.queue
     if message.due is not None and message.due > message.seen:
@@ -69,7 +69,7 @@ def _explain_rest(seen: MessageSeen) -> Reason:
     return _explain_wait(message, queue)
 
 
-def _explain_pause(message: Kept) -> Reason:
+def _explain_pause(message: MessageInfo) -> Reason:
     if message.errors and message.attempts:
         last = message.errors[-1]
         text = f"{_attempt(message)} failed, and it is tried again: {_head(last.error)}"
@@ -77,7 +77,7 @@ def _explain_pause(message: Kept) -> Reason:
     return Reason("not-due", "it is not due yet", since=message.enqueued, until=message.due)
 
 
-def _explain_wait(message: Kept, queue: QueueSeen) -> Reason:
+def _explain_wait(message: MessageInfo, queue: QueueStatus) -> Reason:
     """Explain a message whose time has come, by who could claim it."""
     since = message.enqueued if message.due is None else message.due
     live = [each for each in queue.workers if each.state == "live" and each.concurrency is not None]
@@ -100,7 +100,7 @@ def _explain_wait(message: Kept, queue: QueueSeen) -> Reason:
     return Reason("next", "it is ready: a worker claims it at its next look", since=since)
 
 
-def _explain_death(message: Kept) -> Reason:
+def _explain_death(message: MessageInfo) -> Reason:
     error = _head(message.errors[-1].error) if message.errors else "nobody has told why"
     if not (message.is_readable and isinstance(message.value, dict)):
         return Reason("corrupt", f"it was set aside as corrupt: {error}", since=message.finished)
@@ -108,7 +108,7 @@ def _explain_death(message: Kept) -> Reason:
     return Reason("dead", text, since=message.finished)
 
 
-def _attempt(message: Kept) -> str:
+def _attempt(message: MessageInfo) -> str:
     return f"attempt {message.attempts} of {message.max_attempts}"
 
 

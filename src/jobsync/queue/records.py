@@ -13,9 +13,9 @@ from jobsync.core import filters
 from jobsync.core.codec import Json
 from jobsync.core.keys import escape, unescape
 from jobsync.errors import Invalid
-from jobsync.queue.directory import Part
+from jobsync.queue.backend import MessageInfo
 from jobsync.queue.opening import open_directory
-from jobsync.queue.port import Kept
+from jobsync.queue.sql.directory import Part
 from jobsync.stores.contract import Change, Head, Outcome, Record, Store, StoreDecorator, Where
 
 __all__ = ["MessageRecords"]
@@ -80,7 +80,7 @@ class MessageRecords(StoreDecorator):
         """Refuse."""
         self._refuse(keys)
 
-    def _holds(self, kept: Kept) -> bool:
+    def _holds(self, kept: MessageInfo) -> bool:
         is_dead = self._part == "dead"
         return kept.queue == self._queue and is_dead == (kept.state == "dead")
 
@@ -93,7 +93,7 @@ class MessageRecords(StoreDecorator):
         )
 
 
-def _record(key: str, kept: Kept) -> Record:
+def _record(key: str, kept: MessageInfo) -> Record:
     """Give a message in the words of the documents."""
     version = f"{kept.state}-{kept.deliveries}"
     value: dict[str, Json] = {

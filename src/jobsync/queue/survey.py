@@ -12,17 +12,28 @@ from jobsync.components import Components
 from jobsync.coordination.survey import SessionCondition, SessionStatus, read_cluster_status
 from jobsync.core.messages import MessageState
 from jobsync.errors import NotFound, closest_name
-from jobsync.queue.directory import Content, Directory
-from jobsync.queue.duty import Duty, read_duties
-from jobsync.queue.naming import DEFAULT, name_queue
+from jobsync.queue.backend import (
+    DEFAULT,
+    MessageInfo,
+    Pause,
+    WorkerStatus,
+    name_queue,
+    read_worker_statuses,
+)
 from jobsync.queue.opening import open_directory
-from jobsync.queue.port import Kept, Pause
+from jobsync.queue.sql.directory import QueueContent, QueueDirectory
 from jobsync.stores.contract import Store
 
-__all__ = ["MessageSeen", "QueueSeen", "QueueSurvey", "WorkerSeen", "look_at_queues"]
+__all__ = [
+    "MessageStatus",
+    "QueueStatus",
+    "QueueWorkerStatus",
+    "QueuesStatus",
+    "read_queues_status",
+]
 
 
-class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
+class QueueWorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A process that handles a queue's messages, or has some of them in hand."""
 
     worker_id: str
@@ -51,7 +62,7 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
         return self.claims >= (self.concurrency or 0)
 
 
-class QueueSeen(msgspec.Struct, frozen=True, kw_only=True):
+class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One queue."""
 
     name: str
@@ -59,37 +70,40 @@ class QueueSeen(msgspec.Struct, frozen=True, kw_only=True):
     oldest: float | None
     """When the oldest of those was pushed that nobody has claimed; Unix seconds."""
     pause: Pause | None
-    workers: list[WorkerSeen]
+    workers: list[QueueWorkerStatus]
 
 
-class MessageSeen(msgspec.Struct, frozen=True, kw_only=True):
+class MessageStatus(msgspec.Struct, frozen=True, kw_only=True):
     """All that decides about one message."""
 
-    message: Kept
-    queue: QueueSeen
-    holder: WorkerSeen | None
+    message: MessageInfo
+    queue: QueueStatus
+    holder: QueueWorkerStatus | None
     """Who has claimed it; None if nobody has, or if its session is gone altogether."""
 
 
-class QueueSurvey:
-    """What there is to see of all queues. Made by `look_at_queues`."""
+class QueuesStatus:
+    """What there is to see of all queues. Made by `read_queues_status`."""
 
     def __init__(
-        self, directory: Directory, contents: Mapping[str, Content], sessions: list[SessionStatus]
+        self,
+        directory: QueueDirectory,
+        contents: Mapping[str, QueueContent],
+        sessions: list[SessionStatus],
     ) -> None:
         self._directory = directory
         self._sessions = sessions
-        self._duties = {each.incarnation: read_duties(each.facts) for each in sessions}
+        self._duties = {each.incarnation: read_worker_statuses(each.facts) for each in sessions}
         told = {name for duties in self._duties.values() for name in duties}
         self._contents = {
-            name: contents.get(name, Content()) for name in sorted({*contents, *told})
+            name: contents.get(name, QueueContent()) for name in sorted({*contents, *told})
         }
 
-    def queues(self) -> list[QueueSeen]:
+    def queues(self) -> list[QueueStatus]:
         """Give all queues that have messages, workers or a pause, by name."""
         return [self._see(name) for name in self._contents]
 
-    def queue(self, name: str) -> QueueSeen:
+    def queue(self, name: str) -> QueueStatus:
         """Give one queue, by its full name or by its resource alone where that is enough.
 
         Raises:
@@ -97,7 +111,7 @@ class QueueSurvey:
         """
         return self._see(self._complete(name))
 
-    async def message(self, id: str) -> MessageSeen | None:
+    async def message(self, id: str) -> MessageStatus | None:
         """Give all that decides about a message; None if there is none of that id."""
         found = await self._directory.find([id])
         if not found:
@@ -105,7 +119,7 @@ class QueueSurvey:
         (message,) = found
         queue = self._see(message.queue)
         holders = [each for each in queue.workers if each.incarnation == message.session]
-        return MessageSeen(
+        return MessageStatus(
             message=message,
             queue=queue,
             holder=holders[0] if holders and message.state == "claimed" else None,
@@ -120,9 +134,9 @@ class QueueSurvey:
             return alike[0]
         raise NotFound("queue", name, list(self._contents), closest_name(full, self._contents))
 
-    def _see(self, name: str) -> QueueSeen:
-        content = self._contents.get(name, Content())
-        return QueueSeen(
+    def _see(self, name: str) -> QueueStatus:
+        content = self._contents.get(name, QueueContent())
+        return QueueStatus(
             name=name,
             counts=content.counts,
             oldest=content.oldest,
@@ -136,9 +150,11 @@ class QueueSurvey:
         )
 
 
-def _see_worker(session: SessionStatus, duty: Duty | None, content: Content) -> WorkerSeen:
+def _see_worker(
+    session: SessionStatus, duty: WorkerStatus | None, content: QueueContent
+) -> QueueWorkerStatus:
     pid = session.facts.get("pid")
-    return WorkerSeen(
+    return QueueWorkerStatus(
         worker_id=session.worker_id,
         state=session.state,
         concurrency=None if duty is None else duty.concurrency,
@@ -152,7 +168,7 @@ def _see_worker(session: SessionStatus, duty: Duty | None, content: Content) -> 
     )
 
 
-async def look_at_queues(store: Store, components: Components) -> QueueSurvey:
+async def read_queues_status(store: Store, components: Components) -> QueuesStatus:
     """Look at all queues of a store, and at who works on them.
 
     Raises:
@@ -161,4 +177,6 @@ async def look_at_queues(store: Store, components: Components) -> QueueSurvey:
     """
     directory = open_directory(store, components)
     contents = await directory.look()
-    return QueueSurvey(directory, contents, (await read_cluster_status(store, components)).sessions)
+    return QueuesStatus(
+        directory, contents, (await read_cluster_status(store, components)).sessions
+    )

@@ -24,17 +24,21 @@ from jobsync.core.clock import Mono
 from jobsync.core.messages import Failed, HandlerVerdict, Retries, Returned, Transition, decide
 from jobsync.core.retry import backoff_limit
 from jobsync.errors import Corrupt, Unavailable
+from jobsync.queue.backend import (
+    ClaimResult,
+    EndedClaim,
+    Message,
+    QueueBackend,
+    Settlement,
+)
+from jobsync.queue.completer import Completer
 from jobsync.queue.context import Context
-from jobsync.queue.deadlines import Deadlines
-from jobsync.queue.executor import Executor
-from jobsync.queue.hand import Hand, Held
-from jobsync.queue.outbox import Outbox
-from jobsync.queue.port import Claimed, Ended, Message, QueuePort, Settlement
-from jobsync.queue.quarantine import Quarantine
+from jobsync.queue.executor import Deadlines, Executor
+from jobsync.queue.in_flight import Delivery, InFlight, Quarantine
+from jobsync.queue.reaper import Reaper
 from jobsync.queue.settings import QueueSettings
-from jobsync.queue.warden import Warden
 
-__all__ = ["Told", "Worker", "find_caller"]
+__all__ = ["Worker", "WorkerListener", "find_caller"]
 
 _AHEAD = 10
 _FAR_AHEAD = 50
@@ -61,7 +65,7 @@ _handled: ContextVar["tuple[Worker, Delivery] | None"] = ContextVar("jobsync_han
 """What is being handled, for whoever runs below a handler."""
 
 
-def find_caller(port: QueuePort | None) -> "Worker | None":
+def find_caller(port: QueueBackend | None) -> "Worker | None":
     """Give the worker of a queue whose handler it is that asks, if one does."""
     found = _handled.get()
     if found is None:
@@ -70,14 +74,14 @@ def find_caller(port: QueuePort | None) -> "Worker | None":
     return worker if worker.port is port and worker.runs(held) else None
 
 
-class Told(msgspec.Struct, kw_only=True):
+class WorkerListener(msgspec.Struct, kw_only=True):
     """What a worker tells of, each by a call."""
 
-    settled: Callable[[Held, HandlerVerdict, float], Coroutine[Any, Any, None] | None]
+    settled: Callable[[Delivery, HandlerVerdict, float], Coroutine[Any, Any, None] | None]
     """A message was settled: with its outcome, and the pause before the next attempt. May give
     more to do, which nothing waits for but the end."""
     lost: Callable[[Message, str], None]
-    ended: Callable[[list[Ended]], None]
+    ended: Callable[[list[EndedClaim]], None]
     overran: Callable[[Message, float], None]
     progressed: Callable[[Message, float], None]
     failed: Callable[[Exception, str | None], None]
@@ -102,14 +106,14 @@ class Worker:
 
     def __init__(
         self,
-        port: QueuePort,
+        port: QueueBackend,
         membership: Membership,
         executor: Executor,
         settings: QueueSettings,
         retries: Retries,
         timeout: float | None,
         components: Components,
-        told: Told,
+        told: WorkerListener,
         *,
         quota: int | None = None,
         until_empty: bool = False,
@@ -129,20 +133,20 @@ class Worker:
         self._quota = quota
         self._until_empty = until_empty
         self._visibility = settings.visibility_timeout
-        self._hand = Hand(
+        self._hand = InFlight(
             port, membership, self._clock, self._visibility, self._note_lost, self._note_failed
         )
-        self._outbox = Outbox(
+        self._outbox = Completer(
             port, components, self._note_answer, self._note_failed, self._expects_more
         )
         self._deadlines = Deadlines(self._clock, self._note_late)
-        self._warden = Warden(port, membership, self._clock, self._note_ended, self._note_failed)
-        self._ready: deque[Held] = deque()
-        self._running: set[Held] = set()
+        self._warden = Reaper(port, membership, self._clock, self._note_ended, self._note_failed)
+        self._ready: deque[Delivery] = deque()
+        self._running: set[Delivery] = set()
         self._serving = 0
         """How many tasks handle messages, or are about to."""
         self._quarantine = Quarantine(self._clock, self._visibility / 3)
-        self._overrun: set[Held] = set()
+        self._overrun: set[Delivery] = set()
         self._vain_looks = 0
         self._asked: Mono | None = None
         """When the first claim was sent that has had no answer since."""
@@ -171,7 +175,7 @@ class Worker:
         asked = self._asked
         return 0.0 if asked is None else self._clock.mono() - asked
 
-    def runs(self, held: Held) -> bool:
+    def runs(self, held: Delivery) -> bool:
         """Say whether a message's handler runs."""
         return held in self._running
 
@@ -255,7 +259,7 @@ class Worker:
     def _is_done(self) -> bool:
         return self._quota is not None and self.handled >= self._quota
 
-    async def _fetch(self) -> Claimed | None:
+    async def _fetch(self) -> ClaimResult | None:
         """Claim messages, if there is room, and let them begin; None if there is none."""
         if self.is_paused or self._find_wait() > 0:
             self._asked = None
@@ -299,7 +303,7 @@ class Worker:
             most = max(_AHEAD * concurrency, min(_FAR_AHEAD * concurrency, int(pace * _SOON)))
         return min(most, int(pace * min(1.0, self._visibility / 2)))
 
-    async def _claim(self, limit: int, *, suspects: bool) -> Claimed:
+    async def _claim(self, limit: int, *, suspects: bool) -> ClaimResult:
         """Claim messages, and let them begin; end claims of others that have lapsed."""
         sent, session = self._clock.mono(), self._membership.incarnation
         self._asked = self._asked or sent
@@ -321,7 +325,7 @@ class Worker:
             self._note_ended(await self.port.end_claims(keep=keep))
         return claimed
 
-    def _take(self, messages: Iterable[Message], session: str, sent: Mono) -> list[Held]:
+    def _take(self, messages: Iterable[Message], session: str, sent: Mono) -> list[Delivery]:
         """Hold messages; put among the dead letters what no handler can read."""
         taken = []
         for message in messages:
@@ -357,7 +361,7 @@ class Worker:
             self._serving -= 1
             self._begin()
 
-    def _pick(self) -> Held | None:
+    def _pick(self) -> Delivery | None:
         """Give what is to begin now, if anything is."""
         while self._ready and not self._is_stopping:
             held = self._ready.popleft()
@@ -365,7 +369,7 @@ class Worker:
                 return held
         return None
 
-    async def _handle(self, held: Held) -> Mono:
+    async def _handle(self, held: Delivery) -> Mono:
         """Run a message's handler, and settle; give when that was done."""
         begun = self._prepare(held)
         try:
@@ -387,7 +391,7 @@ class Worker:
             self._release(held)
         return ended
 
-    def _prepare(self, held: Held) -> Mono:
+    def _prepare(self, held: Delivery) -> Mono:
         """Let a handler's time begin; give when that is."""
         message, executor, timeout = held.message, self._executor, held.message.timeout
         held.timeout = self._timeout if timeout is None else timeout
@@ -401,7 +405,7 @@ class Worker:
         _handled.set((self, held))
         return begun
 
-    def _release(self, held: Held) -> None:
+    def _release(self, held: Delivery) -> None:
         """Take note that a handler has ended."""
         # Not kept: a task would refer to what it has run, and that to the task.
         held.task = None
@@ -412,12 +416,12 @@ class Worker:
         if len(self._ready) <= self._few:
             self._changed.set()
 
-    def _conclude(self, held: Held, outcome: HandlerVerdict) -> None:
+    def _conclude(self, held: Delivery, outcome: HandlerVerdict) -> None:
         """Settle a message, unless its handler has done so, or it is lost."""
         if self._hand.find(held.message) is held:
             self._send(held, outcome)
 
-    def _send(self, held: Held, outcome: HandlerVerdict) -> None:
+    def _send(self, held: Delivery, outcome: HandlerVerdict) -> None:
         move, held.delay = self._decide(held.message, outcome)
         held.outcome, held.is_settling = outcome, True
         held.took = 0.0 if held.begun is None else self._clock.mono() - held.begun
@@ -426,7 +430,7 @@ class Worker:
         settlement = Settlement(receipt=receipt, move=move, delay=held.delay, error=error)
         self._outbox.put(settlement, held)
 
-    def _note_answer(self, held: Held | None, taken: bool) -> None:  # noqa: FBT001 - it is the fact
+    def _note_answer(self, held: Delivery | None, taken: bool) -> None:  # noqa: FBT001 - it is the fact
         if held is not None and held.outcome is not None:
             # Not kept: an error refers to the frames that it has passed, and those to this.
             outcome, held.outcome = held.outcome, None
@@ -460,12 +464,12 @@ class Worker:
         known = self._average
         self._average = seconds if known == 0.0 else known + _MEASURED * (seconds - known)
 
-    def _note_late(self, held: Held) -> None:
+    def _note_late(self, held: Delivery) -> None:
         held.is_late = True
         if held.task is not None:
             held.task.cancel()
 
-    def _note_lost(self, held: Held, reason: str) -> None:
+    def _note_lost(self, held: Delivery, reason: str) -> None:
         self._told.lost(held.message, reason)
         if held.task is not None and self._executor.is_async and not held.is_settling:
             held.task.cancel()
@@ -476,14 +480,14 @@ class Worker:
             self._quarantine.release(held)
         self._changed.set()
 
-    def _note_ended(self, ended: list[Ended]) -> None:
+    def _note_ended(self, ended: list[EndedClaim]) -> None:
         self._told.ended(ended)
         self._changed.set()
 
     def _note_failed(self, error: Exception) -> None:
         self._told.failed(error, None)
 
-    def _find_rest(self, claimed: Claimed) -> float:
+    def _find_rest(self, claimed: ClaimResult) -> float:
         # Whoever finds nothing again and again looks less often: others tell of news.
         self._vain_looks = 0 if claimed.messages else min(self._vain_looks + 1, _PATIENCE)
         longest = self._settings.poll_interval * max(1, self._vain_looks)

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from jobsync.core.codec import encode
 from jobsync.core.messages import MessageState
 from jobsync.errors import JobsyncError
-from jobsync.queue.port import (
-    Claimed,
-    Ended,
-    Kept,
-    Letter,
-    QueuePort,
+from jobsync.queue.backend import (
+    ClaimResult,
+    EndedClaim,
+    MessageInfo,
+    NewMessage,
+    QueueBackend,
     Receipt,
     Settlement,
 )
@@ -27,7 +27,7 @@ __all__ = ["ToldPort"]
 T = TypeVar("T")
 
 
-class ToldPort(QueuePort):
+class ToldPort(QueueBackend):
     """Notes every question and every answer.
 
     Args:
@@ -35,13 +35,13 @@ class ToldPort(QueuePort):
         inner: who answers.
     """
 
-    def __init__(self, node: Node, inner: QueuePort) -> None:
+    def __init__(self, node: Node, inner: QueueBackend) -> None:
         self.queue = inner.queue
         self._inner = inner
         self._node = node
         self._world = node.world
 
-    async def push(self, letters: Sequence[Letter]) -> None:
+    async def push(self, letters: Sequence[NewMessage]) -> None:
         """Add messages, all or none, in order."""
         told = [
             [each.id, digest(encode(each.value, "message").decode()), each.delay, each.max_attempts]
@@ -49,13 +49,13 @@ class ToldPort(QueuePort):
         ]
         await self._ask("push", lambda: self._inner.push(letters), letters=told)
 
-    async def push_within(self, connection: object, letters: Sequence[Letter]) -> None:
+    async def push_within(self, connection: object, letters: Sequence[NewMessage]) -> None:
         """Add messages in a transaction of the caller's."""
         await self._inner.push_within(connection, letters)
 
     async def claim(
         self, limit: int, *, session: str, visibility: float, suspects: bool = False
-    ) -> Claimed:
+    ) -> ClaimResult:
         """Claim messages whose time has come."""
         return await self._ask(
             "claim",
@@ -90,7 +90,7 @@ class ToldPort(QueuePort):
 
     async def end_claims(
         self, dead: Collection[str] = (), *, keep: Collection[str] = ()
-    ) -> list[Ended]:
+    ) -> list[EndedClaim]:
         """End the claims that have lapsed, and those of sessions that are dead."""
         return await self._ask(
             "end_claims",
@@ -104,7 +104,9 @@ class ToldPort(QueuePort):
         """Give the sessions that have claimed anything."""
         return await self._inner.holders()
 
-    async def browse(self, state: MessageState, *, after: str = "", limit: int = 100) -> list[Kept]:
+    async def browse(
+        self, state: MessageState, *, after: str = "", limit: int = 100
+    ) -> list[MessageInfo]:
         """Look at messages in a state."""
         return await self._inner.browse(state, after=after, limit=limit)
 

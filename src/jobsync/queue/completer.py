@@ -11,10 +11,10 @@ from typing import TypeAlias
 from jobsync.components import Components
 from jobsync.core.retry import backoff_limit
 from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.queue.hand import Held
-from jobsync.queue.port import QueuePort, Settlement
+from jobsync.queue.backend import QueueBackend, Settlement
+from jobsync.queue.in_flight import Delivery
 
-__all__ = ["Outbox"]
+__all__ = ["Completer"]
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
@@ -23,11 +23,11 @@ _PATIENCE = 4
 """How often to wait for more that is about to come: a commit takes longer than all of that."""
 
 
-_Parcel: TypeAlias = tuple[Settlement, Held | None]
+_Parcel: TypeAlias = tuple[Settlement, Delivery | None]
 """A settlement, and what it settles, if that was ever in hand."""
 
 
-class Outbox:
+class Completer:
     """Sends settlements, one batch at a time.
 
     Args:
@@ -40,9 +40,9 @@ class Outbox:
 
     def __init__(
         self,
-        port: QueuePort,
+        port: QueueBackend,
         components: Components,
-        answered: Callable[[Held | None, bool], None],
+        answered: Callable[[Delivery | None, bool], None],
         failed: Callable[[Exception], None],
         expects_more: Callable[[], bool],
     ) -> None:
@@ -57,7 +57,7 @@ class Outbox:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def put(self, settlement: Settlement, held: Held | None) -> None:
+    def put(self, settlement: Settlement, held: Delivery | None) -> None:
         """Send a settlement."""
         if not self._parcels:
             self._empty.clear()

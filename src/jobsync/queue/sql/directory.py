@@ -13,16 +13,22 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.messages import MessageState
 from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.queue.port import Kept, Pause
-from jobsync.queue.rows import look_at
-from jobsync.queue.rows_sqlite import read_clock
+from jobsync.queue.backend import MessageInfo, Pause
+from jobsync.queue.sql import sqlite_queries as sqlite_messages
+from jobsync.queue.sql.common import look_at
+from jobsync.queue.sql.postgres_queries import MessageStatements
+from jobsync.queue.sql.sqlite import read_clock
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.postgres.queries import as_array
-from jobsync.stores.sql import sqlite_messages
-from jobsync.stores.sql.postgres_messages import MessageStatements
 from jobsync.stores.sql_access import PostgresAccess, SqliteAccess
 
-__all__ = ["Content", "Directory", "Part", "PostgresDirectory", "SqliteDirectory"]
+__all__ = [
+    "Part",
+    "PostgresQueueDirectory",
+    "QueueContent",
+    "QueueDirectory",
+    "SqliteQueueDirectory",
+]
 
 _TOPIC = "queues"
 
@@ -33,7 +39,7 @@ _Group: TypeAlias = tuple[str, MessageState, str, int, float]
 """A queue, a state, a session, how many, and when the first of them was pushed."""
 
 
-class Content(msgspec.Struct, kw_only=True):
+class QueueContent(msgspec.Struct, kw_only=True):
     """What is in one queue."""
 
     counts: dict[MessageState, int] = {}
@@ -45,7 +51,7 @@ class Content(msgspec.Struct, kw_only=True):
     pause: Pause | None = None
 
 
-class Directory(ABC):
+class QueueDirectory(ABC):
     """The queues of one store.
 
     Args:
@@ -55,7 +61,7 @@ class Directory(ABC):
     def __init__(self, components: Components) -> None:
         self._witness = CorruptionLog(_TOPIC, components.events)
 
-    async def look(self) -> Mapping[str, Content]:
+    async def look(self) -> Mapping[str, QueueContent]:
         """Give what is in each queue that has messages or is paused, by name.
 
         Raises:
@@ -63,7 +69,7 @@ class Directory(ABC):
         """
         return _sum_up(await self._look(), await self._find_pauses())
 
-    async def find(self, ids: Collection[str]) -> Sequence[Kept]:
+    async def find(self, ids: Collection[str]) -> Sequence[MessageInfo]:
         """Give messages by their ids, whichever queue they are in; nothing for what is not there.
 
         Raises:
@@ -71,7 +77,9 @@ class Directory(ABC):
         """
         return look_at(await self._find(ids), self._witness)
 
-    async def list(self, queue: str, part: Part, *, after: str, limit: int) -> Sequence[Kept]:
+    async def list(
+        self, queue: str, part: Part, *, after: str, limit: int
+    ) -> Sequence[MessageInfo]:
         """Give messages of a queue in the order of their ids, from after one on.
 
         Raises:
@@ -94,7 +102,7 @@ class Directory(ABC):
     ) -> Sequence[Sequence[Any]]: ...
 
 
-class SqliteDirectory(Directory):
+class SqliteQueueDirectory(QueueDirectory):
     """The queues in a file.
 
     Args:
@@ -124,7 +132,7 @@ class SqliteDirectory(Directory):
         return await self._access.read(query, named)
 
 
-class PostgresDirectory(Directory):
+class PostgresQueueDirectory(QueueDirectory):
     """The queues in a schema.
 
     Args:
@@ -161,8 +169,8 @@ class PostgresDirectory(Directory):
 
 def _sum_up(
     groups: Iterable[_Group], pauses: Iterable[tuple[str, float, str]]
-) -> dict[str, Content]:
-    found: dict[str, Content] = defaultdict(Content)
+) -> dict[str, QueueContent]:
+    found: dict[str, QueueContent] = defaultdict(QueueContent)
     for queue, state, session, count, first in groups:
         content = found[queue]
         content.counts[state] = content.counts.get(state, 0) + count

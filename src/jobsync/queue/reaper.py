@@ -10,15 +10,15 @@ from collections.abc import Callable
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Clock, Mono
 from jobsync.errors import Unavailable
-from jobsync.queue.port import Ended, QueuePort
+from jobsync.queue.backend import EndedClaim, QueueBackend
 
-__all__ = ["Warden"]
+__all__ = ["Reaper"]
 
 _SHORTEST_REST = 1.0
 """Seconds between looks, however much happens."""
 
 
-class Warden:
+class Reaper:
     """One worker's watch over the claims of a queue.
 
     Args:
@@ -31,10 +31,10 @@ class Warden:
 
     def __init__(
         self,
-        port: QueuePort,
+        port: QueueBackend,
         membership: Membership,
         clock: Clock,
-        ended: Callable[[list[Ended]], None],
+        ended: Callable[[list[EndedClaim]], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self.is_quiet = True

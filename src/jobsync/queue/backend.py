@@ -21,7 +21,7 @@ A claim ends when it is settled, when it was not extended for its visibility, by
 store's clock, or when its session is dead; the last two by `end_claims`, which anybody may
 call. Until then it stands, even if it is late.
 
-A port is one file that inherits `QueuePort` and passes the conformance suite.
+A port is one file that inherits `QueueBackend` and passes the conformance suite.
 """
 
 from abc import ABC, abstractmethod
@@ -34,18 +34,59 @@ from jobsync.core.messages import FINISHED, MOVES, MessageState, Transition
 from jobsync.errors import Invalid
 
 __all__ = [
+    "DEFAULT",
     "MAX_MESSAGE",
-    "Claimed",
-    "Ended",
+    "ClaimResult",
+    "EndedClaim",
     "Failure",
-    "Kept",
-    "Letter",
     "Message",
+    "MessageInfo",
+    "NewMessage",
     "Pause",
-    "QueuePort",
+    "QueueBackend",
     "Receipt",
     "Settlement",
+    "WorkerStatus",
+    "describe_worker_status",
+    "name_queue",
+    "read_worker_statuses",
 ]
+
+
+# What a process that handles messages tells the others of it, with its session.
+#
+# Told when it begins, when it pauses and when it ends: whoever looks can tell a queue whose
+# workers are busy from one that nobody works on. Costs a beat each time, and nothing else.
+
+
+_PREFIX = "queue:"
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One process's part in a queue."""
+
+    concurrency: int
+    """How many handlers it runs at once."""
+    is_paused: bool = False
+    """Whether that process alone claims nothing for now."""
+
+
+def describe_worker_status(queue: str, duty: WorkerStatus | None) -> dict[str, Json]:
+    """Give the fact to tell; None says that the process has done with the queue."""
+    return {f"{_PREFIX}{queue}": None if duty is None else msgspec.to_builtins(duty)}
+
+
+def read_worker_statuses(facts: Mapping[str, Json]) -> dict[str, WorkerStatus]:
+    """Give the queues that a session tells of; nothing of what newer code may have told."""
+    duties = {}
+    for name, told in facts.items():
+        if name.startswith(_PREFIX) and told is not None:
+            try:
+                duties[name.removeprefix(_PREFIX)] = msgspec.convert(told, WorkerStatus)
+            except msgspec.ValidationError:
+                continue
+    return duties
+
 
 MAX_MESSAGE = 256 * 1024
 """The largest encoded message, in bytes."""
@@ -53,7 +94,7 @@ MAX_MESSAGE = 256 * 1024
 _ENDINGS: tuple[Transition, ...] = ("complete", "cancel", "retry", "bury", "release", "snooze")
 
 
-class Letter(msgspec.Struct, frozen=True, kw_only=True):
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message to push."""
 
     id: str
@@ -105,7 +146,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.receipt.id
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class ClaimResult(msgspec.Struct, frozen=True):
     """What a claim brought."""
 
     messages: list[Message]
@@ -148,7 +189,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return MOVES[self.move].target
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class EndedClaim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A claim that was ended because nobody had settled it."""
 
     id: str
@@ -159,7 +200,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Who had claimed it."""
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A message as it stands, for whoever looks."""
 
     queue: str
@@ -199,7 +240,7 @@ class Pause(msgspec.Struct, frozen=True):
     """For people; may be empty."""
 
 
-class QueuePort(ABC):
+class QueueBackend(ABC):
     """The messages of one queue.
 
     Attributes:
@@ -209,7 +250,7 @@ class QueuePort(ABC):
     queue: str
 
     @abstractmethod
-    async def push(self, letters: Sequence[Letter]) -> None:
+    async def push(self, letters: Sequence[NewMessage]) -> None:
         """Add messages, all or none, in order.
 
         Raises:
@@ -219,7 +260,7 @@ class QueuePort(ABC):
         """
 
     @abstractmethod
-    async def push_within(self, connection: object, letters: Sequence[Letter]) -> None:
+    async def push_within(self, connection: object, letters: Sequence[NewMessage]) -> None:
         """Add messages in a transaction of the caller's: they are there once it commits.
 
         Args:
@@ -233,7 +274,7 @@ class QueuePort(ABC):
     @abstractmethod
     async def claim(
         self, limit: int, *, session: str, visibility: float, suspects: bool = False
-    ) -> Claimed:
+    ) -> ClaimResult:
         """Claim messages whose time has come: those that waited first, then in order.
 
         Args:
@@ -266,7 +307,7 @@ class QueuePort(ABC):
     @abstractmethod
     async def end_claims(
         self, dead: Collection[str] = (), *, keep: Collection[str] = ()
-    ) -> list[Ended]:
+    ) -> list[EndedClaim]:
         """End the claims that have lapsed, and those of sessions that are dead, by a write.
 
         Those of the messages to keep, which the caller has in hand, are not ended.
@@ -283,7 +324,9 @@ class QueuePort(ABC):
         """Give the sessions that have claimed anything."""
 
     @abstractmethod
-    async def browse(self, state: MessageState, *, after: str = "", limit: int = 100) -> list[Kept]:
+    async def browse(
+        self, state: MessageState, *, after: str = "", limit: int = 100
+    ) -> list[MessageInfo]:
         """Look at messages in a state, the oldest first; fewer than `limit` means the end."""
 
     @abstractmethod
@@ -346,3 +389,15 @@ def check_finished(state: MessageState) -> None:
     """
     if state not in FINISHED:
         raise Invalid("state", state, "is not finished", f"use one of {', '.join(FINISHED)}")
+
+
+# How a queue is called: its namespace, and the resource whose schema its messages obey.
+
+
+DEFAULT = "default"
+"""The namespace of plugins that have none of their own."""
+
+
+def name_queue(namespace: str, resource: str) -> str:
+    """Give the name by which the store knows a queue."""
+    return f"{namespace}/{resource}"

@@ -13,20 +13,19 @@ from jobsync.database.database import Database
 from jobsync.database.plugin import check_plugin_name
 from jobsync.database.resource import Resource
 from jobsync.errors import Incomplete, Invalid, OutcomeUnknown, Unavailable
-from jobsync.queue.naming import DEFAULT, name_queue
-from jobsync.queue.opening import open_port
-from jobsync.queue.port import Letter, QueuePort
-from jobsync.queue.rows import MOST
+from jobsync.queue.backend import DEFAULT, NewMessage, QueueBackend, name_queue
+from jobsync.queue.opening import open_backend
 from jobsync.queue.settings import QueueSettings
+from jobsync.queue.sql.common import MOST
 from jobsync.settings import Sources, resolve
 
-__all__ = ["draft_letters", "post"]
+__all__ = ["build_messages", "enqueue_messages"]
 
 _LONGEST_DELAY = 366 * 86_400.0
 _MOST_ATTEMPTS = 1_000_000
 
 
-def draft_letters(
+def build_messages(
     resource: Resource,
     data: Sequence[Mapping[str, Json]],
     ids: Sequence[str],
@@ -34,7 +33,7 @@ def draft_letters(
     delay: float,
     timeout: float | None,
     max_attempts: int,
-) -> list[Letter]:
+) -> list[NewMessage]:
     """Make messages of data, each under an id.
 
     Raises:
@@ -44,12 +43,12 @@ def draft_letters(
     _check_options(delay, timeout, max_attempts)
     documents = resource.draft(data, ids)
     return [
-        Letter(id=name, value=value, delay=delay, timeout=timeout, max_attempts=max_attempts)
+        NewMessage(id=name, value=value, delay=delay, timeout=timeout, max_attempts=max_attempts)
         for name, value in zip(ids, documents, strict=True)
     ]
 
 
-async def post(
+async def enqueue_messages(
     database: Database,
     queue: str,
     data: Sequence[Mapping[str, Json]],
@@ -80,7 +79,7 @@ async def post(
         sources = Sources.load(os.environ, Path.cwd())
         max_attempts = resolve(QueueSettings, {}, sources, section="queue").value.max_attempts
     components = database.components
-    letters = draft_letters(
+    letters = build_messages(
         database.resource(name),
         data,
         components.ids.records(len(data)),
@@ -88,7 +87,7 @@ async def post(
         timeout=timeout,
         max_attempts=max_attempts,
     )
-    port = open_port(database.store, name_queue(namespace, name), components)
+    port = open_backend(database.store, name_queue(namespace, name), components)
     for start in range(0, len(letters), MOST):
         await _push_part(port, letters, start)
     return [letter.id for letter in letters]
@@ -102,7 +101,7 @@ def _read_name(text: str) -> tuple[str, str]:
     return check_plugin_name("namespace", namespace or DEFAULT), resource
 
 
-async def _push_part(port: QueuePort, letters: Sequence[Letter], start: int) -> None:
+async def _push_part(port: QueueBackend, letters: Sequence[NewMessage], start: int) -> None:
     try:
         await port.push(letters[start : start + MOST])
     except (OutcomeUnknown, Unavailable) as error:

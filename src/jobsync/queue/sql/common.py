@@ -15,16 +15,15 @@ from jobsync.components import Components
 from jobsync.core.codec import decode, encode
 from jobsync.core.messages import LIVE, MOVES, MessageState
 from jobsync.errors import Corrupt, Invalid, JobsyncError, OutcomeUnknown, Unavailable
-from jobsync.queue.joining import driver_of
-from jobsync.queue.port import (
+from jobsync.queue.backend import (
     MAX_MESSAGE,
-    Claimed,
-    Ended,
+    ClaimResult,
+    EndedClaim,
     Failure,
-    Kept,
-    Letter,
     Message,
-    QueuePort,
+    MessageInfo,
+    NewMessage,
+    QueueBackend,
     Receipt,
     Settlement,
     check_finished,
@@ -32,7 +31,42 @@ from jobsync.queue.port import (
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.sql_access import SqlAccess
 
-__all__ = ["LAPSED", "MOST", "SPARED", "Found", "Rows", "Taken", "Told", "as_json", "look_at"]
+__all__ = [
+    "LAPSED",
+    "MOST",
+    "SPARED",
+    "ClaimedRows",
+    "Found",
+    "SettlementRow",
+    "SqlBackend",
+    "as_json",
+    "driver_of",
+    "look_at",
+    "refuse",
+]
+
+
+# The driver's connection behind whatever a caller holds, so that a push joins its transaction.
+#
+# SQLAlchemy's connections lead to it by `driver_connection`; it need not be installed here.
+
+
+def driver_of(connection: object) -> object:
+    """Give the connection that the database's driver made."""
+    held: Any = connection
+    # An asynchronous connection of SQLAlchemy's has a plain one inside.
+    held = getattr(held, "sync_connection", None) or held
+    if not hasattr(held, "driver_connection"):
+        inside = getattr(held, "connection", None)
+        held = inside if hasattr(inside, "driver_connection") else held
+    return getattr(held, "driver_connection", held)
+
+
+def refuse(connection: object, problem: str, fix: str) -> Invalid:
+    """Say why a transaction cannot be joined."""
+    kind = type(connection)
+    return Invalid("connection", f"{kind.__module__}.{kind.__qualname__}", problem, fix)
+
 
 MOST = 10_000
 """The largest batch."""
@@ -62,7 +96,7 @@ _DELIVERIES: Final = 2
 """Places in such a row."""
 
 
-class Taken(NamedTuple):
+class ClaimedRows(NamedTuple):
     """What a claim found."""
 
     rows: list[Found]
@@ -71,7 +105,7 @@ class Taken(NamedTuple):
     lapse: float | None
 
 
-class Told(NamedTuple):
+class SettlementRow(NamedTuple):
     """A settlement, as the database takes it."""
 
     id: str
@@ -85,7 +119,7 @@ class Told(NamedTuple):
     """As JSON."""
 
 
-class Rows(QueuePort):
+class SqlBackend(QueueBackend):
     """What is the same on both databases.
 
     Args:
@@ -103,7 +137,7 @@ class Rows(QueuePort):
         self._witness = CorruptionLog(self.topic, components.events)
         self._hints = access
 
-    async def push(self, letters: Sequence[Letter]) -> None:
+    async def push(self, letters: Sequence[NewMessage]) -> None:
         """Add messages, all or none."""
         if not letters:
             return
@@ -115,7 +149,7 @@ class Rows(QueuePort):
             if not await self._is_surely_there([each.id for each in letters]):
                 raise unknown from None
 
-    async def push_within(self, connection: object, letters: Sequence[Letter]) -> None:
+    async def push_within(self, connection: object, letters: Sequence[NewMessage]) -> None:
         """Add messages in a transaction of the caller's."""
         driver = driver_of(connection)
         if letters:
@@ -123,7 +157,7 @@ class Rows(QueuePort):
 
     async def claim(
         self, limit: int, *, session: str, visibility: float, suspects: bool = False
-    ) -> Claimed:
+    ) -> ClaimResult:
         """Claim messages; set aside those that cannot be read."""
         (claim,) = self._ids.nonces(1)
         taken = await self._claim(limit, claim, session, visibility, suspects=suspects)
@@ -138,7 +172,7 @@ class Rows(QueuePort):
         if unreadable:
             await self._set_aside(unreadable)
         more = len(taken.rows) >= limit
-        return Claimed(messages, taken.suspects, taken.due, taken.lapse, more)
+        return ClaimResult(messages, taken.suspects, taken.due, taken.lapse, more)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         """End claims, and follow up a lost reply."""
@@ -154,7 +188,7 @@ class Rows(QueuePort):
 
     async def end_claims(
         self, dead: Collection[str] = (), *, keep: Collection[str] = ()
-    ) -> list[Ended]:
+    ) -> list[EndedClaim]:
         """End the claims that nobody will settle, and let others have the messages."""
         ended = await self._end_claims(dead, keep)
         if ended:
@@ -176,7 +210,9 @@ class Rows(QueuePort):
         check_finished(state)
         return await self._forget(state, older_than, limit)
 
-    async def browse(self, state: MessageState, *, after: str = "", limit: int = 100) -> list[Kept]:
+    async def browse(
+        self, state: MessageState, *, after: str = "", limit: int = 100
+    ) -> list[MessageInfo]:
         """Look at messages; leave out what cannot be read, and report it."""
         rows = await (
             self._browse_live(state, after, limit)
@@ -196,11 +232,11 @@ class Rows(QueuePort):
         return was_paused
 
     @abstractmethod
-    async def _push(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None: ...
+    async def _push(self, letters: Sequence[NewMessage], payloads: Sequence[bytes]) -> None: ...
 
     @abstractmethod
     async def _push_within(
-        self, connection: object, letters: Sequence[Letter], payloads: Sequence[bytes]
+        self, connection: object, letters: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> None: ...
 
     @abstractmethod
@@ -210,14 +246,16 @@ class Rows(QueuePort):
     @abstractmethod
     async def _claim(
         self, limit: int, claim: str, session: str, visibility: float, *, suspects: bool
-    ) -> Taken: ...
+    ) -> ClaimedRows: ...
 
     @abstractmethod
-    async def _settle(self, batch: Sequence[Told]) -> set[str]:
+    async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
         """End claims; give those that are settled so, by this call or an earlier one."""
 
     @abstractmethod
-    async def _end_claims(self, dead: Collection[str], keep: Collection[str]) -> list[Ended]: ...
+    async def _end_claims(
+        self, dead: Collection[str], keep: Collection[str]
+    ) -> list[EndedClaim]: ...
 
     @abstractmethod
     async def _redrive(self, ids: Collection[str] | None, limit: int) -> int: ...
@@ -244,7 +282,7 @@ class Rows(QueuePort):
             # Whatever keeps us from looking: of the push it says nothing.
             return False
 
-    async def _persist(self, batch: Sequence[Told]) -> set[str]:
+    async def _persist(self, batch: Sequence[SettlementRow]) -> set[str]:
         """Settle; once something was sent, until an answer comes or time is up."""
         give_up = self._clock.mono() + _PATIENCE
         pause = _FIRST_PAUSE
@@ -277,17 +315,17 @@ class Rows(QueuePort):
             return
 
 
-def _encode(letters: Sequence[Letter]) -> list[bytes]:
+def _encode(letters: Sequence[NewMessage]) -> list[bytes]:
     if len(letters) > MOST:
         many = f"{len(letters):,} messages"
         raise Invalid("messages", many, f"are over {MOST:,}", "push in parts")
     return [encode(each.value, "message", limit=MAX_MESSAGE) for each in letters]
 
 
-def _tell(settlement: Settlement) -> Told:
+def _tell(settlement: Settlement) -> SettlementRow:
     receipt, error = settlement.receipt, settlement.error
     step = MOVES[settlement.move]
-    return Told(
+    return SettlementRow(
         receipt.id,
         receipt.claim,
         step.target,
@@ -317,7 +355,7 @@ def _revive(receipt: Receipt, row: Found) -> Message:
     )
 
 
-class _Row(NamedTuple):
+class _MessageRow(NamedTuple):
     """A message that somebody looks at."""
 
     queue: str
@@ -338,20 +376,20 @@ class _Row(NamedTuple):
     cursor: str
 
 
-def look_at(rows: Sequence[Sequence[Any]], witness: CorruptionLog) -> list[Kept]:
+def look_at(rows: Sequence[Sequence[Any]], witness: CorruptionLog) -> list[MessageInfo]:
     """Give messages; leave out what cannot be understood, and report it."""
     kept = []
     for row in rows:
         try:
-            kept.append(_look_at(_Row(*row)))
+            kept.append(_look_at(_MessageRow(*row)))
         except Corrupt as corrupt:
             witness.report(corrupt)
     return kept
 
 
-def _look_at(row: _Row) -> Kept:
+def _look_at(row: _MessageRow) -> MessageInfo:
     value, is_readable = _decode_or_show(row.payload, row.id)
-    return Kept(
+    return MessageInfo(
         queue=row.queue,
         id=row.id,
         state=row.state,

@@ -15,13 +15,22 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.messages import MOVES, MessageState, decide_lapse
 from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.queue.joining import refuse
-from jobsync.queue.port import Ended, Letter, Receipt
-from jobsync.queue.rows import LAPSED, MOST, SPARED, Found, Rows, Taken, Told, as_json
-from jobsync.stores.sql import sqlite_messages as sql
+from jobsync.queue.backend import EndedClaim, NewMessage, Receipt
+from jobsync.queue.sql import sqlite_queries as sql
+from jobsync.queue.sql.common import (
+    LAPSED,
+    MOST,
+    SPARED,
+    ClaimedRows,
+    Found,
+    SettlementRow,
+    SqlBackend,
+    as_json,
+    refuse,
+)
 from jobsync.stores.sql_access import SqliteAccess
 
-__all__ = ["SqliteRows", "read_clock"]
+__all__ = ["SqliteBackend", "read_clock"]
 
 _ID, _FINISHED = 1, 13
 """Places in a row that somebody looks at."""
@@ -29,7 +38,7 @@ _ID, _FINISHED = 1, 13
 _WHICH = "pass a sqlite3 connection to the file that the queue is in"
 
 
-class SqliteRows(Rows):
+class SqliteBackend(SqlBackend):
     """Messages in a file.
 
     Args:
@@ -43,7 +52,7 @@ class SqliteRows(Rows):
         self._access = access
         self._is_idle = False
 
-    async def _push(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None:
+    async def _push(self, letters: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
         def work(connection: sqlite3.Connection) -> None:
             connection.executemany(sql.PUSH, self._name(letters, payloads))
 
@@ -51,7 +60,7 @@ class SqliteRows(Rows):
         self._access.wake(self.topic)
 
     async def _push_within(
-        self, connection: object, letters: Sequence[Letter], payloads: Sequence[bytes]
+        self, connection: object, letters: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> None:
         if not isinstance(connection, sqlite3.Connection):
             raise refuse(connection, "is not sqlite3's", _WHICH)
@@ -71,7 +80,9 @@ class SqliteRows(Rows):
         if self._access.path is None or not (name and self._access.path.samefile(name)):
             raise refuse(connection, f"leads to {name or 'memory'}", _WHICH)
 
-    def _name(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> list[dict[str, Any]]:
+    def _name(
+        self, letters: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> list[dict[str, Any]]:
         """Give the parameters of a push."""
         now = self._now()
         return [
@@ -94,10 +105,10 @@ class SqliteRows(Rows):
 
     async def _claim(
         self, limit: int, claim: str, session: str, visibility: float, *, suspects: bool
-    ) -> Taken:
+    ) -> ClaimedRows:
         named = {"queue": self.queue, "suspects": suspects, "limit": limit}
 
-        def work(connection: sqlite3.Connection) -> Taken:
+        def work(connection: sqlite3.Connection) -> ClaimedRows:
             named["now"] = self._now()
             boot, mono = self._since_boot()
             rows = connection.execute(sql.LATE, named).fetchall()
@@ -130,15 +141,15 @@ class SqliteRows(Rows):
         self._is_idle = len(taken.rows) < limit
         return taken
 
-    def _look_out(self, rows: list[Found], outlook: Sequence[Any]) -> Taken:
+    def _look_out(self, rows: list[Found], outlook: Sequence[Any]) -> ClaimedRows:
         """Give what was found, and the seconds until something happens by itself."""
         now, (boot, mono) = self._now(), self._since_boot()
         _, suspects, due, suspect_due, lapse, since = outlook
         dues = [each - now for each in (due, suspect_due) if each is not None]
         lapses = None if lapse is None else (lapse - mono if since == boot else 0.0)
-        return Taken(rows, bool(suspects), min(dues, default=None), lapses)
+        return ClaimedRows(rows, bool(suspects), min(dues, default=None), lapses)
 
-    async def _settle(self, batch: Sequence[Told]) -> set[str]:
+    async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
         def work(connection: sqlite3.Connection) -> set[str]:
             now = self._now()
             settled = _complete(connection, batch, now)
@@ -166,9 +177,9 @@ class SqliteRows(Rows):
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
 
-    async def _end_claims(self, dead: Collection[str], keep: Collection[str]) -> list[Ended]:
+    async def _end_claims(self, dead: Collection[str], keep: Collection[str]) -> list[EndedClaim]:
 
-        def work(connection: sqlite3.Connection) -> list[Ended]:
+        def work(connection: sqlite3.Connection) -> list[EndedClaim]:
             now, (boot, mono) = self._now(), self._since_boot()
             named = {
                 "queue": self.queue,
@@ -273,7 +284,9 @@ def read_clock(access: SqliteAccess) -> dict[str, float]:
     return {"now": clock.wall().seconds, "boot": clock.boot(), "mono": clock.mono().seconds}
 
 
-def _complete(connection: sqlite3.Connection, batch: Sequence[Told], now: float) -> set[str]:
+def _complete(
+    connection: sqlite3.Connection, batch: Sequence[SettlementRow], now: float
+) -> set[str]:
     """End claims that went well, by two statements each; give the messages where all did."""
     good: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for told in batch:
@@ -289,7 +302,7 @@ def _complete(connection: sqlite3.Connection, batch: Sequence[Told], now: float)
     return settled
 
 
-def _end(connection: sqlite3.Connection, told: Told, now: float) -> bool:
+def _end(connection: sqlite3.Connection, told: SettlementRow, now: float) -> bool:
     """End a claim; say whether it is settled so, by now or before."""
     named = {**told._asdict(), "now": now, "due": now + told.delay, "suspect": 0}
     if told.target == "waiting":
@@ -299,7 +312,7 @@ def _end(connection: sqlite3.Connection, told: Told, now: float) -> bool:
     return done or bool(connection.execute(sql.SETTLED, named).fetchone()[0])
 
 
-def _lapse(connection: sqlite3.Connection, row: Sequence[Any], now: float) -> Ended:
+def _lapse(connection: sqlite3.Connection, row: Sequence[Any], now: float) -> EndedClaim:
     name, claim, attempt, max_attempts, suspect, session = row
     move = decide_lapse(is_suspect=bool(suspect), attempts=attempt, max_attempts=max_attempts)
     step = MOVES[move]
@@ -319,7 +332,7 @@ def _lapse(connection: sqlite3.Connection, row: Sequence[Any], now: float) -> En
     else:
         connection.execute(sql.FINISH, named)
         connection.execute(sql.REMOVE, named)
-    return Ended(id=name, state=step.target, attempt=attempt, session=session)
+    return EndedClaim(id=name, state=step.target, attempt=attempt, session=session)
 
 
 def _json(items: list[Any]) -> str:

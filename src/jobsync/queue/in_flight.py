@@ -17,17 +17,18 @@ from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import HandlerVerdict
 from jobsync.database.document import Document
 from jobsync.errors import Unavailable
+from jobsync.queue.backend import Message, QueueBackend
 from jobsync.queue.context import Context
-from jobsync.queue.port import Message, QueuePort
 from jobsync.stores.contract import Record
 
-__all__ = ["Hand", "Held"]
+__all__ = ["Delivery", "InFlight", "Quarantine"]
+
 
 _SHORTEST_REST = 0.01
 _SHORTEST_MARGIN = 0.05
 
 
-class Held(msgspec.Struct, eq=False):
+class Delivery(msgspec.Struct, eq=False):
     """A message in hand."""
 
     id: str
@@ -60,7 +61,7 @@ class Held(msgspec.Struct, eq=False):
     """Who waits for the store's answer."""
 
 
-class Hand:
+class InFlight:
     """Claims of one worker.
 
     Args:
@@ -74,11 +75,11 @@ class Hand:
 
     def __init__(
         self,
-        port: QueuePort,
+        port: QueueBackend,
         membership: Membership,
         clock: Clock,
         visibility: float,
-        lost: Callable[[Held, str], None],
+        lost: Callable[[Delivery, str], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._port = port
@@ -88,41 +89,41 @@ class Hand:
         self._lease = visibility - max(visibility / 10, _SHORTEST_MARGIN)
         self._lost = lost
         self._failed = failed
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, Delivery] = {}
         self._alarm = Wakeup(clock, _SHORTEST_REST)
         self._watches_at: Mono | None = None
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[Delivery]:
         return iter(self._held.values())
 
-    def find(self, message: Message) -> Held | None:
+    def find(self, message: Message) -> Delivery | None:
         """Give a claim, unless it is lost, being settled, or another's."""
         held = self._held.get(message.receipt.id)
         if held is None or held.message is not message or held.is_lost or held.is_settling:
             return None
         return held
 
-    def take(self, message: Message, session: str, sent: Mono) -> Held:
+    def take(self, message: Message, session: str, sent: Mono) -> Delivery:
         """Hold a message that was claimed by a request that was sent then.
 
         Raises:
             Corrupt: it is no document.
         """
         name = message.receipt.id
-        held = self._held[name] = Held(name, message, _document_of(message), session, sent)
+        held = self._held[name] = Delivery(name, message, _document_of(message), session, sent)
         if self._watches_at is None or sent + self._lease < self._watches_at:
             self._alarm.ring()
         return held
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: Delivery) -> None:
         """Hold a message no more."""
         if self._held.get(held.id) is held:
             del self._held[held.id]
 
-    def check(self, held: Held) -> bool:
+    def check(self, held: Delivery) -> bool:
         """Say whether a claim is surely this worker's; if not, it is lost."""
         if not (held.is_lost or held.is_settling):
             session = self._membership.session
@@ -132,7 +133,7 @@ class Hand:
                 self.lose(held, "its claim could not be renewed in time")
         return not held.is_lost
 
-    def lose(self, held: Held, reason: str) -> None:
+    def lose(self, held: Delivery, reason: str) -> None:
         """Take it that a claim has ended: nothing that its handler does counts any more."""
         if held.is_lost:
             return
@@ -173,11 +174,11 @@ class Hand:
             except Unavailable as error:
                 self._failed(error)
 
-    def _check_all(self) -> list[Held]:
+    def _check_all(self) -> list[Delivery]:
         """Lose what is not surely this worker's; give the rest."""
         return [held for held in list(self) if self.check(held)]
 
-    async def _extend(self, due: Sequence[Held], seconds: float) -> None:
+    async def _extend(self, due: Sequence[Delivery], seconds: float) -> None:
         # Who asks for less than the visibility has as much less; for more, no more is believed.
         sent = self._clock.mono() + min(0.0, seconds - self._visibility)
         answers = await self._port.extend([held.message.receipt for held in due], seconds)
@@ -209,3 +210,64 @@ def _document_of(message: Message) -> Document:
             trail=receipt.claim,
         )
     )
+
+
+# When a worker takes a suspect, and what else it does meanwhile.
+#
+# A message whose worker died is a suspect: it may have killed it. A worker has one suspect at a
+# time, takes it when nothing else is in hand, and claims nothing else while it runs, so that a
+# death is nobody's fault but its own.
+#
+# Neither lasts for ever, or one long handler would hold up all the others: after `patience`
+# seconds a suspect is taken in company, and others are claimed beside it. If the worker dies
+# then, the suspect is charged all the same and the others are spared. Pure, but for the clock.
+
+
+class Quarantine:
+    """One worker's dealings with suspects.
+
+    Args:
+        clock: this machine's.
+        patience: seconds to wait for a suspect's turn, and to leave it alone then.
+    """
+
+    def __init__(self, clock: Clock, patience: float) -> None:
+        self._clock = clock
+        self._patience = patience
+        self._held: Delivery | None = None
+        self._until: Mono | None = None
+        """Until when others wait: for the suspect's turn, or for its end."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is a suspect to take, as soon as it may be."""
+        return self._held is None and self._until is not None
+
+    def notice(self) -> None:
+        """Take note that there are suspects."""
+        if self._held is None and self._until is None:
+            self._until = self._clock.mono() + self._patience
+
+    def take(self, held: Delivery | None) -> None:
+        """Take note that a suspect was claimed, or that there was none left."""
+        self._held = held
+        self._until = None if held is None else self._clock.mono() + self._patience
+
+    def release(self, held: Delivery) -> None:
+        """Take note that a message is done with."""
+        if self._held is held:
+            self.take(None)
+
+    def wait(self, *, is_free: bool) -> float:
+        """Give the seconds for which nothing may be claimed, unless something changes.
+
+        Args:
+            is_free: whether the worker has nothing in hand.
+        """
+        if self._until is None or is_free:
+            return 0.0
+        left = self._until - self._clock.mono()
+        if left <= 0 and self._held is not None:
+            # It has killed nobody so far: the next suspect may have its turn.
+            self.take(None)
+        return max(0.0, left)

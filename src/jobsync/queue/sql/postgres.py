@@ -17,14 +17,22 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.messages import MessageState
 from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.queue.joining import refuse
-from jobsync.queue.port import Ended, Letter, Receipt
-from jobsync.queue.rows import LAPSED, MOST, SPARED, Rows, Taken, Told, as_json
+from jobsync.queue.backend import EndedClaim, NewMessage, Receipt
+from jobsync.queue.sql.common import (
+    LAPSED,
+    MOST,
+    SPARED,
+    ClaimedRows,
+    SettlementRow,
+    SqlBackend,
+    as_json,
+    refuse,
+)
+from jobsync.queue.sql.postgres_queries import MessageStatements
 from jobsync.stores.postgres.queries import as_array
-from jobsync.stores.sql.postgres_messages import MessageStatements
 from jobsync.stores.sql_access import PostgresAccess
 
-__all__ = ["PostgresRows"]
+__all__ = ["PostgresBackend"]
 
 _WHICH = "pass a psycopg connection to the database that the queue is in"
 
@@ -52,7 +60,7 @@ class _Floor(msgspec.Struct):
     looked: Mono = Mono(float("-inf"))
 
 
-class PostgresRows(Rows):
+class PostgresBackend(SqlBackend):
     """Messages in a schema.
 
     Args:
@@ -67,7 +75,7 @@ class PostgresRows(Rows):
         self._sql = MessageStatements.within(access.schema)
         self._floor = _Floor()
 
-    async def _push(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> None:
+    async def _push(self, letters: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
         named = self._name(letters, payloads)
         if len(letters) == 1:
             quietly, loudly = self._sql.push_one, self._sql.push_one_loudly
@@ -76,7 +84,7 @@ class PostgresRows(Rows):
         await self._access.run_loudly(quietly, loudly, named, self.topic)
 
     async def _push_within(
-        self, connection: object, letters: Sequence[Letter], payloads: Sequence[bytes]
+        self, connection: object, letters: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> None:
         loudly = self._sql.push_one_loudly if len(letters) == 1 else self._sql.push_loudly
         statement = loudly.encode()
@@ -93,7 +101,7 @@ class PostgresRows(Rows):
         except UndefinedTable as error:
             raise refuse(connection, "leads to another database", _WHICH) from error
 
-    def _name(self, letters: Sequence[Letter], payloads: Sequence[bytes]) -> dict[str, Any]:
+    def _name(self, letters: Sequence[NewMessage], payloads: Sequence[bytes]) -> dict[str, Any]:
         """Give the parameters of a push: of one message, or of many."""
         if len(letters) == 1:
             (letter,), (payload,) = letters, payloads
@@ -121,7 +129,7 @@ class PostgresRows(Rows):
 
     async def _claim(
         self, limit: int, claim: str, session: str, visibility: float, *, suspects: bool
-    ) -> Taken:
+    ) -> ClaimedRows:
         begun = self._clock.mono()
         whole = suspects or begun >= self._floor.look_at_all
         taken = await self._look(limit, claim, session, visibility, suspects=suspects, whole=whole)
@@ -148,7 +156,7 @@ class PostgresRows(Rows):
         *,
         suspects: bool,
         whole: bool,
-    ) -> Taken:
+    ) -> ClaimedRows:
         named = {
             "queue": self.queue,
             "claim": claim,
@@ -167,9 +175,11 @@ class PostgresRows(Rows):
         if lowest is not None:
             self._floor.position = lowest
         found = [row[5:] for row in rows if row[4] is not None]
-        return Taken(found, more, due, lapse)
+        return ClaimedRows(found, more, due, lapse)
 
-    async def _find_claimed(self, claim: str, visibility: float, unknown: OutcomeUnknown) -> Taken:
+    async def _find_claimed(
+        self, claim: str, visibility: float, unknown: OutcomeUnknown
+    ) -> ClaimedRows:
         """Give what a claim has brought whose reply was lost."""
         named = {"queue": self.queue, "claim": claim}
         try:
@@ -178,9 +188,9 @@ class PostgresRows(Rows):
             raise Unavailable(self.topic, error.detail) from unknown
         if not rows:
             raise Unavailable(self.topic, unknown.detail) from unknown
-        return Taken([row[1:] for row in rows], suspects=False, due=0.0, lapse=visibility)
+        return ClaimedRows([row[1:] for row in rows], suspects=False, due=0.0, lapse=visibility)
 
-    async def _settle(self, batch: Sequence[Told]) -> set[str]:
+    async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
         columns = {
             "ids": as_array([each.id for each in batch]),
             "claims": as_array([each.claim for each in batch]),
@@ -212,7 +222,7 @@ class PostgresRows(Rows):
         extended = {name for (name,) in await self._try(self._sql.extend, named)}
         return [each.id in extended for each in receipts]
 
-    async def _end_claims(self, dead: Collection[str], keep: Collection[str]) -> list[Ended]:
+    async def _end_claims(self, dead: Collection[str], keep: Collection[str]) -> list[EndedClaim]:
         named = {
             "queue": self.queue,
             "dead": as_array(list(dead)),
@@ -222,7 +232,7 @@ class PostgresRows(Rows):
             "limit": MOST,
         }
         return [
-            Ended(id=name, state=state, attempt=attempt, session=session)
+            EndedClaim(id=name, state=state, attempt=attempt, session=session)
             for name, state, attempt, session in await self._try(self._sql.end_claims, named)
         ]
 

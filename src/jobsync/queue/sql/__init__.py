@@ -1,0 +1,1 @@
+"""The queue backends on SQL: one row a message."""

@@ -1,1 +1,0 @@
-"""SQL text: tables and conditions."""
