@@ -39,10 +39,10 @@ if _typing.TYPE_CHECKING:
         Unavailable,
     )
     from jobsync.events import Event, Events
+    from jobsync.jobs.callbacks import RebalanceEvent
     from jobsync.jobs.config import CoordinationConfig
     from jobsync.jobs.job import Job
     from jobsync.jobs.task import Task
-    from jobsync.jobs.telling import RebalanceEvent
     from jobsync.queue.context import Context
     from jobsync.queue.plugin import QueuePlugin, S3QueuePlugin
     from jobsync.stores.contract import (
@@ -155,7 +155,7 @@ _HOMES = {
     "jobs.config": ("CoordinationConfig",),
     "jobs.job": ("Job",),
     "jobs.task": ("Task",),
-    "jobs.telling": ("RebalanceEvent",),
+    "jobs.callbacks": ("RebalanceEvent",),
     "queue.context": ("Context",),
     "queue.plugin": ("QueuePlugin", "S3QueuePlugin"),
     "stores.contract": (

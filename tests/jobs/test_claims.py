@@ -9,7 +9,7 @@ from yards import DAY, MEMORY, RECLAIM_AFTER, TOKEN, Fragile, Yard, claim
 
 from jobsync import OutcomeUnknown, Unavailable
 from jobsync.core.clock import Wall
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Change, Outcome, Unknown
 
 
@@ -191,7 +191,7 @@ async def test_a_batch_that_could_not_be_closed_claims_nothing(yard: Yard) -> No
 
 async def test_a_claim_that_cannot_be_read_stops_nobody(yard: Yard) -> None:
     """It is refused and left as it is; the others of its batch are claimed."""
-    key = Places("sync_").claim(DAY, TOKEN, "x")
+    key = JobKeys("sync_").claim(DAY, TOKEN, "x")
     await yard.store.create(key, {"format": "unheard of"})
     node = yard.node("a")
     assert await claim(node, "x", "y") == {"x": "its record cannot be read"}

@@ -4,7 +4,7 @@ from hiring import SETTINGS, Hire
 from ledger import until
 
 from jobsync import Store
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
 
 
 async def test_the_history_says_why_tokens_moved(hire: Hire, store: Store) -> None:
@@ -12,7 +12,7 @@ async def test_the_history_says_why_tokens_moved(hire: Hire, store: Store) -> No
     first = await hire("a")
     second = await hire("b")
     await second.stop(30)
-    lines = [entry.value for entry in await store.read(Places(SETTINGS.fleet).rebalances)]
+    lines = [entry.value for entry in await store.read(JobKeys(SETTINGS.fleet).rebalances)]
     told = [
         (line["trigger_reason"], line["nodes_before"], line["nodes_after"], line["tokens_moved"])
         for line in lines

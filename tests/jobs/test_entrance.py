@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Self
 
-from jobsync.jobs.entrance import Entrance
+from jobsync.jobs.exit_guard import ExitGuard
 
 
 class Room:
@@ -15,7 +15,7 @@ class Room:
         self.early: list[bool] = []
 
     def __enter__(self) -> Self:
-        self.entrance = Entrance(2)
+        self.entrance = ExitGuard(2)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,6 +81,6 @@ def test_a_generator_leaves_at_its_end() -> None:
 
 def test_the_block_is_forgotten() -> None:
     """Its variables must not live on with the one who remembers it."""
-    entrance = Entrance(1)
+    entrance = ExitGuard(1)
     entrance.forget()
     assert entrance._block is None

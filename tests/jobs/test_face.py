@@ -20,8 +20,8 @@ from teams import Team, gather
 
 from jobsync import Components, Invalid, Job, Misconfigured, open_store
 from jobsync.jobs.events import ViewsMissing
-from jobsync.jobs.postgresviews import VIEWS
-from jobsync.jobs.relations import FACE_VERSION
+from jobsync.jobs.sql_views.postgres import VIEWS
+from jobsync.jobs.sql_views.relations import FACE_VERSION
 from jobsync.queue.backend import NewMessage, Settlement
 from jobsync.queue.opening import open_backend
 

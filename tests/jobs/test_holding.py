@@ -9,10 +9,10 @@ from yards import MEMORY, TOKEN, Yard, claim
 from jobsync.coordination.session import Session
 from jobsync.core.assignment import NodeRef, Plan
 from jobsync.core.handover import assign
-from jobsync.jobs import holding as holding_module
+from jobsync.jobs import owned_tokens as holding_module
 from jobsync.jobs.claims import Claims
-from jobsync.jobs.holding import Change, Holding
-from jobsync.jobs.node import NodeName
+from jobsync.jobs.owned_tokens import OwnedTokens, TokenChange
+from jobsync.jobs.registration import Registration
 
 TOTAL = 20
 FIRST, SECOND = NodeRef("a.1", "a"), NodeRef("b.1", "b")
@@ -43,8 +43,8 @@ class Seat:
     def __init__(self, claims: Claims) -> None:
         self.name = Told()
         self.claims = claims
-        self.changes: list[Change] = []
-        self.holding = Holding(cast("NodeName", self.name), claims, self.changes.append)
+        self.changes: list[TokenChange] = []
+        self.holding = OwnedTokens(cast("Registration", self.name), claims, self.changes.append)
         self.join(FIRST.incarnation)
 
     def join(self, incarnation: str) -> None:

@@ -10,7 +10,12 @@ from jobsync import Components, Conflict, Corrupt
 from jobsync.coordination.session import SESSIONS, SessionRecord
 from jobsync.core.trust import Timing
 from jobsync.events import Event, Events
-from jobsync.jobs.node import Named, NameTaken, NodeName, read_named
+from jobsync.jobs.registration import (
+    NameTaken,
+    NodeRecord,
+    Registration,
+    read_node_record,
+)
 from jobsync.stores.memory import MemoryStore
 
 KEY = "node/sync_/a"
@@ -42,11 +47,11 @@ class Street:
         )
         self.store = MemoryStore(components=self.components)
 
-    def process(self, worker: str, session: int = 1) -> tuple[NodeName, Named, Sessions]:
+    def process(self, worker: str, session: int = 1) -> tuple[Registration, NodeRecord, Sessions]:
         """Give a process's hold on the name, and what it would write there."""
         sessions = Sessions(worker, f"{worker}.{session}")
-        name = NodeName(self.store, self.components, sessions, KEY, {})  # type: ignore[arg-type]
-        named = Named(
+        name = Registration(self.store, self.components, sessions, KEY, {})  # type: ignore[arg-type]
+        named = NodeRecord(
             name="a",
             incarnation=sessions.incarnation,
             stage="ready",
@@ -76,11 +81,11 @@ class Street:
         else:
             await self.store.put(base, value)
 
-    async def holder(self) -> Named:
+    async def holder(self) -> NodeRecord:
         """Give who has the name."""
         record = await self.store.get(KEY)
         assert record is not None
-        return read_named(record)
+        return read_node_record(record)
 
 
 @pytest.fixture
@@ -172,7 +177,7 @@ async def test_a_record_that_somebody_deletes_is_written_again(street: Street, h
         assert (await name.tell()).applied == 3
         again = await street.store.get(KEY)
         assert again is not None
-        assert read_named(again).applied == 3
+        assert read_node_record(again).applied == 3
     await name.restore()
     assert len(told) == 2
 
@@ -196,4 +201,4 @@ async def test_what_nobody_wrote_is_no_node(street: Street) -> None:
     """A damaged record is not believed."""
     record = await street.store.create(KEY, {"name": 7})
     with pytest.raises(Corrupt, match="node/sync_/a"):
-        read_named(record)
+        read_node_record(record)

@@ -8,12 +8,12 @@ import pytest
 from jobsync import Components, Invalid, Store
 from jobsync.core.clock import Wall
 from jobsync.core.pins import Pin, merge, read_sheet, write_sheet
-from jobsync.jobs.pinboard import Pinboard
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.pin_store import PinStore
 from jobsync.stores.corruption_log import RecordSetAside
 from jobsync.stores.metered import Meter, MeteredStore
 
-PLACES = Places("sync_")
+PLACES = JobKeys("sync_")
 
 
 def pin(task: str, *patterns: str, by: str = "a", expires_at: float | None = None) -> Pin:
@@ -27,9 +27,9 @@ def pin(task: str, *patterns: str, by: str = "a", expires_at: float | None = Non
     )
 
 
-def board_on(store: Store, components: Components | None = None) -> Pinboard:
+def board_on(store: Store, components: Components | None = None) -> PinStore:
     """Give a fleet's pins."""
-    return Pinboard(store, components or Components.system(), PLACES, len)
+    return PinStore(store, components or Components.system(), PLACES, len)
 
 
 def test_a_sheet_is_read_as_it_was_written() -> None:

@@ -3,19 +3,19 @@
 import threading
 
 from jobsync.events import Events, HandlerFailed
-from jobsync.jobs.holding import Change
-from jobsync.jobs.telling import RebalanceEvent, Teller
+from jobsync.jobs.callbacks import Callbacks, RebalanceEvent
+from jobsync.jobs.owned_tokens import TokenChange
 
-CHANGE = Change(7, frozenset({1, 2}), frozenset({3}), is_initial=False)
+CHANGE = TokenChange(7, frozenset({1, 2}), frozenset({3}), is_initial=False)
 
 
-def tell(*changes: Change, **functions: object) -> list[HandlerFailed]:
+def tell(*changes: TokenChange, **functions: object) -> list[HandlerFailed]:
     """Tell of changes, and give what went wrong."""
     events = Events()
     failed: list[HandlerFailed] = []
     events.on("jobsync:handler-failed", failed.append)
     known = dict.fromkeys(("on_rebalance", "on_tokens_added", "on_tokens_removed"))
-    teller = Teller(events, **{**known, **functions})  # type: ignore[arg-type]
+    teller = Callbacks(events, **{**known, **functions})  # type: ignore[arg-type]
     for change in changes:
         teller.tell(change)
     teller.stop(10)
@@ -45,8 +45,8 @@ def test_a_function_may_take_nothing() -> None:
 def test_nothing_is_told_where_nothing_changed() -> None:
     """Another number alone is no news to a user."""
     calls: list[object] = []
-    quiet = Change(8, frozenset(), frozenset(), is_initial=False)
-    only_more = Change(9, frozenset({4}), frozenset(), is_initial=False)
+    quiet = TokenChange(8, frozenset(), frozenset(), is_initial=False)
+    only_more = TokenChange(9, frozenset({4}), frozenset(), is_initial=False)
     tell(quiet, on_rebalance=calls.append, on_tokens_added=calls.append)
     tell(only_more, on_tokens_removed=calls.append)
     assert calls == []

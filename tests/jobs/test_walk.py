@@ -8,9 +8,9 @@ from chance import FakeClock
 from yards import TOKEN, Yard
 
 from jobsync.errors import Unavailable
-from jobsync.jobs.alone import Alone
+from jobsync.jobs.local_node import LocalNode
 from jobsync.jobs.task import Task
-from jobsync.jobs.walk import Source, Walk, steps
+from jobsync.jobs.task_loop import Source, TaskLoop, steps
 
 
 class Walking:
@@ -67,7 +67,7 @@ class Dawn(FakeClock):
 
 def walk(node: Any, source: Source, clock: FakeClock | None = None) -> Iterator[Task]:
     """Walk as a blocking caller does."""
-    return steps(Walk(node, clock or FakeClock(), source), run)
+    return steps(TaskLoop(node, clock or FakeClock(), source), run)
 
 
 def state(yard: Yard, task: str) -> str:
@@ -182,7 +182,7 @@ def test_a_node_that_failed_ends_the_walk(yard: Yard) -> None:
 
 def test_alone_a_walk_does_everything_once() -> None:
     """A node without a fleet goes by the same rules."""
-    alone = Alone(10, lambda _: TOKEN)
+    alone = LocalNode(10, lambda _: TOKEN)
     assert names(walk(alone, [1, 2])) == ["1", "2"]
     assert names(walk(alone, [1, 2, 3])) == ["3"]
     pending = [1]
@@ -195,13 +195,13 @@ def test_alone_a_walk_does_everything_once() -> None:
 
 def test_alone_a_task_is_done_by_one_at_a_time() -> None:
     """Not twice at once; again later, unless once a date was asked for."""
-    alone = Alone(10, lambda _: TOKEN)
+    alone = LocalNode(10, lambda _: TOKEN)
     assert run(alone.claim(["1"])) == {}
     assert not alone.can_claim("1")
     assert run(alone.claim(["1", "2"])) == {"1": "this node does it already"}
     run(alone.finish(["1", "2"]))
     assert alone.can_claim("1")
-    once = Alone(10, lambda _: TOKEN, once_per_date=True)
+    once = LocalNode(10, lambda _: TOKEN, once_per_date=True)
     run(once.claim(["1"]))
     run(once.finish(["1"]))
     assert not once.can_claim("1")

@@ -17,10 +17,10 @@ from jobsync.coordination.session import Session
 from jobsync.core.assignment import Ownership, Plan, holders_of, pack_holders, tokens_of
 from jobsync.core.transfers import Transfers
 from jobsync.jobs.claims import Claims, ClaimState
-from jobsync.jobs.crew import Crew
-from jobsync.jobs.dealing import Dealer
-from jobsync.jobs.holding import Holding
-from jobsync.jobs.node import NodeName
+from jobsync.jobs.job_node import JobNode
+from jobsync.jobs.owned_tokens import OwnedTokens
+from jobsync.jobs.rebalancer import Rebalancer
+from jobsync.jobs.registration import Registration
 from jobsync.stores.contract import Applied, Record
 from jobsync.testing import check_story, tell
 
@@ -39,11 +39,11 @@ def acknowledges_before_claims_are_closed(patch: pytest.MonkeyPatch) -> None:
 def acknowledges_and_goes_on(patch: pytest.MonkeyPatch) -> None:
     """A node acknowledges first, and gives up later."""
 
-    async def give_up(self: Holding, before: Ownership, after: Ownership, number: int) -> None:
+    async def give_up(self: OwnedTokens, before: Ownership, after: Ownership, number: int) -> None:
         await self._name.tell(applied=number)
         await self._claims._clock.sleep(1)
 
-    patch.setattr(Holding, "_give_up", give_up)
+    patch.setattr(OwnedTokens, "_give_up", give_up)
 
 
 def takes_any_acknowledgement(patch: pytest.MonkeyPatch) -> None:
@@ -67,24 +67,24 @@ def learns_nothing_of_what_it_gains(patch: pytest.MonkeyPatch) -> None:
 
 def ignores_its_trust(patch: pytest.MonkeyPatch) -> None:
     """A node owns what it was given, whether or not its session trusts itself."""
-    patch.setattr(Holding, "owns", lambda self, task, token: self.mine.covers(task, token))
+    patch.setattr(OwnedTokens, "owns", lambda self, task, token: self.mine.covers(task, token))
 
 
 def keeps_what_an_earlier_session_had(patch: pytest.MonkeyPatch) -> None:
     """A node that comes back goes on with what it had."""
 
-    def join(self: Holding, session: Session | None) -> None:
+    def join(self: OwnedTokens, session: Session | None) -> None:
         self._session = session
         self._incarnation = "" if session is None else session.incarnation
         self._joined = self._joined or self._claims.now
 
-    patch.setattr(Holding, "join", join)
+    patch.setattr(OwnedTokens, "join", join)
 
 
 def takes_the_silent_for_dead(patch: pytest.MonkeyPatch) -> None:
     """A leader deals anew what a node has that it did not hear of for a beat or two."""
 
-    def find(self: Dealer) -> frozenset[str]:
+    def find(self: Rebalancer) -> frozenset[str]:
         now, beat = self._clock.mono(), self._membership.timing.beat
         watches = self._membership._member._observer._watches
         watched = self._membership.watched("dealing")
@@ -92,18 +92,18 @@ def takes_the_silent_for_dead(patch: pytest.MonkeyPatch) -> None:
         silent = {each for each, watch in seen.items() if now - watch.since > 1.5 * beat}
         return frozenset(silent | {e for e in watched if self._membership.is_dead(e)})
 
-    patch.setattr(Dealer, "_find_dead", find)
+    patch.setattr(Rebalancer, "_find_dead", find)
 
 
 def takes_the_leaving_for_gone(patch: pytest.MonkeyPatch) -> None:
     """A leader does not wait for one who is about to leave."""
-    list_nodes = Dealer.list_nodes
+    list_nodes = Rebalancer.list_nodes
 
-    async def hasty(self: Dealer) -> Any:
+    async def hasty(self: Rebalancer) -> Any:
         nodes = await list_nodes(self)
         return [replace(n, stage="left") if n.stage == "leaving" else n for n in nodes]
 
-    patch.setattr(Dealer, "list_nodes", hasty)
+    patch.setattr(Rebalancer, "list_nodes", hasty)
 
 
 def claims_what_others_have(patch: pytest.MonkeyPatch) -> None:
@@ -115,10 +115,10 @@ def claims_what_others_have(patch: pytest.MonkeyPatch) -> None:
 def acts_on_claims_of_an_earlier_session(patch: pytest.MonkeyPatch) -> None:
     """A claim is acted on by whatever session there is when the answer comes."""
 
-    def may_run(self: Crew, _: str) -> Callable[[str, int], bool]:
+    def may_run(self: JobNode, _: str) -> Callable[[str, int], bool]:
         return lambda *_: self.is_trusted and self.membership.incarnation == self._incarnation
 
-    patch.setattr(Crew, "_may_run", may_run)
+    patch.setattr(JobNode, "_may_run", may_run)
 
 
 def reopens_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def leaves_unknown_claims_open(patch: pytest.MonkeyPatch) -> None:
 
 def runs_what_comes_too_late(patch: pytest.MonkeyPatch) -> None:
     """A claim is acted on although the session was lost before the answer came."""
-    patch.setattr(Crew, "_may_run", lambda *_: lambda *_: True)
+    patch.setattr(JobNode, "_may_run", lambda *_: lambda *_: True)
 
 
 def ends_what_another_has(patch: pytest.MonkeyPatch) -> None:
@@ -174,17 +174,17 @@ def does_not_know_that_it_is_behind(patch: pytest.MonkeyPatch) -> None:
 def takes_a_living_name(patch: pytest.MonkeyPatch) -> None:
     """A second process of a name takes it from the first."""
 
-    async def gone(self: NodeName, holder: object) -> bool:
+    async def gone(self: Registration, holder: object) -> bool:
         return True
 
-    patch.setattr(NodeName, "_is_gone", gone)
+    patch.setattr(Registration, "_is_gone", gone)
 
 
 def takes_moves_for_made(patch: pytest.MonkeyPatch) -> None:
     """A leader that takes over believes that what is on its way has arrived."""
-    read = Dealer._read
+    read = Rebalancer._read
 
-    async def hasty(self: Dealer, term: Any) -> Plan:
+    async def hasty(self: Rebalancer, term: Any) -> Plan:
         plan = await read(self, term)
         holders = holders_of(plan.assignment)
         for move in plan.assignment.moves:
@@ -194,7 +194,7 @@ def takes_moves_for_made(patch: pytest.MonkeyPatch) -> None:
         made = replace(plan.assignment, starts=starts, holders=packed, moves=())
         return replace(plan, assignment=made)
 
-    patch.setattr(Dealer, "_read", hasty)
+    patch.setattr(Rebalancer, "_read", hasty)
 
 
 KILLED: dict[Patch, tuple[shifts.Story, int, str]] = {

@@ -12,7 +12,7 @@ from mutants import catches
 from jobsync.coordination.election import Election
 from jobsync.coordination.observer import Observer
 from jobsync.jobs.claims import Claims
-from jobsync.jobs.holding import Holding
+from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.queue.completer import Completer
 from jobsync.queue.in_flight import InFlight
 from jobsync.testing import INVARIANTS, Violation, tell
@@ -39,7 +39,7 @@ def told(story: postings.Story) -> Run:
         (InFlight, "take", told(postings.settled_late)),
         (Completer, "_deliver", told(postings.settled_late)),
         (Claims, "_end", told(shifts.suspend)),
-        (Holding, "_give_up", told(shifts.minimum_nodes)),
+        (OwnedTokens, "_give_up", told(shifts.minimum_nodes)),
         (Observer, "is_dead", ordeals.a_kill),
         (Election, "release", ordeals.a_clean_stop),
     ],

@@ -1,6 +1,6 @@
 """Nodes that share tasks in a simulated world, and what must hold there.
 
-A crew works through one list, each process as a user's would: by `job.tasks` (`Walk`), or by
+A crew works through one list, each process as a user's would: by `job.tasks` (`TaskLoop`), or by
 the loop that the guide prints. Everything is judged as it happens, in the order in which the
 store commits: who believes to own what (T1), who was given what and when (T3), which claims
 were accepted (T2, and one at a time), and whether anything was done twice. What was done twice
@@ -18,10 +18,10 @@ from jobsync import CoordinatorSettings, Membership, Unavailable
 from jobsync.core.assignment import Plan, holders_of, owned_by, read_plan, tokens_of
 from jobsync.core.codec import Json
 from jobsync.errors import JobsyncError
-from jobsync.jobs.crew import Crew, CrewSettings
-from jobsync.jobs.holding import Change
+from jobsync.jobs.job_node import JobNode, JobNodeSettings
+from jobsync.jobs.owned_tokens import TokenChange
 from jobsync.jobs.task import Task
-from jobsync.jobs.walk import Walk
+from jobsync.jobs.task_loop import TaskLoop
 from jobsync.stores.contract import Store
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.metered import Meter, MeteredStore
@@ -64,12 +64,12 @@ class Hand:
         self.node = node
         self.style = style
         self.membership: Membership | None = None
-        self.crew: Crew | None = None
+        self.crew: JobNode | None = None
         self.in_hand: str | None = None
         self.has_joined = False
         self.told_to_stop = asyncio.Event()
         self.error: BaseException | None = None
-        self.changes: list[Change] = []
+        self.changes: list[TokenChange] = []
         self.meter = Meter()
         self._options = options
 
@@ -134,7 +134,7 @@ class Hand:
         await self.membership.start()
         settings = self.crews.settings(node.name, **self._options)
         facts: dict[str, Json] = {"host": f"host-of-{node.name}", "pid": 4242}
-        self.crew = crew = Crew(self.membership, settings, told=self.hear, facts=facts)
+        self.crew = crew = JobNode(self.membership, settings, told=self.hear, facts=facts)
         await crew.start(self.crews.wait_on_enter)
         self.has_joined = True
         await crew.ready(self.crews.minimum_nodes, self.crews.wait_on_enter)
@@ -143,7 +143,7 @@ class Hand:
         link = Link(self.crews.world, self.node, self.crews.store)
         return MeteredStore(link, self.meter, self.node.clock)
 
-    def hear(self, change: Change) -> None:
+    def hear(self, change: TokenChange) -> None:
         """Take note of a change of what this node owns."""
         self.changes.append(change)
         self.crews.world.note(
@@ -161,11 +161,11 @@ class Hand:
             with contextlib.suppress(Unavailable):
                 await self.membership.leave()
 
-    async def _walk(self, crew: Crew) -> None:
+    async def _walk(self, crew: JobNode) -> None:
         """Work as `for task in job.tasks(source)` does."""
         crews = self.crews
         source = crews.pending if crews.asks_anew else list(crews.tasks)
-        walk = Walk(crew, self.node.clock, source)
+        walk = TaskLoop(crew, self.node.clock, source)
         while await walk.begin(walk.read()):
             while (task := await walk.next()) is not None:
                 try:
@@ -175,7 +175,7 @@ class Hand:
                         await walk.fail()
                     raise
 
-    async def _loop(self, crew: Crew) -> None:
+    async def _loop(self, crew: JobNode) -> None:
         """Work as the guide's continuous loop does, as it is printed."""
         clock = self.node.clock
         while not self.told_to_stop.is_set():
@@ -197,7 +197,7 @@ class Hand:
                 break
             await clock.sleep(1)
 
-    async def _rest(self, crew: Crew) -> None:
+    async def _rest(self, crew: JobNode) -> None:
         """Do nothing until told to stop, or until the node has failed."""
         while not self.told_to_stop.is_set() and crew.failure is None:
             with contextlib.suppress(TimeoutError):
@@ -260,7 +260,7 @@ class Crews:
         world.watch(self.judge.see)
         world.expect(self._find_defects)
 
-    def settings(self, name: str, **options: Any) -> CrewSettings:
+    def settings(self, name: str, **options: Any) -> JobNodeSettings:
         """Give what a node goes by."""
         usual: dict[str, Any] = {
             "node": name,
@@ -276,7 +276,7 @@ class Crews:
             "rebalance_interval": 30.0,
             "refresh_interval": 30.0,
         }
-        return CrewSettings(**{**usual, **self._options, **options})
+        return JobNodeSettings(**{**usual, **self._options, **options})
 
     def add(self, name: str, style: Style = "walk", *, skew: float = 0.0, **options: Any) -> Node:
         """Let another process run, with a clock of its own; a restart begins it anew."""

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from jobsync import Membership
-from jobsync.jobs.crew import Crew, CrewSettings
+from jobsync.jobs.job_node import JobNode, JobNodeSettings
 
 __all__ = ["SETTINGS", "Hire", "hire_on"]
 
-SETTINGS = CrewSettings(
+SETTINGS = JobNodeSettings(
     fleet="sync_",
     node="",
     site="test",
@@ -27,18 +27,18 @@ SETTINGS = CrewSettings(
     refresh_interval=3600,
 )
 
-Hire: TypeAlias = Callable[..., Awaitable[Crew]]
+Hire: TypeAlias = Callable[..., Awaitable[JobNode]]
 
 
 def hire_on(url: str, stack: AsyncExitStack) -> Hire:
     """Give what makes nodes that are ready, each with a session of its own."""
 
-    async def hire(node: str, **changes: Any) -> Crew:
+    async def hire(node: str, **changes: Any) -> JobNode:
         membership = await Membership.join(
             url, heartbeat_interval=0.2, worker_timeout=5, skip_cold_start=True
         )
         stack.push_async_callback(membership.leave)
-        crew = Crew(membership, msgspec.structs.replace(SETTINGS, node=node, **changes))
+        crew = JobNode(membership, msgspec.structs.replace(SETTINGS, node=node, **changes))
         stack.push_async_callback(crew.stop, 5)
         await crew.start(10)
         assert await crew.ready(1, 30)

@@ -13,7 +13,7 @@ from typing import Any
 from crews import BEAT, RECLAIM_AFTER, TIMEOUT, TOKENS, Crews, Style
 from fleets import DearStore
 
-from jobsync.jobs.node import NameTaken
+from jobsync.jobs.registration import NameTaken
 from jobsync.stores.memory import MemoryStore
 from jobsync.testing import (
     Weather,

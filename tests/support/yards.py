@@ -11,7 +11,7 @@ from jobsync import Components, Membership, Unavailable
 from jobsync.core.clock import Wall
 from jobsync.events import Events
 from jobsync.jobs.claims import Claims
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Change, Outcome, Record, StoreDecorator, Unknown
 from jobsync.stores.memory import MemoryStore
 
@@ -90,7 +90,7 @@ class Yard:
             "once_per_date": False,
         } | options
         sessions = cast("Membership", Sessions(name, self.dead))
-        places = Places("sync_")
+        places = JobKeys("sync_")
         return Claims(self.store, self.components, sessions, places, DAY, name, **chosen)
 
     def pass_time(self, seconds: float) -> None:

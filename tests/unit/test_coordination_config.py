@@ -16,8 +16,7 @@ from jobsync import Invalid, Misconfigured
 from jobsync.core.secrets import Secret
 from jobsync.core.trust import Timing
 from jobsync.core.urls import PostgresUrl, parse_url
-from jobsync.jobs.config import CoordinationConfig
-from jobsync.jobs.sources import _VARIABLES, resolve_coordination
+from jobsync.jobs.config import _VARIABLES, CoordinationConfig, resolve_coordination
 
 SQL = Timing(beat=5, timeout=15)
 OBJECTS = Timing(beat=30, timeout=90)

@@ -6,12 +6,12 @@ import pytest
 
 from jobsync.jobs.claims import Claim
 from jobsync.jobs.reasons import explain_task
-from jobsync.jobs.survey import PinSeen, TaskSeen
+from jobsync.jobs.survey import PinStatus, TaskStatus
 
 
-def pin(in_force: str | None) -> PinSeen:
+def pin(in_force: str | None) -> PinStatus:
     """Make a pin."""
-    return PinSeen(
+    return PinStatus(
         task_id="t",
         token=1,
         patterns=("gpu-%",),
@@ -37,7 +37,7 @@ def claim(state: Any) -> Claim:
     )
 
 
-def seen(**facts: Any) -> TaskSeen:
+def seen(**facts: Any) -> TaskStatus:
     """Make what was seen of a task that `b` owns, but for some facts."""
     usual: dict[str, Any] = {
         "owner": "b",
@@ -49,7 +49,7 @@ def seen(**facts: Any) -> TaskSeen:
         "timeout": 15.0,
         "reclaim_after": 60.0,
     }
-    return TaskSeen(task_id="t", token=1, **{**usual, **facts})
+    return TaskStatus(task_id="t", token=1, **{**usual, **facts})
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def seen(**facts: Any) -> TaskSeen:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_the_reason_is_the_one_that_holds_a_task_up(task: TaskSeen, code: str, told: str) -> None:
+def test_the_reason_is_the_one_that_holds_a_task_up(task: TaskStatus, code: str, told: str) -> None:
     """What runs is told first, then what keeps it from an owner, then what the owner has done."""
     reason = explain_task(task)
     assert reason.code == code
@@ -91,7 +91,7 @@ def test_the_reason_is_the_one_that_holds_a_task_up(task: TaskSeen, code: str, t
     ],
     ids=["dead", "silent", "long gone", "at it"],
 )
-def test_times_are_told(task: TaskSeen, since: float | None, until: float | None) -> None:
+def test_times_are_told(task: TaskStatus, since: float | None, until: float | None) -> None:
     """Since when a node is gone or silent, and when that ends; only where the store can tell."""
     reason = explain_task(task)
     assert (reason.since, reason.until) == (since, until)

@@ -93,7 +93,7 @@ def date_option(command: _Command) -> _Command:
 
 def _read_day(_: click.Context, __: click.Parameter, day: dt.datetime | None) -> dt.date:
     from jobsync.components import Components
-    from jobsync.jobs.arguments import read_date
+    from jobsync.jobs.task import read_date
 
     return read_date(day, Components.system())
 

@@ -8,7 +8,7 @@ from jobsync.components import Components
 from jobsync.core.reason import Reason
 from jobsync.errors import NotFound
 from jobsync.jobs.reasons import explain_task
-from jobsync.jobs.survey import TaskSeen, look_at_fleet
+from jobsync.jobs.survey import TaskStatus, read_fleet_status
 from jobsync.queue.backend import Failure
 from jobsync.queue.reasons import UNKNOWN, explain_message
 from jobsync.queue.survey import MessageStatus, read_queues_status
@@ -21,7 +21,7 @@ _is_messages = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatc
 
 async def look_for(
     store: Store, components: Components, name: str, app: str, day: dt.date
-) -> MessageStatus | TaskSeen | None:
+) -> MessageStatus | TaskStatus | None:
     """Look at what has this name: a message, or a task of a fleet on a date."""
     message = None
     if store.sql is not None:
@@ -31,10 +31,10 @@ async def look_for(
 
 async def _look_at_task(
     store: Store, components: Components, app: str, name: str, day: dt.date
-) -> TaskSeen | None:
+) -> TaskStatus | None:
     """Look at a task; a name as messages have it is one only if somebody has claimed it."""
     try:
-        fleet = await look_at_fleet(store, components, app)
+        fleet = await read_fleet_status(store, components, app)
     except NotFound:
         return None
     seen = await fleet.task(name, day)
@@ -42,12 +42,12 @@ async def _look_at_task(
     return None if is_messages else seen
 
 
-def explain(seen: MessageStatus | TaskSeen | None) -> tuple[Reason, list[tuple[str, str]]]:
+def explain(seen: MessageStatus | TaskStatus | None) -> tuple[Reason, list[tuple[str, str]]]:
     """Give what it waits for, and what else is worth knowing, by name."""
     match seen:
         case MessageStatus():
             return explain_message(seen), _describe_message(seen)
-        case TaskSeen():
+        case TaskStatus():
             return explain_task(seen), _describe_task(seen)
         case None:
             return UNKNOWN, []
@@ -75,7 +75,7 @@ def _describe_failure(failure: Failure) -> str:
     return f"{moment(failure.at)} attempt {failure.attempt}: {failure.error}"
 
 
-def _describe_task(seen: TaskSeen) -> list[tuple[str, str]]:
+def _describe_task(seen: TaskStatus) -> list[tuple[str, str]]:
     details = [("token", str(seen.token)), ("owner", seen.owner or "nobody")]
     if seen.claim is not None:
         claim = seen.claim

@@ -13,7 +13,7 @@ from jobsync.errors import Misconfigured
 
 if TYPE_CHECKING:
     from jobsync.core.urls import ObjectsUrl, StoreUrl
-    from jobsync.jobs.places import Places
+    from jobsync.jobs.job_keys import JobKeys
 
 __all__ = ["schema"]
 
@@ -32,26 +32,26 @@ def schema(url: str | None, app: str, *, as_json: bool) -> None:
     needs no right to create anything.
     """
     from jobsync.jobs.config import CoordinationConfig
-    from jobsync.jobs.places import Places
+    from jobsync.jobs.job_keys import JobKeys
     from jobsync.stores.opening import read_url
 
-    text = _write(read_url(url), Places(CoordinationConfig(appname=app).appname))
+    text = _write(read_url(url), JobKeys(CoordinationConfig(appname=app).appname))
     if as_json:
         show_rows(["schema"], [{"schema": text}], as_json=True)
     else:
         click.echo(text)
 
 
-def _write(url: StoreUrl, places: Places) -> str:
+def _write(url: StoreUrl, places: JobKeys) -> str:
     from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl
-    from jobsync.jobs import sqliteviews
+    from jobsync.jobs.sql_views import sqlite as sqliteviews
     from jobsync.stores.opening import require
     from jobsync.stores.tables import SQLITE_STEPS
 
     match url:
         case PostgresUrl():
             require("postgresql", "psycopg", "postgres")
-            from jobsync.jobs.postgresviews import views_sql
+            from jobsync.jobs.sql_views.postgres import views_sql
             from jobsync.stores.postgres.schema import schema_sql
 
             views = views_sql(url.schema or "public", places, _ROLE)

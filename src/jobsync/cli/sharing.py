@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from jobsync.components import Components
     from jobsync.jobs.claims import Claim
-    from jobsync.jobs.survey import FleetSurvey
+    from jobsync.jobs.survey import FleetStatus
     from jobsync.stores.contract import Store
 
 __all__ = ["jobs", "pins", "tokens"]
@@ -34,7 +34,7 @@ _CLAIMS = ("task_id", "token", "node", "state", "run", Column("started", moment)
 def tokens(url: str | None, app: str, *, as_json: bool) -> None:
     """Show the nodes of a fleet, and how many tokens each one has."""
 
-    async def look(fleet: FleetSurvey) -> FleetSurvey:
+    async def look(fleet: FleetStatus) -> FleetStatus:
         return fleet
 
     fleet = _ask_fleet(url, app, look)
@@ -109,15 +109,15 @@ def _show_claims(claims: list[Claim], *, as_json: bool) -> None:
     show_rows((*_CLAIMS, Column("ended", moment)), rows, as_json=as_json)
 
 
-def _ask_fleet(url: str | None, app: str, question: Callable[[FleetSurvey], Awaitable[T]]) -> T:
+def _ask_fleet(url: str | None, app: str, question: Callable[[FleetStatus], Awaitable[T]]) -> T:
     """Put a question about nodes that share tasks.
 
     Raises:
         NotFound: nobody has ever shared tasks under this name.
     """
-    from jobsync.jobs.survey import look_at_fleet
+    from jobsync.jobs.survey import read_fleet_status
 
     async def put(store: Store, components: Components) -> T:
-        return await question(await look_at_fleet(store, components, app))
+        return await question(await read_fleet_status(store, components, app))
 
     return ask(url, put)

@@ -16,8 +16,8 @@ from jobsync.core.urls import SqliteUrl, StoreUrl
 from jobsync.errors import Invalid, Misconfigured
 from jobsync.events import Event
 from jobsync.jobs.config import CoordinationConfig
-from jobsync.jobs.face import Face
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.sql_views.connections import SqlViews
 
 __all__ = ["Shell", "open_shell"]
 
@@ -35,7 +35,7 @@ def open_shell(url: StoreUrl, appname: str, *, as_json: bool) -> Iterator["Shell
         raise Misconfigured("url", str(url), "there is no such file", "name that of your jobs")
     components = Components.system()
     components.events.on("jobs:views-missing", _warn)
-    face = Face(url, Places(CoordinationConfig(appname=appname).appname), components)
+    face = SqlViews(url, JobKeys(CoordinationConfig(appname=appname).appname), components)
     try:
         face.install("")
         yield Shell(face, as_json=as_json)
@@ -56,7 +56,7 @@ class Shell:
         as_json: whether rows are shown as JSON.
     """
 
-    def __init__(self, face: Face, *, as_json: bool) -> None:
+    def __init__(self, face: SqlViews, *, as_json: bool) -> None:
         self._face = face
         self._as_json = as_json
 

@@ -26,7 +26,7 @@ from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store, Unknown
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
@@ -101,7 +101,7 @@ class Claims:
         store: Store,
         components: Components,
         membership: Membership,
-        places: Places,
+        places: JobKeys,
         day: date,
         node: str,
         *,

@@ -4,9 +4,9 @@ import asyncio
 import datetime as dt
 
 from jobsync.coordination.session import SESSIONS, read_session_record
-from jobsync.jobs.crew import Crew
-from jobsync.jobs.describing import NodeInfo
-from jobsync.jobs.node import Named
+from jobsync.jobs.job_node import JobNode
+from jobsync.jobs.local_node import NodeInfo
+from jobsync.jobs.registration import NodeRecord
 from jobsync.stores.contract import Record
 
 __all__ = ["Health"]
@@ -19,7 +19,7 @@ class Health:
         crew: this node.
     """
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: JobNode) -> None:
         self._crew = crew
 
     async def active(self) -> list[NodeInfo]:
@@ -59,7 +59,7 @@ class Health:
         age = await self._crew.membership.store.age(session)
         return None if age is None else _instant(self._crew.claims.now - age)
 
-    def _describe(self, node: Named) -> NodeInfo:
+    def _describe(self, node: NodeRecord) -> NodeInfo:
         leader = self._crew.leader
         return {
             "name": node.name,

@@ -31,23 +31,19 @@ from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.assignment import token_maker
 from jobsync.core.urls import ObjectsUrl
 from jobsync.errors import ClaimLost, Invalid, OutcomeUnknown, Unavailable
-from jobsync.jobs.alone import Alone
-from jobsync.jobs.arguments import check_callables, read_date, read_name, read_seconds
 from jobsync.jobs.background import Background
+from jobsync.jobs.callbacks import Callbacks
 from jobsync.jobs.claims import Claim
-from jobsync.jobs.config import CoordinationConfig
-from jobsync.jobs.crew import Crew, CrewSettings
-from jobsync.jobs.describing import NodeInfo, describe_alone, describe_claim
-from jobsync.jobs.entrance import Entrance
-from jobsync.jobs.face import Face
+from jobsync.jobs.config import CoordinationConfig, check_neighbours, resolve_coordination
+from jobsync.jobs.exit_guard import ExitGuard
 from jobsync.jobs.health import Health
-from jobsync.jobs.neighbours import check_neighbours
-from jobsync.jobs.pinning import LockInfo, Pinning
-from jobsync.jobs.places import Places
-from jobsync.jobs.sources import resolve_coordination
-from jobsync.jobs.task import Task, to_task
-from jobsync.jobs.telling import Teller
-from jobsync.jobs.walk import Walk, steps
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.job_node import JobNode, JobNodeSettings
+from jobsync.jobs.local_node import LocalNode, NodeInfo, describe_alone, describe_claim
+from jobsync.jobs.pins import LockInfo, Pins
+from jobsync.jobs.sql_views.connections import SqlViews
+from jobsync.jobs.task import Task, check_callables, read_date, read_name, read_seconds, to_task
+from jobsync.jobs.task_loop import TaskLoop, steps
 from jobsync.stores.opening import read_url
 
 __all__ = ["Job"]
@@ -130,17 +126,17 @@ class Job:
         )
         self._is_observer = observer
         self._once_per_date = once_per_date
-        self._teller = Teller(
+        self._teller = Callbacks(
             self.components.events, on_rebalance, on_tokens_added, on_tokens_removed
         )
         self._background: Background | None = None
-        self._face: Face | None = None
-        self._entrance: Entrance | None = None
+        self._face: SqlViews | None = None
+        self._entrance: ExitGuard | None = None
         self._membership: Membership | None = None
-        self._node: Crew | Alone | None = None
+        self._node: JobNode | LocalNode | None = None
         self._health: Health | None = None
         self._is_stopping = False
-        self._pinning = Pinning(None, self._call, self._token)
+        self._pinning = Pins(None, self._call, self._token)
         self._in_blocks: set[str] = set()
         self._enter_by = self.components.clock.mono()
 
@@ -157,7 +153,7 @@ class Job:
         if self._background is not None:
             raise Invalid("job", self, "is entered already", "leave it first, or make another")
         check_neighbours()
-        self._entrance = Entrance(2)
+        self._entrance = ExitGuard(2)
         self._background = Background(f"jobsync-{self.node_name}")
         self._is_stopping = False
         self._enter_by = self.components.clock.mono() + self._wait_on_enter
@@ -170,7 +166,7 @@ class Job:
                 self._call(self._start())
             else:
                 total, once = self.settings.total_tokens, self._once_per_date
-                self._node = Alone(total, self._token, once_per_date=once)
+                self._node = LocalNode(total, self._token, once_per_date=once)
         except BaseException:
             self._leave(is_done=False)
             raise
@@ -256,7 +252,7 @@ class Job:
             source: the tasks, or a function that gives those that are pending; it is
                 called again for each round.
         """
-        walk = Walk(self._here, self.components.clock, source, self._in_blocks)
+        walk = TaskLoop(self._here, self.components.clock, source, self._in_blocks)
         return steps(walk, self._call)
 
     def stop(self) -> None:
@@ -477,7 +473,7 @@ class Job:
         return self.settings.enabled
 
     @property
-    def _here(self) -> Crew | Alone:
+    def _here(self) -> JobNode | LocalNode:
         """This node, which must have been entered and not left."""
         if self._node is None:
             raise Invalid("job", self, "is not entered", "use it in a with statement")
@@ -486,7 +482,7 @@ class Job:
         return self._node
 
     @property
-    def _pins_here(self) -> Pinning:
+    def _pins_here(self) -> Pins:
         """This node's pins; it must have been entered and not left."""
         if self._background is None:
             raise Invalid("job", self, "is not entered", "use it in a with statement")
@@ -495,7 +491,7 @@ class Job:
     def _provide_locks(self) -> None:
         """Register what `lock_provider` asks for, before this node owns anything."""
         provider, replacing = self._lock_provider, self._clear_existing_locks
-        if isinstance(self._node, Crew) and (provider is not None or replacing):
+        if isinstance(self._node, JobNode) and (provider is not None or replacing):
             # Under its name, so that nobody registers in the name of another that lives.
             self._call(self._node.enter(self._wait_left))
             bound = None if provider is None else partial(provider, self)
@@ -509,17 +505,17 @@ class Job:
             raise Invalid("job", self, "is not entered", "use it in a with statement")
         return background.call(work)
 
-    def _added(self, node: Crew | Alone) -> list[str]:
+    def _added(self, node: JobNode | LocalNode) -> list[str]:
         """Give what runs here, but for what is marked by the end of its own block."""
         return [task for task in node.running if task not in self._in_blocks]
 
     def _claims(self) -> list[Claim]:
         return self._call(self._here.claims_of_date())
 
-    def _make_face(self) -> Face:
+    def _make_face(self) -> SqlViews:
         url = read_url(self._url or self.settings.reveal_url())
-        places = Places(self.settings.appname)
-        return Face(url, places, self.components, self.settings.timezone)
+        places = JobKeys(self.settings.appname)
+        return SqlViews(url, places, self.components, self.settings.timezone)
 
     async def _join(self) -> None:
         """Open a session."""
@@ -528,9 +524,9 @@ class Job:
         membership = await Membership.join(url, self.components, skip_cold_start=True, **options)
         self._membership = membership
         timing = membership.timing
-        self._node = Crew(
+        self._node = JobNode(
             membership,
-            CrewSettings(
+            JobNodeSettings(
                 fleet=self.settings.appname,
                 node=self.node_name,
                 site=self.site,
@@ -549,7 +545,7 @@ class Job:
             facts=describe_process(self.components),
         )
         self._health = Health(self._node)
-        self._pinning = Pinning(self._node, self._call, self._token)
+        self._pinning = Pins(self._node, self._call, self._token)
 
     def _beat_options(self, url: str | None) -> dict[str, float]:
         """Give the beat and the timeout of the session, if one of them was given."""
@@ -562,7 +558,7 @@ class Job:
     async def _start(self) -> None:
         """Take the name, and wait for this node's share."""
         node = self._node
-        if not isinstance(node, Crew):
+        if not isinstance(node, JobNode):
             return
         # Perhaps somebody said so before there was a node.
         node.is_retiring = self._is_stopping
@@ -603,7 +599,7 @@ class Job:
                 if face is not None:
                     face.close()
 
-    async def _end(self, node: Crew | Alone | None, membership: Membership | None) -> None:
+    async def _end(self, node: JobNode | LocalNode | None, membership: Membership | None) -> None:
         # What is not done by then is left to the session's end, which silence brings too.
         with suppress(TimeoutError, Unavailable, OutcomeUnknown):
             async with asyncio.timeout(_EXIT_GRACE + self._wait_on_exit):

@@ -2,15 +2,15 @@
 
 from jobsync.core.reason import Reason
 from jobsync.jobs.claims import Claim
-from jobsync.jobs.survey import TaskSeen
+from jobsync.jobs.survey import TaskStatus
 
 __all__ = ["explain_task"]
 
 
-def explain_task(task: TaskSeen) -> Reason:
+def explain_task(task: TaskStatus) -> Reason:
     """Say what becomes of a task now, or what it waits for."""
     if task.claim is not None and task.claim.state == "running":
-        return _explain_claim(task, task.claim)
+        return _explain_task_claim(task, task.claim)
     unmet = [pin for pin in task.pins if pin.in_force is None]
     if task.owner is None and unmet:
         patterns = " or ".join(pattern for pin in unmet for pattern in pin.patterns)
@@ -22,10 +22,10 @@ def explain_task(task: TaskSeen) -> Reason:
         )
     if task.owner is None:
         return Reason("unowned", "no node owns it: none is ready, or the leader has not dealt yet")
-    return _explain_rest(task, task.owner)
+    return _explain_task_rest(task, task.owner)
 
 
-def _explain_claim(task: TaskSeen, claim: Claim) -> Reason:
+def _explain_task_claim(task: TaskStatus, claim: Claim) -> Reason:
     what = f"claimed by {claim.node} as run {claim.run}"
     match task.claimed_by:
         case "dead" | "left":
@@ -48,7 +48,7 @@ def _explain_claim(task: TaskSeen, claim: Claim) -> Reason:
     return Reason("running", f"{what}, which is at it", since=claim.started)
 
 
-def _explain_rest(task: TaskSeen, owner: str) -> Reason:
+def _explain_task_rest(task: TaskStatus, owner: str) -> Reason:
     """Explain a task that nobody has in hand and that has an owner."""
     claim = task.claim
     if claim is None:

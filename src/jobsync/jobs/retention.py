@@ -14,8 +14,8 @@ import msgspec
 
 from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.errors import Conflict, Invalid
-from jobsync.jobs.node import Named
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.registration import NodeRecord
 from jobsync.stores.contract import Record, Store
 
 __all__ = ["Forgotten", "forget", "note_date"]
@@ -33,7 +33,7 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
     rebalances: int
 
 
-async def note_date(store: Store, places: Places, day: date, now: float) -> None:
+async def note_date(store: Store, places: JobKeys, day: date, now: float) -> None:
     """Record that somebody begins to work on a date."""
     key = places.work_date(day)
     while True:
@@ -48,8 +48,8 @@ async def note_date(store: Store, places: Places, day: date, now: float) -> None
 
 async def forget(
     store: Store,
-    places: Places,
-    read_node: Callable[[Record], Named | None],
+    places: JobKeys,
+    read_node: Callable[[Record], NodeRecord | None],
     *,
     now: float,
     days: float,
@@ -82,7 +82,7 @@ async def forget(
     )
 
 
-async def _find_dates(store: Store, places: Places, before: float) -> list[date]:
+async def _find_dates(store: Store, places: JobKeys, before: float) -> list[date]:
     """Give the dates that are over, and that nobody has begun to work on, since then."""
     last = dt.datetime.fromtimestamp(before, dt.UTC).date()
     found = []
@@ -103,8 +103,8 @@ async def _drop_all(store: Store, prefix: str) -> int:
 
 async def _forget_nodes(
     store: Store,
-    places: Places,
-    read_node: Callable[[Record], Named | None],
+    places: JobKeys,
+    read_node: Callable[[Record], NodeRecord | None],
     before: float,
 ) -> int:
     """Delete the records of nodes that came before then, and have left or died."""
@@ -120,7 +120,7 @@ async def _forget_nodes(
     return count
 
 
-async def _is_gone(store: Store, node: Named) -> bool:
+async def _is_gone(store: Store, node: NodeRecord) -> bool:
     if node.stage == "left":
         return True
     session = await store.get(f"{SESSIONS}{node.incarnation}")

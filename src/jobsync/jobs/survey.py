@@ -26,21 +26,21 @@ from jobsync.core.pins import Pin, pattern_in_force
 from jobsync.errors import NotFound
 from jobsync.jobs.claims import Claim, read_claim
 from jobsync.jobs.config import usual_reclaim_delay
-from jobsync.jobs.dealing import fetch_plan
-from jobsync.jobs.node import Named, Stage, read_named
-from jobsync.jobs.pinboard import Pinboard
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.pin_store import PinStore
+from jobsync.jobs.rebalancer import fetch_plan
+from jobsync.jobs.registration import NodeRecord, Stage, read_node_record
 from jobsync.stores.contract import Store
 from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = [
-    "Condition",
-    "FleetSurvey",
-    "NodeSeen",
-    "PinSeen",
-    "ShareSeen",
-    "TaskSeen",
-    "look_at_fleet",
+    "FleetStatus",
+    "NodeCondition",
+    "NodeStatus",
+    "PinStatus",
+    "ShareStatus",
+    "TaskStatus",
+    "read_fleet_status",
 ]
 
 _PAGE = 5000
@@ -48,14 +48,14 @@ _MOST = 10_000
 _WORK = "jobs"
 _NOTHING = Ownership(0)
 
-Condition: TypeAlias = Literal["ready", "joining", "leaving", "left", "silent", "dead"]
+NodeCondition: TypeAlias = Literal["ready", "joining", "leaving", "left", "silent", "dead"]
 
 
-class NodeSeen(msgspec.Struct, frozen=True, kw_only=True):
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One node."""
 
     node: str
-    state: Condition
+    state: NodeCondition
     leads: bool
     tokens: int
     heard: float | None
@@ -66,7 +66,7 @@ class NodeSeen(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
 
 
-class ShareSeen(msgspec.Struct, frozen=True, kw_only=True):
+class ShareStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a node has of the tokens."""
 
     node: str
@@ -78,7 +78,7 @@ class ShareSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that are its own though their token is another's."""
 
 
-class PinSeen(msgspec.Struct, frozen=True, kw_only=True):
+class PinStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One pin."""
 
     task_id: str
@@ -91,7 +91,7 @@ class PinSeen(msgspec.Struct, frozen=True, kw_only=True):
     expires: float | None
 
 
-class TaskSeen(msgspec.Struct, frozen=True, kw_only=True):
+class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     """All that decides about one task."""
 
     task_id: str
@@ -99,9 +99,9 @@ class TaskSeen(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None
     """The node that it belongs to now."""
     moving_to: str | None
-    pins: list[PinSeen]
+    pins: list[PinStatus]
     claim: Claim | None
-    claimed_by: Condition | None
+    claimed_by: NodeCondition | None
     """What became of the node that claimed it."""
     last_heard: float | None
     """When that node last wrote, or was written to be dead; Unix seconds, by the store's clock."""
@@ -111,15 +111,15 @@ class TaskSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after a node's death before which the owner does not start its tasks again."""
 
 
-class FleetSurvey:
-    """What there is to see of one fleet. Made by `look_at_fleet`."""
+class FleetStatus:
+    """What there is to see of one fleet. Made by `read_fleet_status`."""
 
     def __init__(
         self,
         store: Store,
         components: Components,
         fleet: str,
-        nodes: Sequence[Named],
+        nodes: Sequence[NodeRecord],
         seen: ClusterStatus,
         plan: Plan,
         token_of: Callable[[str], int],
@@ -129,26 +129,26 @@ class FleetSurvey:
         self._store = store
         self._clock = components.clock
         self._witness = CorruptionLog(store.name, components.events)
-        self._places = Places(fleet)
+        self._places = JobKeys(fleet)
         self._nodes = sorted(nodes, key=lambda node: node.incarnation)
         self._sessions = {session.incarnation: session for session in seen.sessions}
         self._leader = _find_leader(seen, fleet)
         self._plan = plan
         self._token_of = token_of
-        self._pinboard = Pinboard(store, components, self._places, token_of)
+        self._pinboard = PinStore(store, components, self._places, token_of)
         self._owned = {
             node.incarnation: plan.seen_by(node.incarnation) for node in plan.assignment.nodes
         }
 
-    def nodes(self) -> list[NodeSeen]:
+    def nodes(self) -> list[NodeStatus]:
         """Give all nodes, the oldest first, those that are gone too."""
         return [self._see_node(node) for node in self._nodes]
 
-    def shares(self) -> list[ShareSeen]:
+    def shares(self) -> list[ShareStatus]:
         """Give what each node of the assignment has, and what is on its way."""
         assignment = self._plan.assignment
         return [
-            ShareSeen(
+            ShareStatus(
                 node=node.name,
                 tokens=len(self._owned[node.incarnation].tokens),
                 incoming=len(promised_to(assignment, node.incarnation)),
@@ -158,7 +158,7 @@ class FleetSurvey:
             for place, node in enumerate(assignment.nodes, 1)
         ]
 
-    async def pins(self) -> list[PinSeen]:
+    async def pins(self) -> list[PinStatus]:
         """Give the pins that stand, in order of their tokens and tasks."""
         names = [node.name for node in self._plan.assignment.nodes]
         found = sorted(await self._pinboard.pins(), key=lambda pin: (pin.token, pin.task))
@@ -175,7 +175,7 @@ class FleetSurvey:
                 return found
             after = page[-1].key
 
-    async def task(self, task_id: str, day: date) -> TaskSeen:
+    async def task(self, task_id: str, day: date) -> TaskStatus:
         """Give all that decides about one task on a date."""
         token = self._token_of(task_id)
         record = await self._store.get(self._places.claim(day, token, task_id))
@@ -183,7 +183,7 @@ class FleetSurvey:
         session = None if claim is None else self._sessions.get(claim.owner)
         owner = self._find_owner(task_id, token)
         timeout = 0.0 if session is None else session.timeout
-        return TaskSeen(
+        return TaskStatus(
             task_id=task_id,
             token=token,
             owner=owner,
@@ -208,9 +208,9 @@ class FleetSurvey:
         delays = [node.reclaim_after for node in self._nodes if node.name == owner]
         return delays[0] if delays else None
 
-    def _see_node(self, node: Named) -> NodeSeen:
+    def _see_node(self, node: NodeRecord) -> NodeStatus:
         session = self._sessions.get(node.incarnation)
-        return NodeSeen(
+        return NodeStatus(
             node=node.name,
             state=self._judge(node.incarnation),
             leads=worker_of(node.incarnation) == self._leader,
@@ -239,7 +239,7 @@ class FleetSurvey:
                 return _name(self._plan.assignment.nodes, move.taker)
         return None
 
-    def _judge(self, incarnation: str) -> Condition:
+    def _judge(self, incarnation: str) -> NodeCondition:
         """Say how a node is, by its own word and its session's."""
         session = self._sessions.get(incarnation)
         stages = (node.stage for node in self._nodes if node.incarnation == incarnation)
@@ -250,26 +250,26 @@ class FleetSurvey:
         return "dead" if session is None or session.state == "dead" else "silent"
 
 
-async def look_at_fleet(store: Store, components: Components, fleet: str) -> FleetSurvey:
+async def read_fleet_status(store: Store, components: Components, fleet: str) -> FleetStatus:
     """Look at the nodes that share tasks under a name.
 
     Raises:
         NotFound: nobody has ever shared tasks under it.
         Unavailable: the store does not answer.
     """
-    places, witness = Places(fleet), CorruptionLog(store.name, components.events)
+    places, witness = JobKeys(fleet), CorruptionLog(store.name, components.events)
     settings = await store.get(places.settings)
     if settings is None:
         raise NotFound("fleet that shares tasks as", fleet)
     total = settings.value["total_tokens"]
     token_of = token_maker(total, settings.value["hash_function"])
     seen = await read_cluster_status(store, components)
-    nodes = witness.read_all(read_named, await store.scan(places.nodes, limit=_MOST))
+    nodes = witness.read_all(read_node_record, await store.scan(places.nodes, limit=_MOST))
     plan = await _read_plan(store, places) or Plan.empty(total)
-    return FleetSurvey(store, components, fleet, nodes, seen, plan, token_of)
+    return FleetStatus(store, components, fleet, nodes, seen, plan, token_of)
 
 
-async def _read_plan(store: Store, places: Places) -> Plan | None:
+async def _read_plan(store: Store, places: JobKeys) -> Plan | None:
     """Give the plan that stands; it may be replaced between its two parts."""
     while (record := await store.get(places.assignment)) is not None:
         if record.value is None:
@@ -292,8 +292,8 @@ def _name(nodes: Sequence[NodeRef], place: int) -> str | None:
     return None if place == NOBODY else nodes[place - 1].name
 
 
-def _see_pin(pin: Pin, names: Sequence[str]) -> PinSeen:
-    return PinSeen(
+def _see_pin(pin: Pin, names: Sequence[str]) -> PinStatus:
+    return PinStatus(
         task_id=pin.task,
         token=pin.token,
         patterns=pin.patterns,

@@ -29,21 +29,21 @@ from jobsync.core.handover import assign
 from jobsync.core.pins import Pin
 from jobsync.errors import Conflict, Fenced, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.jobs.events import Rebalanced
-from jobsync.jobs.node import Named, read_named
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.registration import NodeRecord, read_node_record
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["Dealer", "fetch_plan"]
+__all__ = ["Rebalancer", "fetch_plan"]
 
 _MOST = 10_000
 
-_Facts: TypeAlias = tuple[list[NodeRef], dict[str, int], frozenset[str], Sequence[Pin]]
+_PlanInputs: TypeAlias = tuple[list[NodeRef], dict[str, int], frozenset[str], Sequence[Pin]]
 """What a decision rests on, besides the plan that stands."""
 _LONG = 3600.0
 
 
-async def fetch_plan(store: Store, places: Places, document: Record) -> Plan | None:
+async def fetch_plan(store: Store, places: JobKeys, document: Record) -> Plan | None:
     """Read the plan that an assignment is the main part of; None if it was replaced meanwhile."""
     name = document.value.get("exceptions")
     if not name:
@@ -52,7 +52,7 @@ async def fetch_plan(store: Store, places: Places, document: Record) -> Plan | N
     return None if exceptions is None else read_plan(document.value, exceptions, document.key)
 
 
-async def _fetch_exceptions(store: Store, places: Places, name: str) -> Json | None:
+async def _fetch_exceptions(store: Store, places: JobKeys, name: str) -> Json | None:
     """Read the exceptions of a name; None if they, or a part of them, were replaced meanwhile."""
     first = await store.get(places.exceptions(name))
     if first is None or (parts := first.value.get("parts", 1)) == 1:
@@ -62,7 +62,7 @@ async def _fetch_exceptions(store: Store, places: Places, name: str) -> Json | N
     return join_exceptions(first.value, others) if len(others) == len(keys) else None
 
 
-class Dealer:
+class Rebalancer:
     """Deals tokens while its node leads.
 
     Args:
@@ -84,7 +84,7 @@ class Dealer:
         store: Store,
         components: Components,
         membership: Membership,
-        places: Places,
+        places: JobKeys,
         *,
         total: int,
         node: str,
@@ -108,7 +108,7 @@ class Dealer:
         self._published = published
         self._restore = restore
         self._dead: frozenset[str] = frozenset()
-        self._decided_on: _Facts | None = None
+        self._decided_on: _PlanInputs | None = None
         self._pins: Sequence[Pin] | None = None
         self.number: int | None = None
         """The assignment that stands, while this node deals; None if that must be looked up."""
@@ -230,14 +230,14 @@ class Dealer:
         number = new.assignment.number
         self._events.emit(Rebalanced(node=self._node, number=number, reason=reason, **facts))
 
-    async def list_nodes(self) -> list[Named]:
+    async def list_nodes(self) -> list[NodeRecord]:
         """Give the nodes of the fleet, those that have left too."""
         records = await self._store.scan(self._places.nodes, limit=_MOST)
-        return self._witness.read_all(read_named, records)
+        return self._witness.read_all(read_node_record, records)
 
-    def read_node(self, record: Record) -> Named | None:
+    def read_node(self, record: Record) -> NodeRecord | None:
         """Understand a node's record; one that cannot be is reported and left alone."""
-        return self._witness.read(read_named, record)
+        return self._witness.read(read_node_record, record)
 
     def _rest(self, plan: Plan) -> float:
         """Give the time until it is to be looked at anyway, whether or not a node says a word."""

@@ -16,8 +16,13 @@ import psycopg
 from psycopg import sql
 
 from jobsync.core.assignment import MAX_TOKENS
-from jobsync.jobs.places import Places
-from jobsync.jobs.relations import FACE_VERSION, MARK, Relation, find_version
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.sql_views.relations import (
+    FACE_VERSION,
+    MARK,
+    Relation,
+    find_version,
+)
 from jobsync.stores.contract import TRAIL_LENGTH
 from jobsync.stores.postgres.notifier import channel_of
 from jobsync.stores.postgres.queries import quote_name
@@ -350,7 +355,7 @@ GRANT SELECT, INSERT, DELETE ON {schema}.jobsync_unpinned TO {role}
 """
 
 
-def install(connection: psycopg.Connection[Any], places: Places) -> None:
+def install(connection: psycopg.Connection[Any], places: JobKeys) -> None:
     """Make the views of a fleet, or bring them up to date, if that is not done.
 
     Args:
@@ -372,12 +377,12 @@ def install(connection: psycopg.Connection[Any], places: Places) -> None:
             connection.execute(sql.SQL(";\n".join(_statements(schema, places))))
 
 
-def _find(connection: psycopg.Connection[Any], schema: str, places: Places) -> Iterable[Relation]:
+def _find(connection: psycopg.Connection[Any], schema: str, places: JobKeys) -> Iterable[Relation]:
     rows = connection.execute(_RELATIONS, [schema, f"{places.name.replace('_', '~_')}%"])
     return [Relation(name, mark or "") for name, mark in rows]
 
 
-def views_sql(schema: str, places: Places, role: str) -> str:
+def views_sql(schema: str, places: JobKeys, role: str) -> str:
     """Give the SQL for an administrator: the views, and what lets a role use them."""
     names = {view: f"{quote_name(schema)}.{places.name}{view}" for view in VIEWS}
     known = {
@@ -390,7 +395,7 @@ def views_sql(schema: str, places: Places, role: str) -> str:
     return "".join(f"{statement};\n" for statement in statements)
 
 
-def _statements(schema: str, places: Places) -> list[str]:
+def _statements(schema: str, places: JobKeys) -> list[str]:
     statements = [*VIEWS.values(), _UNPINNED, _REPLACE, *_FUNCTIONS.values()]
     for view in _FUNCTIONS:
         for each, when in (("row", "INSTEAD OF"), ("statement", "AFTER")):

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from jobsync.events import Events, HandlerFailed
-from jobsync.jobs.holding import Change
+from jobsync.jobs.owned_tokens import TokenChange
 
-__all__ = ["RebalanceEvent", "Teller"]
+__all__ = ["Callbacks", "RebalanceEvent"]
 
 
 class RebalanceEvent(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class RebalanceEvent(msgspec.Struct, frozen=True):
     tokens_removed: int
 
 
-class Teller:
+class Callbacks:
     """Calls functions one after the other; one that raises becomes an event.
 
     Args:
@@ -49,7 +49,7 @@ class Teller:
         self._calls = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def tell(self, change: Change) -> None:
+    def tell(self, change: TokenChange) -> None:
         """Have the functions called soon."""
         if self._on_removed is not None and change.removed:
             self._call(self._on_removed, change.removed)

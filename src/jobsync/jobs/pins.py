@@ -17,10 +17,10 @@ from jobsync.core.clock import Wall
 from jobsync.core.codec import check_json
 from jobsync.core.pins import Pin, check_pattern, pattern_in_force
 from jobsync.errors import Invalid, Misconfigured
-from jobsync.jobs.crew import Crew
+from jobsync.jobs.job_node import JobNode
 from jobsync.jobs.task import Task
 
-__all__ = ["LockInfo", "Pinning"]
+__all__ = ["LockInfo", "Pins"]
 
 LockInfo: TypeAlias = dict[str, Any]
 """token_id, task_id, node_pattern, node_patterns, reason, created_at, created_by, expires_at"""
@@ -29,7 +29,7 @@ _DAY = 86_400
 _SHAPES = (2, 3)
 
 
-class Call(Protocol):
+class BlockingCall(Protocol):
     """Runs a coroutine elsewhere and waits for it."""
 
     def __call__(self, work: Any, /) -> Any:
@@ -37,7 +37,7 @@ class Call(Protocol):
         ...
 
 
-class Pinning:
+class Pins:
     """What one node does about pins.
 
     Args:
@@ -46,7 +46,9 @@ class Pinning:
         token_of: gives a task's token.
     """
 
-    def __init__(self, node: Crew | None, call: Call, token_of: Callable[[str], int]) -> None:
+    def __init__(
+        self, node: JobNode | None, call: BlockingCall, token_of: Callable[[str], int]
+    ) -> None:
         self._node = node
         self._call = call
         self._token_of = token_of

@@ -5,8 +5,10 @@ this user may make none, an event says so and the job goes on. Each thread has a
 of its own, in which every statement is a transaction.
 """
 
+import os
 import sqlite3
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -14,15 +16,39 @@ from zoneinfo import ZoneInfo
 from jobsync.components import Components
 from jobsync.core.urls import PostgresUrl, SqliteUrl, StoreUrl
 from jobsync.errors import Misconfigured, Unavailable
-from jobsync.jobs import sqliteviews
 from jobsync.jobs.events import ViewsMissing
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.sql_views import sqlite as sqliteviews
 from jobsync.stores.opening import require
 from jobsync.stores.postgres.queries import quote_name
 from jobsync.stores.sqlite.user_connection import SqliteConnection
-from jobsync.stores.zone import find_zone
 
-__all__ = ["Face"]
+__all__ = ["SqlViews", "find_zone"]
+
+
+# The time zone of this process, by a name that a database understands.
+
+
+_LOCALTIME = Path("/etc/localtime")
+_FOLDER = "zoneinfo/"
+
+
+def find_zone(environ: Mapping[str, str] | None = None, localtime: Path = _LOCALTIME) -> str:
+    """Name the zone: `TZ`, or what the machine is set to; UTC, if nobody says.
+
+    A name such as Europe/Berlin, or a rule such as CET-1CEST,M3.5.0,M10.5.0/3.
+    """
+    given = (os.environ if environ is None else environ).get("TZ")
+    if given is not None:
+        # Empty means UTC, as for the C library; a leading colon means nothing.
+        return given.removeprefix(":").partition(_FOLDER)[2] or given.removeprefix(":") or "UTC"
+    if not localtime.exists():
+        return "UTC"
+    if name := str(localtime.resolve()).partition(_FOLDER)[2]:
+        return name
+    # A copy of a zone's file ends with its rule, in a line of its own.
+    return localtime.read_bytes().rstrip(b"\n").rpartition(b"\n")[2].decode() or "UTC"
+
 
 _TABLES = {
     "Node": "node",
@@ -39,7 +65,7 @@ _IN_MAIN = "SELECT 1 FROM main.sqlite_master WHERE name = %s"
 _IN_SESSIONS = "SELECT 1 FROM sessions.sqlite_master WHERE name = %s"
 
 
-class Face:
+class SqlViews:
     """What SQL there is to a fleet.
 
     Args:
@@ -50,7 +76,7 @@ class Face:
     """
 
     def __init__(
-        self, url: StoreUrl, places: Places, components: Components, zone: str | None = None
+        self, url: StoreUrl, places: JobKeys, components: Components, zone: str | None = None
     ) -> None:
         self._url = url
         self._places = places
@@ -101,7 +127,9 @@ class Face:
         match self._url:
             case PostgresUrl() as url:
                 require("postgresql", "psycopg", "postgres")
-                from jobsync.stores.postgres.user_connection import connect_postgres
+                from jobsync.stores.postgres.user_connection import (  # noqa: PLC0415 - an extra
+                    connect_postgres,
+                )
 
                 return connect_postgres(url, self._zone or find_zone())
             case SqliteUrl(path):
@@ -123,7 +151,7 @@ class Face:
     def _install_on_postgres(self, url: PostgresUrl, node: str) -> None:
         import psycopg  # noqa: PLC0415 - an extra
 
-        from jobsync.jobs.postgresviews import install  # noqa: PLC0415 - likewise
+        from jobsync.jobs.sql_views.postgres import install  # noqa: PLC0415 - likewise
         from jobsync.stores.postgres.errors import explain  # noqa: PLC0415 - likewise
 
         with self.connect() as connection:

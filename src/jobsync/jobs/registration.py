@@ -6,7 +6,7 @@ left or whose session is dead; so of two processes of one name one waits, or is 
 record that somebody deletes is written again by the process that holds the name and lives.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Literal, TypeAlias
 
@@ -22,7 +22,8 @@ from jobsync.errors import Conflict, Corrupt, Misconfigured
 from jobsync.jobs.events import NodeRestored
 from jobsync.stores.contract import Record, Store
 
-__all__ = ["NameTaken", "Named", "NodeName", "Stage", "read_named"]
+__all__ = ["NameTaken", "NodeRecord", "Registration", "Stage", "agree_on_locks", "read_node_record"]
+
 
 Stage: TypeAlias = Literal["joining", "ready", "leaving", "left"]
 
@@ -33,7 +34,7 @@ class NameTaken(Misconfigured):
     """Another process of this name lives."""
 
 
-class Named(msgspec.Struct, frozen=True, kw_only=True):
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds a node's name."""
 
     name: str
@@ -53,19 +54,19 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after another's death before which it does not start that one's tasks again."""
 
 
-def read_named(record: Record) -> Named:
+def read_node_record(record: Record) -> NodeRecord:
     """Understand a node's record.
 
     Raises:
         Corrupt: it is not what any version of this library wrote.
     """
     try:
-        return msgspec.convert(record.value, Named)
+        return msgspec.convert(record.value, NodeRecord)
     except msgspec.ValidationError as error:
         raise Corrupt(record.key, str(error)) from error
 
 
-class NodeName:
+class Registration:
     """This process's hold on a name.
 
     Args:
@@ -92,7 +93,7 @@ class NodeName:
         self._facts = facts
         self._record: Record | None = None
 
-    async def take(self, named: Named, *, until: Mono) -> None:
+    async def take(self, named: NodeRecord, *, until: Mono) -> None:
         """Hold the name from now on; wait for the one who holds it to leave or to die.
 
         Raises:
@@ -100,7 +101,7 @@ class NodeName:
         """
         while True:
             base = await self._store.get(self._key, tombstones=True)
-            holder = None if base is None or base.deleted else read_named(base)
+            holder = None if base is None or base.deleted else read_node_record(base)
             if holder is None or await self._is_gone(holder):
                 try:
                     self._record = await self._write(base, named)
@@ -117,7 +118,7 @@ class NodeName:
                 )
             await self._store.wait(f"{SESSIONS}", min(_LOOK_AGAIN, until - self._clock.mono()))
 
-    async def tell(self, **changes: Json) -> Named:
+    async def tell(self, **changes: Json) -> NodeRecord:
         """Change what the record says.
 
         Raises:
@@ -127,17 +128,17 @@ class NodeName:
             record = self._record
             if record is None:
                 raise Conflict(self._key)
-            named = msgspec.structs.replace(read_named(record), **changes)
-            if named == read_named(record):
+            named = msgspec.structs.replace(read_node_record(record), **changes)
+            if named == read_node_record(record):
                 return named
             try:
                 self._record = await self._write(record, named)
             except Conflict:
                 current = await self._store.get(self._key, tombstones=True)
                 if current is None or current.deleted:
-                    await self._put_back(current, read_named(record))
+                    await self._put_back(current, read_node_record(record))
                     continue
-                mine = read_named(current).incarnation == named.incarnation
+                mine = read_node_record(current).incarnation == named.incarnation
                 self._record = current if mine else None
             else:
                 return named
@@ -152,22 +153,22 @@ class NodeName:
         except Corrupt:
             return
         if current is None or current.deleted:
-            await self._put_back(current, read_named(record))
+            await self._put_back(current, read_node_record(record))
 
-    async def _put_back(self, base: Record | None, named: Named) -> None:
+    async def _put_back(self, base: Record | None, named: NodeRecord) -> None:
         # Whoever was first: what stands there is looked at when there is more to tell.
         with suppress(Conflict):
             self._record = await self._write(base, named)
             self._events.emit(NodeRestored(node=named.name))
 
-    async def _write(self, base: Record | None, named: Named) -> Record:
+    async def _write(self, base: Record | None, named: NodeRecord) -> Record:
         if base is None:
             return await self._store.create(self._key, msgspec.to_builtins(named))
         # Facts of newer code in the record survive.
         known = {} if base.deleted else base.value
         return await self._store.put(base, {**known, **msgspec.to_builtins(named)})
 
-    async def _is_gone(self, holder: Named) -> bool:
+    async def _is_gone(self, holder: NodeRecord) -> bool:
         # An earlier session of this very process: what it had is void, dead or not.
         is_ours = worker_of(holder.incarnation) == self._membership.worker_id
         if holder.stage == "left" or is_ours:
@@ -177,3 +178,65 @@ class NodeName:
         if record is not None:
             return read_session_record(record).state == "dead"
         return self._membership.is_dead(holder.incarnation)
+
+
+# What all nodes of a fleet that live must say alike, and may change together.
+#
+# Whether pins hold is the leader's to say, and any node may lead. So who would say otherwise
+# than a node that lives is not let in. A fleet changes it by being stopped and started.
+
+
+_PURPOSE = "agreement"
+_AGREEMENT_POLL = 1.0
+
+
+async def agree_on_locks(
+    membership: Membership,
+    list_nodes: Callable[[], Awaitable[Iterable[NodeRecord]]],
+    name: str,
+    *,
+    enabled: bool,
+    until: Mono,
+) -> None:
+    """Wait until no other node lives that says otherwise of `locks_enabled`.
+
+    Args:
+        membership: who knows which sessions are dead.
+        list_nodes: gives the nodes of the fleet.
+        name: this node's.
+        enabled: what this node says.
+        until: how long to wait.
+
+    Raises:
+        Misconfigured: one lives on; names it.
+    """
+    clock = membership.components.clock
+    try:
+        while True:
+            others = [
+                node
+                for node in await list_nodes()
+                if node.locks_enabled != enabled and node.stage != "left" and node.name != name
+            ]
+            membership.watch(_PURPOSE, {node.incarnation for node in others})
+            living = [node for node in others if await _lives(membership, node)]
+            if not living:
+                return
+            if clock.mono() >= until:
+                raise Misconfigured(
+                    "locks_enabled",
+                    enabled,
+                    f"the node {living[0].name}, which lives, has {not enabled}",
+                    "give the same on every node, or stop the others first",
+                )
+            wait = min(_AGREEMENT_POLL, until - clock.mono())
+            await membership.store.wait(SESSIONS, wait)
+    finally:
+        membership.watch(_PURPOSE, ())
+
+
+async def _lives(membership: Membership, node: NodeRecord) -> bool:
+    record = await membership.store.get(f"{SESSIONS}{node.incarnation}")
+    if record is None:
+        return not membership.is_dead(node.incarnation)
+    return read_session_record(record).state == "live"

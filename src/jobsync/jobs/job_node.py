@@ -20,9 +20,7 @@ from jobsync.core.assignment import Plan, awaits, has_nothing, token_maker
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
 from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
-from jobsync.jobs.agreement import agree_on_locks
 from jobsync.jobs.claims import Claim, Claims, ClaimState
-from jobsync.jobs.dealing import Dealer, fetch_plan
 from jobsync.jobs.events import (
     AuditRefused,
     NodeFailed,
@@ -31,15 +29,16 @@ from jobsync.jobs.events import (
     PinsIgnored,
     TokensChanged,
 )
-from jobsync.jobs.holding import Change, Holding
-from jobsync.jobs.node import Named, NameTaken, NodeName, Stage
-from jobsync.jobs.pinboard import Pinboard
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.owned_tokens import OwnedTokens, TokenChange
+from jobsync.jobs.pin_store import PinStore
+from jobsync.jobs.rebalancer import Rebalancer, fetch_plan
+from jobsync.jobs.registration import NameTaken, NodeRecord, Registration, Stage, agree_on_locks
 from jobsync.jobs.retention import Forgotten, forget, note_date
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import read_each
 
-__all__ = ["Crew", "CrewSettings"]
+__all__ = ["JobNode", "JobNodeSettings"]
 
 _PASSING = (Unavailable, OutcomeUnknown, Conflict, Corrupt, Misconfigured)
 """What may be over after a while: an outage, a burst of refusals, a record that is mended."""
@@ -49,7 +48,7 @@ _LONG = 3600.0
 _WORK = "jobs"
 
 
-class CrewSettings(msgspec.Struct, frozen=True, kw_only=True):
+class JobNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a node goes by."""
 
     fleet: str
@@ -71,7 +70,7 @@ class CrewSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether pins hold, as far as this node leads."""
 
 
-class Crew:
+class JobNode:
     """A node. `start` it, use it, `stop` it.
 
     Args:
@@ -84,9 +83,9 @@ class Crew:
     def __init__(
         self,
         membership: Membership,
-        settings: CrewSettings,
+        settings: JobNodeSettings,
         *,
-        told: Callable[[Change], object] = lambda _: None,
+        told: Callable[[TokenChange], object] = lambda _: None,
         facts: Mapping[str, Json] | None = None,
     ) -> None:
         store, components = membership.store, membership.components
@@ -98,13 +97,13 @@ class Crew:
         self._components: Components = components
         self._clock = components.clock
         self._events = components.events
-        self._places = Places(settings.fleet)
+        self._places = JobKeys(settings.fleet)
         self._told = told
         self._changed = asyncio.Event()
         self._roused = asyncio.Event()
         self._facts = dict(facts or {})
         key = self._places.node(settings.node)
-        self._name = NodeName(store, components, membership, key, self._facts)
+        self._name = Registration(store, components, membership, key, self._facts)
         self.claims = Claims(
             store,
             components,
@@ -116,9 +115,9 @@ class Crew:
             handover_memory=settings.handover_memory,
             once_per_date=settings.once_per_date,
         )
-        self.holding = Holding(self._name, self.claims, self._tell)
-        self.pins = Pinboard(store, components, self._places, self.token)
-        self._dealer = Dealer(
+        self.holding = OwnedTokens(self._name, self.claims, self._tell)
+        self.pins = PinStore(store, components, self._places, self.token)
+        self._dealer = Rebalancer(
             store,
             components,
             membership,
@@ -303,7 +302,7 @@ class Crew:
         """Whether it may act now. Asks the clock."""
         return self.failure is None and self.membership.is_trusted
 
-    async def nodes(self) -> list[Named]:
+    async def nodes(self) -> list[NodeRecord]:
         """Give the nodes of the fleet, those that have left too."""
         return await self._dealer.list_nodes()
 
@@ -359,7 +358,7 @@ class Crew:
         incarnation = session.incarnation
         self.claims.abandon()
         self.holding.join(session)
-        named = Named(
+        named = NodeRecord(
             name=self.settings.node,
             incarnation=incarnation,
             stage="leaving" if self.is_retiring else stage,
@@ -509,7 +508,7 @@ class Crew:
             self._ignored = count
             self._events.emit(PinsIgnored(node=self.settings.node, count=count))
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, change: TokenChange) -> None:
         self._events.emit(
             TokensChanged(
                 node=self.settings.node,

@@ -9,8 +9,13 @@ Instants are text in UTC, dates are text; SQLite knows no others. DELETE means w
 PostgreSQL.
 """
 
-from jobsync.jobs.places import Places
-from jobsync.jobs.relations import FACE_VERSION, MARK, Relation, find_version
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.sql_views.relations import (
+    FACE_VERSION,
+    MARK,
+    Relation,
+    find_version,
+)
 from jobsync.stores.contract import TRAIL_LENGTH
 from jobsync.stores.sqlite.user_connection import SqliteConnection
 
@@ -321,7 +326,7 @@ JOIN sessions.{app}leader AS l ON l.incarnation = n.incarnation WHERE n.is_leade
 """
 
 
-def install(connection: SqliteConnection, places: Places) -> None:
+def install(connection: SqliteConnection, places: JobKeys) -> None:
     """Make the views of a fleet in both files, or bring them up to date, if that is not done.
 
     Raises:
@@ -341,14 +346,14 @@ def install(connection: SqliteConnection, places: Places) -> None:
                 connection.execute(_fill(text, places))
 
 
-def _version(connection: SqliteConnection, places: Places) -> int:
+def _version(connection: SqliteConnection, places: JobKeys) -> int:
     return min(
         find_version(_find(connection, file, places), views, places)
         for file, views in _FILES.items()
     )
 
 
-def _find(connection: SqliteConnection, file: str, places: Places) -> list[Relation]:
+def _find(connection: SqliteConnection, file: str, places: JobKeys) -> list[Relation]:
     rows = connection.execute(
         f"SELECT name, sql FROM {file}.sqlite_master WHERE type IN ('table', 'view')"
         " AND substr(name, 1, length(%s)) = %s",
@@ -362,20 +367,20 @@ def _read_mark(text: str) -> str:
     return text.partition(" AS -- ")[2].partition("\n")[0]
 
 
-def join_files(connection: SqliteConnection, places: Places) -> None:
+def join_files(connection: SqliteConnection, places: JobKeys) -> None:
     """Make the views that join what is in both files, for one connection."""
     trigger = _DELETE_NODE.replace("{temporary}", "TEMPORARY")
     for text in (_JOINED_NODE, _JOINED_LEADER, trigger):
         connection.execute(_fill(text, places))
 
 
-def views_sql(places: Places) -> str:
+def views_sql(places: JobKeys) -> str:
     """Give the SQL of the main file's views."""
     texts = (*VIEWS.values(), *_TRIGGERS.values())
     return "".join(f"{_fill(text, places)};\n" for text in texts)
 
 
-def _fill(text: str, places: Places) -> str:
+def _fill(text: str, places: JobKeys) -> str:
     known = {
         "{mark}": MARK,
         "{app}": places.name,

@@ -20,9 +20,9 @@ from jobsync.coordination.session import Session
 from jobsync.core.assignment import Ownership, Plan, owes
 from jobsync.core.codec import Json
 from jobsync.jobs.claims import Claims
-from jobsync.jobs.node import NodeName
+from jobsync.jobs.registration import Registration
 
-__all__ = ["Change", "Holding"]
+__all__ = ["OwnedTokens", "TokenChange"]
 
 _thread = threading.get_ident
 
@@ -32,7 +32,7 @@ _GRACE = 0.2
 """Seconds for which a yes is kept: far longer than a program takes from asking to claiming."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class TokenChange(msgspec.Struct, frozen=True):
     """What another assignment has changed for this node."""
 
     number: int
@@ -41,7 +41,7 @@ class Change(msgspec.Struct, frozen=True):
     is_initial: bool
 
 
-class Holding:
+class OwnedTokens:
     """This node's part of the assignment.
 
     Args:
@@ -52,9 +52,9 @@ class Holding:
 
     def __init__(
         self,
-        name: NodeName,
+        name: Registration,
         claims: Claims,
-        tell: Callable[[Change], object],
+        tell: Callable[[TokenChange], object],
     ) -> None:
         self._name = name
         self._claims = claims
@@ -115,7 +115,9 @@ class Holding:
             self._has_gained = True
         self.mine = after
         self._exempt = {each.task: each.token for each in plan.exceptions.tasks}
-        change = Change(number, gained, before.tokens - after.tokens, is_initial=before.number == 0)
+        change = TokenChange(
+            number, gained, before.tokens - after.tokens, is_initial=before.number == 0
+        )
         self._tell(change)
 
     def _recent(self) -> dict[str, Json]:

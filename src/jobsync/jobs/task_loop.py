@@ -28,7 +28,7 @@ from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
 from jobsync.jobs.claims import ClaimState
 from jobsync.jobs.task import Task, to_task
 
-__all__ = ["Call", "Source", "Walk", "steps"]
+__all__ = ["RunAndWait", "Source", "TaskLoop", "steps"]
 
 Source: TypeAlias = Callable[[], Iterable[Task | object]] | Iterable[Task | object]
 
@@ -37,7 +37,7 @@ _SHORTEST_PAUSE = 0.5
 """Seconds to wait after the first round in which nothing could be done here."""
 
 
-class Walker(Protocol):
+class TaskLoopNode(Protocol):
     """A node, as far as a walk needs one."""
 
     failure: BaseException | None
@@ -67,7 +67,7 @@ class Walker(Protocol):
         ...
 
 
-class Call(Protocol):
+class RunAndWait(Protocol):
     """Runs a coroutine elsewhere and waits for it."""
 
     def __call__(self, work: Coroutine[Any, Any, Any], /) -> Any:
@@ -75,7 +75,7 @@ class Call(Protocol):
         ...
 
 
-class Walk:
+class TaskLoop:
     """One walk through a list.
 
     Call `read` and `begin` for each round, `next` until it gives None; then the next round,
@@ -89,7 +89,7 @@ class Walk:
     """
 
     def __init__(
-        self, node: Walker, clock: Clock, source: Source, in_blocks: set[str] | None = None
+        self, node: TaskLoopNode, clock: Clock, source: Source, in_blocks: set[str] | None = None
     ) -> None:
         self._node = node
         self._clock = clock
@@ -220,7 +220,7 @@ class Walk:
         self._pause = min(2 * self._pause, self._node.pace)
 
 
-def steps(walk: Walk, call: Call) -> Generator[Task, None, None]:
+def steps(walk: TaskLoop, call: RunAndWait) -> Generator[Task, None, None]:
     """Give the tasks of a walk to one who blocks, each claimed; a loop left early fails one."""
     while call(walk.begin(walk.read())):
         while (task := call(walk.next())) is not None:

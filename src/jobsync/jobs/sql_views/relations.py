@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from jobsync.errors import Misconfigured
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
 
 __all__ = ["FACE_VERSION", "MARK", "Relation", "find_version"]
 
@@ -34,7 +34,7 @@ class Relation(msgspec.Struct, frozen=True):
     mark: str
 
 
-def find_version(found: Iterable[Relation], views: Collection[str], places: Places) -> int:
+def find_version(found: Iterable[Relation], views: Collection[str], places: JobKeys) -> int:
     """Give the version of a fleet's views; 0, if any of them is missing.
 
     Args:

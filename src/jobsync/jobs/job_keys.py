@@ -6,10 +6,10 @@ import msgspec
 
 from jobsync.core.keys import escape
 
-__all__ = ["Places"]
+__all__ = ["JobKeys"]
 
 
-class Places(msgspec.Struct, frozen=True):
+class JobKeys(msgspec.Struct, frozen=True):
     """The keys of one fleet that shares tasks; its name is the prefix of its SQL face."""
 
     name: str

@@ -18,24 +18,24 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono, Wall
 from jobsync.core.pins import Pin, in_force, merge, read_sheet, write_sheet
 from jobsync.errors import Conflict, Corrupt
-from jobsync.jobs.places import Places
+from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["Pinboard"]
+__all__ = ["PinStore"]
 
 _MOST = 10_000
 _SHORTEST = 0.01
 
 
-class _Sheet(msgspec.Struct, frozen=True):
+class _ReadSheet(msgspec.Struct, frozen=True):
     """One node's pins, as they were read."""
 
     version: str
     pins: list[Pin]
 
 
-class Pinboard:
+class PinStore:
     """All pins of one fleet.
 
     Args:
@@ -49,7 +49,7 @@ class Pinboard:
         self,
         store: Store,
         components: Components,
-        places: Places,
+        places: JobKeys,
         token_of: Callable[[str], int],
     ) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class Pinboard:
         self._witness = CorruptionLog(store.name, components.events)
         self._places = places
         self._token_of = token_of
-        self._sheets: dict[str, _Sheet] = {}
+        self._sheets: dict[str, _ReadSheet] = {}
         self._ends: Mono | None = None
         self._expired: frozenset[Pin] = frozenset()
 
@@ -159,7 +159,7 @@ class Pinboard:
             if key not in known or known[key].version != version
         ]
         for record in await self._fetch(stale):
-            known[record.key] = _Sheet(record.version, self._decode(record))
+            known[record.key] = _ReadSheet(record.version, self._decode(record))
         self._sheets = known
         return [known[key].pins for key in versions if key in known]
 

@@ -1,14 +1,17 @@
 """A node without a fleet: it owns everything and touches no store."""
 
+import datetime as dt
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from jobsync.jobs.claims import Claim, ClaimState
 from jobsync.jobs.retention import Forgotten
 
-__all__ = ["Alone"]
+__all__ = ["LocalNode", "NodeInfo", "describe_alone", "describe_claim"]
 
 
-class Alone:
+class LocalNode:
     """Answers as a node does that nobody shares its tasks with.
 
     Args:
@@ -89,3 +92,29 @@ class Alone:
         if task not in self._done:
             return False
         return self._once or (known is not None and known.get(task) != str(self._done[task]))
+
+
+# Claims and nodes as people read them: plain dicts, with the names of the guide.
+
+
+NodeInfo: TypeAlias = dict[str, Any]
+"""name, created_on, last_heartbeat, host, pid, stage, is_leader"""
+
+
+def describe_claim(claim: Claim) -> dict[str, Any]:
+    """Describe a claim; `item` is the guide's name for `task_id`."""
+    return {
+        "task_id": claim.task,
+        "item": claim.task,
+        "node": claim.node,
+        "state": claim.state,
+        "run": claim.run,
+        "created_on": dt.datetime.fromtimestamp(claim.started, dt.UTC),
+        "date": dt.date.fromisoformat(claim.date),
+    }
+
+
+def describe_alone(name: str) -> NodeInfo:
+    """Describe a node that shares nothing with anybody, and is recorded nowhere."""
+    facts = {"host": "", "pid": os.getpid(), "stage": "ready", "is_leader": True}
+    return {"name": name, "created_on": None, "last_heartbeat": None, **facts}

@@ -10,10 +10,10 @@ import sys
 import threading
 from types import FrameType
 
-__all__ = ["Entrance"]
+__all__ = ["ExitGuard"]
 
 
-class Entrance:
+class ExitGuard:
     """Remembers who entered.
 
     Args:

@@ -1,0 +1,1 @@
+"""The SQL views of a fleet, and connections to query them."""
