@@ -79,7 +79,7 @@ def test_help_loads_nothing_that_it_need_not() -> None:
     """The list of commands loads none of them, not even what they are made of."""
     loaded = _name_loaded([("--help",)])
     ours = {name for name in loaded if name.startswith("jobsync.")}
-    assert ours == {"jobsync.cli", "jobsync.cli.codes", "jobsync.cli.main", "jobsync.errors"}
+    assert ours == {"jobsync.cli", "jobsync.cli.options", "jobsync.cli.main", "jobsync.errors"}
     assert not loaded & {"msgspec", *_HEAVY}
 
 

@@ -3,7 +3,7 @@
 import click
 import msgspec
 
-from jobsync.cli.asking import ask, json_option, now, url_option
+from jobsync.cli.options import ask, json_option, now, url_option
 from jobsync.cli.render import Column, Table, ages, ago, moment, show_tables
 
 __all__ = ["cluster"]

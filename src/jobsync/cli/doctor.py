@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from jobsync.cli.asking import json_option
-from jobsync.cli.codes import UNHEALTHY
+from jobsync.cli.options import UNHEALTHY, json_option
 from jobsync.cli.render import paint, show_rows
 
 if TYPE_CHECKING:

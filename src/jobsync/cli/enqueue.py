@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from jobsync.cli.asking import ask_database, json_option, url_option
+from jobsync.cli.options import ask_database, json_option, url_option
 from jobsync.cli.render import show_rows
 from jobsync.errors import Invalid
 

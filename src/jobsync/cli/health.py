@@ -4,9 +4,8 @@ from pathlib import Path
 
 import click
 
-from jobsync.cli.asking import json_option, now
-from jobsync.cli.codes import UNHEALTHY
-from jobsync.cli.heartbeat import read_heartbeat
+from jobsync.cli.health_state import read_heartbeat
+from jobsync.cli.options import UNHEALTHY, json_option, now
 from jobsync.cli.render import show_rows
 
 __all__ = ["health"]

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import click
 
-from jobsync.cli.codes import FAILED, USAGE
+from jobsync.cli.options import FAILED, USAGE
 from jobsync.errors import Invalid, JobsyncError
 
 __all__ = ["main"]

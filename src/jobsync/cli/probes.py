@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from jobsync.cli.pulse import Pulse, Report
+from jobsync.cli.health_state import HealthReport, HealthState
 from jobsync.errors import Invalid, Misconfigured
 
 __all__ = ["read_address", "serving"]
@@ -27,13 +27,13 @@ def read_address(text: str) -> tuple[str, int]:
 
 
 @contextmanager
-def serving(address: tuple[str, int], pulse: Pulse) -> Iterator[str]:
+def serving(address: tuple[str, int], pulse: HealthState) -> Iterator[str]:
     """Answer probes over HTTP; give the address that is listened on.
 
     Raises:
         Misconfigured: it cannot be listened on.
     """
-    answers: Mapping[str, Callable[[], Report]] = {
+    answers: Mapping[str, Callable[[], HealthReport]] = {
         "/livez": pulse.live,
         "/health/live": pulse.live,
         "/readyz": pulse.ready,

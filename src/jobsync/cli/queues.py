@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
-from jobsync.cli.asking import ask, json_option, limit_option, now, url_option
+from jobsync.cli.options import ask, json_option, limit_option, now, url_option
 from jobsync.cli.render import Column, Table, ages, ago, show_rows, show_tables
 from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.errors import Invalid

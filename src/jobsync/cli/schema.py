@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from jobsync.cli.asking import app_option, json_option
+from jobsync.cli.options import app_option, json_option
 from jobsync.cli.render import show_rows
 from jobsync.errors import Misconfigured
 

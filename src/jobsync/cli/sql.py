@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import click
 
-from jobsync.cli.asking import app_option, json_option
+from jobsync.cli.options import app_option, json_option
 
 __all__ = ["sql"]
 

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from jobsync.cli.asking import app_option, ask, date_option, json_option, now, url_option
-from jobsync.cli.codes import FAILED
+from jobsync.cli.options import (
+    FAILED,
+    app_option,
+    ask,
+    date_option,
+    json_option,
+    now,
+    url_option,
+)
 from jobsync.cli.render import ago, moment, show_facts, show_rows
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from jobsync.cli.render import paint
 
 if TYPE_CHECKING:
     from jobsync.cli.logs import Format
-    from jobsync.cli.shift import Shift
+    from jobsync.cli.worker_process import WorkerProcess
     from jobsync.database.database import Database
 
 __all__ = ["work"]
@@ -76,24 +76,24 @@ def work(
     """
     import asyncio
 
+    from jobsync.cli.health_state import HealthState
     from jobsync.cli.logs import start_logging
     from jobsync.cli.probes import read_address, serving
-    from jobsync.cli.pulse import Pulse
-    from jobsync.cli.shift import Shift
     from jobsync.cli.target import load, make
+    from jobsync.cli.worker_process import WorkerProcess
 
     address = None if http is None else read_address(http)
     found = load(target)
     start_logging(log_format, log_level)
 
-    async def run() -> tuple[Shift, int]:
+    async def run() -> tuple[WorkerProcess, int]:
         database = await make(target, found)
-        pulse = Pulse(database.components.clock, database.unready)
+        pulse = HealthState(database.components.clock, database.unready)
         with ExitStack() as stack:
             probes = None if address is None else stack.enter_context(serving(address, pulse))
             if log_format == "text":
                 _greet(target, database, probes)
-            shift = Shift(database, pulse, grace=grace, heartbeat=heartbeat_file)
+            shift = WorkerProcess(database, pulse, grace=grace, heartbeat=heartbeat_file)
             return shift, await shift.work()
 
     shift, status = asyncio.run(run())

@@ -14,20 +14,19 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from jobsync.cli.codes import FAILED
-from jobsync.cli.heartbeat import write_heartbeat
-from jobsync.cli.pulse import PERIOD, Pulse
+from jobsync.cli.health_state import PERIOD, HealthState, write_heartbeat
+from jobsync.cli.options import FAILED
 from jobsync.database.database import Database
 from jobsync.queue.executor import THREADS
 
-__all__ = ["Shift"]
+__all__ = ["WorkerProcess"]
 
 _log = logging.getLogger("jobsync.work")
 _MOMENT = 1.0
 """Seconds in which a thread without work surely ends."""
 
 
-class Shift:
+class WorkerProcess:
     """Runs what is attached to a database until a signal comes, or it fails.
 
     Args:
@@ -41,7 +40,7 @@ class Shift:
     def __init__(
         self,
         database: Database,
-        pulse: Pulse,
+        pulse: HealthState,
         *,
         grace: float,
         heartbeat: Path | None = None,

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
-from jobsync.cli.asking import app_option, ask, date_option, json_option, url_option
+from jobsync.cli.options import (
+    app_option,
+    ask,
+    date_option,
+    json_option,
+    url_option,
+)
 from jobsync.cli.render import Column, Table, ago, moment, show_rows, show_tables
 
 if TYPE_CHECKING:

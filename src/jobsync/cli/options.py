@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from jobsync.stores.contract import Store
 
 __all__ = [
+    "FAILED",
+    "UNHEALTHY",
+    "USAGE",
     "app_option",
     "ask",
     "ask_database",
@@ -27,6 +30,7 @@ __all__ = [
     "now",
     "url_option",
 ]
+
 
 T = TypeVar("T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -144,3 +148,13 @@ def ask_database(url: str | None, question: Callable[[Database], Awaitable[T]]) 
             return await question(database)
 
     return ask(url, put)
+
+
+# What a command's exit tells whoever called it; 0 means that all is well.
+
+
+FAILED = 1
+USAGE = 2
+"""Wrong usage: nothing was done."""
+UNHEALTHY = 3
+"""The command did its work, and what it looked at is not well."""
