@@ -21,7 +21,7 @@ import postings  # noqa: E402 - found by the line above
 from fleets import run_storm, run_suspends  # noqa: E402 - likewise
 
 from jobsync.testing import tell  # noqa: E402
-from jobsync.testing.campaign import Report, Teller, run_campaign  # noqa: E402
+from jobsync.testing.stories import Report, WorldRunner, run_campaign  # noqa: E402
 
 
 def tell_of_elections(seed: int) -> Report:
@@ -40,7 +40,7 @@ def tell_of_a_queue(seed: int) -> Report:
     return tell(postings.stormy_with_suspends if seed % 4 == 3 else postings.stormy, seed)
 
 
-TELLERS: dict[str, Teller] = {"elections": tell_of_elections, "queue": tell_of_a_queue}
+TELLERS: dict[str, WorldRunner] = {"elections": tell_of_elections, "queue": tell_of_a_queue}
 
 
 def main() -> int:

@@ -12,8 +12,8 @@ from jobsync.queue.backend import ClaimResult, NewMessage, QueueBackend, Settlem
 from jobsync.queue.opening import open_backend
 from jobsync.testing import (
     Link,
+    RecordingBackend,
     RowStore,
-    ToldPort,
     Weather,
     World,
     check_answers,
@@ -30,7 +30,7 @@ def live(deed: Deed) -> World:
     world = World(0)
     node, store = world.node("a"), RowStore(world)
     link = Link(world, node, store)
-    port = ToldPort(node, open_backend(link, "mails", node.components))
+    port = RecordingBackend(node, open_backend(link, "mails", node.components))
     world.run(lambda: deed(world, link, port))
     return world
 

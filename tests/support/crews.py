@@ -26,7 +26,7 @@ from jobsync.stores.contract import Store
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.metered import Meter, MeteredStore
 from jobsync.stores.settling import SettlingStore
-from jobsync.testing.joining import SimulatedThread
+from jobsync.testing.databases import SimulatedThread
 from jobsync.testing.network import Link
 from jobsync.testing.violations import Violation, is_defect
 from jobsync.testing.world import Node, Occurrence, World

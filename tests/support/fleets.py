@@ -22,7 +22,7 @@ from jobsync.stores.record_codec import stamp
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing.invariants import check_commits, check_roles, check_takes, check_told
 from jobsync.testing.network import CALM, Link, Weather
-from jobsync.testing.told import ToldStore
+from jobsync.testing.recording import RecordingStore
 from jobsync.testing.violations import Violation, describe_failure
 from jobsync.testing.world import Node, World
 
@@ -119,7 +119,7 @@ class Worker:
         components = self.node.components
         settled: Store = SettlingStore(self.link, components)
         if self.fleet.is_untouched:
-            settled = ToldStore(self.node, settled)
+            settled = RecordingStore(self.node, settled)
         host = self.fleet.host(self)
         return Membership(settled, components, self.settings, open_own=self._open, host=host)
 

@@ -19,7 +19,7 @@ from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing.invariants import check_told
 from jobsync.testing.network import CALM, Link, Weather
-from jobsync.testing.told import ToldStore
+from jobsync.testing.recording import RecordingStore
 from jobsync.testing.violations import Violation
 from jobsync.testing.world import World
 
@@ -423,9 +423,9 @@ def a_lost_reply() -> list[Violation]:
         for name in ("a", "b"):
             node = world.node(name)
             link = Link(world, node, store, Weather(lost=0.5))
-            told = ToldStore(node, SettlingStore(link, node.components))
+            told = RecordingStore(node, SettlingStore(link, node.components))
 
-            async def write(told: ToldStore = told) -> None:
+            async def write(told: RecordingStore = told) -> None:
                 for _ in range(20):
                     with contextlib.suppress(Unavailable):
                         base = await told.get("n/counter", tombstones=True)

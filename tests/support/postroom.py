@@ -20,8 +20,8 @@ from jobsync.queue.context import Context
 from jobsync.queue.events import MessageCompleted
 from jobsync.testing import (
     NodeDatabase,
+    RecordingQueue,
     RowStore,
-    ToldQueue,
     check_answers,
     check_drained,
     check_messages,
@@ -50,7 +50,7 @@ class Clerk:
         self.postroom = postroom
         self.node = node
         self.handling: dict[tuple[str, int], Context] = {}
-        self.queue: ToldQueue | None = None
+        self.queue: RecordingQueue | None = None
         self._options = options
         self._is_idle = is_idle
 
@@ -59,7 +59,7 @@ class Clerk:
         database = NodeDatabase(self.node, self.postroom.store)
         async with database:
             database.events.on(MessageCompleted.name, self.postroom.hear_of_completion)
-            queue = ToldQueue(resource="letters", on_message=self.handle, **self._options)
+            queue = RecordingQueue(resource="letters", on_message=self.handle, **self._options)
             if self._is_idle:
                 queue.pause()
             self.queue = await database.use_plugin(queue)
@@ -69,7 +69,7 @@ class Clerk:
         """Push messages, one batch after the other, and handle none."""
         options = {k: v for k, v in self._options.items() if k in _OF_THE_SESSION}
         async with NodeDatabase(self.node, self.postroom.store) as database:
-            self.queue = await database.use_plugin(ToldQueue(resource="letters", **options))
+            self.queue = await database.use_plugin(RecordingQueue(resource="letters", **options))
             for batch in letters():
                 await self.node.clock.sleep(batch.pause)
                 try:

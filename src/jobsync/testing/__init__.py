@@ -1,20 +1,18 @@
 """A simulated world: real code under virtual time, with faults, the same way every time."""
 
 from jobsync.testing import strikes
-from jobsync.testing.campaign import run_campaign
-from jobsync.testing.clocks import NodeClock
-from jobsync.testing.databases import NodeDatabase, ToldQueue
+from jobsync.testing.databases import NodeDatabase, RecordingQueue, SimulatedThread, join
 from jobsync.testing.invariants import check_commits, check_roles, check_takes, check_told
-from jobsync.testing.joining import SimulatedThread, join
 from jobsync.testing.loop import Stuck
-from jobsync.testing.messages import (
+from jobsync.testing.message_invariants import (
     check_answers,
     check_drained,
     check_messages,
     check_redelivered,
 )
 from jobsync.testing.network import CALM, Link, Weather, connect
-from jobsync.testing.nodes import Node, NodeHost
+from jobsync.testing.nodes import Node, NodeClock, NodeHost
+from jobsync.testing.recording import RecordingBackend, RecordingStore
 from jobsync.testing.rows import RowStore
 from jobsync.testing.stories import (
     Report,
@@ -24,11 +22,10 @@ from jobsync.testing.stories import (
     find_story,
     load_seeds,
     replay_line,
+    run_campaign,
     tell,
 )
 from jobsync.testing.storms import Forecast, draw_forecast, mend, storm
-from jobsync.testing.told import ToldStore
-from jobsync.testing.toldport import ToldPort
 from jobsync.testing.violations import INVARIANTS, InvariantBroken, Violation, require
 from jobsync.testing.world import Occurrence, World
 
@@ -43,14 +40,14 @@ __all__ = [
     "NodeDatabase",
     "NodeHost",
     "Occurrence",
+    "RecordingBackend",
+    "RecordingQueue",
+    "RecordingStore",
     "Report",
     "RowStore",
     "SavedSeed",
     "SimulatedThread",
     "Stuck",
-    "ToldPort",
-    "ToldQueue",
-    "ToldStore",
     "Violation",
     "Weather",
     "World",

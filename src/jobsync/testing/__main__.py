@@ -7,8 +7,7 @@ import click
 
 from jobsync.core.clock import SystemClock
 from jobsync.errors import JobsyncError
-from jobsync.testing.campaign import run_campaign
-from jobsync.testing.stories import find_story, replay_line, tell
+from jobsync.testing.stories import find_story, replay_line, run_campaign, tell
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

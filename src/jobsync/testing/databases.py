@@ -4,9 +4,13 @@ As in production the session has a thread and a way to the store of its own, so 
 blocks the main thread costs no session.
 """
 
-from typing import Any, ClassVar
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from typing import Any, ClassVar, TypeVar
 
 from jobsync.coordination.membership import Membership
+from jobsync.coordination.runner import SameLoop
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.urls import StoreUrl
 from jobsync.database.database import Database
@@ -14,12 +18,82 @@ from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import Supervisor, Work
 from jobsync.queue.plugin import QueuePlugin
 from jobsync.stores.contract import Store
-from jobsync.testing.joining import SimulatedThread
 from jobsync.testing.network import CALM, Link, Weather, connect
-from jobsync.testing.nodes import Node
-from jobsync.testing.toldport import ToldPort
+from jobsync.testing.nodes import Node, NodeHost
+from jobsync.testing.recording import RecordingBackend
 
-__all__ = ["NodeDatabase", "ToldQueue"]
+__all__ = ["NodeDatabase", "RecordingQueue", "SimulatedThread", "join"]
+
+
+# Members of a fleet in a simulated world: each on a thread of its own, as in production.
+
+
+T = TypeVar("T")
+
+
+class SimulatedThread(SameLoop):
+    """Runs a member on a thread of a node: it beats on while the main thread is blocked.
+
+    Args:
+        host: the thread: `node.host("heartbeat")`.
+    """
+
+    def __init__(self, host: NodeHost) -> None:
+        self._host = host
+
+    def start(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin to run it."""
+        self._loop = asyncio.get_running_loop()
+        self._home = copy_context()
+        self._task = self._host.run(main())
+
+    def post(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call something soon on the thread."""
+        self._host.call_soon(call, *arguments)
+
+    def tell(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call something soon where it was started."""
+        self._loop.call_soon(call, *arguments, context=self._home)
+
+    async def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run something on the thread while the member lives."""
+
+        async def wait() -> T:
+            return await self._host.run(work())
+
+        return await super().call(wait)
+
+
+async def join(
+    node: Node,
+    store: Store,
+    settings: CoordinatorSettings | None = None,
+    weather: Weather = CALM,
+) -> Membership:
+    """Let a node join the fleet that shares a store, as `Membership.join` does for a process.
+
+    Args:
+        node: who joins; its session gets a thread and a link of its own.
+        store: what all nodes share.
+        settings: the options of its coordinators.
+        weather: what happens on its links.
+
+    Raises:
+        Unavailable, Misconfigured: the store cannot be used now.
+    """
+
+    async def open_own() -> Store:
+        return Link(node.world, node, store, weather)
+
+    membership = Membership(
+        connect(node, store, weather),
+        node.components,
+        settings or CoordinatorSettings(),
+        open_own=open_own,
+        host=SimulatedThread(node.host("session")),
+    )
+    await membership.start()
+    return membership
 
 
 class NodeDatabase(Database):
@@ -48,10 +122,10 @@ class NodeDatabase(Database):
 
     def _attend(self, store: Store, url: StoreUrl | None, supervisor: Supervisor) -> SharedSession:
         del url
-        return _NodeAttendance(self, store, supervisor, self._tidying.go_on)
+        return _NodeSharedSession(self, store, supervisor, self._tidying.go_on)
 
 
-class _NodeAttendance(SharedSession):
+class _NodeSharedSession(SharedSession):
     """The session of a node's database, on a thread of the node."""
 
     def __init__(
@@ -71,7 +145,7 @@ class _NodeAttendance(SharedSession):
         )
 
 
-class ToldQueue(QueuePlugin):
+class RecordingQueue(QueuePlugin):
     """A queue of a node, otherwise as any: what it asks of the store, and is told, is noted."""
 
     slug: ClassVar[str] = QueuePlugin.slug
@@ -81,4 +155,4 @@ class ToldQueue(QueuePlugin):
         await super().on_start()
         database = self.database
         if self._port is not None and isinstance(database, NodeDatabase):
-            self._port = ToldPort(database.node, self._port)
+            self._port = RecordingBackend(database.node, self._port)

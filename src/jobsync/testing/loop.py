@@ -18,7 +18,7 @@ from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-__all__ = ["HOST", "Call", "Host", "SimulatedLoop", "Stuck"]
+__all__ = ["HOST", "CallbackGate", "ScheduledCall", "SimulatedLoop", "Stuck"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -42,7 +42,7 @@ class Dice(Protocol):
         ...
 
 
-class Call(asyncio.TimerHandle):
+class ScheduledCall(asyncio.TimerHandle):
     """A callback that waits for its turn. To asyncio, a handle.
 
     It is made for every step of every world, so it has no more than a step takes, and does
@@ -87,7 +87,7 @@ def _do_nothing() -> None:
     """Stand in for what was cancelled."""
 
 
-class Host(Protocol):
+class CallbackGate(Protocol):
     """Decides whether a callback may run now."""
 
     @property
@@ -95,12 +95,12 @@ class Host(Protocol):
         """Whether callbacks are run as they come."""
         ...
 
-    def admit(self, call: Call) -> bool:
+    def admit(self, call: ScheduledCall) -> bool:
         """Say whether to run it; one that is not admitted is the host's to keep or to drop."""
         ...
 
 
-HOST: ContextVar[Host | None] = ContextVar("HOST", default=None)
+HOST: ContextVar[CallbackGate | None] = ContextVar("HOST", default=None)
 """To whom a callback belongs: inherited by every task that is made within."""
 
 
@@ -120,11 +120,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self._dice = dice
         self.now = 0.0
-        self._ready: list[Call] = []
+        self._ready: list[ScheduledCall] = []
         # Beside its time each timer has a number: comparing calls would cost more.
-        self._timers: list[tuple[float, int, Call]] = []
+        self._timers: list[tuple[float, int, ScheduledCall]] = []
         self._timers_made = 0
-        self._tasks: list[tuple[asyncio.Task[Any], Host | None]] = []
+        self._tasks: list[tuple[asyncio.Task[Any], CallbackGate | None]] = []
         self._tidy_at = 1000
         self._numbers = itertools.count(1)
 
@@ -137,9 +137,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
-    ) -> Call:
+    ) -> ScheduledCall:
         """Make a callback ready."""
-        call = Call(self.now, callback, args, copy_context() if context is None else context)
+        call = ScheduledCall(
+            self.now, callback, args, copy_context() if context is None else context
+        )
         self._ready.append(call)
         return call
 
@@ -149,11 +151,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         callback: Callable[[*Ts], object],
         *args: *Ts,
         context: Context | None = None,
-    ) -> Call:
+    ) -> ScheduledCall:
         """Make a callback ready after so many seconds."""
         # Half of all callbacks come this way, so it goes no further.
         when = self.now + delay
-        call = Call(when, callback, args, copy_context() if context is None else context)
+        call = ScheduledCall(when, callback, args, copy_context() if context is None else context)
         self._timers_made += 1
         heappush(self._timers, (when, self._timers_made, call))
         return call
@@ -164,30 +166,32 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         callback: Callable[[*Ts], object],
         *args: *Ts,
         context: Context | None = None,
-    ) -> Call:
+    ) -> ScheduledCall:
         """Make a callback ready at some time."""
-        call = Call(when, callback, args, copy_context() if context is None else context)
+        call = ScheduledCall(when, callback, args, copy_context() if context is None else context)
         self._timers_made += 1
         heappush(self._timers, (when, self._timers_made, call))
         return call
 
-    def call_outside(self, delay: float, callback: Callable[[*Ts], object], *args: *Ts) -> Call:
+    def call_outside(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts
+    ) -> ScheduledCall:
         """Make a callback ready after so many seconds that belongs to no host."""
         when = self.now + delay
-        call = Call(when, callback, args, Context())
+        call = ScheduledCall(when, callback, args, Context())
         self._timers_made += 1
         heappush(self._timers, (when, self._timers_made, call))
         return call
 
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
-    ) -> Call:
+    ) -> ScheduledCall:
         """Make a callback ready. There is but one thread."""
         if self.is_closed():
             raise RuntimeError("this loop is closed")
         return self.call_soon(callback, *args, context=context)
 
-    def put_back(self, call: Call) -> None:
+    def put_back(self, call: ScheduledCall) -> None:
         """Make a callback ready again that was not admitted before."""
         self._ready.append(call)
 
@@ -288,7 +292,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         while timers and timers[0][0] <= self.now:
             ready.append(heappop(timers)[2])
 
-    def _report(self, call: Call, error: BaseException) -> None:
+    def _report(self, call: ScheduledCall, error: BaseException) -> None:
         """Tell whoever listens what no code caught."""
         self.call_exception_handler(
             {"message": f"Exception in callback {call!r}", "exception": error, "handle": call}

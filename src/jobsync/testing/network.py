@@ -36,9 +36,8 @@ from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.record_codec import stamp
 from jobsync.stores.settling import SettlingStore
 from jobsync.stores.sql_access import SqlAccess
-from jobsync.testing.rowlink import RowLink
-from jobsync.testing.rows import Rows
-from jobsync.testing.told import ToldStore
+from jobsync.testing.recording import RecordingStore
+from jobsync.testing.rows import RowLink, SharedRows
 from jobsync.testing.world import Node, World
 
 __all__ = ["CALM", "Link", "Weather", "connect"]
@@ -202,7 +201,7 @@ class Link(StoreDecorator):
     def sql(self) -> SqlAccess | None:
         """The way to the rows, if the store has any: over this link."""
         rows = self.inner.sql
-        return RowLink(self, rows, self._node.name) if isinstance(rows, Rows) else rows
+        return RowLink(self, rows, self._node.name) if isinstance(rows, SharedRows) else rows
 
     def lets_hint_pass(self) -> bool:
         """Say whether a hint comes through: one may be lost, and none passes a cut."""
@@ -385,4 +384,4 @@ def connect(node: Node, store: Store, weather: Weather = CALM) -> Store:
     What its callers are told stands in the history, for `check_told` to judge.
     """
     settled = SettlingStore(Link(node.world, node, store, weather), node.components)
-    return ToldStore(node, settled)
+    return RecordingStore(node, settled)

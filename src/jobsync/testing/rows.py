@@ -7,14 +7,15 @@ was left.
 """
 
 import hashlib
+import itertools
 import sqlite3
 import weakref
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from jobsync.errors import Misconfigured
+from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import StoreDecorator
 from jobsync.stores.local_notify import LocalNotifier
 from jobsync.stores.memory import MemoryStore
@@ -22,7 +23,11 @@ from jobsync.stores.sql_access import Parameters, SqliteAccess
 from jobsync.stores.tables import SQLITE_STEPS
 from jobsync.testing.world import World
 
-__all__ = ["ASKED", "Asked", "RowStore", "Rows", "digest"]
+if TYPE_CHECKING:
+    from jobsync.testing.network import Link
+
+__all__ = ["ASKED", "Asked", "RowLink", "RowStore", "SharedRows", "digest"]
+
 
 T = TypeVar("T")
 
@@ -59,7 +64,7 @@ _TRIGGERS = tuple(
 )
 
 
-class _Row(NamedTuple):
+class _TableRow(NamedTuple):
     """A message as a table has it."""
 
     queue: str
@@ -77,7 +82,7 @@ class _Row(NamedTuple):
     errors: str
 
 
-class Rows(SqliteAccess):
+class SharedRows(SqliteAccess):
     """The database that all nodes share. Its clock is the world's own.
 
     Args:
@@ -89,7 +94,10 @@ class Rows(SqliteAccess):
         self.topics = LocalNotifier()
         self._world = world
         self._touched: list[tuple[Any, ...]] = []
-        self._tables: dict[str, dict[str, _Row]] = {"jobsync_message": {}, "jobsync_finished": {}}
+        self._tables: dict[str, dict[str, _TableRow]] = {
+            "jobsync_message": {},
+            "jobsync_finished": {},
+        }
         self._connection = _open(self._touched)
         weakref.finalize(self, self._connection.close)
 
@@ -142,7 +150,7 @@ class Rows(SqliteAccess):
         for table, name, *columns in self._touched:
             ids[name] = None
             if columns:
-                self._tables[table][name] = _Row(*columns)
+                self._tables[table][name] = _TableRow(*columns)
             else:
                 self._tables[table].pop(name, None)
         asked, clock = ASKED.get(), self.clock
@@ -162,10 +170,10 @@ class RowStore(StoreDecorator):
 
     def __init__(self, world: World) -> None:
         super().__init__(MemoryStore(components=world.components))
-        self.rows = Rows(world)
+        self.rows = SharedRows(world)
 
     @property
-    def sql(self) -> Rows:
+    def sql(self) -> SharedRows:
         """The way to the rows, without a way in between."""
         return self.rows
 
@@ -185,7 +193,7 @@ def _open(touched: list[tuple[Any, ...]]) -> sqlite3.Connection:
     return connection
 
 
-def _describe(found: list[_Row]) -> dict[str, Any]:
+def _describe(found: list[_TableRow]) -> dict[str, Any]:
     """Give a message as the history has it: gone, in one table, or wrongly in both."""
     if len(found) != 1:
         return {"state": "both" if found else "gone"}
@@ -200,3 +208,69 @@ def _describe(found: list[_Row]) -> dict[str, Any]:
 def digest(payload: str) -> str:
     """Give what tells one payload from another, however long they are."""
     return hashlib.blake2b(payload.encode(), digest_size=8).hexdigest()
+
+
+# A node's way to the rows of a simulated world, with all that happens on a link.
+#
+# A transaction travels as any request does: it may be refused, come late, be carried out with
+# its reply lost, or arrive twice. Hints get lost with replies, and do not pass a cut.
+
+
+R = TypeVar("R")
+
+_REPEATABLE = {"settle", "extend", "end_claims", "redrive", "purge", "forget"}
+"""What a port promises to be safe to send again."""
+
+
+class RowLink(SqliteAccess):
+    """The rows, at the end of a link.
+
+    Args:
+        link: the way.
+        rows: what lies at its end, with the store's clock.
+        node: who sends.
+    """
+
+    def __init__(self, link: "Link", rows: SharedRows, node: str) -> None:
+        self.clock = rows.clock
+        self._link = link
+        self._rows = rows
+        self._node = node
+
+    async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
+        """Run a query."""
+        return await self._link.around("rows", 0, lambda: self._rows.read(query, parameters))
+
+    async def write(self, work: Callable[[sqlite3.Connection], R], place: str) -> R:
+        """Run work in one transaction, wherever and whenever it arrives.
+
+        Raises:
+            OutcomeUnknown: no answer came, or none that says what was done.
+        """
+        # It arrives in nobody's context, and answers this question all the same.
+        context, asked = copy_context(), ASKED.get()
+        # No driver sends a transaction twice. What a port may repeat arrives twice none the less.
+        may_repeat = asked is not None and asked.call in _REPEATABLE
+        arrivals = itertools.count()
+
+        async def arrive() -> R:
+            if next(arrivals) and not may_repeat:
+                raise Unavailable(place, "it was sent once")
+            return context.copy().run(self._rows.commit, work, self._node)
+
+        try:
+            return await self._link.around("transact", 0, arrive)
+        except OutcomeUnknown as unknown:
+            raise OutcomeUnknown(place, unknown.detail) from None
+
+    def wake(self, topic: str) -> None:
+        """Let those who wait look, if the hint passes."""
+        if self._link.lets_hint_pass():
+            self._rows.wake(topic)
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Return early if the topic was woken, and the hint passes."""
+        give_up = self.clock.mono() + timeout
+        while (left := give_up - self.clock.mono()) > 0:
+            if await self._rows.topics.wait(topic, left) and self._link.lets_hint_pass():
+                return

@@ -6,12 +6,13 @@ reported with the one line that tells the same story with the same seed again.
 
 import importlib
 import inspect
+import multiprocessing
 import os
 import shlex
 import subprocess
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TypeAlias
@@ -27,14 +28,17 @@ __all__ = [
     "Report",
     "SavedSeed",
     "Story",
+    "WorldRunner",
     "check_repeats",
     "check_story",
     "find_story",
     "load_seeds",
     "name_of",
     "replay_line",
+    "run_campaign",
     "tell",
 ]
+
 
 Story: TypeAlias = Callable[[World], Awaitable[object]]
 """What happens in a world. It stands in a module, where another process can find it."""
@@ -207,3 +211,27 @@ def _is_ours(place: str) -> bool:
     """Say whether a place of modules is one that another process would not know of."""
     here = Path.cwd()
     return here in Path(place).parents and "site-packages" not in place
+
+
+# Many worlds: a story told with seed after seed, on several cores, until so many hours passed.
+
+
+WorldRunner: TypeAlias = Callable[[int], Report]
+"""Lets one world happen. Something of a module, so that another process can find it."""
+
+
+def run_campaign(
+    teller: WorldRunner, *, first_seed: int, hours: float, jobs: int
+) -> Iterator[Report]:
+    """Tell a story with one seed after the other; end after so many simulated hours."""
+    told = 0.0
+    seeds = iter(range(first_seed, first_seed + 1_000_000_000))
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        under_way = [pool.apply_async(teller, (next(seeds),)) for _ in range(2 * jobs)]
+        while told < hours:
+            # In order, so that a campaign of one first seed is the same each time.
+            report = under_way.pop(0).get()
+            under_way.append(pool.apply_async(teller, (next(seeds),)))
+            told += report.hours
+            yield report
+        pool.terminate()

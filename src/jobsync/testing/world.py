@@ -15,9 +15,8 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.events import Events
-from jobsync.testing.clocks import NodeClock
 from jobsync.testing.loop import SimulatedLoop
-from jobsync.testing.nodes import Node
+from jobsync.testing.nodes import Node, NodeClock
 from jobsync.testing.violations import Violation, as_violation, describe_failure
 
 __all__ = ["Check", "Node", "Occurrence", "Watcher", "World"]

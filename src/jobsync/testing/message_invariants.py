@@ -26,7 +26,7 @@ from jobsync.testing.world import Occurrence
 
 __all__ = ["check_answers", "check_drained", "check_messages", "check_redelivered"]
 
-_Facts: TypeAlias = Mapping[str, Any]
+_Details: TypeAlias = Mapping[str, Any]
 
 _Problem: TypeAlias = tuple[str, str]
 """The id of a promise, and what breaks it."""
@@ -51,9 +51,9 @@ class _Step(msgspec.Struct, frozen=True):
 
     at: int
     """Where it stands in the history."""
-    before: _Facts | None
-    after: _Facts
-    asked: _Facts | None
+    before: _Details | None
+    after: _Details
+    asked: _Details | None
     """What the port was asked, as far as that was noted."""
     is_touched: bool
     """Whether somebody has changed the message behind the library's back."""
@@ -172,7 +172,7 @@ def check_redelivered(
 
 def _steps_of(history: Sequence[Occurrence]) -> Iterator[_Step]:
     """Give the moves of all messages, in commit order."""
-    rows: dict[str, _Facts] = {}
+    rows: dict[str, _Details] = {}
     touched: set[str] = set()
     over: set[str] = set()
     for at, done in enumerate(history):
@@ -218,7 +218,7 @@ def _judge(step: _Step) -> Iterator[_Problem]:
             yield "Q3" if state == "both" else "Q10", f"no message goes from {was} to {state}"
 
 
-def _judge_what_stays(step: _Step, before: _Facts) -> Iterator[_Problem]:
+def _judge_what_stays(step: _Step, before: _Details) -> Iterator[_Problem]:
     after = step.after
     if after["max_attempts"] != before["max_attempts"] or after["queue"] != before["queue"]:
         yield "Q2", "it became another message"
@@ -250,7 +250,7 @@ def _judge_push(step: _Step) -> Iterator[_Problem]:
         yield "Q8", f"pushed with a delay of {delay:g} s it is {after['state']}"
 
 
-def _judge_claim(step: _Step, before: _Facts) -> Iterator[_Problem]:
+def _judge_claim(step: _Step, before: _Details) -> Iterator[_Problem]:
     after, asked = step.after, step.asked
     if step.grew("deliveries") != 1 or step.grew("returned") or step.grew("errors"):
         yield "Q6", "a claim is one delivery more, and nothing else"
@@ -266,7 +266,7 @@ def _judge_claim(step: _Step, before: _Facts) -> Iterator[_Problem]:
         yield "Q11", "suspects and others are claimed apart"
 
 
-def _judge_extension(step: _Step, before: _Facts) -> Iterator[_Problem]:
+def _judge_extension(step: _Step, before: _Details) -> Iterator[_Problem]:
     after = step.after
     if after["claim"] != before["claim"] or step.grew("deliveries"):
         yield "Q4", f"claimed while the claim of {before['session']} was alive"
@@ -281,7 +281,7 @@ def _judge_extension(step: _Step, before: _Facts) -> Iterator[_Problem]:
         yield "Q5", "a stale receipt extended it"
 
 
-def _judge_settlement(step: _Step, before: _Facts) -> Iterator[_Problem]:
+def _judge_settlement(step: _Step, before: _Details) -> Iterator[_Problem]:
     after = step.after
     claim, _, move = step.mark.partition(":")
     if claim != before["claim"]:
@@ -302,7 +302,7 @@ def _judge_settlement(step: _Step, before: _Facts) -> Iterator[_Problem]:
         yield "Q6", "dead before its attempts are spent"
 
 
-def _judge_end(step: _Step, before: _Facts) -> Iterator[_Problem]:
+def _judge_end(step: _Step, before: _Details) -> Iterator[_Problem]:
     after, asked = step.after, step.asked
     now = after["now"]
     has_lapsed = before["boot"] != now["boot"] or before["due"] <= now["mono"]
@@ -329,7 +329,7 @@ def _judge_redrive(step: _Step) -> Iterator[_Problem]:
         yield "Q10", "nobody asked to redrive it"
 
 
-def _judge_oblivion(step: _Step, before: _Facts) -> Iterator[_Problem]:
+def _judge_oblivion(step: _Step, before: _Details) -> Iterator[_Problem]:
     asked = step.asked
     if before["state"] not in (*_PENDING, *_FINISHED):
         yield "Q1", f"lost while it was {before['state']}"
@@ -346,7 +346,7 @@ def _is_asked(step: _Step, call: str) -> bool:
     return step.asked is None or step.asked["call"] == call
 
 
-def _names_claim(step: _Step, before: _Facts) -> bool:
+def _names_claim(step: _Step, before: _Details) -> bool:
     """Say whether the question named the very claim, as far as is known."""
     if step.asked is None:
         return True
@@ -357,7 +357,7 @@ def _names_claim(step: _Step, before: _Facts) -> bool:
 def _tell(step: _Step) -> str:
     hidden = ("id", "queue", "now", "ask")
 
-    def show(facts: _Facts | None) -> str:
+    def show(facts: _Details | None) -> str:
         told = {} if facts is None else {k: v for k, v in facts.items() if k not in hidden}
         return ", ".join(f"{name} {value}" for name, value in told.items())
 
@@ -418,9 +418,9 @@ class _Book:
             self.claimed.setdefault((name, after["claim"]), step.at)
 
 
-def _judge_answer(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterator[_Problem]:
+def _judge_answer(book: _Book, at: int, asked: _Details, heard: _Details) -> Iterator[_Problem]:
     """Give what is untrue of an answer."""
-    judges: Mapping[str, Callable[[_Book, int, _Facts, _Facts], Iterator[_Problem]]] = {
+    judges: Mapping[str, Callable[[_Book, int, _Details, _Details], Iterator[_Problem]]] = {
         "push": _judge_pushed,
         "claim": _judge_claimed,
         "settle": _judge_settled,
@@ -431,7 +431,7 @@ def _judge_answer(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterato
         yield from judge(book, at, asked, heard)
 
 
-def _judge_pushed(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterator[_Problem]:
+def _judge_pushed(book: _Book, at: int, asked: _Details, heard: _Details) -> Iterator[_Problem]:
     names = [letter[0] for letter in asked["letters"]]
     match heard.get("error"):
         case None if any(book.pushed.get(name, at) >= at for name in names):
@@ -442,13 +442,13 @@ def _judge_pushed(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterato
             yield "Q15", "refused, and was there"
 
 
-def _judge_claimed(book: _Book, at: int, _: _Facts, heard: _Facts) -> Iterator[_Problem]:
+def _judge_claimed(book: _Book, at: int, _: _Details, heard: _Details) -> Iterator[_Problem]:
     for name, claim, _deliveries in heard.get("told") or ():
         if not heard["ask"] < book.claimed.get((name, claim), at) < at:
             yield "Q15", f"told to have claimed {name}, and had not"
 
 
-def _judge_settled(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterator[_Problem]:
+def _judge_settled(book: _Book, at: int, asked: _Details, heard: _Details) -> Iterator[_Problem]:
     for receipt, taken in zip(asked["receipts"], heard.get("told") or (), strict=False):
         name, claim, _, move, _ = receipt
         place, how = book.ended.get((name, claim), (at, ""))
@@ -460,7 +460,7 @@ def _judge_settled(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterat
             yield "Q15", f"{name}: called stale, and was settled so"
 
 
-def _judge_extended(book: _Book, at: int, asked: _Facts, heard: _Facts) -> Iterator[_Problem]:
+def _judge_extended(book: _Book, at: int, asked: _Details, heard: _Details) -> Iterator[_Problem]:
     for receipt, extended in zip(asked["receipts"], heard.get("told") or (), strict=False):
         name, claim, _ = receipt
         if extended and (heard["ask"], name, claim) not in book.extended:
