@@ -20,9 +20,8 @@ from shopping import Shop
 from terminal import on_terminal, read_json, read_tsv, run, see
 
 from jobsync import Components, Database
-from jobsync.core.reason import Reason
-from jobsync.queue.reasons import explain_message
-from jobsync.queue.survey import read_queues_status
+from jobsync.status.queues import read_queues_status
+from jobsync.status.why import Reason, explain_message
 from jobsync.stores.opening import open_store
 
 STEADY, CROWDED, DOOMED, IDLE = "steady", "crowded", "doomed", "idle"

@@ -20,7 +20,7 @@ from jobsync import (
 from jobsync.queue import enqueue as posting
 from jobsync.queue.enqueue import enqueue_messages
 from jobsync.queue.sql.sqlite import SqliteBackend
-from jobsync.queue.survey import QueuesStatus, QueueStatus, read_queues_status
+from jobsync.status.queues import QueuesStatus, QueueStatus, read_queues_status
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from jobsync.queue.backend import Failure, MessageInfo, Pause
-from jobsync.queue.reasons import explain_message
-from jobsync.queue.survey import MessageStatus, QueueStatus, QueueWorkerStatus
+from jobsync.status.queues import MessageStatus, QueueStatus, QueueWorkerStatus
+from jobsync.status.why import explain_message
 
 NOW = 1000.0
 

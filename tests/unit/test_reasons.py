@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from jobsync.jobs.claims import Claim
-from jobsync.jobs.reasons import explain_task
-from jobsync.jobs.survey import PinStatus, TaskStatus
+from jobsync.status.jobs import PinStatus, TaskStatus
+from jobsync.status.why import explain_task
 
 
 def pin(in_force: str | None) -> PinStatus:

@@ -35,7 +35,7 @@ _ROLES = (
 @json_option
 def cluster(url: str | None, *, as_json: bool) -> None:
     """Show the workers that live or died lately, who leads each kind of work, and who did."""
-    from jobsync.coordination.survey import read_cluster_status
+    from jobsync.status.sessions import read_cluster_status
 
     seen = ask(url, read_cluster_status)
     members = [

@@ -5,13 +5,11 @@ import re
 
 from jobsync.cli.render import moment
 from jobsync.components import Components
-from jobsync.core.reason import Reason
 from jobsync.errors import NotFound
-from jobsync.jobs.reasons import explain_task
-from jobsync.jobs.survey import TaskStatus, read_fleet_status
 from jobsync.queue.backend import Failure
-from jobsync.queue.reasons import UNKNOWN, explain_message
-from jobsync.queue.survey import MessageStatus, read_queues_status
+from jobsync.status.jobs import TaskStatus, read_fleet_status
+from jobsync.status.queues import MessageStatus, read_queues_status
+from jobsync.status.why import UNKNOWN, Reason, explain_message, explain_task
 from jobsync.stores.contract import Store
 
 __all__ = ["explain", "look_for"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from jobsync.components import Components
     from jobsync.jobs.claims import Claim
-    from jobsync.jobs.survey import FleetStatus
+    from jobsync.status.jobs import FleetStatus
     from jobsync.stores.contract import Store
 
 __all__ = ["jobs", "pins", "tokens"]
@@ -121,7 +121,7 @@ def _ask_fleet(url: str | None, app: str, question: Callable[[FleetStatus], Awai
     Raises:
         NotFound: nobody has ever shared tasks under this name.
     """
-    from jobsync.jobs.survey import read_fleet_status
+    from jobsync.status.jobs import read_fleet_status
 
     async def put(store: Store, components: Components) -> T:
         return await question(await read_fleet_status(store, components, app))

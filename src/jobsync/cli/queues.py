@@ -17,7 +17,7 @@ from jobsync.errors import Invalid
 if TYPE_CHECKING:
     from jobsync.components import Components
     from jobsync.queue.backend import MessageInfo, QueueBackend
-    from jobsync.queue.survey import QueueStatus
+    from jobsync.status.queues import QueueStatus
     from jobsync.stores.contract import Store
 
 __all__ = ["queues"]
@@ -59,7 +59,7 @@ def list_(url: str | None, *, as_json: bool) -> None:
 @json_option
 def stats(url: str | None, queue: str, *, as_json: bool) -> None:
     """Show one QUEUE: how much is in it, and who works on it."""
-    from jobsync.queue.survey import read_queues_status
+    from jobsync.status.queues import read_queues_status
 
     async def look(store: Store, components: Components) -> QueueStatus:
         return (await read_queues_status(store, components)).queue(queue)
@@ -203,7 +203,7 @@ def redrive(url: str | None, queue: str, ids: tuple[str, ...], *, as_json: bool)
 
 
 def _look(url: str | None) -> list[QueueStatus]:
-    from jobsync.queue.survey import read_queues_status
+    from jobsync.status.queues import read_queues_status
 
     async def look(store: Store, components: Components) -> list[QueueStatus]:
         return (await read_queues_status(store, components)).queues()
@@ -214,7 +214,7 @@ def _look(url: str | None) -> list[QueueStatus]:
 def _ask_queue(url: str | None, queue: str, question: Callable[[QueueBackend], Awaitable[T]]) -> T:
     """Put a question to a queue that is there."""
     from jobsync.queue.opening import open_backend
-    from jobsync.queue.survey import read_queues_status
+    from jobsync.status.queues import read_queues_status
 
     async def put(store: Store, components: Components) -> T:
         seen = (await read_queues_status(store, components)).queue(queue)

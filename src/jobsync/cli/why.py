@@ -22,7 +22,7 @@ from jobsync.cli.render import ago, moment, show_facts, show_rows
 if TYPE_CHECKING:
     import datetime as dt
 
-    from jobsync.core.reason import Reason
+    from jobsync.status.why import Reason
 
 __all__ = ["why"]
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import msgspec
 
 from jobsync.components import Components
-from jobsync.coordination.survey import SessionCondition, SessionStatus, read_cluster_status
 from jobsync.core.messages import MessageState
 from jobsync.errors import NotFound, closest_name
 from jobsync.queue.backend import (
@@ -22,6 +21,11 @@ from jobsync.queue.backend import (
 )
 from jobsync.queue.opening import open_directory
 from jobsync.queue.sql.directory import QueueContent, QueueDirectory
+from jobsync.status.sessions import (
+    SessionCondition,
+    SessionStatus,
+    read_cluster_status,
+)
 from jobsync.stores.contract import Store
 
 __all__ = [

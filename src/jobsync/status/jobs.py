@@ -12,7 +12,6 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
-from jobsync.coordination.survey import ClusterStatus, SessionStatus, read_cluster_status
 from jobsync.core.assignment import (
     NOBODY,
     NodeRef,
@@ -30,6 +29,11 @@ from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.pin_store import PinStore
 from jobsync.jobs.rebalancer import fetch_plan
 from jobsync.jobs.registration import NodeRecord, Stage, read_node_record
+from jobsync.status.sessions import (
+    ClusterStatus,
+    SessionStatus,
+    read_cluster_status,
+)
 from jobsync.stores.contract import Store
 from jobsync.stores.corruption_log import CorruptionLog
 

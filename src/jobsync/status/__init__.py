@@ -1,0 +1,1 @@
+"""Read-only reports on sessions, queues and jobs, and why something waits."""
