@@ -4,10 +4,10 @@
 # make help    the rest
 
 PY := .venv/bin/python
-ELECTION := tests/chaos/test_election.py tests/chaos/test_idle_cost.py
-SHARING := tests/chaos/test_jobs.py
-QUEUE := tests/chaos/test_queue.py tests/queue/test_outages.py tests/queue/test_depth.py
-OPERATE := tests/chaos/test_operate.py tests/cli/test_help.py
+ELECTION := tests/processes/test_election.py tests/processes/test_idle_cost.py
+SHARING := tests/processes/test_jobs.py
+QUEUE := tests/processes/test_queue.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py
+OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py
 OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE)
 FULL := --scale=full --timeout=7200 -s
 .DEFAULT_GOAL := help
@@ -38,7 +38,7 @@ demo: setup ## no lost update, and no lost message though the leader is killed
 	@$(PY) examples/drain.py
 
 prove-stores: setup ## races, lost replies and exits at full scale; appends to proof/runs.jsonl
-	$(PY) -m pytest tests/races tests/chaos tests/stores/test_objects.py $(OTHERS:%=--ignore=%) $(FULL) $(ARGS)
+	$(PY) -m pytest tests/processes tests/integration/stores/test_objects.py $(OTHERS:%=--ignore=%) $(FULL) $(ARGS)
 
 prove-election: setup ## real processes elect, are killed and held up; appends to proof/runs.jsonl
 	$(PY) -m pytest $(ELECTION) $(FULL) $(ARGS)
@@ -58,10 +58,10 @@ certify-s3: setup ## the conformance suite and the probe on four S3 servers
 	@for server in seaweed ministack ceph; do \
 	  echo "== $$server"; \
 	  $(PY) -m pytest -q tests/conformance -k "s3" --s3=$$server && \
-	  $(PY) -m pytest -q tests/cli -k "bucket_is_well" --s3=$$server || exit 1; \
+	  $(PY) -m pytest -q tests/integration/cli -k "bucket_is_well" --s3=$$server || exit 1; \
 	done
 	@echo "== rclone, which must be refused"
-	$(PY) -m pytest -q tests/cli -k "ignores_conditions"
+	$(PY) -m pytest -q tests/integration/cli -k "ignores_conditions"
 
 simulate: setup ## fleets in stormy weather, fresh seeds: HOURS=10 JOBS=2
 	@$(PY) tests/simulation/simulate.py --hours $(or $(HOURS),10) --jobs $(or $(JOBS),2)

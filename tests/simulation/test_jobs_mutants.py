@@ -2,7 +2,7 @@
 
 A mutant that survives means that the world has gone blind, not that the protocol is safe.
 That an old assignment is never applied late cannot be shown here, where a node reads and
-applies one after the other; `tests/models/test_handover.py` shows it.
+applies one after the other; `tests/simulation/models/test_handover.py` shows it.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The command line in processes of their own that need not load it: each is a fork of one that has.
 
 What a command does is the same as after a start from nothing, which takes a quarter of a second
-of CPU; `tests/cli/test_help.py` and whoever starts `python -m jobsync` see to that start.
+of CPU; `tests/integration/cli/test_help.py` and whoever starts `python -m jobsync` see to that start.
 """
 
 import atexit

@@ -1,6 +1,6 @@
 """Small models of the protocols hold in every state, and break when the protocol is broken.
 
-`pytest -s tests/models` shows how many states there are, and the shortest way into trouble
+`pytest -s tests/simulation/models` shows how many states there are, and the shortest way into trouble
 for every mutation.
 """
 

@@ -395,7 +395,7 @@ def test_a_changed_copy_keeps_what_was_given() -> None:
 
 def test_every_setting_is_documented() -> None:
     """With its default and its variable, once."""
-    page = Path(__file__).parents[2] / "docs" / "reference" / "coordination-config.md"
+    page = Path(__file__).parents[3] / "docs" / "reference" / "coordination-config.md"
     rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| `(\w+)` \|", page.read_text(), re.MULTILINE)
     known = [(f.name, repr(f.default), _VARIABLES[f.name]) for f in fields(CoordinationConfig)]
     assert sorted(rows) == sorted(known)
