@@ -406,9 +406,9 @@ async def test_a_version_has_an_age_where_the_store_has_a_clock(store: Store) ->
     """It grows while the version stands; of one that was replaced nothing is said."""
     first = await store.create("a", 1)
     age = await store.age(first)
-    assert age is None if store.is_dear else age is not None and 0 <= age < 60
+    assert age is None if store.is_billed else age is not None and 0 <= age < 60
     later = await store.age(first)
     assert later is None if age is None else later is not None and later >= age
     second = await store.put(first, 2)
     assert await store.age(first) is None
-    assert (await store.age(second) is None) == store.is_dear
+    assert (await store.age(second) is None) == store.is_billed

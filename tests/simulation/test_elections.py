@@ -289,7 +289,7 @@ def test_who_is_desired_leads_next_but_not_before_its_time(store: type[MemorySto
     async def story() -> None:
         fleet.start_all()
         # A coordinator on a dear store looks at requests every other timeout.
-        patience = 2 * TIMING.timeout if fleet.store.is_dear else 0.0
+        patience = 2 * TIMING.timeout if fleet.store.is_billed else 0.0
         await asyncio.sleep(10)
         leader = one(fleet.leaders())
         desired = others(fleet)[-1]

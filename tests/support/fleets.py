@@ -57,7 +57,7 @@ HookMaker: TypeAlias = Callable[["Worker", str], Hooks]
 class DearStore(MemoryStore):
     """A store that answers as a bucket does: it has no clock, and tells of no change."""
 
-    is_dear = True
+    is_billed = True
 
     async def age(self, record: Record) -> float | None:
         """Tell nothing."""

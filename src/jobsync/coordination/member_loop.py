@@ -109,7 +109,7 @@ class MemberLoop:
                     group.create_task(self._watch_for_ever()),
                     group.create_task(self._feel_lag_for_ever()),
                 ]
-                if not self._store.is_dear:
+                if not self._store.is_billed:
                     tasks.append(group.create_task(self._listen_for_ever()))
                 try:
                     await self._stopping.wait()
@@ -278,7 +278,7 @@ class MemberLoop:
     def _must_find_out(self) -> bool:
         """Whether a role may be given up without anybody telling: it must be found in a beat."""
         # Also by one who leads something else.
-        return self._store.is_dear and any(each.held is None for each in self.elections.values())
+        return self._store.is_billed and any(each.held is None for each in self.elections.values())
 
     async def _look(self) -> None:
         """Read what the elections depend on, and go on from there."""

@@ -66,23 +66,23 @@ class CoordinatorSettings(Settings, frozen=True, kw_only=True):
                 "lower it, or raise max_epoch_duration",
             )
         if self.heartbeat_interval is not None or self.worker_timeout is not None:
-            self.timing_of(is_dear=False)
+            self.timing_of(is_billed=False)
 
     def timing(self, store: Store) -> Timing:
         """Give the beat and the timeout of sessions in a store."""
-        return self.timing_of(is_dear=store.is_dear)
+        return self.timing_of(is_billed=store.is_billed)
 
-    def timing_of(self, *, is_dear: bool) -> Timing:
+    def timing_of(self, *, is_billed: bool) -> Timing:
         """Give the beat and the timeout of sessions, by whether requests cost money."""
         beat, timeout = self.heartbeat_interval, self.worker_timeout
         if beat is None:
-            usual = 30.0 if is_dear else 5.0
+            usual = 30.0 if is_billed else 5.0
             beat = usual if timeout is None else min(usual, timeout / 3)
         return Timing(beat=beat, timeout=3 * beat if timeout is None else timeout)
 
     def for_store(self, store: Store, timing: Timing) -> WorkSettings:
         """Give what an election in a store goes by."""
-        beat = timing.beat if store.is_dear else 0.0
+        beat = timing.beat if store.is_billed else 0.0
         window, delay = self.cold_start_observation_window, self.cold_start_preparation_delay
         return WorkSettings(
             min_epoch_duration=self.min_epoch_duration,

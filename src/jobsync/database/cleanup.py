@@ -84,7 +84,7 @@ class Cleanup:
 
     async def go_on(self) -> None:
         """Tidy up again and again, whenever nobody else has."""
-        interval = _HOUR * (24 if self._source().is_dear else 1)
+        interval = _HOUR * (24 if self._source().is_billed else 1)
         # Spread, so that many who start at one time do not all come at one time.
         await self._clock.sleep(self._randomness.uniform(0, interval))
         while True:

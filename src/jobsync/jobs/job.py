@@ -551,8 +551,8 @@ class Job:
         """Give the beat and the timeout of the session, if one of them was given."""
         if not self.settings.given & {"heartbeat_interval_sec", "heartbeat_timeout_sec"}:
             return {}
-        is_dear = isinstance(read_url(url), ObjectsUrl)
-        timing = self.settings.timing(CoordinatorSettings().timing_of(is_dear=is_dear))
+        is_billed = isinstance(read_url(url), ObjectsUrl)
+        timing = self.settings.timing(CoordinatorSettings().timing_of(is_billed=is_billed))
         return {"heartbeat_interval": timing.beat, "worker_timeout": timing.timeout}
 
     async def _start(self) -> None:

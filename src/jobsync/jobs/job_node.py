@@ -427,7 +427,7 @@ class JobNode:
             Corrupt: the assignment cannot be understood.
         """
         assignment, own = self._places.assignment, self._places.node(self.settings.node)
-        if self._store.is_dear or self.is_leader:
+        if self._store.is_billed or self.is_leader:
             # Where there is SQL somebody may delete it; of the leader's own the dealer knows.
             return await self._store.get(assignment)
         damaged: list[Corrupt] = []

@@ -175,7 +175,7 @@ class Rebalancer:
         Where the store tells of changes and told of none, every other look will do: each one
         is a statement that an idle fleet sends for nothing.
         """
-        is_quiet = not is_told and not self._store.is_dear and self._pins_left() > 0
+        is_quiet = not is_told and not self._store.is_billed and self._pins_left() > 0
         if self._pins is None or not is_quiet:
             self._pins = await self._read_pins()
             return self._pins

@@ -171,12 +171,12 @@ class Store(ABC):
     Attributes:
         name: how errors and events call this store; holds no secret.
         traits: what was learned about the server behind it, kept with the probe's verdict.
-        is_dear: whether each request costs money and tens of milliseconds.
+        is_billed: whether each request costs money and tens of milliseconds.
     """
 
     name: str
     traits: Mapping[str, Json] = MappingProxyType({})
-    is_dear: bool = False
+    is_billed: bool = False
 
     @abstractmethod
     async def get_many(
@@ -340,7 +340,7 @@ class StoreDecorator(Store):
     def __init__(self, inner: Store) -> None:
         self.name = inner.name
         self.traits = inner.traits
-        self.is_dear = inner.is_dear
+        self.is_billed = inner.is_billed
         self.inner = inner
 
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:

@@ -24,7 +24,7 @@ class SweeperPlugin(CoordinatorPlugin):
 class Bucket(MemoryStore):
     """As dear as a bucket."""
 
-    is_dear = True
+    is_billed = True
 
 
 def tombstones(store: MemoryStore) -> list[str]:

@@ -98,7 +98,7 @@ _PAGE = 1000
 class ObjectsStore(Store):
     """Records in a bucket. Make it with `connect`."""
 
-    is_dear = True
+    is_billed = True
 
     def __init__(
         self, url: ObjectsUrl, bucket: Bucket, components: Components, *, conditional_delete: bool
