@@ -8,7 +8,7 @@ import logging
 import pytest
 from shifts import STORIES, Story, begins, stormy, stormy_with_suspends
 
-from jobsync.testing import check_repeats, check_story, tell
+from jobsync.testing import check_repeats, check_story, run_story
 
 SEEDS = range(3)
 
@@ -49,5 +49,5 @@ def test_a_storm_repeats() -> None:
 def test_a_world_ends_without_a_complaint(caplog: pytest.LogCaptureFixture) -> None:
     """Leaders that are closed at whatever await they stand fail no handler."""
     with caplog.at_level(logging.ERROR):
-        tell(begins, 0)
+        run_story(begins, 0)
     assert caplog.messages == []

@@ -22,7 +22,7 @@ from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.jobs.rebalancer import Rebalancer
 from jobsync.jobs.registration import Registration
 from jobsync.stores.contract import Applied, Record
-from jobsync.testing import check_story, tell
+from jobsync.testing import check_story, run_story
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -228,7 +228,7 @@ def test_the_world_notices(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> No
     story, seed, invariant = KILLED[mutant]
     mutant(monkeypatch)
     seeds = dict.fromkeys((seed, *range(TIMES)))
-    assert any(catches(tell(story, each).violations, invariant) for each in seeds)
+    assert any(catches(run_story(story, each).violations, invariant) for each in seeds)
 
 
 @pytest.mark.parametrize(

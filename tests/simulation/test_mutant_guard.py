@@ -15,7 +15,7 @@ from jobsync.jobs.claims import Claims
 from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.queue.completer import Completer
 from jobsync.queue.in_flight import InFlight
-from jobsync.testing import INVARIANTS, Violation, tell
+from jobsync.testing import INVARIANTS, Violation, run_story
 
 Run = Callable[[], list[Violation]]
 
@@ -30,7 +30,7 @@ def quiet() -> Iterator[None]:
 
 def told(story: postings.Story) -> Run:
     """Return a run of a story with one seed."""
-    return lambda: tell(story, 0).violations
+    return lambda: run_story(story, 0).violations
 
 
 @pytest.mark.parametrize(

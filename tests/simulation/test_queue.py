@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from postings import STORIES, Story, begins, slow, stormy, stormy_with_suspends
 
-from jobsync.testing import check_repeats, check_story, tell
+from jobsync.testing import check_repeats, check_story, run_story
 
 SEEDS = range(2)
 
@@ -59,5 +59,5 @@ def test_a_story_repeats() -> None:
 def test_a_world_ends_without_a_complaint(caplog: pytest.LogCaptureFixture) -> None:
     """Workers that are closed at whatever await they stand fail no handler."""
     with caplog.at_level(logging.ERROR):
-        tell(begins, 0)
+        run_story(begins, 0)
     assert caplog.messages == []

@@ -28,7 +28,7 @@ from jobsync.queue.sql import sqlite_queries as sql
 from jobsync.queue.sql.common import SettlementRow, SqlBackend
 from jobsync.queue.sql.sqlite import SqliteBackend
 from jobsync.queue.worker import Worker
-from jobsync.testing import check_story, tell
+from jobsync.testing import check_story, run_story
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -377,7 +377,7 @@ def test_the_world_notices(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> No
     story, seed, invariant = KILLED[mutant]
     mutant(monkeypatch)
     seeds = dict.fromkeys((seed, *range(TIMES)))
-    assert any(catches(tell(story, each).violations, invariant) for each in seeds)
+    assert any(catches(run_story(story, each).violations, invariant) for each in seeds)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jobsync.testing import Occurrence, check_commits, check_roles, check_takes, check_told
+from jobsync.testing import Occurrence, check_commits, check_replies, check_roles, check_takes
 
 
 def happened(what: str, **facts: Any) -> Occurrence:
@@ -21,7 +21,7 @@ def commit(
 
 def told(nonce: str, base: str | None, outcome: str, since: int = 0) -> Occurrence:
     """What a writer heard."""
-    return happened("told", key="n/1", nonce=nonce, base=base, outcome=outcome, since=since)
+    return happened("reply", key="n/1", nonce=nonce, base=base, outcome=outcome, since=since)
 
 
 def read(nonce: str | None, since: int = 0, *, tombstones: bool = False) -> Occurrence:
@@ -90,7 +90,7 @@ def test_the_truth_passes() -> None:
         told("B", "A", "Unknown"),
         told("F", "A", "Unknown"),
     ]
-    assert check_told(history) == []
+    assert check_replies(history) == []
 
 
 def test_a_lie_to_a_writer_is_found() -> None:
@@ -101,39 +101,39 @@ def test_a_lie_to_a_writer_is_found() -> None:
         told("B", "A", "Conflicted"),
         told("B", "A", "Refused"),
     ):
-        assert [each.invariant for each in check_told([*CHAIN, lie])] == ["C4"], lie
+        assert [each.invariant for each in check_replies([*CHAIN, lie])] == ["C4"], lie
     early = [CHAIN[0], told("B", "A", "Applied"), CHAIN[1]]
-    assert len(check_told(early)) == 1
+    assert len(check_replies(early)) == 1
 
 
 def test_a_conflict_without_a_reason_is_found() -> None:
     """While the base stood all the time, there was nothing to conflict with."""
-    assert len(check_told([*CHAIN, told("C", "B", "Conflicted", since=2)])) == 1
-    assert check_told([*CHAIN, told("C", "B", "Conflicted", since=1)]) == []
-    assert len(check_told([told("C", None, "Conflicted")])) == 1
+    assert len(check_replies([*CHAIN, told("C", "B", "Conflicted", since=2)])) == 1
+    assert check_replies([*CHAIN, told("C", "B", "Conflicted", since=1)]) == []
+    assert len(check_replies([told("C", None, "Conflicted")])) == 1
 
 
 def test_a_read_shows_some_moment_in_between() -> None:
     """Neither what was replaced before the question, nor what was never there."""
-    assert check_told([*CHAIN, read("B", since=2)]) == []
-    assert check_told([*CHAIN, read("A", since=1)]) == []
-    assert check_told([*CHAIN, read(None, since=0)]) == []
-    assert [each.invariant for each in check_told([*CHAIN, read("A", since=2)])] == ["C1"]
-    assert len(check_told([*CHAIN, read(None, since=1)])) == 1
-    assert len(check_told([*CHAIN, read("C")])) == 1
-    assert len(check_told([CHAIN[0], read("B"), CHAIN[1]])) == 1
+    assert check_replies([*CHAIN, read("B", since=2)]) == []
+    assert check_replies([*CHAIN, read("A", since=1)]) == []
+    assert check_replies([*CHAIN, read(None, since=0)]) == []
+    assert [each.invariant for each in check_replies([*CHAIN, read("A", since=2)])] == ["C1"]
+    assert len(check_replies([*CHAIN, read(None, since=1)])) == 1
+    assert len(check_replies([*CHAIN, read("C")])) == 1
+    assert len(check_replies([CHAIN[0], read("B"), CHAIN[1]])) == 1
 
 
 def test_a_tombstone_reads_as_nothing() -> None:
     """Unless tombstones are asked for; after a burial it may be there or not."""
     gone = [commit(1, "A", None), commit(2, "X", "A", deleted=True)]
-    assert check_told([*gone, read(None, since=2)]) == []
-    assert check_told([*gone, read("X", since=2, tombstones=True)]) == []
-    assert len(check_told([*gone, read("X", since=2)])) == 1
-    assert len(check_told([*gone, read(None, since=2, tombstones=True)])) == 1
+    assert check_replies([*gone, read(None, since=2)]) == []
+    assert check_replies([*gone, read("X", since=2, tombstones=True)]) == []
+    assert len(check_replies([*gone, read("X", since=2)])) == 1
+    assert len(check_replies([*gone, read(None, since=2, tombstones=True)])) == 1
     for nonce in (None, "X"):
-        assert check_told([*gone, BURY, read(nonce, since=3, tombstones=True)]) == []
-    assert len(check_told([*gone, DROP, read("X", since=3, tombstones=True)])) == 1
+        assert check_replies([*gone, BURY, read(nonce, since=3, tombstones=True)]) == []
+    assert len(check_replies([*gone, DROP, read("X", since=3, tombstones=True)])) == 1
 
 
 def test_an_epoch_that_is_taken_twice_is_found() -> None:

@@ -266,6 +266,6 @@ def test_a_node_connects_to_a_store_that_settles() -> None:
 
     world.run(story)
     assert world.faults > 5
-    told = [each.details["outcome"] for each in world.history if each.what == "told"]
+    told = [each.details["outcome"] for each in world.history if each.what == "reply"]
     assert told == ["Applied"] * 30
     assert sum(each.what == "read" for each in world.history) == 30

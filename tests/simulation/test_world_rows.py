@@ -63,7 +63,7 @@ def test_every_commit_stands_in_the_history() -> None:
     world = live(deed)
     assert states(world) == ["ready", "claimed", "claimed", "completed", "gone"]
     rows = [each for each in world.history if each.what == "row"]
-    asked = [world.history[each.details["ask"]].details["call"] for each in rows]
+    asked = [world.history[each.details["request"]].details["call"] for each in rows]
     assert asked == ["push", "claim", "extend", "settle", "forget"]
     assert check_messages(world.history) + check_answers(world.history) == []
 
@@ -197,7 +197,7 @@ def test_what_must_not_be_is_found(statement: str, invariant: str, problem: str)
         # As if it had been part of the latest question.
         done = world.history[-1]
         assert done.node == "b"
-        done.details["ask"] = max(i for i, o in enumerate(world.history) if o.what == "asked")
+        done.details["request"] = max(i for i, o in enumerate(world.history) if o.what == "request")
 
     found = check_messages(live(deed).history)
     assert any(each.invariant == invariant and problem in each.detail for each in found)

@@ -27,7 +27,7 @@ from jobsync.testing import (
     load_seeds,
     replay_line,
     require,
-    tell,
+    run_story,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -101,11 +101,11 @@ async def impatient(world: World) -> None:
 
 def test_a_violation_names_its_promise() -> None:
     """Whoever names none breaks a promise of its own, or has crashed."""
-    assert tell(impatient, 0).violations == [Violation("QL3", "not drained")]
-    assert tell(impatient, 1).violations == []
-    assert str(*tell(impatient, 2).violations) == "QL2: not redelivered"
-    assert tell(expectant, 0).violations == [Violation("user", "b jumped")]
-    (crash,) = tell(unlucky, 3).violations
+    assert run_story(impatient, 0).violations == [Violation("QL3", "not drained")]
+    assert run_story(impatient, 1).violations == []
+    assert str(*run_story(impatient, 2).violations) == "QL2: not redelivered"
+    assert run_story(expectant, 0).violations == [Violation("user", "b jumped")]
+    (crash,) = run_story(unlucky, 3).violations
     assert crash.invariant == "crash"
     assert "a third of all seeds" in crash.detail
 
@@ -119,7 +119,7 @@ def test_an_unknown_promise_is_refused() -> None:
 
 def test_a_defect_in_the_background_is_a_crash() -> None:
     """No promise: the code is not what it was meant to be."""
-    (found,) = tell(misspelt, 0).violations
+    (found,) = run_story(misspelt, 0).violations
     assert found.invariant == "crash"
     assert "AttributeError" in found.detail
 
@@ -144,7 +144,7 @@ def test_a_broken_seed_is_reported_with_the_line_that_repeats_it() -> None:
     ran = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert ran.returncode == 1, ran.stderr
     assert "a third of all seeds" in ran.stdout
-    assert tell(unlucky, 3).fingerprint in ran.stdout
+    assert run_story(unlucky, 3).fingerprint in ran.stdout
 
 
 def test_the_line_knows_where_modules_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from jobsync.testing import (
     check_repeats,
     connect,
     draw_forecast,
+    run_story,
     storm,
     strikes,
-    tell,
 )
 from jobsync.testing.strikes import STRIKES, Strike
 
@@ -63,7 +63,7 @@ async def rough_day(world: World) -> None:
 @pytest.fixture(scope="module")
 def days() -> list[Report]:
     """What some days came to."""
-    return [tell(rough_day, seed) for seed in range(12)]
+    return [run_story(rough_day, seed) for seed in range(12)]
 
 
 def test_a_storm_leaves_a_whole_world_behind(days: list[Report]) -> None:

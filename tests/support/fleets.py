@@ -20,7 +20,7 @@ from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.record_codec import stamp
 from jobsync.stores.settling import SettlingStore
-from jobsync.testing.invariants import check_commits, check_roles, check_takes, check_told
+from jobsync.testing.invariants import check_commits, check_replies, check_roles, check_takes
 from jobsync.testing.network import CALM, Link, Weather
 from jobsync.testing.recording import RecordingStore
 from jobsync.testing.violations import Violation, describe_failure
@@ -435,7 +435,7 @@ class Fleet:
             *self.world.violations,
             *check_commits(history),
             *check_roles(by_workers),
-            *(check_takes(history) + check_told(history) if self.is_untouched else []),
+            *(check_takes(history) + check_replies(history) if self.is_untouched else []),
             *self._judge_hooks(),
             *self._judge_tasks(),
         ]

@@ -17,7 +17,7 @@ from jobsync.errors import Unavailable
 from jobsync.stores.contract import Put
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
-from jobsync.testing.invariants import check_told
+from jobsync.testing.invariants import check_replies
 from jobsync.testing.network import CALM, Link, Weather
 from jobsync.testing.recording import RecordingStore
 from jobsync.testing.violations import Violation
@@ -436,4 +436,4 @@ def a_lost_reply() -> list[Violation]:
         await asyncio.sleep(600)
 
     world.run(story)
-    return check_told(world.history)
+    return check_replies(world.history)

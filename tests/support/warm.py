@@ -1,7 +1,8 @@
-"""The command line in processes of their own that need not load it: each is a fork of one that has.
+"""Run the command line in processes that are forked from one which has loaded it already.
 
-What a command does is the same as after a start from nothing, which takes a quarter of a second
-of CPU; `tests/integration/cli/test_help.py` and whoever starts `python -m jobsync` see to that start.
+A command behaves as it does in a new interpreter, without the quarter of a second of CPU that
+loading takes. `tests/integration/cli/test_help.py` and the tests that run `python -m jobsync`
+cover a start from nothing.
 """
 
 import atexit

@@ -2,7 +2,7 @@
 
 from jobsync.testing import strikes
 from jobsync.testing.databases import NodeDatabase, RecordingQueue, SimulatedThread, join
-from jobsync.testing.invariants import check_commits, check_roles, check_takes, check_told
+from jobsync.testing.invariants import check_commits, check_replies, check_roles, check_takes
 from jobsync.testing.loop import Stuck
 from jobsync.testing.message_invariants import (
     check_answers,
@@ -23,7 +23,7 @@ from jobsync.testing.stories import (
     load_seeds,
     replay_line,
     run_campaign,
-    tell,
+    run_story,
 )
 from jobsync.testing.storms import Forecast, draw_forecast, mend, storm
 from jobsync.testing.violations import INVARIANTS, InvariantBroken, Violation, require
@@ -57,10 +57,10 @@ __all__ = [
     "check_messages",
     "check_redelivered",
     "check_repeats",
+    "check_replies",
     "check_roles",
     "check_story",
     "check_takes",
-    "check_told",
     "connect",
     "draw_forecast",
     "find_story",
@@ -70,7 +70,7 @@ __all__ = [
     "replay_line",
     "require",
     "run_campaign",
+    "run_story",
     "storm",
     "strikes",
-    "tell",
 ]

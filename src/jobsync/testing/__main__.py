@@ -7,7 +7,7 @@ import click
 
 from jobsync.core.clock import SystemClock
 from jobsync.errors import JobsyncError
-from jobsync.testing.stories import find_story, replay_line, run_campaign, tell
+from jobsync.testing.stories import find_story, replay_line, run_campaign, run_story
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -23,7 +23,7 @@ def cli() -> None:
 @click.argument("seed", type=int)
 def replay(story: str, seed: int) -> None:
     """Tell a STORY with one SEED; show what was found and the history's digest."""
-    report = tell(story, seed)
+    report = run_story(story, seed)
     click.echo("\n".join([*map(str, report.violations), report.fingerprint]))
     sys.exit(1 if report.violations else 0)
 
@@ -38,7 +38,7 @@ def simulate(story: str, hours: float, jobs: int, first_seed: int | None) -> Non
     clock = SystemClock()
     seed = int(clock.wall().seconds) if first_seed is None else first_seed
     begun, told, faults, summary = clock.mono(), 0.0, 0, ""
-    for report in run_campaign(partial(tell, story), first_seed=seed, hours=hours, jobs=jobs):
+    for report in run_campaign(partial(run_story, story), first_seed=seed, hours=hours, jobs=jobs):
         told, faults = told + report.hours, faults + report.faults
         summary = f"{told:.1f} h, {told / (clock.mono() - begun):.1f} h/s, {faults:,} faults"
         if report.violations:

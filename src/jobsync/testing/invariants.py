@@ -21,7 +21,7 @@ from jobsync.core.keys import parent
 from jobsync.testing.violations import Violation
 from jobsync.testing.world import Occurrence
 
-__all__ = ["check_commits", "check_roles", "check_takes", "check_told"]
+__all__ = ["check_commits", "check_replies", "check_roles", "check_takes"]
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -63,13 +63,13 @@ def check_commits(history: Sequence[Occurrence]) -> list[Violation]:
     return violations
 
 
-def check_told(history: Sequence[Occurrence]) -> list[Violation]:
+def check_replies(history: Sequence[Occurrence]) -> list[Violation]:
     """Check what the store promises to whoever asks: the truth, of some moment in between.
 
     What was read was there at a moment between the question and the answer. What is called
     applied was applied in that time. What is called conflicted or refused never was, and a
     conflict had a reason. What is called unknown may be either. Judges the notes that
-    `ToldStore` makes.
+    `RecordingStore` makes.
     """
     lines = _lines_of(history)
     applied = {
@@ -79,7 +79,7 @@ def check_told(history: Sequence[Occurrence]) -> list[Violation]:
     for at, heard in enumerate(history):
         if heard.what == "read":
             violations += _judge_read(lines, heard, at)
-        elif heard.what == "told":
+        elif heard.what == "reply":
             problem = _judge_write(lines, heard, at, applied.get(heard.details["nonce"]))
             violations += [Violation("C4", f"{problem}: {heard}")] if problem else []
     return violations

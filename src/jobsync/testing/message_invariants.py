@@ -106,15 +106,15 @@ def check_answers(history: Sequence[Occurrence]) -> list[Violation]:
     What was acknowledged had been added, and what was refused never is. What was claimed for a
     caller is. A settlement is called taken if and only if the claim was ended in that very way,
     by whichever copy of the request; and a receipt is called stale only if it is. Judges what
-    `ToldPort` notes.
+    `RecordingBackend` notes.
     """
     book = _Book(history)
     return [
-        Violation(invariant, f"{problem}: {history[heard.details['ask']]} was answered {heard}")
+        Violation(invariant, f"{problem}: {history[heard.details['request']]} was answered {heard}")
         for at, heard in enumerate(history)
-        if heard.what == "answered"
+        if heard.what == "response"
         for invariant, problem in _judge_answer(
-            book, at, history[heard.details["ask"]].details, heard.details
+            book, at, history[heard.details["request"]].details, heard.details
         )
     ]
 
@@ -184,7 +184,7 @@ def _steps_of(history: Sequence[Occurrence]) -> Iterator[_Step]:
         elif done.what == "drop":
             over.update(key.removeprefix("session/") for key in facts["keys"])
         elif done.what == "row":
-            name, ask = facts["id"], facts["ask"]
+            name, ask = facts["id"], facts["request"]
             if not done.node:
                 touched.add(name)
             asked = None if ask is None else history[ask].details
@@ -237,7 +237,7 @@ def _judge_push(step: _Step) -> Iterator[_Problem]:
         yield "Q10", "it came with a past"
     if asked is None:
         return
-    letters = {letter[0]: letter[1:] for letter in asked.get("letters", ())}
+    letters = {letter[0]: letter[1:] for letter in asked.get("messages", ())}
     if asked["call"] != "push" or after["id"] not in letters:
         yield "Q2", "nobody pushed it"
         return
@@ -355,7 +355,7 @@ def _names_claim(step: _Step, before: _Details) -> bool:
 
 
 def _tell(step: _Step) -> str:
-    hidden = ("id", "queue", "now", "ask")
+    hidden = ("id", "queue", "now", "request")
 
     def show(facts: _Details | None) -> str:
         told = {} if facts is None else {k: v for k, v in facts.items() if k not in hidden}
@@ -370,11 +370,11 @@ def _find_torn(history: Sequence[Occurrence]) -> list[Violation]:
     arrived: dict[int, list[int]] = {}
     for step in _steps_of(history):
         if step.before is None and step.asked is not None and step.asked["call"] == "push":
-            arrived.setdefault(history[step.at].details["ask"], []).append(step.at)
+            arrived.setdefault(history[step.at].details["request"], []).append(step.at)
     return [
         Violation("Q7", f"a batch was torn: {len(places)} of {history[ask]}")
         for ask, places in arrived.items()
-        if len(places) != len(history[ask].details["letters"])
+        if len(places) != len(history[ask].details["messages"])
         or places[-1] - places[0] >= len(places)
     ]
 
@@ -384,8 +384,8 @@ def _find_acknowledged(history: Sequence[Occurrence]) -> list[str]:
     return [
         letter[0]
         for heard in history
-        if heard.what == "answered" and "error" not in heard.details
-        for letter in history[heard.details["ask"]].details.get("letters", ())
+        if heard.what == "response" and "error" not in heard.details
+        for letter in history[heard.details["request"]].details.get("messages", ())
     ]
 
 
@@ -411,7 +411,7 @@ class _Book:
         if before is not None and before["state"] == "claimed":
             claim = (name, before["claim"])
             if after.get("claim") == before["claim"]:
-                self.extended.add((after["ask"], *claim))
+                self.extended.add((after["request"], *claim))
             else:
                 self.ended[claim] = (step.at, step.mark.partition(":")[2])
         if after["state"] == "claimed":
@@ -432,7 +432,7 @@ def _judge_answer(book: _Book, at: int, asked: _Details, heard: _Details) -> Ite
 
 
 def _judge_pushed(book: _Book, at: int, asked: _Details, heard: _Details) -> Iterator[_Problem]:
-    names = [letter[0] for letter in asked["letters"]]
+    names = [letter[0] for letter in asked["messages"]]
     match heard.get("error"):
         case None if any(book.pushed.get(name, at) >= at for name in names):
             yield "Q15", "acknowledged, and was not there"
@@ -443,13 +443,13 @@ def _judge_pushed(book: _Book, at: int, asked: _Details, heard: _Details) -> Ite
 
 
 def _judge_claimed(book: _Book, at: int, _: _Details, heard: _Details) -> Iterator[_Problem]:
-    for name, claim, _deliveries in heard.get("told") or ():
-        if not heard["ask"] < book.claimed.get((name, claim), at) < at:
+    for name, claim, _deliveries in heard.get("result") or ():
+        if not heard["request"] < book.claimed.get((name, claim), at) < at:
             yield "Q15", f"told to have claimed {name}, and had not"
 
 
 def _judge_settled(book: _Book, at: int, asked: _Details, heard: _Details) -> Iterator[_Problem]:
-    for receipt, taken in zip(asked["receipts"], heard.get("told") or (), strict=False):
+    for receipt, taken in zip(asked["receipts"], heard.get("result") or (), strict=False):
         name, claim, _, move, _ = receipt
         place, how = book.ended.get((name, claim), (at, ""))
         if taken and (place >= at or how != move):
@@ -461,9 +461,9 @@ def _judge_settled(book: _Book, at: int, asked: _Details, heard: _Details) -> It
 
 
 def _judge_extended(book: _Book, at: int, asked: _Details, heard: _Details) -> Iterator[_Problem]:
-    for receipt, extended in zip(asked["receipts"], heard.get("told") or (), strict=False):
+    for receipt, extended in zip(asked["receipts"], heard.get("result") or (), strict=False):
         name, claim, _ = receipt
-        if extended and (heard["ask"], name, claim) not in book.extended:
+        if extended and (heard["request"], name, claim) not in book.extended:
             yield "Q15", f"{name}: told extended, was not"
         elif not extended and book.ended.get((name, claim), (at, ""))[0] >= at:
             yield "Q15", f"{name}: called stale, and was not"

@@ -381,7 +381,7 @@ def _describe(change: Change, outcome: Applied) -> dict[str, Any]:
 def connect(node: Node, store: Store, weather: Weather = CALM) -> Store:
     """Give a node a store as its code sees one: over a link of its own, and settled.
 
-    What its callers are told stands in the history, for `check_told` to judge.
+    What its callers are told stands in the history, for `check_replies` to judge.
     """
     settled = SettlingStore(Link(node.world, node, store, weather), node.components)
     return RecordingStore(node, settled)

@@ -75,7 +75,7 @@ class RecordingStore(StoreDecorator):
         for change, outcome in zip(changes, outcomes, strict=True):
             base = None if change.base is None else change.base.nonce
             self._note(
-                "told", since, key=change.key, nonce=change.nonce, base=base, outcome=outcome
+                "reply", since, key=change.key, nonce=change.nonce, base=base, outcome=outcome
             )
 
     def _note(self, what: str, since: int, **facts: object) -> None:
@@ -105,7 +105,7 @@ class RecordingBackend(QueueBackend):
             [each.id, digest(encode(each.value, "message").decode()), each.delay, each.max_attempts]
             for each in letters
         ]
-        await self._ask("push", lambda: self._inner.push(letters), letters=told)
+        await self._ask("push", lambda: self._inner.push(letters), messages=told)
 
     async def push_within(self, connection: object, letters: Sequence[NewMessage]) -> None:
         """Add messages in a transaction of the caller's."""
@@ -210,16 +210,16 @@ class RecordingBackend(QueueBackend):
     ) -> T:
         world, name = self._world, self._node.name
         asked = Asked(len(world.history), call)
-        world.note(name, "asked", call=call, queue=self.queue, **facts)
+        world.note(name, "request", call=call, queue=self.queue, **facts)
         before = ASKED.set(asked)
         try:
             answer = await ask()
         except JobsyncError as error:
-            world.note(name, "answered", ask=asked.place, error=type(error).__name__)
+            world.note(name, "response", request=asked.place, error=type(error).__name__)
             raise
         finally:
             ASKED.reset(before)
-        world.note(name, "answered", ask=asked.place, told=tell(answer))
+        world.note(name, "response", request=asked.place, result=tell(answer))
         return answer
 
 

@@ -42,7 +42,7 @@ class Asked(NamedTuple):
 
 
 ASKED: ContextVar[Asked | None] = ContextVar("ASKED", default=None)
-"""Set while a port is asked; see `ToldPort`."""
+"""Set while a port is asked; see `RecordingBackend`."""
 
 _LIVE = """
 'jobsync_message', new.id, new.queue, new.state, new.payload, new.deliveries, new.returned,
@@ -158,7 +158,7 @@ class SharedRows(SqliteAccess):
         moment = {"wall": clock.wall().seconds, "mono": clock.mono().seconds, "boot": clock.boot()}
         for name in ids:
             found = [rows[name] for rows in self._tables.values() if name in rows]
-            self._world.note(node, "row", ask=place, id=name, now=moment, **_describe(found))
+            self._world.note(node, "row", request=place, id=name, now=moment, **_describe(found))
 
 
 class RowStore(StoreDecorator):

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import msgspec
 
 from jobsync.errors import Invalid, NotFound
-from jobsync.testing.invariants import check_commits, check_told
+from jobsync.testing.invariants import check_commits, check_replies
 from jobsync.testing.violations import InvariantBroken, Violation
 from jobsync.testing.world import World
 
@@ -36,7 +36,7 @@ __all__ = [
     "name_of",
     "replay_line",
     "run_campaign",
-    "tell",
+    "run_story",
 ]
 
 
@@ -68,7 +68,7 @@ class SavedSeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What it showed, and what mended it."""
 
 
-def tell(story: Story | str, seed: int) -> Report:
+def run_story(story: Story | str, seed: int) -> Report:
     """Let one world happen, and judge it by the store's contract and by what the story expects.
 
     An exception that the story raises is a violation too: the one that `require` names, and
@@ -81,7 +81,7 @@ def tell(story: Story | str, seed: int) -> Report:
     if isinstance(story, str):
         story = find_story(story)
     world = World(seed)
-    world.expect(check_commits, check_told)
+    world.expect(check_commits, check_replies)
     raised: list[Violation] = []
     try:
         world.run(lambda: story(world))
@@ -102,7 +102,7 @@ def check_story(story: Story, seeds: Iterable[int] = range(20)) -> None:
     """
     for seed in seeds:
         again = replay_line(story, seed)
-        violations = tell(story, seed).violations
+        violations = run_story(story, seed).violations
         if violations:
             shown = "\n".join(map(str, violations[:_SHOWN]))
             raise AssertionError(f"seed {seed}, {len(violations)} found:\n{shown}\n{again}")
@@ -115,7 +115,7 @@ def check_repeats(story: Story, seed: int = 0) -> None:
         AssertionError: one did not; the story rests on more than its seed.
         Invalid: the story cannot be found by another process.
     """
-    expected = tell(story, seed).fingerprint
+    expected = run_story(story, seed).fingerprint
     command = [sys.executable, "-m", "jobsync.testing", "replay", name_of(story), str(seed)]
     for hash_seed in _HASH_SEEDS:
         hashing = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
