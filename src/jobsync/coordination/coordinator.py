@@ -165,7 +165,7 @@ class Coordinator:
             self._stopped_by = asyncio.current_task()
         with suppress(Unavailable):
             await self._membership.withdraw(self)
-        self._membership.ring()
+        self._membership.wake_waiters()
         task = self._task
         if task is None or self.is_calling:
             return
@@ -196,7 +196,7 @@ class Coordinator:
             Unavailable: its session has ended.
         """
         store, name = self._membership.store, self.election.name
-        self._membership.hurry()
+        self._membership.refresh()
         if not force:
             return await self._hear_of_leader()
         role = read_role(await store.get(f"{ROLES}{name}", tombstones=True))
@@ -239,7 +239,7 @@ class Coordinator:
 
         def stand_back(epoch: int) -> None:
             in_the_way.append(epoch)
-            self._membership.ring()
+            self._membership.wake_waiters()
 
         term = Term(
             self._membership.store,

@@ -43,9 +43,9 @@ from jobsync.errors import Corrupt, NewerFormat
 from jobsync.stores.contract import Applied, Put, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["LOOK", "Election", "HeldTerm", "ask"]
+__all__ = ["CHECK_FRACTION", "Election", "HeldTerm", "ask"]
 
-LOOK = 0.85
+CHECK_FRACTION = 0.85
 """Of a beat, between looks where nobody tells of a role that was given up.
 
 The rest of the beat is for finding and taking it.
@@ -411,7 +411,7 @@ class Election:
         # By two wall clocks, which may differ: only what a look can have missed is believed, and
         # whoever comes before us is left time to take what it was told of.
         ago, beat = self._clock.wall().seconds - role.since, self._timing.beat
-        return min(ago, LOOK * beat) if 0 < ago < beat else 0.0
+        return min(ago, CHECK_FRACTION * beat) if 0 < ago < beat else 0.0
 
     async def _vacate(self, role: Role | None) -> None:
         """Take a dead owner's name off the role, so that those to whom we give way look now."""

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from jobsync.components import Components
-from jobsync.coordination.aio import Wakeup, first_of
-from jobsync.coordination.election import LOOK, Election
+from jobsync.coordination.election import CHECK_FRACTION, Election
 from jobsync.coordination.events import (
     ElectionHalted,
     HeartbeatLate,
@@ -23,6 +22,7 @@ from jobsync.coordination.events import (
 )
 from jobsync.coordination.observer import Candidates, Observer
 from jobsync.coordination.role import REQUESTS, ROLES, worker_of
+from jobsync.coordination.runner import Wakeup, first_of
 from jobsync.coordination.session import SESSIONS, Session, SessionRecord
 from jobsync.coordination.settings import WorkSettings
 from jobsync.core.clock import Mono
@@ -140,7 +140,7 @@ class MemberLoop:
         self.elections[role] = election
         # Whatever an earlier candidacy here left behind is the new one's to find.
         self._leaving = [each for each in self._leaving if each.name != role]
-        self.hurry()
+        self.refresh()
         self._listen_again.set()
         return election
 
@@ -151,7 +151,7 @@ class MemberLoop:
             self.drop_out(election)
             with suppress(*_TROUBLE):
                 await election.release("stopped")
-            self.hurry()
+            self.refresh()
             self._changed()
 
     async def step_down(self, role: str, epoch: int, current: int) -> None:
@@ -160,7 +160,7 @@ class MemberLoop:
         if election is not None:
             with suppress(*_TROUBLE):
                 await election.step_down(epoch, current)
-            self.hurry()
+            self.refresh()
             self._changed()
 
     def drop_out(self, election: Election) -> None:
@@ -169,13 +169,13 @@ class MemberLoop:
             del self.elections[election.name]
             election.close()
             self._leaving.append(election)
-            self.hurry()
+            self.refresh()
 
-    def tell(self, facts: Mapping[str, Json]) -> None:
+    def publish(self, facts: Mapping[str, Json]) -> None:
         """Tell others something, with a beat at once."""
         self._facts |= facts
         self.session.facts |= facts
-        self._beat_now.ring()
+        self._beat_now.set()
 
     def is_dead(self, incarnation: str) -> bool:
         """Say whether a session that is watched is dead, as far as is known here."""
@@ -186,10 +186,10 @@ class MemberLoop:
         """The sessions that live, as the last look of a leader showed them."""
         return self._observer.living | {self.session.incarnation}
 
-    def hurry(self) -> None:
+    def refresh(self) -> None:
         """Beat and look at once, to tell and to learn what has changed."""
-        self._beat_now.ring()
-        self._look_now.ring()
+        self._beat_now.set()
+        self._look_now.set()
 
     def stop(self) -> None:
         """Leave."""
@@ -206,7 +206,7 @@ class MemberLoop:
         self.session = session
         for election in (*self.elections.values(), *self._leaving):
             election.join(session)
-        self._look_now.ring()
+        self._look_now.set()
 
     async def _beat_for_ever(self) -> None:
         while True:
@@ -215,7 +215,7 @@ class MemberLoop:
                 await self._beat()
             except _TROUBLE as trouble:
                 self._note_silence(trouble)
-            await self._beat_now.rest(begun + self._timing.beat)
+            await self._beat_now.wait(begun + self._timing.beat)
 
     async def _feel_lag_for_ever(self) -> None:
         """Warn when this thread gets up late, be a beat under way or not."""
@@ -262,14 +262,14 @@ class MemberLoop:
                 self._note_silence(trouble)
                 seen = self._clock.mono()
             self._tell_of_changes()
-            await self._look_now.rest(self._next_look(begun, seen))
+            await self._look_now.wait(self._next_look(begun, seen))
 
     def _next_look(self, begun: Mono, seen: Mono) -> Mono:
         """Look again in a beat, or when something is due to happen by itself.
 
         What fell due while the last look was under way was missed by it: that is due now.
         """
-        due = begun + self._timing.beat * (LOOK if self._must_find_out else 1.0)
+        due = begun + self._timing.beat * (CHECK_FRACTION if self._must_find_out else 1.0)
         moments = [self._observer.next_expiry(seen)]
         moments += [election.next_change(seen) for election in self.elections.values()]
         return min([due, *(each for each in moments if each is not None)])
@@ -300,7 +300,7 @@ class MemberLoop:
             self._tell_of_changes()
             if self._must_find_out:
                 # Who has just given up one role may be giving up the next.
-                self._look_now.ring()
+                self._look_now.set()
         if holds:
             await self._watch_over_all(owners)
         else:
@@ -359,7 +359,7 @@ class MemberLoop:
     def _tell_of_changes(self) -> None:
         """Let others know soon what this worker holds now, and those at home too."""
         if self._holds() != self.session.holds:
-            self._beat_now.ring()
+            self._beat_now.set()
         elections = [(each.held, each.leading, each.role) for each in self.elections.values()]
         told = {each: (life.works, life.holds, life.facts) for each, life in self.seen.items()}
         known = (elections, told, self._observer.living, self.session.incarnation)
@@ -379,7 +379,7 @@ class MemberLoop:
             await self._hear(namespaces)
             for election in self.elections.values():
                 election.doubt()
-            self._look_now.ring()
+            self._look_now.set()
 
     async def _hear(self, namespaces: Iterable[str]) -> None:
         """Return when a role of a namespace may have changed, or others are of interest."""

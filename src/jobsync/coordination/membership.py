@@ -192,7 +192,7 @@ class Membership:
                 self.timing,
                 self.worker_id,
                 self._facts,
-                lambda: self._host.tell(self.ring),
+                lambda: self._host.post_home(self.wake_waiters),
             )
             self._is_recording = True
             await self._member.open()
@@ -318,9 +318,9 @@ class Membership:
         """Give up a term that another epoch stands in the way of."""
         await self._host.call(lambda: self._member.step_down(role, epoch, current))
 
-    def tell(self, **facts: Json) -> None:
+    def publish(self, **facts: Json) -> None:
         """Tell the other workers something, with a beat at once."""
-        self._host.post(self._member.tell, facts)
+        self._host.post(self._member.publish, facts)
 
     def watch(self, purpose: str, incarnations: Iterable[str]) -> None:
         """Look at these sessions at every beat from now on, for this purpose at no others."""
@@ -345,9 +345,9 @@ class Membership:
         """What the sessions that lead this worker, or that it watches, told last."""
         return self._member.seen
 
-    def hurry(self) -> None:
+    def refresh(self) -> None:
         """Beat and look at once."""
-        self._host.post(self._member.hurry)
+        self._host.post(self._member.refresh)
 
     async def members(self) -> list[Peer]:
         """Give the workers that live, the oldest first."""
@@ -382,7 +382,7 @@ class Membership:
         finally:
             self._waiting.pop(waiter, None)
 
-    def ring(self) -> None:
+    def wake_waiters(self) -> None:
         """Wake whoever waits for a change."""
         for waiter in self._waiting:
             if not waiter.done():
@@ -401,9 +401,9 @@ class _Relay(Events):
     def emit(self, event: Event) -> None:
         """Tell it soon, after all that happened before it."""
         self._facts.append(event)
-        self._host.tell(self._tell_next)
+        self._host.post_home(self._emit_next)
 
-    def _tell_next(self) -> None:
+    def _emit_next(self) -> None:
         self._home.emit(self._facts.popleft())
 
 

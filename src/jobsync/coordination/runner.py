@@ -1,57 +1,67 @@
-"""Where a member lives: on a thread and an event loop of its own, or on its caller's.
+"""Event loops: where a member loop runs, and how coroutines wait for each other.
 
-A thread of its own beats on while the caller's loop is blocked. The caller's loop is for
-simulated worlds, which have one loop for everything.
+A member loop runs on a thread and an event loop of its own, so that it goes on sending heartbeats
+while the caller's loop is blocked. In a simulated world it shares the caller's loop, because such
+a world has one loop for everything.
 """
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from jobsync.core.clock import Clock, Mono
 from jobsync.errors import Misconfigured, Unavailable
 
-__all__ = ["LoopHost", "OwnThread", "SameLoop"]
+__all__ = [
+    "LoopHost",
+    "OwnThread",
+    "SameLoop",
+    "WaitForChange",
+    "Wakeup",
+    "first_of",
+    "listening",
+]
 
 T = TypeVar("T")
 
-_LAST_WORDS = 5.0
-"""Seconds that a thread has, once its loop has ended, to say why."""
+_ERROR_TIMEOUT = 5.0
+"""Seconds in which a thread must report its error after its loop has ended."""
 
 Main: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class LoopHost(Protocol):
-    """Runs a member, and carries calls to it and from it."""
+    """Runs a member loop, and carries calls between it and the home loop."""
 
     def start(self, main: Main) -> None:
-        """Begin to run it. Called on the loop that is home to the user's callbacks."""
+        """Start the member. Called on the home loop, which runs the user's callbacks."""
         ...
 
     def post(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something soon where the member lives."""
+        """Schedule a call on the member's loop."""
         ...
 
-    def tell(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something soon at home."""
+    def post_home(self, call: Callable[..., object], *arguments: object) -> None:
+        """Schedule a call on the home loop."""
         ...
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run something where the member lives; wait for it at home.
+        """Run a coroutine on the member's loop, and wait for its result on the home loop.
 
         Raises:
-            Unavailable: the member has ended; its cause is what ended it.
+            Unavailable: the member has ended; the cause is the error that ended it.
         """
         ...
 
     async def finish(self) -> None:
-        """Wait, at home, until the member has ended; raise what ended it."""
+        """Wait on the home loop until the member has ended, and raise the error that ended it."""
         ...
 
     def cancel(self) -> None:
-        """Let the member end at once, at whatever await it stands."""
+        """Cancel the member at its current await."""
         ...
 
 
@@ -59,28 +69,28 @@ class SameLoop:
     """Runs a member as a task of the caller's loop."""
 
     def start(self, main: Main) -> None:
-        """Begin to run it."""
+        """Start the task."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(main())
 
     def post(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something soon."""
+        """Schedule a call."""
         self._loop.call_soon(call, *arguments)
 
-    def tell(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something soon."""
+    def post_home(self, call: Callable[..., object], *arguments: object) -> None:
+        """Schedule a call."""
         self._loop.call_soon(call, *arguments)
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run something while the member lives."""
+        """Run a coroutine while the member is alive."""
         return await _while_alive(self._task, self._loop.create_task(work()))
 
     async def finish(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the task has ended."""
         await asyncio.shield(self._task)
 
     def cancel(self) -> None:
-        """Let it end at once."""
+        """Cancel the task."""
         self._task.cancel()
 
 
@@ -89,33 +99,34 @@ class OwnThread:
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._begun = threading.Event()
+        self._started = threading.Event()
 
     def start(self, main: Main) -> None:
-        """Begin to run it, and wait until its loop runs."""
+        """Start the thread, and wait until its loop runs."""
         self._home = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._home.create_future()
-        # A daemon: a program that forgets to leave must still end.
+        # A daemon: a program that forgets to leave must still be able to exit.
         threading.Thread(
             target=self._run, args=(main,), name="jobsync-session", daemon=True
         ).start()
-        self._begun.wait()
+        self._started.wait()
 
     def post(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something soon on the thread's loop, if it still runs.
+        """Schedule a call on the thread's loop, if that still runs.
 
         Raises:
             Misconfigured: this is a forked child, which has no such thread.
         """
         self._check_process()
-        # A loop that was closed has nobody left who could be called.
+        # A closed loop has nothing left to call.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    def tell(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something soon on the loop that started it.
+    def post_home(self, call: Callable[..., object], *arguments: object) -> None:
+        """Schedule a call on the home loop.
 
-        Once that is closed nobody is left who could do what this member is elected to.
+        Cancels the member if the home loop is closed: nothing is left to do the work that this
+        member could be elected for.
         """
         try:
             self._home.call_soon_threadsafe(call, *arguments)
@@ -123,11 +134,11 @@ class OwnThread:
             self._main.cancel()
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run something on the thread's loop."""
+        """Run a coroutine on the thread's loop."""
         self._check_process()
         _check_alive(self._done)
-        under_way = asyncio.run_coroutine_threadsafe(work(), self._loop)
-        return await _while_alive(self._done, asyncio.wrap_future(under_way))
+        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        return await _while_alive(self._done, asyncio.wrap_future(future))
 
     async def finish(self) -> None:
         """Wait until the thread has ended."""
@@ -135,7 +146,7 @@ class OwnThread:
         await asyncio.shield(self._done)
 
     def cancel(self) -> None:
-        """Let it end at once."""
+        """Cancel the member at its current await."""
         self.post(self._main.cancel)
 
     def _check_process(self) -> None:
@@ -145,44 +156,127 @@ class OwnThread:
             )
 
     def _run(self, main: Main) -> None:
-        async def begin() -> None:
+        async def run_main() -> None:
             self._loop = asyncio.get_running_loop()
             self._main = asyncio.ensure_future(main())
-            self._begun.set()
+            self._started.set()
             await self._main
 
         error: BaseException | None = None
         try:
-            asyncio.run(begin())
-        except BaseException as raised:  # noqa: BLE001 - whoever waits gets it
+            asyncio.run(run_main())
+        except BaseException as raised:  # noqa: BLE001 - passed on to `finish`
             error = raised
-        self.tell(self._settle, error)
+        self.post_home(self._settle, error)
 
     def _settle(self, error: BaseException | None) -> None:
         if error is None:
             self._done.set_result(None)
         else:
             self._done.set_exception(error)
-            # Asked for here: perhaps nobody waits, and the member has told of it already.
+            # Retrieved here: perhaps nobody waits, and the member has already reported it.
             self._done.exception()
 
 
 def _check_alive(member: "asyncio.Future[None]") -> None:
-    """Refuse to go on without the member."""
     if member.done():
         cause = None if member.cancelled() else member.exception()
         raise Unavailable("the session", "has ended", "join again") from cause
 
 
 async def _while_alive(member: "asyncio.Future[None]", work: "asyncio.Future[T]") -> T:
-    """Wait for something that ends with the member at the latest."""
+    """Wait for work, but no longer than the member is alive."""
     both: list[asyncio.Future[Any]] = [member, work]
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     if not work.done():
         work.cancel()
         _check_alive(member)
     if work.cancelled():
-        # The loop that it ran on has ended, and the member is about to tell why.
-        await asyncio.wait([member], timeout=_LAST_WORDS)
+        # The loop that it ran on has ended, and the member is about to report why.
+        await asyncio.wait([member], timeout=_ERROR_TIMEOUT)
         _check_alive(member)
     return await work
+
+
+class Wakeup:
+    """A timer that can be cut short. A `set` before `wait` counts for the next `wait`.
+
+    Args:
+        clock: the clock that measures the wait.
+        grain: seconds by which a wait may last too long. Without it, a clock that is slower
+            than the loop's would make the loop spin.
+    """
+
+    def __init__(self, clock: Clock, grain: float) -> None:
+        self._clock = clock
+        self._grain = grain
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """End the current wait, or else the next one."""
+        self._is_set = True
+        self._wake()
+
+    async def wait(self, until: Mono) -> None:
+        """Wait until a moment, or until it is set."""
+        loop = asyncio.get_running_loop()
+        while not self._is_set and (left := until - self._clock.mono()) > 0:
+            self._waiter = loop.create_future()
+            timer = loop.call_later(max(left, self._grain), self._wake)
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+        self._is_set = False
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+WaitForChange: TypeAlias = Callable[[float], Awaitable[bool]]
+"""Waits for at most this many seconds. Returns whether there was a change."""
+
+
+async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait for the first of several coroutines and cancel the others. Errors propagate."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(wait) for wait in waits]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # In this order: a group's own would differ from run to run.
+            for task in tasks:
+                task.cancel()
+
+
+@asynccontextmanager
+async def listening(*waits: Coroutine[Any, Any, object]) -> AsyncIterator[WaitForChange]:
+    """Start to wait for the first of several coroutines before the block reads.
+
+    A change while the block runs counts, so nothing is missed between the read and the wait. The
+    block calls the yielded function to wait; errors of the coroutines are raised there.
+    """
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    is_closed = False
+
+    async def wait_for_change(timeout: float) -> bool:
+        done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        return bool(done)
+
+    try:
+        # Each runs up to its first await.
+        await asyncio.sleep(0)
+        yield wait_for_change
+    except GeneratorExit:
+        # The generator was closed without being resumed: there is nothing left to await.
+        is_closed = True
+        raise
+    finally:
+        for task in tasks:
+            task.cancel()
+        if not is_closed:
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -13,9 +13,9 @@ from datetime import date
 import msgspec
 
 from jobsync.components import Components
-from jobsync.coordination.aio import Heard, listening
 from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.membership import Membership
+from jobsync.coordination.runner import WaitForChange, listening
 from jobsync.core.assignment import Plan, awaits, has_nothing, token_maker
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
@@ -389,7 +389,7 @@ class JobNode:
             except _PASSING:
                 await self._clock.sleep(self.membership.timing.beat / 2)
 
-    async def _follow(self, heard: Heard) -> None:
+    async def _follow(self, heard: WaitForChange) -> None:
         """Do once what is to be done, then wait until there may be more."""
         if self.membership.incarnation != self._incarnation:
             await self._join(self.membership.timing.timeout)

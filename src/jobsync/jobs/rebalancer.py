@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from jobsync.components import Components
-from jobsync.coordination.aio import listening
 from jobsync.coordination.membership import Membership
+from jobsync.coordination.runner import listening
 from jobsync.coordination.term import Term
 from jobsync.core.assignment import (
     NodeRef,
@@ -203,7 +203,7 @@ class Rebalancer:
                     await self._store.create(self._places.exceptions(name), document)
         await term.put(self._places.assignment, to_document(new.assignment))
         self._published()
-        self._membership.tell(**{self._places.assignment: new.assignment.number})
+        self._membership.publish(**{self._places.assignment: new.assignment.number})
         if moved := count_moved(old.assignment, new.assignment):
             await self._record(old, new, moved, self._clock.mono() - begun)
         if before and after != before:

@@ -15,7 +15,7 @@ from contextvars import copy_context
 from types import CoroutineType, coroutine
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from jobsync.coordination.aio import Wakeup
+from jobsync.coordination.runner import Wakeup
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import Cancel, Completed, Failed, HandlerVerdict, Snooze
 from jobsync.errors import Invalid
@@ -238,7 +238,7 @@ class Deadlines:
         self._ends[held] = end
         if end < self._looks_at:
             self._looks_at = end
-            self._alarm.ring()
+            self._alarm.set()
 
     def remove(self, held: Delivery) -> None:
         """Watch it no more, if it is watched."""
@@ -247,7 +247,7 @@ class Deadlines:
     async def watch_for_ever(self) -> None:
         """Tell of each whose time is over, until cancelled."""
         while True:
-            await self._alarm.rest(self._looks_at)
+            await self._alarm.wait(self._looks_at)
             now = self._clock.mono()
             if now >= self._looks_at:
                 self._look(now)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from jobsync.coordination.aio import Wakeup
 from jobsync.coordination.membership import Membership
+from jobsync.coordination.runner import Wakeup
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import HandlerVerdict
 from jobsync.database.document import Document
@@ -115,7 +115,7 @@ class InFlight:
         name = message.receipt.id
         held = self._held[name] = Delivery(name, message, _document_of(message), session, sent)
         if self._watches_at is None or sent + self._lease < self._watches_at:
-            self._alarm.ring()
+            self._alarm.set()
         return held
 
     def drop(self, held: Delivery) -> None:
@@ -155,7 +155,7 @@ class InFlight:
         """Lose what was not renewed in time, also while an answer is awaited."""
         while True:
             self._watches_at = self._find_end()
-            await self._alarm.rest(self._watches_at or self._clock.mono() + self._visibility)
+            await self._alarm.wait(self._watches_at or self._clock.mono() + self._visibility)
             self._check_all()
 
     async def renew_for_ever(self) -> None:

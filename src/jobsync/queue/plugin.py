@@ -355,7 +355,7 @@ class QueuePlugin(CoordinatorPlugin):
             return
         self._worker = self._working = None
         worker.stop(_share(self.database.time_left))
-        self._joined().tell(**describe_worker_status(self.queue, None))
+        self._joined().publish(**describe_worker_status(self.queue, None))
         await asyncio.wait([working])
         self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
 
@@ -427,7 +427,7 @@ class QueuePlugin(CoordinatorPlugin):
             self._worker.is_paused = self._is_paused
             self._worker.wake()
             duty = WorkerStatus(concurrency=self.settings.concurrency, is_paused=self._is_paused)
-            self._joined().tell(**describe_worker_status(self.queue, duty))
+            self._joined().publish(**describe_worker_status(self.queue, duty))
 
     def _make_worker(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:
         if self._executor is None:

@@ -1,7 +1,7 @@
 """Small models of the protocols hold in every state, and break when the protocol is broken.
 
-`pytest -s tests/simulation/models` shows how many states there are, and the shortest way into trouble
-for every mutation.
+`pytest -s tests/simulation/models` prints the number of states, and the shortest trace to a
+violation for every mutation.
 """
 
 import sys

@@ -68,7 +68,7 @@ async def test_the_watch_is_not_woken_for_who_ends_later(
     """Whoever comes and goes while it waits for the first costs it nothing."""
     watched.add(FIRST, 60)
     rung: list[Delivery] = []
-    monkeypatch.setattr(watched.deadlines._alarm, "ring", lambda: rung.append(SECOND))
+    monkeypatch.setattr(watched.deadlines._alarm, "set", lambda: rung.append(SECOND))
     watched.deadlines.remove(FIRST)
     for _ in range(3):
         watched.add(SECOND, 60)

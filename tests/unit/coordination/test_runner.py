@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from jobsync.coordination.aio import listening
+from jobsync.coordination.runner import listening
 
 
 async def test_what_comes_while_the_block_runs_is_heard() -> None:
@@ -16,17 +16,17 @@ async def test_what_comes_while_the_block_runs_is_heard() -> None:
         hint.clear()
         await hint.wait()
 
-    async with asyncio.timeout(10), listening(wait()) as heard:
+    async with asyncio.timeout(10), listening(wait()) as wait_for_change:
         hint.set()
-        assert await heard(60)
+        assert await wait_for_change(60)
 
 
 async def test_patience_ends_it() -> None:
     """When nothing comes, it is over after so long, and nothing is left running."""
     waits = asyncio.Event()
     before = asyncio.all_tasks()
-    async with listening(waits.wait(), waits.wait()) as heard:
-        assert not await heard(0.001)
+    async with listening(waits.wait(), waits.wait()) as wait_for_change:
+        assert not await wait_for_change(0.001)
     assert asyncio.all_tasks() == before
 
 
@@ -37,8 +37,8 @@ async def test_what_a_wait_raises_is_raised_where_one_waits() -> None:
         raise ValueError
 
     with pytest.raises(ValueError, match=r"^$"):
-        async with listening(fail(), asyncio.Event().wait()) as heard:
-            await heard(60)
+        async with listening(fail(), asyncio.Event().wait()) as wait_for_change:
+            await wait_for_change(60)
 
 
 async def test_what_the_block_raises_ends_all_waits() -> None:
@@ -56,8 +56,8 @@ async def test_a_block_that_is_closed_waits_for_nothing_more() -> None:
     before = asyncio.all_tasks()
 
     async def listen() -> None:
-        async with listening(hint.wait()) as heard:
-            await heard(60)
+        async with listening(hint.wait()) as wait_for_change:
+            await wait_for_change(60)
 
     listener = listen()
     # By hand: a task would close it only when it is collected.
