@@ -26,9 +26,9 @@ from benchmarks.queues_bare import Bare, BarePostgres, BareSqlite, rate
 from benchmarks.queues_listener import BareListener
 from benchmarks.rounds import tell
 from depot import Depot
-from ledger import until
 from proxy import Proxy
 from servers import PostgresServer
+from waiting import until
 
 from jobsync import Database, Document, QueuePlugin
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from electorate import Citizen, Electorate, check_beliefs, check_writes
-from ledger import Fact, now, until
+from ledger import Fact
 from servers import Locate
+from waiting import now, until
 
 from jobsync.core.trust import Timing
 

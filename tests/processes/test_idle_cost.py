@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
 import pytest
-from ledger import until
 from proxy import Proxy
+from waiting import until
 
 from jobsync import Components, Store, open_store
 from jobsync.coordination.events import WorkerHeartbeat

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import pytest
 from labourer import Loop
-from ledger import now, until
 from servers import Locate
+from waiting import now, until
 from workshop import Strike, Worker, Workshop, judge
 
 WORKERS = 3

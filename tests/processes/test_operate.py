@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger import now, until
 from servers import PostgresServer
 from shopping import Shop
+from waiting import now, until
 
 from jobsync import Database, QueuePlugin
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import plugger
 import pytest
 from electorate import Citizen, Electorate, check_beliefs
-from ledger import until
 from servers import Locate
+from waiting import until
 
 from jobsync import Record, open_store
 from jobsync.coordination.session import SESSIONS

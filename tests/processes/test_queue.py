@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from depot import Depot, Hand, Handling, judge
-from ledger import now, until
 from proxy import Proxy
 from servers import PostgresServer
+from waiting import now, until
 
 from jobsync import Database, QueuePlugin
 

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import servers
-from ledger import until
+from waiting import until
 
 from jobsync import Store, open_store
 

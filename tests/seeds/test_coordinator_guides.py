@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger import until
+from waiting import until
 
 from jobsync import CoordinatorPlugin, Database, Event, Invalid, Misconfigured, NotFound
 

@@ -12,7 +12,7 @@ from typing import Any
 import fleets
 import pytest
 from fleets import HOUR, SETTINGS, TIMING, DearStore, Fleet, Worker, run_storm, run_suspends
-from ledger import until
+from waiting import until
 
 from jobsync.coordination.coordinator import Coordinator
 from jobsync.coordination.settings import CoordinatorSettings
@@ -186,7 +186,7 @@ def test_who_is_dead_is_followed_as_soon_as_that_is_written(seed: int) -> None:
             leader = one(fleet.leaders())
             deaths = fleet.deaths
             fleet.replace(leader)
-            await until(lambda deaths=deaths: fleet.deaths > deaths, glance=0.1)  # type: ignore[misc]
+            await until(lambda deaths=deaths: fleet.deaths > deaths, interval=0.1)  # type: ignore[misc]
             await asyncio.sleep(0.1 * TIMING.beat)
             assert one(fleet.leaders()) is oldest(fleet)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from fleets import SETTINGS, TIMING, DearStore, Fleet, Worker, take_note
-from ledger import until
 from msgspec.structs import replace
+from waiting import until
 
 from jobsync.coordination.coordinator import Hooks
 from jobsync.coordination.term import Term
@@ -39,7 +39,7 @@ class Succession:
 
     async def led(self, *works: str) -> list[Worker]:
         """Wait until somebody leads each of some works; give who."""
-        await until(lambda: all(map(self._leaders, works)), glance=TIMING.beat / 100)
+        await until(lambda: all(map(self._leaders, works)), interval=TIMING.beat / 100)
         return [self._leaders(work)[0] for work in works]
 
     def _leaders(self, work: str) -> list[Worker]:
@@ -98,7 +98,7 @@ def test_who_comes_and_goes_faster_than_others_look_is_followed_within_a_beat(se
             fresh = fleet.follow(leader)
             await until(
                 lambda fresh=fresh: len(fresh.coordinators) == len(fleet.works),  # type: ignore[misc]
-                glance=TIMING.beat / 100,
+                interval=TIMING.beat / 100,
             )
 
     fleet.tell(story)

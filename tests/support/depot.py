@@ -12,7 +12,8 @@ from typing import Any, Self
 
 import carrier
 import msgspec
-from ledger import PATIENCE, Fact, Ledger, now, until
+from ledger import Fact, Ledger
+from waiting import TIMEOUT, now, until
 
 from jobsync import Database, QueuePlugin
 from jobsync.core.messages import LIVE
@@ -142,7 +143,7 @@ class Depot:
                     after = page[-1].cursor
         return found
 
-    async def drained(self, patience: float = PATIENCE) -> None:
+    async def drained(self, patience: float = TIMEOUT) -> None:
         """Wait until nothing is left to handle."""
         async with Database(self.url) as db:
             queue = await db.use_plugin(QueuePlugin(resource="tasks", **self.options))

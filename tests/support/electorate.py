@@ -10,7 +10,8 @@ from typing import Any, Self
 
 import candidate
 import msgspec
-from ledger import PATIENCE, Fact, Ledger, now, until
+from ledger import Fact, Ledger
+from waiting import TIMEOUT, now, until
 
 from jobsync import Store, open_store
 from jobsync.coordination.role import ROLES, Role, name_role, read_role
@@ -187,7 +188,7 @@ class Electorate:
         found: dict[str, Citizen] = {}
         store = await open_store(self._url)
         try:
-            give_up = now() + PATIENCE
+            give_up = now() + TIMEOUT
             while not (found := await self._find_leaders(store)):
                 assert now() < give_up, f"nobody is agreed on; {await self.roles(store)}"
         finally:

@@ -1,25 +1,13 @@
-"""What processes tell of themselves, a line for each fact in a file, and how to wait for it."""
+"""What processes tell of themselves, a line for each fact in a file."""
 
-import asyncio
-import inspect
 import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from jobsync.testing import InvariantBroken, Violation
-
-__all__ = ["PATIENCE", "Fact", "Ledger", "now", "until"]
-
-PATIENCE = 120.0
-"""Seconds after which a test gives up; no promise is about it."""
-
-_GLANCE = 0.02
-
-now = time.monotonic
+__all__ = ["Fact", "Ledger"]
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -68,39 +56,3 @@ class Ledger(Generic[F]):
             facts = json.loads(line)
             at, who, what = facts.pop("at"), facts.pop("who", ""), facts.pop("what")
             self._facts.append(self._kind(at, who, what, facts))
-
-
-async def until(
-    holds: Callable[[], object],
-    what: str = "it holds",
-    patience: float = PATIENCE,
-    *,
-    glance: float = _GLANCE,
-    invariant: str = "",
-) -> None:
-    """Wait until something holds, by the time of the running loop, which may be virtual.
-
-    Args:
-        holds: returns whether it does, at once or as a coroutine.
-        what: completes the sentence "waited in vain until".
-        patience: seconds to wait at most.
-        glance: seconds between two looks.
-        invariant: the promise that is broken if it does not come to hold; none by default.
-
-    Raises:
-        AssertionError: it did not hold in time; `InvariantBroken` if that is a promise.
-    """
-    loop = asyncio.get_running_loop()
-    give_up = loop.time() + patience
-    while True:
-        held = holds()
-        if await held if inspect.isawaitable(held) else held:
-            return
-        if loop.time() >= give_up:
-            problem = f"waited {patience:g} s in vain until {what}"
-            raise (
-                InvariantBroken(Violation(invariant, problem))
-                if invariant
-                else AssertionError(problem)
-            )
-        await asyncio.sleep(glance)

@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from ledger import until
 from postroom import BEAT, TIMEOUT, Clerk, Letters, Postroom
+from waiting import until
 
 from jobsync import OutcomeUnknown
 from jobsync.core.clock import Clock
@@ -94,7 +94,7 @@ async def send(room: Postroom, *letters: Letters) -> None:
     """Push messages from a process of their own; wait until all have been answered."""
     room.send("producer", lambda: iter(letters))
     total = len(room.acknowledged) + sum(len(each.data) for each in letters)
-    await until(lambda: len(room.acknowledged) == total, "all is pushed", HOUR, glance=GLANCE)
+    await until(lambda: len(room.acknowledged) == total, "all is pushed", HOUR, interval=GLANCE)
 
 
 def find_busy(room: Postroom) -> Clerk:
@@ -161,7 +161,7 @@ async def struck(
     """A process is struck for a long time with messages in hand: others have them soon."""
     room = open_room(world, **{"prefetch": 0, **options})
     await send(room, Letters([room.write("long", lasting) for _ in range(6)]))
-    await until(lambda: len(room.handled_now) >= 3, "it begins", MINUTE, glance=GLANCE)
+    await until(lambda: len(room.handled_now) >= 3, "it begins", MINUTE, interval=GLANCE)
     await asyncio.sleep(world.dice.uniform(0, 5))
     victim = find_busy(room)
     in_hand = {name for name, _ in victim.handling}
@@ -171,7 +171,7 @@ async def struck(
         lambda: in_hand <= room.lapsed.keys(),
         "its claims end",
         within,
-        glance=GLANCE,
+        interval=GLANCE,
         invariant="QL2",
     )
     await striking
@@ -232,7 +232,7 @@ async def settled_late(world: World) -> None:
     """A process is cut off as its handlers end: what it settles arrives when others are at it."""
     room = open_room(world, prefetch=0)
     await send(room, Letters([room.write("creep", 5.0, 16) for _ in range(6)]))
-    await until(lambda: len(room.handled_now) == 6, "it begins", MINUTE, glance=GLANCE)
+    await until(lambda: len(room.handled_now) == 6, "it begins", MINUTE, interval=GLANCE)
     victims = [clerk for clerk in room.clerks if clerk.handling]
     victim = world.dice.choice(victims)
     in_hand = {name for name, _ in victim.handling}
@@ -258,7 +258,7 @@ async def power_off(world: World) -> None:
     """The machine of the database is switched off and on: claims of before have lapsed."""
     room = open_room(world, prefetch=0)
     await send(room, Letters([room.write("long", 30.0) for _ in range(6)]))
-    await until(lambda: len(room.handled_now) == 6, "it begins", MINUTE, glance=GLANCE)
+    await until(lambda: len(room.handled_now) == 6, "it begins", MINUTE, interval=GLANCE)
     for node in list(world.nodes.values()):
         node.kill()
     await asyncio.sleep(world.dice.uniform(0, MINUTE))
@@ -276,7 +276,7 @@ async def leave(world: World) -> None:
     room = open_room(world, grace=5.0)
     seconds = world.dice.choice((2.0, 60.0))
     await send(room, Letters([room.write("long", seconds) for _ in range(15)]))
-    await until(lambda: len(room.handled_now) == 9, "it begins", MINUTE, glance=GLANCE)
+    await until(lambda: len(room.handled_now) == 9, "it begins", MINUTE, interval=GLANCE)
     await strikes.leave([world.nodes[name] for name in "abc"], 30.0)
     await room.until_drained(20 * MINUTE)
     room.expect_drained()
@@ -345,7 +345,10 @@ async def redriven(world: World) -> None:
     letters = [room.write("fail", 0.1, 2) for _ in range(6)]
     await send(room, Letters(letters, max_attempts=2))
     await until(
-        lambda: room.count_states() == {"dead": len(letters)}, "all are dead", MINUTE, glance=GLANCE
+        lambda: room.count_states() == {"dead": len(letters)},
+        "all are dead",
+        MINUTE,
+        interval=GLANCE,
     )
     for link in world.nodes["producer"].links:
         link.weather = Weather(lost=0.5, doubled=0.5)

@@ -15,7 +15,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import warm
-from ledger import PATIENCE
+from waiting import TIMEOUT
 
 __all__ = ["JOBSYNC", "jobsync", "on_terminal", "read_json", "read_tsv", "run", "see"]
 
@@ -80,7 +80,7 @@ def see(url: str, columns: int, *words: str, typed: str = "") -> tuple[int, list
 
 
 def _read(terminal: int) -> bytes:
-    assert select.select([terminal], [], [], PATIENCE)[0], "it shows nothing more"
+    assert select.select([terminal], [], [], TIMEOUT)[0], "it shows nothing more"
     try:
         return os.read(terminal, 65536)
     except OSError:

@@ -13,7 +13,8 @@ from typing import Any, Self
 
 import labourer
 import msgspec
-from ledger import Fact, Ledger, now, until
+from ledger import Fact, Ledger
+from waiting import now, until
 
 from jobsync import CoordinationConfig, Job
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import servers
-from ledger import until
 from shopping import Shop
 from terminal import on_terminal, read_json, read_tsv, run, see
+from waiting import until
 
 QUEUE, OTHER = "default/emails", "default/reports"
 STATES = ("ready", "waiting", "claimed", "completed", "cancelled", "dead")

@@ -12,9 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 import servers
-from ledger import PATIENCE
 from teams import gather
 from terminal import jobsync
+from waiting import TIMEOUT
 
 from jobsync.jobs.events import ViewsMissing
 
@@ -113,7 +113,7 @@ def converse(words: Sequence[str], *lines: str) -> str:
     told = ""
     left = [*lines]
     while True:
-        assert select.select([terminal], [], [], PATIENCE)[0], f"it shows nothing more: {told}"
+        assert select.select([terminal], [], [], TIMEOUT)[0], f"it shows nothing more: {told}"
         try:
             told += os.read(terminal, 4096).decode()
         except OSError:

@@ -15,9 +15,9 @@ import exhibit
 import psycopg
 import pytest
 import servers
-from ledger import until
 from shopping import Shop
 from terminal import on_terminal, read_json, read_tsv, run, see
+from waiting import until
 
 from jobsync import Components, Database
 from jobsync.status.queues import read_queues_status

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import servers
-from ledger import until
 from proxy import Proxy
 from shopping import Shop
 from terminal import JOBSYNC, jobsync, read_json
+from waiting import until
 
 MODULE = """
 import asyncio, os

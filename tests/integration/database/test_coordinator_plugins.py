@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from ledger import until
+from waiting import until
 
 from jobsync import CoordinatorPlugin, Database, Event, Invalid
 

@@ -1,7 +1,7 @@
 """What a database says of whether it can work now."""
 
 import pytest
-from ledger import until
+from waiting import until
 
 from jobsync import CoordinatorPlugin, Database, Invalid, Plugin
 

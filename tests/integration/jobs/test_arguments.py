@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from ledger import until
 from servers import PostgresServer
+from waiting import until
 
 from jobsync import (
     ClaimLost,

@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
-from ledger import until
+from waiting import until
 
 from jobsync import ClaimLost, CoordinationConfig, Job, Task
 

@@ -1,7 +1,7 @@
 """Nodes of one fleet, from joining to leaving."""
 
 from hiring import SETTINGS, Hire
-from ledger import until
+from waiting import until
 
 from jobsync import Store
 from jobsync.jobs.job_keys import JobKeys

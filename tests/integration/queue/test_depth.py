@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 from depot import Depot
-from ledger import until
+from waiting import until
 
 from jobsync import Components, open_store
 from jobsync.queue.backend import QueueBackend, Settlement

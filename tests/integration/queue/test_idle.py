@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger import PATIENCE
 from proxy import Proxy
+from waiting import TIMEOUT
 
 from jobsync import Database, Document, QueuePlugin
 from jobsync.coordination.events import WorkerHeartbeat
@@ -68,7 +68,7 @@ async def test_an_idle_worker_beats_and_looks_who_lives(
             queue = QueuePlugin(resource="tasks", on_message=handle, **QUICK)
             await database.use_plugin(queue)
             database.events.on(WorkerHeartbeat.name, lambda _: beaten.release())
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 while not queue.is_coordinator:
                     await beaten.acquire()
             # What an election leaves behind is over by then.

@@ -12,8 +12,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from ledger import until
 from servers import Locate
+from waiting import until
 
 from jobsync import (
     Cancel,

@@ -11,9 +11,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from ledger import PATIENCE, until
 from proxy import Proxy
 from servers import PgBouncer, PostgresServer
+from waiting import TIMEOUT, until
 
 from jobsync import (
     Applied,
@@ -110,7 +110,7 @@ BLOCKED = (
 
 async def increment(store: PostgresStore, key: str) -> None:
     """Add one to a number, whatever happens to server and connection."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while True:
             try:
                 record = await store.get(key)
@@ -129,7 +129,7 @@ async def increment(store: PostgresStore, key: str) -> None:
 
 async def settle(store: PostgresStore, key: str, nonce: str) -> bool:
     """Say whether an unknown write happened. The server is known to have dropped it if not."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while True:
             try:
                 record = await store.get(key)
