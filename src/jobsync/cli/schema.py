@@ -44,23 +44,22 @@ def schema(url: str | None, app: str, *, as_json: bool) -> None:
 
 def _write(url: StoreUrl, places: JobKeys) -> str:
     from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl
-    from jobsync.jobs.sql_views import sqlite as sqliteviews
+    from jobsync.jobs.sql_views import postgres_views_sql, sqlite_views_sql
     from jobsync.stores.opening import require
     from jobsync.stores.tables import SQLITE_STEPS
 
     match url:
         case PostgresUrl():
             require("postgresql", "psycopg", "postgres")
-            from jobsync.jobs.sql_views.postgres import views_sql
             from jobsync.stores.postgres.schema import schema_sql
 
-            views = views_sql(url.schema or "public", places, _ROLE)
+            views = postgres_views_sql(url.schema or "public", places, _ROLE)
             return f"{schema_sql(url)}\nBEGIN;\n{views}COMMIT;"
         case ObjectsUrl():
             return msgspec.json.format(msgspec.json.encode(_policy(url)), indent=2).decode()
         case SqliteUrl():
             tables = "\n".join(f"{text.strip()};" for step in SQLITE_STEPS for text in step)
-            return f"{tables}\n{sqliteviews.views_sql(places)}"
+            return f"{tables}\n{sqlite_views_sql(places)}"
         case MemoryUrl():
             raise Misconfigured("url", str(url), "has no schema", "nothing is to be prepared")
 

@@ -17,7 +17,7 @@ from jobsync.errors import Invalid, Misconfigured
 from jobsync.events import Event
 from jobsync.jobs.config import CoordinationConfig
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.sql_views.connections import SqlViews
+from jobsync.jobs.sql_views import SqlViews
 
 __all__ = ["Shell", "open_shell"]
 

@@ -41,7 +41,7 @@ from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.job_node import JobNode, JobNodeSettings
 from jobsync.jobs.local_node import LocalNode, NodeInfo, describe_alone, describe_claim
 from jobsync.jobs.pins import LockInfo, Pins
-from jobsync.jobs.sql_views.connections import SqlViews
+from jobsync.jobs.sql_views import SqlViews
 from jobsync.jobs.task import Task, check_callables, read_date, read_name, read_seconds, to_task
 from jobsync.jobs.task_loop import TaskLoop, steps
 from jobsync.stores.opening import read_url

@@ -20,8 +20,7 @@ from teams import Team, gather
 
 from jobsync import Components, Invalid, Job, Misconfigured, open_store
 from jobsync.jobs.events import ViewsMissing
-from jobsync.jobs.sql_views.postgres import VIEWS
-from jobsync.jobs.sql_views.relations import FACE_VERSION
+from jobsync.jobs.sql_views import POSTGRES_VIEWS, VIEWS_VERSION
 from jobsync.queue.backend import NewMessage, Settlement
 from jobsync.queue.opening import open_backend
 
@@ -321,7 +320,7 @@ def test_a_foreign_relation_is_refused(url: str, tmp_path: Path) -> None:
         (job,) = enter(team, "a")
         job.connection.execute("CREATE TABLE other_node (name TEXT PRIMARY KEY)")
         job.connection.execute("CREATE TABLE mine_results (name TEXT PRIMARY KEY)")
-        with pytest.raises(Misconfigured, match=r"other_node is there already.*appname"):
+        with pytest.raises(Misconfigured, match=r"other_node exists already.*appname"):
             team.make("b", settings={"appname": "other_"}).__enter__()
         assert ask(job, "SELECT count(*) FROM other_node") == [(0,)]
         with team.make("b", settings={"appname": "mine_"}) as second:
@@ -330,7 +329,7 @@ def test_a_foreign_relation_is_refused(url: str, tmp_path: Path) -> None:
 
 def test_newer_views_are_left_alone(url: str) -> None:
     """Older code goes on beside newer, and makes nothing anew."""
-    newer = f"jobsync {FACE_VERSION + 1}"
+    newer = f"jobsync {VIEWS_VERSION + 1}"
     with gather(url) as team:
         (job,) = enter(team, "a")
         if url.startswith("sqlite"):
@@ -339,7 +338,7 @@ def test_newer_views_are_left_alone(url: str) -> None:
             team.add("b")
             assert ask(job, "SELECT * FROM sync_audit") == [(1,)]
         else:
-            for view in VIEWS:
+            for view in POSTGRES_VIEWS:
                 job.connection.execute(f"COMMENT ON VIEW sync_{view} IS '{newer}'")
             team.add("b")
             found = ask(job, "SELECT obj_description('sync_node'::regclass)")

@@ -1,38 +1,14 @@
-"""The SQL face of a fleet on PostgreSQL: what its nodes know, as relations to query.
+-- Views of a fleet on PostgreSQL. See sql_views.py.
+--
+-- {schema}   the schema of the store, quoted
+-- {app}      the prefix of the relations' names
+-- {fleet}    the fleet's name, as it stands in keys
+-- {channel}  the channel of notifications
+-- {trail}    the length of a record's trail
+-- {most}     the largest number of tokens
 
-Promises: a view shows what the store holds at that moment; nothing is kept for it. A DELETE
-means something true: pins are removed, history is removed, a node's record is removed, which
-a node that lives writes again, and tokens are looked at anew by the leader. All else is
-refused by the server: work is claimed and marked by nodes alone.
-
-Instants are `timestamptz`, so that dates are those of whoever asks. A later version of these
-views only adds columns at their ends; so older code goes on beside newer.
-"""
-
-from collections.abc import Iterable
-from typing import Any
-
-import psycopg
-from psycopg import sql
-
-from jobsync.core.assignment import MAX_TOKENS
-from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.sql_views.relations import (
-    FACE_VERSION,
-    MARK,
-    Relation,
-    find_version,
-)
-from jobsync.stores.contract import TRAIL_LENGTH
-from jobsync.stores.postgres.notifier import channel_of
-from jobsync.stores.postgres.queries import quote_name
-
-__all__ = ["install", "views_sql"]
-
-_ADVISORY = 0x6A6F6273796E64
-"""The advisory lock of all who make views."""
-
-_NODE = """
+-- name: node
+-- Nodes that have not left, with heartbeats.
 CREATE OR REPLACE VIEW {schema}.{app}node AS
 WITH nodes AS (
   SELECT n.*, r.written AS told, s.written AS heard,
@@ -59,17 +35,17 @@ WITH nodes AS (
 )
 SELECT
   name,
-  -- Whoever leads is shown as the eldest: that is how the guide finds the leader.
+  -- The leader is shown as the oldest node: that is how the guide finds it.
   CASE WHEN is_leader THEN least(joined, eldest - interval '1 microsecond') ELSE joined END
     AS created_on,
-  -- A death is written when a node was silent for the timeout.
+  -- A death is written after a silence of one timeout.
   CASE WHEN lives THEN heard ELSE coalesce(heard - timeout, told) END AS last_heartbeat,
   CASE WHEN lives AND heard > clock_timestamp() - timeout THEN 'ACTIVE' ELSE 'DEAD' END AS status,
   stage, is_leader, is_observer, host, pid, incarnation, applied AS token_version
-FROM ordered
-"""
+FROM ordered;
 
-_LEADER = """
+-- name: leader
+-- The leader and its term.
 CREATE OR REPLACE VIEW {schema}.{app}leader AS
 SELECT n.name AS node, role.owner AS incarnation, role.epoch,
   to_timestamp(role.since) AS since, to_timestamp(role.until) AS until
@@ -78,11 +54,10 @@ CROSS JOIN LATERAL jsonb_to_record(r.value::jsonb) AS role (
   owner text, epoch bigint, since float8, until float8
 )
 JOIN {schema}.{app}node AS n ON n.incarnation = role.owner AND n.is_leader
-WHERE r.key = 'role/{fleet}/jobs' AND r.value IS NOT NULL
-"""
+WHERE r.key = 'role/{fleet}/jobs' AND r.value IS NOT NULL;
 
-# A token on its way from one node to another is neither's, and has no row.
-_TOKEN = """
+-- name: token
+-- Tokens and their owners. A token that moves from one node to another has no row.
 CREATE OR REPLACE VIEW {schema}.{app}token AS
 WITH plan AS MATERIALIZED (
   SELECT value::jsonb AS plan, written FROM {schema}.jobsync_record
@@ -99,18 +74,17 @@ WITH plan AS MATERIALIZED (
   FROM plan, jsonb_array_elements(plan -> 'moves') AS move, ROWS FROM (
     jsonb_array_elements_text(move -> 'starts'), jsonb_array_elements_text(move -> 'counts')
   ) AS run (start, count)
-  -- All that there can be: it keeps the planner from expecting millions.
+  -- The most that there can be: keeps the planner from expecting millions of rows.
   LIMIT {most}
 )
 SELECT token_id, node, written AS assigned_at, number AS version
 FROM runs, generate_series(start, last) AS token_id
-WHERE holder > 0 AND NOT EXISTS (SELECT 1 FROM moving WHERE token = token_id)
-"""
+WHERE holder > 0 AND NOT EXISTS (SELECT 1 FROM moving WHERE token = token_id);
 
-# One row a pin, with the pattern that counts. The guide compares it with the node that has
-# `token_id`; so that is empty where the token does not speak for the pin: where the task goes
-# a way of its own, and where another pin of the task is satisfied.
-_LOCK = """
+-- name: lock
+-- Pins in force, one row each, with the pattern that counts. The guide compares it with the
+-- node that owns `token_id`; so `token_id` is empty where the token does not decide: where the
+-- task does not follow its token, and where another pin of the task is satisfied.
 CREATE OR REPLACE VIEW {schema}.{app}lock AS
 WITH plan AS MATERIALIZED (
   SELECT value::jsonb AS plan FROM {schema}.jobsync_record
@@ -159,10 +133,10 @@ SELECT
   task AS task_id, pattern AS node_pattern, patterns AS node_patterns, reason,
   to_timestamp(created_at) AS created_at, created_by, to_timestamp(expires_at) AS expires_at,
   node, token AS task_token
-FROM judged
-"""
+FROM judged;
 
-_REBALANCE = """
+-- name: rebalance
+-- History of rebalances.
 CREATE OR REPLACE VIEW {schema}.{app}rebalance AS
 SELECT e.id, to_timestamp(left(e.id, 13)::bigint / 1000.0) AS triggered_at, line.*
 FROM {schema}.jobsync_entry AS e
@@ -170,12 +144,12 @@ CROSS JOIN LATERAL jsonb_to_record(e.value::jsonb) AS line (
   trigger_reason text, leader_node text, nodes_before integer, nodes_after integer,
   tokens_moved integer, duration_ms float8
 )
-WHERE e.stream = 'history/{fleet}/rebalance'
-"""
+WHERE e.stream = 'history/{fleet}/rebalance';
 
-# What is done under another date than the day it was begun on is in the audit of its date
-# alone: the guide joins a day's claims with that day's audit, and would call it incomplete.
-_CLAIM = """
+-- name: claim
+-- Claims of all dates. A task that is done under another date than the day on which it
+-- started is in the audit of its date only: the guide joins a day's claims with that day's audit,
+-- and would call it incomplete.
 CREATE OR REPLACE VIEW {schema}.{app}claim AS
 SELECT node, task AS item, task AS task_id, to_timestamp(started) AS created_on, claim.date,
   state, run, token AS token_id, owner AS incarnation
@@ -185,10 +159,10 @@ CROSS JOIN LATERAL jsonb_to_record(r.value::jsonb) AS claim (
   owner text
 )
 WHERE r.key > 'claim/{fleet}/' AND r.key < 'claim/{fleet}0' AND r.value IS NOT NULL
-AND NOT (state = 'done' AND claim.date <> to_timestamp(started)::date)
-"""
+AND NOT (state = 'done' AND claim.date <> to_timestamp(started)::date);
 
-_AUDIT = """
+-- name: audit
+-- Finished tasks.
 CREATE OR REPLACE VIEW {schema}.{app}audit AS
 SELECT to_timestamp(ended) AS created_on, node, task AS item, task AS task_id, claim.date, run,
   to_timestamp(started) AS started_on
@@ -197,19 +171,19 @@ CROSS JOIN LATERAL jsonb_to_record(r.value::jsonb) AS claim (
   node text, task text, started float8, ended float8, date date, state text, run integer
 )
 WHERE r.key > 'claim/{fleet}/' AND r.key < 'claim/{fleet}0' AND r.value IS NOT NULL
-AND state = 'done'
-"""
+AND state = 'done';
 
-_UNFINISHED = """
+-- name: unfinished
+-- Claims that are not done, unless the task was done later.
 CREATE OR REPLACE VIEW {schema}.{app}unfinished AS
 SELECT * FROM {schema}.{app}claim AS claim WHERE state <> 'done' AND NOT EXISTS (
   SELECT 1 FROM {schema}.{app}audit AS audit
   WHERE audit.item = claim.item AND audit.created_on > claim.created_on
-)
-"""
+);
 
-# Text, as it was written: a payload that is no JSON must not hide the others.
-_MESSAGE = """
+-- name: message
+-- Messages of all queues. Payloads are text, as written: one that is not JSON must not hide the
+-- others.
 CREATE OR REPLACE VIEW {schema}.{app}message AS
 SELECT queue, id, state, deliveries - returned AS attempts, max_attempts,
   CASE WHEN state = 'claimed' THEN session END AS incarnation, enqueued AS enqueued_on,
@@ -220,34 +194,27 @@ FROM {schema}.jobsync_message
 UNION ALL
 SELECT queue, id, state, deliveries - returned, max_attempts, session, enqueued, NULL, NULL,
   finished, errors, payload
-FROM {schema}.jobsync_finished
-"""
+FROM {schema}.jobsync_finished;
 
-VIEWS = {
-    "node": _NODE,
-    "leader": _LEADER,
-    "token": _TOKEN,
-    "lock": _LOCK,
-    "rebalance": _REBALANCE,
-    "claim": _CLAIM,
-    "audit": _AUDIT,
-    "unfinished": _UNFINISHED,
-    "message": _MESSAGE,
-}
-"""Each after those that it looks into."""
+-- name: unpinned
+-- Rows that a DELETE on the lock view has collected. They are removed together, because one sheet
+-- holds thousands of pins. No other transaction sees them: they are gone when the statement ends.
+CREATE TABLE IF NOT EXISTS {schema}.jobsync_unpinned (
+  created_by text NOT NULL, task text NOT NULL, patterns jsonb NOT NULL
+);
 
-# How the library writes: a new version with a mark of its own, and a hint for who waits.
-_REPLACE = """
+-- name: replace
+-- Write a record as the library does: a new version with its own mark, and a notification.
 CREATE OR REPLACE FUNCTION {schema}.jobsync_replace(changed text, document text, topic text)
 RETURNS void LANGUAGE sql AS $$
   UPDATE {schema}.jobsync_record SET value = document, seq = seq + 1, written = clock_timestamp(),
     trail = left(left(md5(gen_random_uuid()::text), 12) || ' ' || trail, {trail})
   WHERE key = changed;
   SELECT pg_notify('{channel}', topic);
-$$
-"""
+$$;
 
-_DELETE_NODE = """
+-- name: delete_node
+-- Delete a node's record.
 CREATE OR REPLACE FUNCTION {schema}.{app}delete_node() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE gone text;
 BEGIN
@@ -256,42 +223,35 @@ BEGIN
   AND value::jsonb ->> 'incarnation' = OLD.incarnation FOR UPDATE;
   IF NOT FOUND THEN RETURN NULL; END IF;
   PERFORM {schema}.jobsync_replace(gone, NULL, 'node/{fleet}/');
-  -- Everybody looks, so that one who lives finds itself missing.
+  -- All nodes check, so that one that is alive finds its record missing.
   PERFORM pg_notify('{channel}', 'assignment/');
   RETURN OLD;
-END $$
-"""
+END $$;
 
-_DELETE_TOKEN = """
+-- name: delete_token
+-- Ask the leader to assign the tokens again.
 CREATE OR REPLACE FUNCTION {schema}.{app}delete_token() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF TG_LEVEL = 'ROW' THEN RETURN OLD; END IF;
-  -- A write too, for leaders that hear no notifications and look whether anything was written.
+  -- A write too, for leaders that receive no notifications and poll for writes.
   INSERT INTO {schema}.jobsync_record (key, value, seq, epoch, format, trail)
   VALUES ('ask/{fleet}', '{"for": "reassignment"}', 1, 0, 1,
     left(md5(gen_random_uuid()::text), 12))
   ON CONFLICT DO NOTHING;
   PERFORM {schema}.jobsync_replace('ask/{fleet}', '{"for": "reassignment"}', 'node/{fleet}/');
   RETURN NULL;
-END $$
-"""
+END $$;
 
-_DELETE_REBALANCE = """
+-- name: delete_rebalance
+-- Delete a line of the history.
 CREATE OR REPLACE FUNCTION {schema}.{app}delete_rebalance() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   DELETE FROM {schema}.jobsync_entry WHERE stream = 'history/{fleet}/rebalance' AND id = OLD.id;
   RETURN OLD;
-END $$
-"""
+END $$;
 
-# Rows are collected and removed together: one sheet holds thousands of pins. Nobody else
-# sees what is collected, because it is gone when the statement is done.
-_UNPINNED = """
-CREATE TABLE IF NOT EXISTS {schema}.jobsync_unpinned (
-  created_by text NOT NULL, task text NOT NULL, patterns jsonb NOT NULL
-)
-"""
-_DELETE_LOCK = """
+-- name: delete_lock
+-- Delete pins: collect the rows, then edit each sheet once.
 CREATE OR REPLACE FUNCTION {schema}.{app}delete_lock() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE sheet record; kept jsonb;
 BEGIN
@@ -325,96 +285,29 @@ BEGIN
   END LOOP;
   DELETE FROM {schema}.jobsync_unpinned;
   RETURN NULL;
-END $$
-"""
+END $$;
 
-_FUNCTIONS = {
-    "node": _DELETE_NODE,
-    "token": _DELETE_TOKEN,
-    "rebalance": _DELETE_REBALANCE,
-    "lock": _DELETE_LOCK,
-}
-_TOGETHER = ("token", "lock")
-"""What is done once for all rows of a statement."""
+-- name: drop_trigger
+-- Runs before `trigger`, so that the views can be installed again.
+DROP TRIGGER IF EXISTS {app}delete_{each} ON {schema}.{app}{view};
 
-_DROP_TRIGGER = "DROP TRIGGER IF EXISTS {app}delete_{each} ON {schema}.{app}{view}"
-_TRIGGER = """
+-- name: trigger
+-- Call a function for each deleted row, or once after the statement.
 CREATE TRIGGER {app}delete_{each} {when} DELETE ON {schema}.{app}{view} FOR EACH {each}
-EXECUTE FUNCTION {schema}.{app}delete_{view}()
-"""
-_COMMENT = "COMMENT ON VIEW {schema}.{app}{view} IS '{mark}'"
-_RELATIONS = """
+EXECUTE FUNCTION {schema}.{app}delete_{view}();
+
+-- name: comment
+-- Mark a view with its version.
+COMMENT ON VIEW {schema}.{app}{view} IS '{mark}';
+
+-- name: relations
+-- Relations whose names begin with the prefix, and the comments of views.
 SELECT c.relname, CASE WHEN c.relkind = 'v' THEN obj_description(c.oid, 'pg_class') END
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE n.nspname = %s AND c.relname LIKE %s ESCAPE '~'
-"""
-_GRANT = """
+WHERE n.nspname = %s AND c.relname LIKE %s ESCAPE '~';
+
+-- name: grant
+-- Rights of a role that uses the views.
 GRANT SELECT ON {names} TO {role};
 GRANT DELETE ON {deletable} TO {role};
-GRANT SELECT, INSERT, DELETE ON {schema}.jobsync_unpinned TO {role}
-"""
-
-
-def install(connection: psycopg.Connection[Any], places: JobKeys) -> None:
-    """Make the views of a fleet, or bring them up to date, if that is not done.
-
-    Args:
-        connection: in the schema of the store, as far as it finds names there first.
-        places: the fleet's keys.
-
-    Raises:
-        Misconfigured: somebody else has a relation of one of these names.
-        psycopg.Error: the server refuses it.
-    """
-    row = connection.execute("SELECT current_schema()").fetchone()
-    schema = "" if row is None else str(row[0])
-    if find_version(_find(connection, schema, places), VIEWS, places) >= FACE_VERSION:
-        return
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ADVISORY])
-        if find_version(_find(connection, schema, places), VIEWS, places) < FACE_VERSION:
-            # Of our own making but for quoted names; without parameters % is no mark.
-            connection.execute(sql.SQL(";\n".join(_statements(schema, places))))
-
-
-def _find(connection: psycopg.Connection[Any], schema: str, places: JobKeys) -> Iterable[Relation]:
-    rows = connection.execute(_RELATIONS, [schema, f"{places.name.replace('_', '~_')}%"])
-    return [Relation(name, mark or "") for name, mark in rows]
-
-
-def views_sql(schema: str, places: JobKeys, role: str) -> str:
-    """Give the SQL for an administrator: the views, and what lets a role use them."""
-    names = {view: f"{quote_name(schema)}.{places.name}{view}" for view in VIEWS}
-    known = {
-        "{names}": ", ".join(names.values()),
-        "{deletable}": ", ".join(names[view] for view in _FUNCTIONS),
-        "{role}": role,
-        "{schema}": quote_name(schema),
-    }
-    statements = [*_statements(schema, places), _fill(_GRANT, known).strip()]
-    return "".join(f"{statement};\n" for statement in statements)
-
-
-def _statements(schema: str, places: JobKeys) -> list[str]:
-    statements = [*VIEWS.values(), _UNPINNED, _REPLACE, *_FUNCTIONS.values()]
-    for view in _FUNCTIONS:
-        for each, when in (("row", "INSTEAD OF"), ("statement", "AFTER")):
-            if each == "row" or view in _TOGETHER:
-                filled = {"{each}": each, "{when}": when, "{view}": view}
-                statements += [_fill(text, filled) for text in (_DROP_TRIGGER, _TRIGGER)]
-    statements += [_fill(_COMMENT, {"{view}": view, "{mark}": MARK}) for view in VIEWS]
-    known = {
-        "{schema}": quote_name(schema),
-        "{app}": places.name,
-        "{fleet}": places.segment,
-        "{channel}": channel_of(schema),
-        "{trail}": str(TRAIL_LENGTH * 13 - 1),
-        "{most}": str(MAX_TOKENS),
-    }
-    return [_fill(statement, known).strip() for statement in statements]
-
-
-def _fill(text: str, known: dict[str, str]) -> str:
-    for name, value in known.items():
-        text = text.replace(name, value)
-    return text
+GRANT SELECT, INSERT, DELETE ON {schema}.jobsync_unpinned TO {role};

@@ -1,1 +1,0 @@
-"""The SQL views of a fleet, and connections to query them."""
