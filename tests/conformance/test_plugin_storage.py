@@ -25,7 +25,7 @@ async def database(place: Place, clock: FakeClock) -> AsyncIterator[Database]:
 @pytest.fixture
 def storage(database: Database) -> PluginStorage:
     """A storage without values."""
-    return database.open_storage("s3-queue")
+    return database.open_storage("queue")
 
 
 async def test_what_was_set_is_there(storage: PluginStorage) -> None:
@@ -125,7 +125,7 @@ async def test_sweeping_removes_what_has_expired_and_nothing_else(
     assert await storage.sweep() == 3
     assert await storage.sweep() == 0
     assert await storage.list() == ["k1", "k2"]
-    assert place.stored("plugin/s3-queue/default/k0") is None
+    assert place.stored("plugin/queue/default/k0") is None
 
 
 async def test_keys_are_listed_by_prefix_in_order(storage: PluginStorage) -> None:
@@ -150,6 +150,6 @@ async def test_what_no_plugin_stored_is_not_taken_for_a_value(
 ) -> None:
     """It is reported and left as it is."""
     await storage.set("key", 1)
-    place.damage("plugin/s3-queue/default/key", "[]")
+    place.damage("plugin/queue/default/key", "[]")
     with pytest.raises(Corrupt, match="not what a plugin stores"):
         await storage.get("key")

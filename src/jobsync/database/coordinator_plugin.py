@@ -13,7 +13,7 @@ the plugin is never elected to it.
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,12 +60,17 @@ class CoordinatorPlugin(Plugin):
     governs: ClassVar[tuple[str, ...]] = ()
     """Keys of the records that only the coordinator writes."""
 
+    slug_aliases: ClassVar[tuple[str, ...]] = ()
+    """Other slugs under which this class's own coordinator events can be listened to. A
+    subclass does not inherit them."""
+
     _facts: ClassVar[Mapping[type[Event], type[Event]]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.slug not in _facts:
-            _facts[cls.slug] = _name_facts(cls.slug, cls.__module__)
+            slugs = (cls.slug, *vars(cls).get("slug_aliases", ()))
+            _facts.update(dict.fromkeys(slugs, _name_facts(slugs, cls.__module__)))
         cls._facts = _facts[cls.slug]
 
     def __init__(self, *, namespace: str | None = None, **options: Any) -> None:
@@ -200,8 +205,12 @@ class CoordinatorPlugin(Plugin):
             self.emit(own(**{field: event[field] for field in event.__struct_fields__}))
 
 
-def _name_facts(slug: str, module: str) -> dict[type[Event], type[Event]]:
-    """Make the events by which one kind of plugin tells of its coordinators."""
+def _name_facts(slugs: Sequence[str], module: str) -> dict[type[Event], type[Event]]:
+    """Create the events by which one kind of plugin reports its coordinators.
+
+    The first slug names them; the others become aliases.
+    """
+    slug, *aliases = slugs
     return {
         kind: type(
             f"{slug.title().replace('-', '')}{fact.capitalize()}",
@@ -210,6 +219,7 @@ def _name_facts(slug: str, module: str) -> dict[type[Event], type[Event]]:
                 "__module__": module,
                 "__doc__": f"As `{kind.name}`, of this kind of plugin.",
                 "name": f"plg:{slug}:coordinator-{fact}",
+                "aliases": tuple(f"plg:{alias}:coordinator-{fact}" for alias in aliases),
                 # The fact is logged already, under its general name.
                 "level": logging.DEBUG,
             },

@@ -51,7 +51,7 @@ class Plugin(EventEmitter):
 
     Attributes:
         slug: the kind of plugin, in names of data and events; by default made from the
-            class's name, so that `S3QueuePlugin` is `s3-queue`.
+            class's name, so that `DailyReportPlugin` is `daily-report`.
         namespace: see above; known once it is added.
         name: how the database calls it; known once it is added.
     """

@@ -36,8 +36,8 @@ class _AboutMessage(_AboutQueue, frozen=True, kw_only=True):
 class MessagesEnqueued(_AboutQueue, frozen=True, kw_only=True):
     """Messages are in the store: one event a call."""
 
-    name: ClassVar[str] = "plg:s3-queue:message-enqueued"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:message-enqueued",)
+    name: ClassVar[str] = "plg:queue:message-enqueued"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-enqueued",)
 
     ids: tuple[str, ...]
 
@@ -45,9 +45,9 @@ class MessagesEnqueued(_AboutQueue, frozen=True, kw_only=True):
 class MessageCompleted(_AboutMessage, frozen=True, kw_only=True):
     """A message was handled, and the store knows."""
 
-    name: ClassVar[str] = "plg:s3-queue:message-completed"
+    name: ClassVar[str] = "plg:queue:message-completed"
     aliases: ClassVar[tuple[str, ...]] = (
-        "plg:queue:message-completed",
+        "plg:s3-queue:message-completed",
         "plg:queue:message:complete",
     )
 
@@ -58,8 +58,8 @@ class MessageCompleted(_AboutMessage, frozen=True, kw_only=True):
 class MessageRetried(_AboutMessage, frozen=True, kw_only=True):
     """An attempt failed; there will be another."""
 
-    name: ClassVar[str] = "plg:s3-queue:message-retry"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:message-retry",)
+    name: ClassVar[str] = "plg:queue:message-retry"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-retry",)
     level: ClassVar[int] = logging.INFO
 
     error: str
@@ -70,8 +70,8 @@ class MessageRetried(_AboutMessage, frozen=True, kw_only=True):
 class MessageDead(_AboutMessage, frozen=True, kw_only=True):
     """The last attempt failed; the message is among the dead letters."""
 
-    name: ClassVar[str] = "plg:s3-queue:message-dead"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:message-dead",)
+    name: ClassVar[str] = "plg:queue:message-dead"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-dead",)
     level: ClassVar[int] = logging.WARNING
 
     error: str
@@ -80,8 +80,8 @@ class MessageDead(_AboutMessage, frozen=True, kw_only=True):
 class MessageCancelled(_AboutMessage, frozen=True, kw_only=True):
     """Its handler said that it need not be handled."""
 
-    name: ClassVar[str] = "plg:s3-queue:message-cancelled"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:message-cancelled",)
+    name: ClassVar[str] = "plg:queue:message-cancelled"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-cancelled",)
 
     reason: str
 
@@ -89,8 +89,8 @@ class MessageCancelled(_AboutMessage, frozen=True, kw_only=True):
 class MessageReturned(_AboutMessage, frozen=True, kw_only=True):
     """It was given back, or snoozed: no attempt was spent."""
 
-    name: ClassVar[str] = "plg:s3-queue:message-returned"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:message-returned",)
+    name: ClassVar[str] = "plg:queue:message-returned"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-returned",)
 
     delay: float
 
@@ -98,8 +98,8 @@ class MessageReturned(_AboutMessage, frozen=True, kw_only=True):
 class MessageLost(_AboutMessage, frozen=True, kw_only=True):
     """This worker's claim has ended, or may have: whatever its handler does counts no more."""
 
-    name: ClassVar[str] = "plg:s3-queue:message-lost"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:message-lost",)
+    name: ClassVar[str] = "plg:queue:message-lost"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-lost",)
     level: ClassVar[int] = logging.WARNING
 
     reason: str
@@ -108,8 +108,8 @@ class MessageLost(_AboutMessage, frozen=True, kw_only=True):
 class MessageRecovered(_AboutMessage, frozen=True, kw_only=True):
     """Another worker's claim was ended, because that one died or fell silent."""
 
-    name: ClassVar[str] = "plg:s3-queue:message-recovered"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:message-recovered",)
+    name: ClassVar[str] = "plg:queue:message-recovered"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-recovered",)
     level: ClassVar[int] = logging.INFO
 
     state: str
@@ -119,8 +119,8 @@ class MessageRecovered(_AboutMessage, frozen=True, kw_only=True):
 class MessageProgressed(_AboutMessage, frozen=True, kw_only=True):
     """Its handler tells how far it is."""
 
-    name: ClassVar[str] = "plg:s3-queue:message-progress"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:message-progress",)
+    name: ClassVar[str] = "plg:queue:message-progress"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-progress",)
 
     progress: float
 
@@ -128,8 +128,8 @@ class MessageProgressed(_AboutMessage, frozen=True, kw_only=True):
 class HandlerOverran(_AboutMessage, frozen=True, kw_only=True):
     """A plain function goes on after its time is over: its slot is taken until it returns."""
 
-    name: ClassVar[str] = "plg:s3-queue:handler-overran"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:handler-overran",)
+    name: ClassVar[str] = "plg:queue:handler-overran"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:handler-overran",)
     level: ClassVar[int] = logging.WARNING
 
     timeout: float
@@ -138,8 +138,8 @@ class HandlerOverran(_AboutMessage, frozen=True, kw_only=True):
 class WorkersStarted(_AboutQueue, frozen=True, kw_only=True):
     """This process begins to handle messages."""
 
-    name: ClassVar[str] = "plg:s3-queue:workers-started"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:workers-started",)
+    name: ClassVar[str] = "plg:queue:workers-started"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:workers-started",)
 
     worker_id: str
     concurrency: int
@@ -148,8 +148,8 @@ class WorkersStarted(_AboutQueue, frozen=True, kw_only=True):
 class WorkersStopped(_AboutQueue, frozen=True, kw_only=True):
     """This process handles no more messages."""
 
-    name: ClassVar[str] = "plg:s3-queue:workers-stopped"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:workers-stopped",)
+    name: ClassVar[str] = "plg:queue:workers-stopped"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:workers-stopped",)
 
     worker_id: str
 
@@ -157,8 +157,8 @@ class WorkersStopped(_AboutQueue, frozen=True, kw_only=True):
 class QueueStats(_AboutQueue, frozen=True, kw_only=True):
     """What this process has done since it began, once a minute, from counters."""
 
-    name: ClassVar[str] = "plg:s3-queue:stats"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:stats",)
+    name: ClassVar[str] = "plg:queue:stats"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:stats",)
 
     enqueued: int
     completed: int
@@ -173,8 +173,8 @@ class QueueStats(_AboutQueue, frozen=True, kw_only=True):
 class TicketsPublished(_AboutQueue, frozen=True, kw_only=True):
     """The coordinator has told what is ready. Not where messages are rows: there claims do."""
 
-    name: ClassVar[str] = "plg:s3-queue:tickets-published"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:tickets-published",)
+    name: ClassVar[str] = "plg:queue:tickets-published"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:tickets-published",)
 
     count: int
     coordinator_id: str
@@ -183,8 +183,8 @@ class TicketsPublished(_AboutQueue, frozen=True, kw_only=True):
 class QueueError(_AboutQueue, frozen=True, kw_only=True):
     """Something went wrong: a handler raised, or the store does not answer."""
 
-    name: ClassVar[str] = "plg:s3-queue:error"
-    aliases: ClassVar[tuple[str, ...]] = ("plg:queue:error",)
+    name: ClassVar[str] = "plg:queue:error"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:error",)
     level: ClassVar[int] = logging.WARNING
 
     error: str

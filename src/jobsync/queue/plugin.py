@@ -105,7 +105,8 @@ class QueuePlugin(CoordinatorPlugin):
         Invalid, Misconfigured: an option is unknown or wrong, with the fix.
     """
 
-    slug: ClassVar[str] = "s3-queue"
+    slug: ClassVar[str] = "queue"
+    slug_aliases: ClassVar[tuple[str, ...]] = ("s3-queue",)
 
     def __init__(
         self,

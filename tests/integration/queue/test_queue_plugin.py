@@ -28,6 +28,7 @@ from jobsync import (
     S3QueuePlugin,
     Snooze,
 )
+from jobsync.events import known_events
 from jobsync.queue.backend import ClaimResult, NewMessage
 from jobsync.queue.executor import THREADS
 from jobsync.queue.in_flight import Delivery
@@ -834,7 +835,28 @@ def test_the_documents_names_of_options() -> None:
     assert queue.settings.concurrency == 5
     assert queue.settings.max_attempts == 4
     assert queue.settings.dispatch_interval == 1
-    assert queue.slug == "s3-queue"
+    assert queue.slug == "queue"
+
+
+def test_the_documents_names_of_events() -> None:
+    """Each event of a queue, those of its coordinator included, has the documents' name too."""
+    queue = S3QueuePlugin(resource="tasks")
+    names = [name for name in known_events() if name.startswith("plg:queue:")]
+    assert {f"plg:queue:coordinator-{fact}" for fact in ("elected", "promoted")} <= {*names}
+    for name in names:
+        alias = name.replace("plg:queue:", "plg:s3-queue:")
+        assert alias in known_events()[name].aliases
+        queue.on(alias, print)
+
+
+async def test_listeners_under_the_documents_names(url: str) -> None:
+    """A listener hears of an event under its alias, also of a coordinator's."""
+    received: list[Event] = []
+    queue = S3QueuePlugin(resource="tasks")
+    queue.on("plg:s3-queue:coordinator-promoted", received.append)
+    async with Database(url, plugins=[queue]):
+        await until(lambda: bool(received))
+    assert [event.name for event in received] == ["plg:queue:coordinator-promoted"]
 
 
 async def test_a_process_works_on_several_queues(url: str) -> None:
@@ -849,14 +871,14 @@ async def test_a_process_works_on_several_queues(url: str) -> None:
 
     emails, images = make("emails"), make("images")
     async with Database(url, plugins=[emails, images]) as db:
-        assert sorted(db.plugins) == ["s3-queue", "s3-queue-images"]
+        assert sorted(db.plugins) == ["queue", "queue-images"]
         await db.resources.images.enqueue({"n": 2})
         await db.resources.emails.enqueue({"n": 1})
         await until(lambda: emails.is_coordinator and images.is_coordinator)
         await until(lambda: sorted(handled) == [("emails", 1), ("images", 2)])
         await until(lambda: emails.stats()["completed"] == images.stats()["completed"] == 1)
         for again in (make("emails"), make("images")):
-            with pytest.raises(Invalid, match=r"alias='s3-queue(-images)?': is taken"):
+            with pytest.raises(Invalid, match=r"alias='queue(-images)?': is taken"):
                 await db.use_plugin(again)
 
 
