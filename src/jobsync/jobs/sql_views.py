@@ -35,6 +35,7 @@ from jobsync.core.urls import PostgresUrl, SqliteUrl, StoreUrl
 from jobsync.errors import Misconfigured, Unavailable
 from jobsync.jobs.events import ViewsMissing
 from jobsync.jobs.job_keys import JobKeys
+from jobsync.stores import postgres, sqlite
 from jobsync.stores.contract import TRAIL_LENGTH
 from jobsync.stores.opening import require
 from jobsync.stores.postgres.queries import quote_name
@@ -82,7 +83,7 @@ _TABLES = {
 _DELETABLE = ("node", "token", "rebalance", "lock")
 """The views that accept a DELETE."""
 
-_POSTGRES = load_sql(__file__, "views_postgres.sql")
+_POSTGRES = load_sql(__file__, "views_postgres.sql") | load_sql(postgres.__file__, "views.sql")
 POSTGRES_VIEWS = (
     *("node", "leader", "token", "lock", "rebalance", "claim", "audit", "unfinished", "message"),
 )
@@ -92,7 +93,7 @@ _ONCE_PER_STATEMENT = ("token", "lock")
 _ADVISORY_LOCK = 0x6A6F6273796E64
 """Held while views are installed."""
 
-_SQLITE = load_sql(__file__, "views_sqlite.sql")
+_SQLITE = load_sql(__file__, "views_sqlite.sql") | load_sql(sqlite.__file__, "views.sql")
 _SQLITE_VIEWS = {
     "main": ("node", "token", "lock", "rebalance", "claim", "audit", "unfinished", "message"),
     "sessions": ("session", "leader"),

@@ -181,21 +181,6 @@ SELECT * FROM {schema}.{app}claim AS claim WHERE state <> 'done' AND NOT EXISTS 
   WHERE audit.item = claim.item AND audit.created_on > claim.created_on
 );
 
--- name: message
--- Messages of all queues. Payloads are text, as written: one that is not JSON must not hide the
--- others.
-CREATE OR REPLACE VIEW {schema}.{app}message AS
-SELECT queue, id, state, deliveries - returned AS attempts, max_attempts,
-  CASE WHEN state = 'claimed' THEN session END AS incarnation, enqueued AS enqueued_on,
-  CASE WHEN state = 'waiting' THEN due END AS due_on,
-  CASE WHEN state = 'claimed' THEN claimed END AS claimed_on,
-  NULL::timestamptz AS finished_on, errors, payload
-FROM {schema}.jobsync_message
-UNION ALL
-SELECT queue, id, state, deliveries - returned, max_attempts, session, enqueued, NULL, NULL,
-  finished, errors, payload
-FROM {schema}.jobsync_finished;
-
 -- name: unpinned
 -- Rows that a DELETE on the lock view has collected. They are removed together, because one sheet
 -- holds thousands of pins. No other transaction sees them: they are gone when the statement ends.

@@ -200,23 +200,6 @@ SELECT claim.* FROM {app}claim AS claim WHERE state <> 'done' AND NOT EXISTS (
   WHERE audit.item = claim.item AND audit.created_on > claim.created_on
 );
 
--- name: message
--- Messages of all queues.
-CREATE VIEW {app}message AS -- {mark}
-SELECT queue, id, state, deliveries - returned AS attempts, max_attempts,
-  CASE state WHEN 'claimed' THEN session END AS incarnation,
-  strftime('%Y-%m-%d %H:%M:%f', enqueued, 'unixepoch') AS enqueued_on,
-  CASE state WHEN 'waiting' THEN strftime('%Y-%m-%d %H:%M:%f', due, 'unixepoch') END AS due_on,
-  CASE state WHEN 'claimed' THEN strftime('%Y-%m-%d %H:%M:%f', claimed, 'unixepoch') END
-    AS claimed_on,
-  NULL AS finished_on, errors, payload
-FROM jobsync_message
-UNION ALL
-SELECT queue, id, state, deliveries - returned, max_attempts, session,
-  strftime('%Y-%m-%d %H:%M:%f', enqueued, 'unixepoch'),
-  NULL, NULL, strftime('%Y-%m-%d %H:%M:%f', finished, 'unixepoch'), errors, payload
-FROM jobsync_finished;
-
 -- name: delete_node
 -- Delete a node's record.
 CREATE {temporary} TRIGGER {app}delete_node INSTEAD OF DELETE ON {app}node BEGIN
