@@ -1,22 +1,36 @@
-"""Every error that jobsync raises, split by what the caller does about it.
+"""All errors that jobsync raises, split by what the caller does about them.
 
     JobsyncError
-    ├── Invalid           the call is wrong: correct the argument it names
-    │   └── InvalidRecord  fields break the schema: correct all that it lists
-    ├── Misconfigured     the set-up is wrong: correct the setting it names, then start again
-    │   └── MissingExtra  a package is not installed: run the line it gives
-    ├── NotFound          there is no such thing: create it first, or ask for another
-    ├── Conflict          somebody else wrote first: read again, decide again
-    ├── ClaimLost         the task is another node's: do not do it here
+    ├── Invalid           the call is wrong: correct the named argument
+    │   └── InvalidRecord  fields break the schema: correct all listed fields
+    ├── Misconfigured     the setup is wrong: correct the named setting, then start again
+    │   └── MissingExtra  a package is not installed: run the command in the message
+    ├── NotFound          the thing does not exist: create it first, or ask for another
+    ├── Conflict          another writer came first: read again, decide again
+    ├── ClaimLost         another node owns the task: do not do it here
     ├── Fenced            your term is over, or a newer one has written: stop
-    ├── NewerFormat       newer code has written: leave it alone, upgrade this process
-    ├── Incomplete        part of a batch was not written: see which part, and why
+    ├── NewerFormat       newer code wrote the record: leave it alone, upgrade this process
+    ├── Incomplete        part of a batch was not written: the fields list which part
     ├── Unavailable       the store cannot answer now: try later, nothing was written
     ├── OutcomeUnknown    a write may or may not have happened: assume neither
     └── Corrupt           the store holds something unreadable: it is left as it is
 
-Messages are made from the fields, so nobody has to parse them. No message and no
-repr shows a secret: values that may hold one arrive here already masked.
+Messages are built from the fields, so nobody has to parse them. No message and no
+repr shows a secret: values that may hold one are masked before they get here.
+
+How to write `problem` and `fix` (`Invalid`, `Misconfigured`, `Problem`). The message is
+"<field> <problem> (got <value>). <Fix>.", so
+
+- `problem` is a predicate with the field as its subject, usually "must be …": "must be 0 or
+  more", "must not contain NUL", "is not connected". A foreign error's text follows a
+  predicate and a colon: f"cannot be opened: {error}".
+- `fix` is an imperative that starts with a verb ("use a local disk", "run: pip install …")
+  or a question ("did you mean …?").
+- Neither is capitalised or ends in a full stop: the message adds both.
+- A `value` of "…" stands for one too large to show; the message leaves it out.
+
+`reason` of `Unavailable` and `ClaimLost` is a whole clause ("the server is starting", "node-2
+owns it"); `detail` of the others is text that fits in brackets.
 """
 
 import difflib
@@ -42,23 +56,29 @@ __all__ = [
 ]
 
 
-_SHOWN = 120
-_NAMED = 3
-_LISTED = 20
+_MAX_VALUE_WIDTH = 120
+_MAX_IDS = 3
+_MAX_PROBLEMS = 20
 
 
 def _show(value: object) -> str:
-    """Give a value's repr, cut to what fits one line."""
+    """Return a value's repr, cut to fit one line."""
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    return text if len(text) <= _MAX_VALUE_WIDTH else f"{text[: _MAX_VALUE_WIDTH - 1]}…"
+
+
+def _sentence(text: str) -> str:
+    """Return a fix as a sentence. A command line gets no full stop: it is there to be copied."""
+    end = "" if text.endswith((".", "?", "!")) or text.startswith("run: ") else "."
+    return f"{text[:1].upper()}{text[1:]}{end}"
 
 
 class JobsyncError(Exception):
-    """The root of all errors of jobsync."""
+    """Base class of all errors of jobsync."""
 
 
 class _BadValue(JobsyncError):
-    """A named value that cannot be taken, with the reason and the way out."""
+    """A named value that is not accepted, with the reason and the fix."""
 
     def __init__(self, field: str, value: object, problem: str, fix: str) -> None:
         super().__init__(field, value, problem, fix)
@@ -68,11 +88,13 @@ class _BadValue(JobsyncError):
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.field}={_show(self.value)}: {self.problem}; {self.fix}"
+        shown = _show(self.value)
+        got = "" if shown == "'…'" else f" (got {shown})"
+        return f"{self.field} {self.problem}{got}. {_sentence(self.fix)}"
 
 
 class Invalid(_BadValue):
-    """An argument cannot be taken. Nothing was written."""
+    """An argument is not accepted. Nothing was written."""
 
 
 class Problem(NamedTuple):
@@ -84,31 +106,31 @@ class Problem(NamedTuple):
     rule: str
 
     def __str__(self) -> str:
-        return f"{self.field}={_show(self.value)}: {self.problem} (rule: {self.rule})"
+        return f"{self.field} {self.problem} (got {_show(self.value)}, rule {self.rule})"
 
 
 class InvalidRecord(Invalid):
     """A record breaks its resource's schema. Nothing was written.
 
-    `problems` lists every field that is wrong; the error's own fields are the first one's.
+    `problems` lists every wrong field; the error's own fields describe the first of them.
     """
 
     def __init__(self, resource: str, problems: Sequence[Problem]) -> None:
         first = problems[0]
-        super().__init__(first.field, first.value, first.problem, f"obey {first.rule}")
+        super().__init__(first.field, first.value, first.problem, f"follow the rule {first.rule}")
         self.resource = resource
         self.problems = tuple(problems)
         self.args = (resource, self.problems)
 
     def __str__(self) -> str:
-        shown = [str(problem) for problem in self.problems[:_LISTED]]
-        if left := len(self.problems) - len(shown):
-            shown.append(f"and {left} more")
-        return f"{self.resource}: {'; '.join(shown)}"
+        listed = [str(problem) for problem in self.problems[:_MAX_PROBLEMS]]
+        if left := len(self.problems) - len(listed):
+            listed.append(f"and {left} more")
+        return f"{self.resource}: {'; '.join(listed)}"
 
 
 class Misconfigured(_BadValue):
-    """A setting, a file or a server is not what it has to be. Nothing was written."""
+    """A setting, a file or a server is not usable. Nothing was written."""
 
 
 class MissingExtra(Misconfigured):
@@ -123,7 +145,7 @@ class MissingExtra(Misconfigured):
 
 
 class NotFound(JobsyncError):
-    """There is no such thing."""
+    """The named thing does not exist."""
 
     def __init__(
         self, kind: str, name: str, known: Sequence[str] = (), hint: str | None = None
@@ -135,46 +157,46 @@ class NotFound(JobsyncError):
         self.hint = hint
 
     def __str__(self) -> str:
-        there = f"; there are: {', '.join(self.known)}" if self.known else ""
-        meant = f" (did you mean {self.hint}?)" if self.hint else ""
-        return f"no {self.kind} {self.name!r}{meant}{there}"
+        hint = f" Did you mean {self.hint}?" if self.hint else ""
+        known = f" Known: {', '.join(self.known)}." if self.known else ""
+        return f"There is no {self.kind} {self.name!r}.{hint}{known}"
 
 
-class _AboutKey(JobsyncError):
-    """Something about one record."""
+class _RecordError(JobsyncError):
+    """A problem with one record."""
+
+    _message = "{key}{detail}"
 
     def __init__(self, key: str, detail: str = "") -> None:
         super().__init__(key, detail)
         self.key = key
         self.detail = detail
 
-    _what = "{key}"
-
     def __str__(self) -> str:
-        text = self._what.format(key=self.key)
-        return f"{text}: {self.detail}" if self.detail else text
+        detail = f" ({self.detail})" if self.detail else ""
+        return self._message.format(key=self.key, detail=detail)
 
 
-class Conflict(_AboutKey):
+class Conflict(_RecordError):
     """The record is not, or no longer, what the write was based on."""
 
-    _what = "{key} was written by somebody else; read it again and decide again"
+    _message = "{key} was changed by another writer{detail}. Read it again and decide again."
 
 
-class OutcomeUnknown(_AboutKey):
-    """The write may have happened, may yet happen, or may never. Assume neither."""
+class OutcomeUnknown(_RecordError):
+    """The write may have happened, may yet happen, or may never happen. Assume neither."""
 
-    _what = "{key}: the outcome of this write is unknown; read it before you act"
+    _message = "The outcome of the write to {key} is unknown{detail}. Read it before you act."
 
 
-class Corrupt(_AboutKey):
-    """What is stored cannot be read. It is reported and left as it is."""
+class Corrupt(_RecordError):
+    """A stored record cannot be read. It is reported and left as it is."""
 
-    _what = "{key} cannot be read and was left as it is; mend or remove it by hand"
+    _message = "{key} cannot be read{detail} and was left as it is. Repair or remove it by hand."
 
 
 class ClaimLost(JobsyncError):
-    """The task is another node's, or this node may not claim now. Do not do it."""
+    """Another node owns the task, or this node may not claim now. Do not do it."""
 
     def __init__(self, task_id: str, reason: str) -> None:
         super().__init__(task_id, reason)
@@ -182,11 +204,11 @@ class ClaimLost(JobsyncError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"task {self.task_id!r} was not claimed: {self.reason}; do not do it here"
+        return f"Task {self.task_id!r} was not claimed: {self.reason}. Do not do it here."
 
 
 class Fenced(JobsyncError):
-    """A newer term has written this record, or the writer's own is over."""
+    """A newer term has written this record, or the writer's own term is over."""
 
     def __init__(self, key: str, epoch: int, current: int | None = None) -> None:
         super().__init__(key, epoch, current)
@@ -196,10 +218,10 @@ class Fenced(JobsyncError):
 
     def __str__(self) -> str:
         if self.current is None:
-            return f"{self.key}: the term of epoch {self.epoch} is over; stop acting on it"
+            return f"{self.key}: the term of epoch {self.epoch} is over. Stop acting on it."
         if self.current == self.epoch:
-            return f"{self.key}: another worker holds epoch {self.epoch} too; stop acting on it"
-        return f"{self.key}: epoch {self.epoch} was replaced by {self.current}; stop acting on it"
+            return f"{self.key}: another worker holds epoch {self.epoch} too. Stop acting on it."
+        return f"{self.key}: epoch {self.epoch} was replaced by {self.current}. Stop acting on it."
 
 
 class NewerFormat(JobsyncError):
@@ -213,8 +235,8 @@ class NewerFormat(JobsyncError):
 
     def __str__(self) -> str:
         return (
-            f"{self.key} has format {self.found}, this code writes {self.known}; "
-            "it was left as it is: upgrade jobsync in this process"
+            f"{self.key} has format {self.found}, but this code writes format {self.known}. "
+            "It was left as it is. Upgrade jobsync in this process."
         )
 
 
@@ -222,12 +244,12 @@ class Incomplete(JobsyncError):
     """Part of a batch was not written. The rest was, and stays.
 
     Attributes:
-        resource: whose records they are.
-        written: the ids that were written.
-        conflicts: the ids that somebody else has, or has changed: read them, decide again.
-        unknown: the ids of which nobody can say: read them before you act.
-        unsent: the ids of which nothing was written; the error's cause says why, most often
-            because the store does not answer: try them again later.
+        resource: name of the resource that the records belong to.
+        written: ids that were written.
+        conflicts: ids that another writer created or changed: read them, decide again.
+        unknown: ids whose outcome is unknown: read them before you act.
+        unsent: ids that were not written. The error's cause has the reason, usually a store
+            that does not answer: try them again later.
     """
 
     def __init__(
@@ -247,7 +269,7 @@ class Incomplete(JobsyncError):
         super().__init__(resource)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Arguments given by name are not in `args`.
+        # Keyword arguments are not in `args`.
         return (type(self), self.args, vars(self))
 
     def __str__(self) -> str:
@@ -256,16 +278,16 @@ class Incomplete(JobsyncError):
             "of unknown outcome": self.unknown,
             "not sent": self.unsent,
         }
-        told = (f"{len(ids)} {what} ({_name_some(ids)})" for what, ids in parts.items() if ids)
-        return f"{self.resource}: {len(self.written)} written, {', '.join(told)}"
+        counts = (f"{len(ids)} {what} ({_list_ids(ids)})" for what, ids in parts.items() if ids)
+        return f"{self.resource}: {len(self.written)} written, {', '.join(counts)}"
 
 
-def _name_some(ids: Sequence[str]) -> str:
-    return ", ".join(map(_show, ids[:_NAMED])) + (", …" if len(ids) > _NAMED else "")
+def _list_ids(ids: Sequence[str]) -> str:
+    return ", ".join(map(_show, ids[:_MAX_IDS])) + (", …" if len(ids) > _MAX_IDS else "")
 
 
 class Unavailable(JobsyncError):
-    """The store cannot answer now. Nothing was written by the call that raised this."""
+    """The store cannot answer now. The call that raised this wrote nothing."""
 
     def __init__(self, store: str, reason: str, fix: str = "try again later") -> None:
         super().__init__(store, reason, fix)
@@ -274,13 +296,13 @@ class Unavailable(JobsyncError):
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.store}: {self.reason}; {self.fix}"
-
-
-# Did you mean …? The nearest known name to one that was mistyped.
+        return f"{self.store} is unavailable: {self.reason}. {_sentence(self.fix)}"
 
 
 def closest_name(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
-    """Give the known name that is most likely meant, if any is near; 1 is the same name."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
-    return found[0] if found else None
+    """Return the known name that a mistyped one most likely means, or None if none is close.
+
+    `likeness` runs from 0 to 1, the same name.
+    """
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=likeness)
+    return matches[0] if matches else None

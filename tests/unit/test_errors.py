@@ -1,4 +1,4 @@
-"""Errors say what is wrong and what to do, from fields that survive a pickle."""
+"""Errors state what is wrong and what to do, from fields that survive pickling."""
 
 import inspect
 import pickle
@@ -27,53 +27,71 @@ from jobsync.errors import (
 
 SAMPLES: list[tuple[JobsyncError, str]] = [
     (JobsyncError("why"), "why"),
-    (Invalid("ttl", -1, "is negative", "use 0 or more"), "ttl=-1: is negative; use 0 or more"),
-    (Misconfigured("url", "x", "is no URL", "write x://"), "url='x': is no URL; write x://"),
+    (
+        Invalid("ttl", -1, "must be 0 or more", "use None for no limit"),
+        "ttl must be 0 or more (got -1). Use None for no limit.",
+    ),
+    (
+        Misconfigured("url", "x", "must start with a scheme", "did you mean sqlite:///x?"),
+        "url must start with a scheme (got 'x'). Did you mean sqlite:///x?",
+    ),
     (
         MissingExtra("s3", "obstore", "s3"),
-        "url='s3://…': needs the package 'obstore'; run: pip install 'jobsync-fleet[s3]'",
+        "url needs the package 'obstore' (got 's3://…'). Run: pip install 'jobsync-fleet[s3]'",
     ),
-    (NotFound("queue", "a"), "no queue 'a'"),
-    (NotFound("queue", "a", ["b", "c"]), "no queue 'a'; there are: b, c"),
+    (NotFound("queue", "a"), "There is no queue 'a'."),
+    (NotFound("queue", "a", ["b", "c"]), "There is no queue 'a'. Known: b, c."),
     (
         NotFound("queue", "bb", ["b", "c"], "b"),
-        "no queue 'bb' (did you mean b?); there are: b, c",
+        "There is no queue 'bb'. Did you mean b? Known: b, c.",
     ),
-    (Conflict("a/b"), "a/b was written by somebody else; read it again and decide again"),
+    (Conflict("a/b"), "a/b was changed by another writer. Read it again and decide again."),
     (
         OutcomeUnknown("a/b", "timeout"),
-        "a/b: the outcome of this write is unknown; read it before you act: timeout",
+        "The outcome of the write to a/b is unknown (timeout). Read it before you act.",
     ),
     (
         Corrupt("{a}", "not JSON"),
-        "{a} cannot be read and was left as it is; mend or remove it by hand: not JSON",
+        "{a} cannot be read (not JSON) and was left as it is. Repair or remove it by hand.",
     ),
     (
         ClaimLost("ann", "node-2 is doing it"),
-        "task 'ann' was not claimed: node-2 is doing it; do not do it here",
+        "Task 'ann' was not claimed: node-2 is doing it. Do not do it here.",
     ),
-    (Fenced("a/b", 3, 5), "a/b: epoch 3 was replaced by 5; stop acting on it"),
+    (Fenced("a/b", 3, 5), "a/b: epoch 3 was replaced by 5. Stop acting on it."),
     (
         NewerFormat("a/b", 9, 1),
         (
-            "a/b has format 9, this code writes 1; it was left as it is: "
-            "upgrade jobsync in this process"
+            "a/b has format 9, but this code writes format 1. It was left as it is. "
+            "Upgrade jobsync in this process."
         ),
     ),
     (
         InvalidRecord(
             "users",
-            [Problem("name", "ab", "has 2 characters", "min:3"), Problem("age", None, "…", "…")],
+            [
+                Problem("name", "ab", "must have at least 3 characters", "min:3"),
+                Problem("age", None, "…", "…"),
+            ],
         ),
-        "users: name='ab': has 2 characters (rule: min:3); age=None: … (rule: …)",
+        (
+            "users: name must have at least 3 characters (got 'ab', rule min:3); "
+            "age … (got None, rule …)"
+        ),
     ),
     (
         Incomplete("users", written=["a"], conflicts=["b"], unsent=["c", "d", "e", "f"]),
         "users: 1 written, 1 in conflict ('b'), 4 not sent ('c', 'd', 'e', …)",
     ),
     (Incomplete("users", unknown=["a"]), "users: 0 written, 1 of unknown outcome ('a')"),
-    (Unavailable("s3", "refused"), "s3: refused; try again later"),
-    (Unavailable("s3", "refused", "start it"), "s3: refused; start it"),
+    (
+        Unavailable("s3", "the server refused"),
+        "s3 is unavailable: the server refused. Try again later.",
+    ),
+    (
+        Unavailable("s3", "the server refused", "start it"),
+        "s3 is unavailable: the server refused. Start it.",
+    ),
 ]
 
 
@@ -86,7 +104,7 @@ def _public() -> dict[str, type[JobsyncError]]:
 
 
 def _real_tree() -> dict[str, str]:
-    """Give each error the nearest public one above it."""
+    """Return the nearest public base class of each error."""
     return {
         name: next(base.__name__ for base in kind.__mro__[1:] if base in _public().values())
         for name, kind in _public().items()
@@ -95,28 +113,28 @@ def _real_tree() -> dict[str, str]:
 
 
 def _drawn_tree() -> dict[str, str]:
-    """Read the docstring's drawing: four columns are one level."""
-    above: list[str] = []
+    """Read the tree drawn in the docstring: four columns are one level."""
+    bases: list[str] = []
     tree = {}
     for line in (errors.__doc__ or "").splitlines():
-        drawn = re.fullmatch(r" {4}((?:[│ ]   )*)(?:[├└]── )?(\w+)(?:  +\S.*)?", line)
-        if not drawn:
+        match = re.fullmatch(r" {4}((?:[│ ]   )*)(?:[├└]── )?(\w+)(?:  +\S.*)?", line)
+        if not match:
             continue
-        depth = len(drawn[1]) // 4 + ("── " in line)
-        above[depth:] = [drawn[2]]
+        depth = len(match[1]) // 4 + ("── " in line)
+        bases[depth:] = [match[2]]
         if depth:
-            tree[drawn[2]] = above[depth - 1]
+            tree[match[2]] = bases[depth - 1]
     return tree
 
 
 @pytest.mark.parametrize(("error", "message"), SAMPLES, ids=lambda case: type(case).__name__)
-def test_a_message_is_made_of_its_fields(error: JobsyncError, message: str) -> None:
-    """The message names the thing, the problem and the way out."""
+def test_a_message_is_built_from_the_fields(error: JobsyncError, message: str) -> None:
+    """The message states the field, the problem, the value and the fix."""
     assert str(error) == message
 
 
 @pytest.mark.parametrize("error", [error for error, _ in SAMPLES], ids=lambda e: type(e).__name__)
-def test_an_error_survives_a_pickle(error: JobsyncError) -> None:
+def test_an_error_survives_pickling(error: JobsyncError) -> None:
     """An error that crosses a process keeps its type, its fields and its message."""
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
@@ -125,41 +143,46 @@ def test_an_error_survives_a_pickle(error: JobsyncError) -> None:
 
 
 def test_every_error_is_sampled_here() -> None:
-    """No error class escapes the two tests above."""
+    """The two tests above cover every error class."""
     assert {type(error) for error, _ in SAMPLES} == set(_public().values())
 
 
 def test_a_long_value_is_cut() -> None:
-    """A message stays readable when the value is a megabyte; the field keeps it whole."""
+    """A message stays short when the value is a megabyte; the field keeps all of it."""
     error = Invalid("body", "x" * 1_000_000, "is too long", "shorten it")
-    assert str(error) == f"body='{'x' * 118}…: is too long; shorten it"
+    assert str(error) == f"body is too long (got '{'x' * 118}…). Shorten it."
     assert len(str(error.value)) == 1_000_000
 
 
 def test_a_long_list_of_problems_is_cut() -> None:
-    """A message stays readable when a thousand records are wrong; the field has them all."""
+    """A message stays short when a thousand records are wrong; the field has them all."""
     error = InvalidRecord("users", [Problem(f"[{i}].n", i, "p", "r") for i in range(1000)])
-    assert str(error).endswith("[19].n=19: p (rule: r); and 980 more")
+    assert str(error).endswith("[19].n p (got 19, rule r); and 980 more")
     assert len(error.problems) == 1000
 
 
-def test_a_value_that_just_fits_is_whole() -> None:
-    """A value of exactly the width is not cut."""
-    assert str(Invalid("a", "x" * 118, "p", "f")) == f"a='{'x' * 118}': p; f"
+def test_a_value_that_just_fits_is_not_cut() -> None:
+    """A value of exactly the width is shown in full."""
+    assert str(Invalid("a", "x" * 118, "p", "f")) == f"a p (got '{'x' * 118}'). F."
+
+
+def test_a_value_too_large_to_show_is_left_out() -> None:
+    """A value of "…" adds nothing to the message."""
+    assert str(Invalid("a", "…", "must be smaller", "cut it")) == "a must be smaller. Cut it."
 
 
 def test_the_drawn_tree_is_the_real_one() -> None:
-    """The drawing in the module's docstring shows each class under its parent, and no other."""
+    """The tree in the module's docstring shows each class under its base, and no other."""
     assert _drawn_tree() == _real_tree()
 
 
 def test_every_error_is_public() -> None:
-    """`__all__` names each public class of the tree."""
+    """`__all__` lists each public class of the tree."""
     assert sorted(errors.__all__) == sorted([*_public(), "Problem"])
 
 
 def test_a_missing_extra_is_a_misconfiguration() -> None:
-    """Whoever handles a wrong set-up handles a missing package, and has the line to run."""
+    """A handler for a wrong setup also catches a missing package, with the command to run."""
     error = MissingExtra("postgresql", "psycopg", "postgres")
     assert isinstance(error, Misconfigured)
     assert error.install == "pip install 'jobsync-fleet[postgres]'"

@@ -92,7 +92,7 @@ def test_a_server_that_is_not_there_is_unhealthy(postgres: servers.PostgresServe
     ("words", "message"),
     [
         (["doctor", "mysql://me:hush-hush@db/x"], "unknown scheme 'mysql'"),
-        (["doctor", "jobs.db"], "did you mean sqlite:///jobs.db?"),
+        (["doctor", "jobs.db"], "Did you mean sqlite:///jobs.db?"),
         (["doctr"], "No such command 'doctr'"),
         (["doctor", "--jsn", "memory://"], "No such option"),
         (["schema", "mysql://me:hush-hush@db/x"], "unknown scheme 'mysql'"),

@@ -265,11 +265,11 @@ async def test_health_reads_the_heartbeat_file(tmp_path: Path, url: str) -> None
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["tasks:dbb"], "TARGET='tasks:dbb': is no Database; did you mean tasks:db?"),
-        (["tasks:other"], "is no Database; did you mean tasks:db?"),
+        (["tasks:dbb"], "TARGET is no Database (got 'tasks:dbb'). Did you mean tasks:db?"),
+        (["tasks:other"], "is no Database (got 'tasks:other'). Did you mean tasks:db?"),
         (["taskz:db"], "there is no module taskz"),
-        (["tasks"], "name it as in tasks:db"),
-        (["tasks:db", "--http", "here"], "--http='here': is no address"),
+        (["tasks"], "Name it as in tasks:db"),
+        (["tasks:db", "--http", "here"], "--http is no address (got 'here')"),
         (["tasks:db", "--grace", "-1"], "'--grace'"),
         (["tasks:db", "--log-format", "xml"], "'--log-format'"),
     ],

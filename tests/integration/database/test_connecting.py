@@ -69,7 +69,7 @@ async def test_the_url_goes_by_three_names(argument: str) -> None:
 
 async def test_one_store_is_named() -> None:
     """Two at once are refused."""
-    with pytest.raises(Invalid, match="pass one of url"):
+    with pytest.raises(Invalid, match="Pass one of url"):
         Database("memory://", connection="memory://")
 
 
@@ -83,7 +83,7 @@ def test_no_secret_is_shown() -> None:
 async def test_what_is_not_connected_says_so() -> None:
     """Every call names the fix; after a disconnect too."""
     database = Database("memory://")
-    with pytest.raises(Invalid, match=r"is not connected; await database.connect\(\) first"):
+    with pytest.raises(Invalid, match=r"is not connected.*\. Await database.connect\(\) first"):
         await database.create_resource("a")
     await database.connect()
     resource = await database.create_resource("a")

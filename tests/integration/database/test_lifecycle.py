@@ -194,7 +194,7 @@ async def test_a_hook_that_asks_for_the_opposite_is_refused() -> None:
 
     async def restart(plugin: Sweeper) -> None:
         with pytest.raises(
-            Invalid, match="plugin='sweeper': start was asked for by a hook of stop"
+            Invalid, match=r"plugin start was asked for by a hook of stop \(got 'sweeper'\)"
         ):
             await plugin.start()
 

@@ -151,7 +151,7 @@ async def test_a_lock_takes_the_session_as_it_is() -> None:
             async with storage.lock("door"):
                 pass
         for timeout in ("1", float("nan")):
-            with pytest.raises(Invalid, match="timeout="):
+            with pytest.raises(Invalid, match=r"timeout .*got "):
                 async with storage.lock("door", timeout=timeout):  # type: ignore[arg-type]
                     pass
 

@@ -105,14 +105,14 @@ def test_the_date(given: Any, found: date) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"node_name": ""}, "node_name='': is no name"),
-        ({"node_name": 7}, "node_name=7: is no name"),
-        ({"site": ""}, "site='': is no name"),
-        ({"date": "2026-01-05"}, "is no date; give a datetime.date"),
-        ({"wait_on_enter": -1}, "wait_on_enter=-1: is no duration"),
-        ({"wait_on_exit": "5"}, "wait_on_exit='5': is no duration"),
-        ({"on_rebalance": 1}, "on_rebalance=1: cannot be called"),
-        ({"lock_provider": "x"}, "lock_provider='x': cannot be called"),
+        ({"node_name": ""}, "node_name is no name (got '')"),
+        ({"node_name": 7}, "node_name is no name (got 7)"),
+        ({"site": ""}, "site is no name (got '')"),
+        ({"date": "2026-01-05"}, "is no date (got '2026-01-05'). Give a datetime.date"),
+        ({"wait_on_enter": -1}, "wait_on_enter is no duration (got -1)"),
+        ({"wait_on_exit": "5"}, "wait_on_exit is no duration (got '5')"),
+        ({"on_rebalance": 1}, "on_rebalance cannot be called (got 1)"),
+        ({"lock_provider": "x"}, "lock_provider cannot be called (got 'x')"),
         ({"coordination_config": {}}, "is not a CoordinationConfig"),
     ],
     ids=lambda case: str(case)[:30],
@@ -128,7 +128,7 @@ def test_what_cannot_be_taken_is_refused_with_the_fix(
 
 def test_a_mistyped_setting_is_refused_with_what_was_meant() -> None:
     """In code and in a config."""
-    with pytest.raises(Invalid, match="did you mean total_tokens"):
+    with pytest.raises(Invalid, match="Did you mean total_tokens"):
         CoordinationConfig(totl_tokens=5)  # type: ignore[call-arg]
     with pytest.raises(Misconfigured, match=r"config\.sync\.coordination\.totl_tokens.*did you"):
         Job("a", "s", settings(totl_tokens=5))
@@ -136,7 +136,7 @@ def test_a_mistyped_setting_is_refused_with_what_was_meant() -> None:
 
 def test_impossible_settings_are_refused_with_the_fix() -> None:
     """No tokens, and a timeout of less than three beats."""
-    with pytest.raises(Invalid, match=r"total_tokens=0: .*give 1 to"):
+    with pytest.raises(Invalid, match=r"total_tokens .*got 0.*Give 1 to"):
         CoordinationConfig(total_tokens=0)
     with pytest.raises(Invalid, match=r"heartbeat_timeout_sec=10.*three beats.*at least 15"):
         CoordinationConfig(heartbeat_interval_sec=5, heartbeat_timeout_sec=10)
@@ -146,7 +146,7 @@ def test_a_beat_that_does_not_fit_the_store_s_timeout_is_refused_in_our_words(me
     """Only one of the two was given: the error names the other as a job's setting."""
     slow = CoordinationConfig(heartbeat_interval_sec=10)
     with (
-        pytest.raises(Invalid, match=r"heartbeat_timeout_sec=15.*give at least 30"),
+        pytest.raises(Invalid, match=r"heartbeat_timeout_sec .*got 15.*Give at least 30"),
         Job("a", "s", coordination_config=slow, url=memory),
     ):
         pass
@@ -155,14 +155,17 @@ def test_a_beat_that_does_not_fit_the_store_s_timeout_is_refused_in_our_words(me
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"site": "staging"}, r"site='staging': the other nodes of 'sync_' have 'production'"),
+        (
+            {"site": "staging"},
+            r"site the other nodes of 'sync_' have 'production' \(got 'staging'\)",
+        ),
         (
             {"coordination_config": CoordinationConfig(total_tokens=20)},
-            r"total_tokens=20: the other nodes of 'sync_' have 10; give the same, or use another",
+            r"total_tokens the other nodes of 'sync_' have 10 \(got 20\)\. Give the same",
         ),
         (
             {"coordination_config": CoordinationConfig(total_tokens=10, hash_function="sha256")},
-            r"hash_function='sha256': the other nodes of 'sync_' have 'md5'",
+            r"hash_function the other nodes of 'sync_' have 'md5' \(got 'sha256'\)",
         ),
     ],
     ids=["site", "total_tokens", "hash_function"],
@@ -195,7 +198,7 @@ def test_two_nodes_of_one_name_are_refused(url: str) -> None:
     """The second waits, then is told who has it; when the first has left it may come."""
     with (
         Job("a", "s", coordination_config=FEW, url=url),
-        pytest.raises(Misconfigured, match=r"node_name='a': is held by process \d+ on .+stop"),
+        pytest.raises(Misconfigured, match=r"node_name is held by process \d+ on .+got 'a'.+Stop"),
         Job("a", "s", coordination_config=FEW, url=url, wait_on_enter=0.2),
     ):
         pass

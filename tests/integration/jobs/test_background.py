@@ -138,7 +138,7 @@ def test_a_loop_that_was_stopped_takes_no_calls(background: Background) -> None:
         """Do nothing."""
 
     background.stop()
-    with pytest.raises(Unavailable, match="enter again"):
+    with pytest.raises(Unavailable, match="Enter again"):
         background.call(work())
 
 

@@ -170,7 +170,7 @@ def test_a_job_that_is_not_entered_refuses_to_work(memory: str) -> None:
             job.incomplete_tasks,
             lambda: job.forget(older_than_days=1),
         ):
-            with pytest.raises(Invalid, match="is not entered; use it in a with statement"):
+            with pytest.raises(Invalid, match=r"is not entered.*\. Use it in a with statement"):
                 call()
         assert not job.can_claim_task("x")
         assert not job.am_i_healthy()

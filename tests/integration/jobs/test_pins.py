@@ -313,9 +313,7 @@ def test_nodes_that_live_agree_whether_pins_hold(url: str) -> None:
         with team.make("a") as job:
             job.register_task_lock("t", "gone-%")
             other = team.make("b", settings={"locks_enabled": False}, wait_on_enter=0.2)
-            with pytest.raises(
-                Misconfigured, match=r"locks_enabled=False: the node a, which lives"
-            ):
+            with pytest.raises(Misconfigured, match="locks_enabled the node a, which lives"):
                 other.__enter__()
         with team.make("b", settings={"locks_enabled": False}, wait_on_enter=20) as job:
             team.until(lambda: job.can_claim_task("t"))

@@ -143,7 +143,7 @@ async def test_a_connection_to_somewhere_else_is_refused(
     lite: QueuePlugin, pg: QueuePlugin, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Naming what would do."""
-    fix = "pass a sqlite3 connection to the file that the queue is in"
+    fix = "Pass a sqlite3 connection to the file that the queue is in"
     for place in (":memory:", str(tmp_path / "other.db")):
         with closing(sqlite3.connect(place)) as other, pytest.raises(Invalid, match=fix):
             await lite.enqueue({"n": 1}, connection=other)

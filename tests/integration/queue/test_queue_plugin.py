@@ -791,12 +791,12 @@ async def test_a_message_obeys_its_resources_schema(db: Database) -> None:
 @pytest.mark.parametrize(
     ("option", "problem"),
     [
-        ({"delay": -1}, "delay=-1"),
-        ({"delay": float("nan")}, "delay=nan"),
-        ({"timeout": 0}, "timeout=0"),
-        ({"timeout": float("inf")}, "timeout=inf"),
-        ({"max_attempts": 0}, "max_attempts=0"),
-        ({"max_attempts": 2**40}, "max_attempts="),
+        ({"delay": -1}, "delay .*got -1"),
+        ({"delay": float("nan")}, "delay .*got nan"),
+        ({"timeout": 0}, "timeout .*got 0"),
+        ({"timeout": float("inf")}, "timeout .*got inf"),
+        ({"max_attempts": 0}, "max_attempts .*got 0"),
+        ({"max_attempts": 2**40}, "max_attempts .*got "),
     ],
 )
 async def test_wrong_options_of_a_message_are_refused(
@@ -812,11 +812,11 @@ async def test_wrong_options_of_a_message_are_refused(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"visibility_timeout": 300_000}, r"durations are seconds; did you mean 300\?"),
+        ({"visibility_timeout": 300_000}, r"durations are seconds.*\. Did you mean 300\?"),
         ({"max_retries": 3, "max_attempts": 4}, "max_attempts is given too"),
         ({"workers": 3, "concurrency": 4}, "concurrency is given too"),
-        ({"concurency": 3}, r"did you mean concurrency\?"),
-        ({"heartbeat_intervall": 3}, r"did you mean heartbeat_interval\?"),
+        ({"concurency": 3}, r"Did you mean concurrency\?"),
+        ({"heartbeat_intervall": 3}, r"Did you mean heartbeat_interval\?"),
         ({"concurrency": 0}, "is less than 1"),
         ({"on_message": lambda: None}, "does not take a message"),
     ],
@@ -878,12 +878,12 @@ async def test_a_process_works_on_several_queues(url: str) -> None:
         await until(lambda: sorted(handled) == [("emails", 1), ("images", 2)])
         await until(lambda: emails.stats()["completed"] == images.stats()["completed"] == 1)
         for again in (make("emails"), make("images")):
-            with pytest.raises(Invalid, match=r"alias='queue(-images)?': is taken"):
+            with pytest.raises(Invalid, match=r"alias is taken \(got 'queue(-images)?'\)"):
                 await db.use_plugin(again)
 
 
 async def test_a_store_that_keeps_no_queues_says_so() -> None:
     """Naming those that do."""
     async with Database("memory://") as db:
-        with pytest.raises(Misconfigured, match="use sqlite:/// or postgresql://"):
+        with pytest.raises(Misconfigured, match="Use sqlite:/// or postgresql://"):
             await db.use_plugin(QueuePlugin(resource="tasks"))

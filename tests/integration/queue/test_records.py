@@ -76,9 +76,9 @@ async def test_messages_cannot_be_written_as_records(db: Database) -> None:
     await db.use_plugin(QueuePlugin(resource="tasks"))
     name = await db.resources.tasks.enqueue({"n": 1}, delay=60)
     face = db.resources["plg_default_tasks_queue"]
-    with pytest.raises(Invalid, match="use enqueue, redrive or purge"):
+    with pytest.raises(Invalid, match="Use enqueue, redrive or purge"):
         await face.insert({"id": "x"})
-    with pytest.raises(Invalid, match="use enqueue, redrive or purge"):
+    with pytest.raises(Invalid, match="Use enqueue, redrive or purge"):
         await face.delete(name)
     assert await face.list_ids() == [name]
     assert "plg_default_tasks_queue" not in await db.list_resources()

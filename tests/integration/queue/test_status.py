@@ -65,7 +65,7 @@ async def test_a_resource_names_its_queue_where_that_is_enough(db: Database) -> 
     assert seen.queue("bulk/emails").name == "bulk/emails"
     assert seen.queue("reports").name == "bulk/reports"
     for name in ("twice", "report", "bulk/twice"):
-        with pytest.raises(NotFound, match="there are: a/twice, b/twice, bulk/emails"):
+        with pytest.raises(NotFound, match="Known: a/twice, b/twice, bulk/emails"):
             seen.queue(name)
 
 
@@ -98,7 +98,7 @@ async def test_what_is_posted_is_checked_first(db: Database) -> None:
         await enqueue_messages(db, "emails", [{"to": "a"}], max_attempts=0)
     with pytest.raises(Invalid, match="namespace"):
         await enqueue_messages(db, "no name/emails", [{"to": "a"}])
-    with pytest.raises(NotFound, match="did you mean emails"):
+    with pytest.raises(NotFound, match="Did you mean emails"):
         await enqueue_messages(db, "email", [{"to": "a"}])
     assert (await look(db)).queues() == []
 

@@ -32,7 +32,7 @@ async def test_a_missing_extra_gives_the_install_line(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(MissingExtra) as caught:
         await open_store(url)
-    assert str(caught.value).endswith(f"run: {install}")
+    assert str(caught.value).endswith(f"Run: {install}")
     assert "hush-hush" not in str(caught.value) + repr(caught.value)
 
 

@@ -82,7 +82,7 @@ async def test_a_read_only_file_is_refused(shared_folder: Path) -> None:
 async def test_a_read_only_folder_is_refused(shared_folder: Path) -> None:
     """A file that cannot be made is refused with the fix."""
     shared_folder.chmod(0o555)
-    with nobody(), pytest.raises(Misconfigured, match="make the file and its folder writable"):
+    with nobody(), pytest.raises(Misconfigured, match="Make the file and its folder writable"):
         await SqliteStore.connect(shared_folder / "jobs.db")
     assert list(shared_folder.iterdir()) == []
 
@@ -96,7 +96,7 @@ async def test_a_folder_out_of_reach_is_refused(shared_folder: Path) -> None:
 
 async def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     """Folders are not made behind the user's back."""
-    with pytest.raises(Misconfigured, match=r"there is no folder .*/nowhere; create it"):
+    with pytest.raises(Misconfigured, match=r"there is no folder .*/nowhere.*\. Create it"):
         await SqliteStore.connect(tmp_path / "nowhere" / "jobs.db")
     with pytest.raises(Misconfigured, match="is a folder; name a file in it"):
         await SqliteStore.connect(tmp_path)
@@ -171,7 +171,7 @@ async def test_a_full_disk_writes_nothing(store: SqliteStore) -> None:
     """The batch is rolled back whole; the store works again once there is room."""
     await store.create("n/1", "x")
     await _limit_pages(store._main, 1)
-    with pytest.raises(Unavailable, match="the disk is full; nothing was written; free some"):
+    with pytest.raises(Unavailable, match=r"the disk is full; nothing was written\. Free some"):
         await store.write([Put("n/2", "x"), Put("n/3", "x" * 1_000_000)])
     with pytest.raises(Unavailable, match="the disk is full"):
         await store.append("history", ["x" * 1_000_000])
@@ -194,7 +194,7 @@ async def test_a_lock_held_too_long_is_unavailable(store: SqliteStore, path: Pat
         with pytest.raises(Unavailable) as caught:
             await store.create("n", 1)
         assert "locked" not in str(caught.value)
-        assert "find the transaction that stays open" in str(caught.value)
+        assert "Find the transaction that stays open" in str(caught.value)
         other.execute("COMMIT")
     await store.create("n", 1)
 
@@ -248,7 +248,7 @@ async def test_a_closed_store_says_so(path: Path) -> None:
     """Calls after close are refused with the fix."""
     store = await SqliteStore.connect(path)
     await store.close()
-    with pytest.raises(Unavailable, match="the store is closed; connect again"):
+    with pytest.raises(Unavailable, match=r"the store is closed.*\. Connect again"):
         await store.get("n")
 
 
@@ -256,7 +256,7 @@ async def test_a_forked_child_is_refused(store: SqliteStore, monkeypatch: Any) -
     """A connection is never carried over a fork."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: -1)
-        with pytest.raises(Misconfigured, match="opened before a fork; connect again"):
+        with pytest.raises(Misconfigured, match=r"opened before a fork.*\. Connect again"):
             await store.get("n")
 
 
@@ -307,7 +307,7 @@ async def test_tables_that_were_changed_are_reported(store: SqliteStore, path: P
     """A table dropped by somebody else is a clear error."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DROP TABLE jobsync_record")
-    with pytest.raises(Misconfigured, match="no such table: jobsync_record; check that nobody"):
+    with pytest.raises(Misconfigured, match=r"no such table: jobsync_record.*\. Check that nobody"):
         await store.get("n")
 
 

@@ -1,7 +1,6 @@
 """The filter language means one thing, and a bad filter says what is wrong with it."""
 
 import math
-import re
 from typing import Any
 
 import pytest
@@ -195,10 +194,10 @@ def test_a_bad_filter_names_place_value_and_fix(
     where: Any, field: str, value: Any, words: str
 ) -> None:
     """Each mistake is answered with where it stands, what stands there and what to write."""
-    with pytest.raises(Invalid, match=re.escape(words)) as caught:
+    with pytest.raises(Invalid) as caught:
         parse(where)
     assert (caught.value.field, caught.value.value) == (field, value)
-    assert caught.value.fix
+    assert words in f"{caught.value.problem}; {caught.value.fix}"
 
 
 def test_nan_is_refused() -> None:
@@ -295,5 +294,5 @@ def test_a_filter_has_a_bounded_number_of_conditions() -> None:
     """What would hold up the event loop for every document is refused."""
     choices = {"a": {"$in": list(range(1000))}}
     parse({"$or": [choices] * 10})
-    with pytest.raises(Invalid, match=r"11,000 conditions.*ask in parts"):
+    with pytest.raises(Invalid, match=r"11,000 conditions.*Ask in parts"):
         parse({"$or": [choices] * 11})

@@ -290,10 +290,10 @@ def test_a_decision_repeated_changes_nothing(picks: list[int]) -> None:
 PINS_OF_FIVE = tuple(replace(each, token=token_of(each.task, 5)) for each in PINS)
 
 SCRIPT = """
-from jobsync.core.assignment import Node, Plan
+from jobsync.core.assignment import NodeRef, Plan
 from jobsync.core.handover import assign
 from jobsync.core.pins import Pin
-nodes = [Node(f"w{i}", f"n{i}") for i in range(7)]
+nodes = [NodeRef(f"w{i}", f"n{i}") for i in range(7)]
 pins = [Pin(task=f"t{i}", token=i % 40, patterns=(f"n{i % 9}", "n_")) for i in range(90)]
 plan = assign(Plan.empty(100), nodes, pins=pins)
 plan = assign(plan, set(nodes[2:]), dead={"w0"}, acks={"w3": 1}, pins=set(pins))

@@ -81,13 +81,13 @@ def test_a_pause_of_the_users_own() -> None:
     """Any function of the count; what is no duration is refused with the fix."""
     assert Retries(backoff=lambda n: 100 * n).pause(2, 0.0) == 200
     for wrong in (-1.0, float("nan"), float("inf"), "soon"):
-        with pytest.raises(Invalid, match=r"backoff=.*is no duration"):
+        with pytest.raises(Invalid, match=r"backoff .*is no duration.*got "):
             Retries(backoff=lambda _, wrong=wrong: wrong).pause(1, 0.0)  # type: ignore[misc]
 
 
 def test_a_message_is_tried_at_least_once() -> None:
     """No attempts at all would be a message that nobody handles."""
-    with pytest.raises(Invalid, match="max_attempts=0: is less than 1"):
+    with pytest.raises(Invalid, match=r"max_attempts is less than 1 \(got 0\)"):
         Retries(max_attempts=0)
 
 
@@ -121,5 +121,5 @@ def test_a_message_with_one_attempt_dies_of_its_first_failure() -> None:
 @pytest.mark.parametrize("seconds", [-1, float("nan"), 10**9])
 def test_a_snooze_is_a_duration(seconds: float) -> None:
     """Nobody sleeps for ever by mistake."""
-    with pytest.raises(Invalid, match="seconds="):
+    with pytest.raises(Invalid, match=r"seconds .*got "):
         Snooze(seconds)

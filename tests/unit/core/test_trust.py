@@ -14,9 +14,13 @@ TIMING = Timing(beat=5, timeout=15)
 @pytest.mark.parametrize(
     ("beat", "timeout", "message"),
     [
-        (30_000, 90_000, r"heartbeat_interval=30000: durations are seconds; did you mean 30\?"),
-        (5, 14, r"worker_timeout=14: is less than three beats of 5 s; give at least 15"),
-        (0, 15, "heartbeat_interval=0"),
+        (
+            30_000,
+            90_000,
+            r"heartbeat_interval durations are seconds \(got 30000\)\. Did you mean 30\?",
+        ),
+        (5, 14, r"worker_timeout is less than three beats of 5 s \(got 14\)\. Give at least 15"),
+        (0, 15, "heartbeat_interval .*got 0"),
         (0.05, 0.2, "leaves less than two beats after the margin"),
     ],
 )

@@ -68,30 +68,33 @@ def test_what_the_guide_prints_is_taken(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"total_tokens": 0}, "total_tokens=0: .*; give 1 to 100,000"),
-        ({"total_tokens": 1.5}, "total_tokens=1.5: .*; give a whole number"),
-        ({"total_tokens": "5"}, "total_tokens='5': .*; give a whole number"),
-        ({"minimum_nodes": 0}, "minimum_nodes=0: is less than 1; give 1 or more"),
-        ({"hash_function": "sha1"}, "hash_function='sha1': .*; give 'md5' or 'sha256'"),
+        ({"total_tokens": 0}, r"total_tokens .* \(got 0\)\. Give 1 to 100,000"),
+        ({"total_tokens": 1.5}, r"total_tokens .* \(got 1.5\)\. Give a whole number"),
+        ({"total_tokens": "5"}, r"total_tokens .* \(got '5'\)\. Give a whole number"),
+        ({"minimum_nodes": 0}, r"minimum_nodes is less than 1 \(got 0\)\. Give 1 or more"),
+        ({"hash_function": "sha1"}, r"hash_function .* \(got 'sha1'\)\. Give 'md5' or 'sha256'"),
         (
             {"heartbeat_interval_sec": 5, "heartbeat_timeout_sec": 14},
-            "heartbeat_timeout_sec=14.0: is less than three beats of 5 s; give at least 15",
+            r"heartbeat_timeout_sec is less than three beats.*got 14.0.*Give at least 15",
         ),
-        ({"heartbeat_interval_sec": 0}, "heartbeat_interval_sec=0.0: is not above 0"),
+        ({"heartbeat_interval_sec": 0}, r"heartbeat_interval_sec is not above 0 \(got 0.0\)"),
         (
             {"heartbeat_interval_sec": 30_000},
-            r"heartbeat_interval_sec=30000.0: durations are seconds; did you mean 30\?",
+            r"heartbeat_interval_sec durations are seconds \(got 30000.0\)\. Did you mean 30\?",
         ),
-        ({"rebalance_check_interval_sec": -1}, "rebalance_check_interval_sec=-1.0"),
-        ({"health_check_interval_sec": float("nan")}, "health_check_interval_sec=nan: is not fin"),
-        ({"heartbeat_intervall_sec": 5}, r"did you mean heartbeat_interval_sec\?"),
-        ({"tokens": 5}, "tokens=.*is not a setting of CoordinationConfig"),
-        ({"port": 0}, "port=0: is no port; give 1 to 65535"),
-        ({"appname": "Sync-"}, "appname='Sync-': .*lower-case letters"),
+        ({"rebalance_check_interval_sec": -1}, "rebalance_check_interval_sec .*got -1.0"),
+        ({"health_check_interval_sec": float("nan")}, "health_check_interval_sec is not fin"),
+        ({"heartbeat_intervall_sec": 5}, r"Did you mean heartbeat_interval_sec\?"),
+        ({"tokens": 5}, "tokens .*is not a setting of CoordinationConfig.*got "),
+        ({"port": 0}, r"port is no port \(got 0\)\. Give 1 to 65535"),
+        ({"appname": "Sync-"}, "appname .*lower-case letters"),
         ({"appname": 'x"; drop table'}, "appname"),
-        ({"timezone": "Mars/Base"}, "timezone='Mars/Base': is no time zone; use a name such as"),
-        ({"url": "jobs.db"}, r"did you mean sqlite:///jobs.db\?"),
-        ({"url": "memory://", "host": "h"}, "host=.*: is part of the url.*keep one of the two"),
+        (
+            {"timezone": "Mars/Base"},
+            r"timezone is no time zone \(got 'Mars/Base'\)\. Use a name such as",
+        ),
+        ({"url": "jobs.db"}, r"Did you mean sqlite:///jobs.db\?"),
+        ({"url": "memory://", "host": "h"}, "host is part of the url.*Keep one of the two"),
     ],
 )
 def test_wrong_settings_are_refused_with_the_fix(options: dict[str, Any], message: str) -> None:
@@ -117,7 +120,7 @@ def test_beats_that_were_not_given_suit_the_store() -> None:
     assert given.timing(OBJECTS) == SQL
     one = CoordinationConfig(heartbeat_interval_sec=20)
     assert one.timing(OBJECTS) == Timing(beat=20, timeout=90)
-    with pytest.raises(Invalid, match=r"heartbeat_timeout_sec=15: .*give at least 60"):
+    with pytest.raises(Invalid, match=r"heartbeat_timeout_sec .*got 15.*Give at least 60"):
         one.timing(SQL)
 
 
@@ -333,7 +336,7 @@ def test_an_unknown_name_in_a_config_is_refused(shape: Any) -> None:
         resolve_coordination(config=shape({"total_token": 5}, {}))
     assert caught.value.field == "config.sync.coordination.total_token"
     assert caught.value.fix == "did you mean total_tokens?"
-    with pytest.raises(Misconfigured, match=r"config.sync.sql.passwrd=.*did you mean passw"):
+    with pytest.raises(Misconfigured, match=r"config.sync.sql.passwrd .*Did you mean passw"):
         resolve_coordination(config=shape({}, {"passwrd": "hunter2"}))
 
 
@@ -375,15 +378,15 @@ def test_a_url_hides_the_parts_of_lower_places_and_the_reverse() -> None:
     config = as_dict({}, {"url": "memory://"})
     assert resolve_coordination(host, config).value.reveal_url() == "postgresql://mine/"
     both = as_dict({}, {"url": "memory://", "host": "db"})
-    with pytest.raises(Misconfigured, match=r"config.sync.sql.host=.*: is part of the url"):
+    with pytest.raises(Misconfigured, match=r"config.sync.sql.host is part of the url"):
         resolve_coordination(config=both)
 
 
 def test_what_is_no_config_is_refused() -> None:
     """A dict in place of a CoordinationConfig, or three dots that were left in."""
-    with pytest.raises(Invalid, match="coordination_config='dict'"):
+    with pytest.raises(Invalid, match=r"coordination_config .*got 'dict'"):
         resolve_coordination({"total_tokens": 5})  # type: ignore[arg-type]
-    with pytest.raises(Invalid, match="config=Ellipsis"):
+    with pytest.raises(Invalid, match=r"config .*got Ellipsis"):
         resolve_coordination(config=...)
 
 

@@ -60,16 +60,16 @@ def test_only_a_definite_answer_decides(
 @pytest.mark.parametrize(
     ("refusal", "kind", "words"),
     [
-        (answered(403, "SignatureDoesNotMatch"), Misconfigured, "correct the secret"),
-        (answered(403, "InvalidAccessKeyId"), Misconfigured, "correct the key"),
-        (answered(403, "RequestTimeTooSkewed"), Misconfigured, "set this machine's clock"),
+        (answered(403, "SignatureDoesNotMatch"), Misconfigured, "Correct the secret"),
+        (answered(403, "InvalidAccessKeyId"), Misconfigured, "Correct the key"),
+        (answered(403, "RequestTimeTooSkewed"), Misconfigured, "Set this machine's clock"),
         (answered(403, "Strange"), Misconfigured, "403 Strange.*s3:PutObject"),
-        (answered(404, "NoSuchBucket"), Misconfigured, "does not exist.*create it first"),
-        (answered(400, "ExpiredToken"), Misconfigured, "renew it"),
+        (answered(404, "NoSuchBucket"), Misconfigured, "does not exist.*Create it first"),
+        (answered(400, "ExpiredToken"), Misconfigured, "Renew it"),
         (one_delete("AccessDenied"), Misconfigured, r"\(the server answered AccessDenied\)"),
         (answered(503, "SlowDown"), Unavailable, "the server answered 503 SlowDown"),
-        (answered(404), Unavailable, "the server answered 404;"),
-        (unanswered("Connect"), Unavailable, "no connection to the server; check that it runs"),
+        (answered(404), Unavailable, r"the server answered 404\."),
+        (unanswered("Connect"), Unavailable, r"no connection to the server.*\. Check that it runs"),
         (unanswered("Timeout"), Unavailable, "no answer came in time"),
         (unanswered("Request"), Unavailable, "the connection was lost"),
         (
