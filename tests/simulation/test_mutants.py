@@ -41,19 +41,19 @@ def no_margin(patch: pytest.MonkeyPatch) -> None:
 
 def trust_from_the_reply(patch: pytest.MonkeyPatch) -> None:
     """Trust counts from when a beat was answered, not from when it was sent."""
-    take = Session._take
+    adopt = Session._adopt
 
     def late(self: Session, record: Record) -> None:
-        self._sent[record.nonce] = self._clock.mono()
-        take(self, record)
+        self._sent_at[record.nonce] = self._clock.mono()
+        adopt(self, record)
 
-    patch.setattr(Session, "_take", late)
+    patch.setattr(Session, "_adopt", late)
 
 
 def trust_from_a_resend(patch: pytest.MonkeyPatch) -> None:
     """Trust counts from when a beat was sent last."""
     resent: dict[str, Mono] = {}
-    resend, take = SettlingStore._resend, Session._take
+    resend, adopt = SettlingStore._resend, Session._adopt
 
     async def note(
         self: SettlingStore, pending: dict[str, Change], settled: dict[str, Outcome]
@@ -62,11 +62,11 @@ def trust_from_a_resend(patch: pytest.MonkeyPatch) -> None:
         return await resend(self, pending, settled)
 
     def late(self: Session, record: Record) -> None:
-        self._sent[record.nonce] = resent.get(record.nonce, self._sent[record.nonce])
-        take(self, record)
+        self._sent_at[record.nonce] = resent.get(record.nonce, self._sent_at[record.nonce])
+        adopt(self, record)
 
     patch.setattr(SettlingStore, "_resend", note)
-    patch.setattr(Session, "_take", late)
+    patch.setattr(Session, "_adopt", late)
 
 
 def trust_for_ever(patch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def trust_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def belief_that_is_cached(patch: pytest.MonkeyPatch) -> None:
     """A leader believes what it once knew, and does not ask the clock."""
-    patch.setattr(Election, "held", property(lambda self: self._held))
+    patch.setattr(Election, "held_term", property(lambda self: self._held_term))
 
 
 def terms_that_come_back(patch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def death_without_a_write(patch: pytest.MonkeyPatch) -> None:
     """An observer believes its own count, and writes nothing down."""
 
     async def declare(self: Observer, incarnation: str) -> bool:
-        self._bury(incarnation, self._clock.mono())
+        self._mark_dead(incarnation, self._clock.mono())
         return True
 
     patch.setattr(Observer, "_declare_dead", declare)
@@ -137,23 +137,23 @@ def expiry_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
 
 def count_from_the_start_of_a_read(patch: pytest.MonkeyPatch) -> None:
     """An observer counts from when it asked, not from when it was answered."""
-    look, take_in = MemberLoop._look, Observer.take_in
+    check, update = MemberLoop._check, Observer.update
     asked: dict[Observer, Mono] = {}
 
     async def ask(self: MemberLoop) -> None:
         asked[self._observer] = self._clock.mono()
-        await look(self)
+        await check(self)
 
     def too_early(self: Observer, found: Mapping[str, Record | None]) -> dict[str, SessionRecord]:
         before = dict(self._watches)
-        living = take_in(self, found)
+        living = update(self, found)
         for each, watch in self._watches.items():
             if each in found and before.get(each) is not watch and watch.since == watch.looked:
                 self._watches[each] = Watch(watch.version, asked[self], watch.looked)
         return living
 
-    patch.setattr(MemberLoop, "_look", ask)
-    patch.setattr(Observer, "take_in", too_early)
+    patch.setattr(MemberLoop, "_check", ask)
+    patch.setattr(Observer, "update", too_early)
 
 
 def the_observers_own_timeout(patch: pytest.MonkeyPatch) -> None:
@@ -181,10 +181,10 @@ def take_over_of_a_live_role(patch: pytest.MonkeyPatch) -> None:
 
 def belief_in_the_dead(patch: pytest.MonkeyPatch) -> None:
     """A follower believes what a dead session told that it held."""
-    take_in = Observer.take_in
+    update = Observer.update
 
     def believe(self: Observer, found: Mapping[str, Record | None]) -> dict[str, SessionRecord]:
-        living = take_in(self, found)
+        living = update(self, found)
         told = {
             each: read_session_record(record)
             for each, record in found.items()
@@ -192,7 +192,7 @@ def belief_in_the_dead(patch: pytest.MonkeyPatch) -> None:
         }
         return told | living
 
-    patch.setattr(Observer, "take_in", believe)
+    patch.setattr(Observer, "update", believe)
 
 
 def release_without_an_end(patch: pytest.MonkeyPatch) -> None:
@@ -200,9 +200,9 @@ def release_without_an_end(patch: pytest.MonkeyPatch) -> None:
     release = Election.release
 
     async def keep(self: Election, why: str, successor: str | None = None) -> None:
-        held = self._held
+        term = self._held_term
         await release(self, why, successor)
-        self._held = held
+        self._held_term = term
 
     patch.setattr(Election, "release", keep)
 
@@ -213,7 +213,7 @@ def kept_what_came_late(patch: pytest.MonkeyPatch) -> None:
     async def leave(_: Election, __: Session) -> None:
         return None
 
-    patch.setattr(Election, "_disown", leave)
+    patch.setattr(Election, "_give_up_own", leave)
 
 
 def epochs_that_stand_still(patch: pytest.MonkeyPatch) -> None:
@@ -245,12 +245,12 @@ def epochs_that_restart_on_removal(patch: pytest.MonkeyPatch) -> None:
 
     def forget(self: Election, record: Record | None) -> None:
         if record is None:
-            self._highest = 0
-        see(self, record)
+            self._highest_epoch = 0
+        update(self, record)
 
-    see = Election._see
+    update = Election._update
     patch.setattr(Election, "_next_epoch", restart)
-    patch.setattr(Election, "_see", forget)
+    patch.setattr(Election, "_update", forget)
 
 
 def giving_way_for_ever(patch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def giving_way_for_ever(patch: pytest.MonkeyPatch) -> None:
     def wait(self: Election, _: Role | None, eligible: Iterable[str]) -> bool:
         return any(each < self.session.incarnation for each in eligible)
 
-    patch.setattr(Election, "_gives_way", wait)
+    patch.setattr(Election, "_should_defer", wait)
 
 
 def a_successor_that_nobody_minds(patch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def a_successor_that_nobody_minds(patch: pytest.MonkeyPatch) -> None:
     def mind_nobody(_: Election, __: Role | None, ___: Session) -> bool:
         return False
 
-    patch.setattr(Election, "_must_wait", mind_nobody)
+    patch.setattr(Election, "_is_reserved", mind_nobody)
 
 
 # Writes.

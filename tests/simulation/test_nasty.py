@@ -15,7 +15,7 @@ import pytest
 from fleets import SINGLETON, TIMING, Apart, DearStore, Fleet, Worker, keep_books, storm
 
 from jobsync.coordination.coordinator import Hooks
-from jobsync.coordination.observer import MOURNING
+from jobsync.coordination.observer import DEAD_SESSION_TTL
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.coordination.term import Term
 from jobsync.errors import Corrupt, Fenced, Misconfigured, NewerFormat, Unavailable
@@ -1103,7 +1103,7 @@ def test_all_die_and_others_start_a_week_later() -> None:
         assert one(fleet.leaders()).held["work"] == epoch + 1
         fleet.judge_rest()
         # Whoever leads counts anew; the oldest may have come to lead after a mandate.
-        await asyncio.sleep(1.06 * (MOURNING + 600))
+        await asyncio.sleep(1.06 * (DEAD_SESSION_TTL + 600))
         assert len(await fleet.store.heads("session/")) == len(fleet.workers)
 
     fleet.tell(story)

@@ -105,15 +105,15 @@ async def test_a_beat_that_lands_late_is_adopted(clock: FakeClock) -> None:
     first = session.incarnation
     store.holding = True
     sent = clock.mono()
-    assert await session.beat() == "live"
+    assert await session.heartbeat() == "live"
     assert store.held is not None
     store.holding = False
     await store.write(store.held)
-    assert await session.beat() == "live"
+    assert await session.heartbeat() == "live"
     end = TIMING.trusted_until(sent).seconds
     assert trusts_at(session, clock, end - 0.1)
     assert not trusts_at(session, clock, end)
-    assert await session.beat() == "live"
+    assert await session.heartbeat() == "live"
     assert trusts_at(session, clock, end)
     assert (session.incarnation, session.lapses) == (first, 1)
 
@@ -125,7 +125,7 @@ async def test_a_session_whose_record_is_gone_is_lost(clock: FakeClock) -> None:
     session = Session(store, components, TIMING, "worker-1")
     await session.open()
     await store.drop([f"session/{session.incarnation}"])
-    assert await session.beat() == "lost"
+    assert await session.heartbeat() == "lost"
     assert not session.trusted
 
 
@@ -136,7 +136,7 @@ async def test_a_session_ends_even_if_its_last_beat_lands_late(clock: FakeClock)
     session = Session(store, components, TIMING, "worker-1")
     await session.open()
     store.holding = True
-    await session.beat()
+    await session.heartbeat()
     store.holding = False
     assert store.held is not None
     await store.write(store.held)
@@ -158,14 +158,14 @@ async def test_a_beat_that_lands_when_it_is_long_forgotten_is_gone_on_from(
     session = Session(store, components, TIMING, "worker-1")
     await session.open()
     store.holding = True
-    await session.beat()
+    await session.heartbeat()
     first = store.held
     assert first is not None
     for _ in range(50):
-        await session.beat()
+        await session.heartbeat()
     store.holding = False
     await store.write(first)
-    assert await session.beat() == "live"
+    assert await session.heartbeat() == "live"
     assert not session.trusted
-    assert await session.beat() == "live"
+    assert await session.heartbeat() == "live"
     assert session.trusted

@@ -171,7 +171,7 @@ class Worker:
         return {
             work: held.epoch
             for work, each in self.coordinators.items()
-            if (held := each.election.held) is not None
+            if (held := each.election.held_term) is not None
         }
 
     def note(self, work: str, what: str, term: Term) -> None:
@@ -374,7 +374,7 @@ class Fleet:
             if session.incarnation in self._called_dead and session.trusted:
                 self._blame("E5", f"{session.incarnation} trusts itself after its death")
             for work, each in worker.coordinators.items():
-                if each.election.held and leaders.setdefault(work, name) != name:
+                if each.election.held_term and leaders.setdefault(work, name) != name:
                     self._blame("E4", f"several lead {work}: {leaders[work]}, {name}")
 
     def _judge_death(self, key: str) -> None:

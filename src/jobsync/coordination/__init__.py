@@ -1,1 +1,1 @@
-"""Who is alive, and who leads. One session for a process; everything it holds hangs on it."""
+"""Sessions and leader election. A process has one session; everything it holds depends on it."""

@@ -1,19 +1,19 @@
-"""One coordinator for each kind of work in a namespace.
+"""One worker's part in the election for one role. A namespace has one coordinator per role.
 
-Promises: epochs of a role only grow, and each has one owner. While sessions keep their
-promise, at most one worker at a time holds the role. A holder that cannot renew its
-session stops before anybody may take its place; what it writes late is refused by the
-epoch that its successor has written.
+Guarantees: epochs of a role only grow, and each has one owner. While sessions keep their
+guarantee, at most one worker at a time holds the role. A holder that cannot renew its session
+stops before anyone may take its place, and the epoch that its successor has written refuses its
+late writes.
 
-A role costs nothing to hold beyond the session. It is taken only from an owner whose death
-is written, or that has released it; nobody takes a live role.
+A role costs nothing to hold beyond the session. It is taken only from an owner whose death is
+written, or that has released it; never from one that lives.
 
     free ── take: epoch + 1 ──▶ held ── release sent, trust lapsed, or session lost ──▶ over
       ▲                                                                                  │
-      └──────────── the owner is dead, or empty: whoever is eligible takes it ◀──────────┘
+      └───────────── owner dead, or released: any eligible worker takes it ◀─────────────┘
 
-A follower reads one record a beat: the session of the worker that leads, which tells which
-roles it holds. Only when that says something else is the role itself read.
+A follower reads one record per heartbeat: the session of the worker that leads, which lists the
+roles that it holds. It reads the role itself only when that session no longer lists it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,21 +21,22 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from jobsync.components import Components
-from jobsync.coordination.cold_start import ColdStart
 from jobsync.coordination.events import CoordinatorElected, EpochRenewed
 from jobsync.coordination.observer import Candidates, Observer
 from jobsync.coordination.role import (
     REQUESTS,
     ROLES,
-    Request,
+    ColdStart,
+    HandoverRequest,
     Role,
-    judge_mandate,
+    decide_mandate,
     read_request,
     read_role,
+    request_handover,
     worker_of,
 )
 from jobsync.coordination.session import Session, SessionRecord
-from jobsync.coordination.settings import WorkSettings
+from jobsync.coordination.settings import ElectionSettings
 from jobsync.core.clock import Mono
 from jobsync.core.codec import MAX_INTEGER
 from jobsync.core.trust import Timing
@@ -43,56 +44,31 @@ from jobsync.errors import Corrupt, NewerFormat
 from jobsync.stores.contract import Applied, Put, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["CHECK_FRACTION", "Election", "HeldTerm", "ask"]
-
-CHECK_FRACTION = 0.85
-"""Of a beat, between looks where nobody tells of a role that was given up.
-
-The rest of the beat is for finding and taking it.
-"""
-
-
-async def ask(store: Store, role: str, request: Request) -> bool:
-    """Ask the holder of a role to hand over; say whether a request like this one stands."""
-    key = f"{REQUESTS}{role}"
-    base = await store.get(key, tombstones=True)
-    try:
-        there = read_request(base, request.epoch)
-    except Corrupt:
-        # A wish that nobody understands must not stand in the way of one that can be met.
-        there = None
-    if there is not None and (not request.forced or _is_same_wish(there, request)):
-        return True
-    (outcome,) = await store.write([Put(key, msgspec.to_builtins(request), base)])
-    return isinstance(outcome, Applied)
-
-
-def _is_same_wish(one: Request, other: Request) -> bool:
-    return (one.forced, one.desired) == (other.forced, other.desired)
+__all__ = ["Election", "HeldTerm"]
 
 
 class HeldTerm(msgspec.Struct, frozen=True, eq=False):
-    """A time in office. Whether it still lasts is asked of the election."""
+    """A term of this worker. `Election.held_term` returns it only while it lasts."""
 
     epoch: int
     incarnation: str
     lapses: int
-    """Of the session, when it began: a term that lapsed never comes back."""
+    """The session's count when the term began: a term that lapsed never comes back."""
     since: Mono
 
 
 class Election:
-    """One worker's part in the election for one role. The owner calls `step` once a beat.
+    """One worker's part in the election for one role. The owner calls `step` once a heartbeat.
 
     Args:
         store: where roles and sessions are; its writes are settled.
-        components: the clock that counts terms, and a place to tell facts.
+        components: the clock, and events.
         timing: the session's.
-        observer: what is known of the others' sessions.
-        session: what holds the role; see `join`.
+        observer: what is known of the other sessions.
+        session: the session that holds the role; see `replace_session`.
         name: the role's.
-        settings: how long mandates last, and how the election begins.
-        governs: singletons that only the holder writes; their epochs count too.
+        settings: the durations of mandates and of the cold start.
+        governs: keys of the singletons that only the holder writes; their epochs count too.
     """
 
     def __init__(
@@ -103,57 +79,58 @@ class Election:
         observer: Observer,
         session: Session,
         name: str,
-        settings: WorkSettings,
+        settings: ElectionSettings,
         governs: Iterable[str] = (),
     ) -> None:
         self.name = name
-        self.is_open = True
-        """Whether this worker stands; one that does not stand takes no role."""
+        self.can_take = True
+        """Whether this worker may take the role; false while its last term is being wound up."""
         self.session = session
-        self.why_over = (0, "")
-        """The epoch of the latest term that did not end by silence, and what ended it."""
-        self.halted_by = ""
-        """Why the role cannot be used, where that was told."""
+        self.end_reason = (0, "")
+        """The epoch of the latest term that was ended explicitly, and the reason."""
+        self.halt_reason = ""
+        """The reported reason why the role cannot be used."""
         self.cold_start = ColdStart(components, settings, name)
         self._store = store
         self._clock = components.clock
         self._events = components.events
-        self._witness = CorruptionLog(store.name, components.events)
+        self._corruption_log = CorruptionLog(store.name, components.events)
         self._timing = timing
         self._observer = observer
         self._settings = settings
         self._governs = tuple(governs)
-        self._held: HeldTerm | None = None
+        self._held_term: HeldTerm | None = None
         self._record: Record | None = None
         self._role: Role | None = None
         self._first_seen: Mono | None = None
-        self._is_sure = False
-        self._is_doubted = False
+        self._is_confirmed = False
+        """Whether the role is known to be as last read, without reading it again."""
+        self._is_stale = False
         """Whether the role may have changed after the latest read of it was sent."""
-        self._next_check = components.clock.mono()
-        self._gives_way_until: Mono | None = None
-        self._renewed = components.clock.mono()
-        self._highest = 0
-        self._floor = 0
-        self._announced: str | None = None
-        self._asked = 0
-        self._former: set[str] = set()
+        self._next_read = components.clock.mono()
+        self._defer_until: Mono | None = None
+        self._renewed_at = components.clock.mono()
+        self._highest_epoch = 0
+        self._epoch_floor = 0
+        self._announced_leader: str | None = None
+        self._requested_epoch = 0
+        """The epoch whose holder we have asked to hand over."""
+        self._former_incarnations: set[str] = set()
         self._is_closed = False
-        self._wish: Record | None = None
-        self._weighed: tuple[str | None, Mono] | None = None
-        """Which request was weighed last, and when."""
-        self._doubtful: tuple[str | None] | None = None
-        """On which version of the role a write of ours rests that may yet land, or whose place
-        something was put that we have not seen."""
+        self._request: Record | None = None
+        self._considered: tuple[str | None, Mono] | None = None
+        """The version of the request that was considered last, and when."""
+        self._unresolved: tuple[str | None] | None = None
+        """The base version of a write of ours that may still land, or was replaced unseen."""
 
     @property
-    def held(self) -> HeldTerm | None:
-        """The term that lasts now. Asks the session, and so the clock, each time."""
-        held, session = self._held, self.session
-        if held is None:
+    def held_term(self) -> HeldTerm | None:
+        """The term that lasts now. Checks the session, and so the clock, each time."""
+        term, session = self._held_term, self.session
+        if term is None:
             return None
-        is_same = session.incarnation == held.incarnation and session.lapses == held.lapses
-        return held if is_same and session.trusted else None
+        is_same = session.incarnation == term.incarnation and session.lapses == term.lapses
+        return term if is_same and session.trusted else None
 
     @property
     def role(self) -> Role | None:
@@ -162,196 +139,193 @@ class Election:
 
     @property
     def owner(self) -> str | None:
-        """The incarnation whose session tells whether the role is still held."""
+        """The other incarnation whose session shows whether the role is still held."""
         role = self._role
-        return None if role is None or self.held is not None else role.owner
+        return None if role is None or self.held_term is not None else role.owner
 
     @property
-    def leading(self) -> HeldTerm | None:
+    def leading_term(self) -> HeldTerm | None:
         """The term that lasts now, once the cold start is over."""
-        return self.held if self.cold_start.is_ready else None
+        return self.held_term if self.cold_start.is_ready else None
 
     def next_change(self, since: Mono) -> Mono | None:
-        """Give the first moment, after some time, when we may go on by ourselves.
-
-        That is when waiting for others, or a phase of the cold start, is over.
-        """
+        """Return the first moment after `since` when a wait, or a cold-start phase, is over."""
         role, seen = self._role, self._first_seen
-        moments = [self.cold_start.next_change, self._gives_way_until]
+        moments = [self.cold_start.next_change, self._defer_until]
         if role is not None and role.successor is not None and seen is not None:
             moments.append(seen + self._timing.beat)
-        known = (each for each in moments if each is not None)
-        return min((each for each in known if each > since), default=None)
+        known = (moment for moment in moments if moment is not None)
+        return min((moment for moment in known if moment > since), default=None)
 
-    def join(self, session: Session) -> None:
-        """Stand with another session; what the earlier one held is void."""
-        self._former.add(self.session.incarnation)
+    def replace_session(self, session: Session) -> None:
+        """Go on with another session; what the earlier one held is void."""
+        self._former_incarnations.add(self.session.incarnation)
         self.session = session
 
     def close(self) -> None:
-        """Stand no longer, for good. Step on until `is_clear`."""
+        """Stop being a candidate for good. Call `step` until `is_clear`."""
         self._is_closed = True
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing in the store, or on its way there, gives our session the role."""
+        """Whether nothing stored, and no write under way, gives our session the role."""
         owner = None if self._role is None else self._role.owner
-        return self._doubtful is None and owner != self.session.incarnation
+        return self._unresolved is None and owner != self.session.incarnation
 
-    def wanted(self) -> list[str]:
-        """Give the keys that the next step has to know."""
-        self._is_sure = self._is_sure and not self._is_doubted
-        self._is_doubted = False
-        if self._held is None:
-            return [] if self._is_sure else [f"{ROLES}{self.name}"]
-        # Nobody takes what is held; only requests, and mishaps, are to be found there.
-        if self._is_sure and self._clock.mono() < self._next_check:
+    def keys_to_read(self) -> list[str]:
+        """Return the keys that the next step needs."""
+        self._is_confirmed = self._is_confirmed and not self._is_stale
+        self._is_stale = False
+        if self._held_term is None:
+            return [] if self._is_confirmed else [f"{ROLES}{self.name}"]
+        # Nobody takes a held role, so only requests, and damage, can be found there.
+        if self._is_confirmed and self._clock.mono() < self._next_read:
             return []
         return [f"{ROLES}{self.name}", f"{REQUESTS}{self.name}"]
 
-    def wanted_without(self, living: Mapping[str, SessionRecord]) -> list[str]:
-        """Give the key that the next step has to know too, if none of those who live leads."""
-        is_known = not self._is_sure or self.held is not None or self._is_led(living)
+    def keys_to_read_unless_led(self, living: Mapping[str, SessionRecord]) -> list[str]:
+        """Return the key that the next step also needs if no live session leads."""
+        is_known = not self._is_confirmed or self.held_term is not None or self._is_led(living)
         return [] if is_known else [f"{ROLES}{self.name}"]
 
-    def doubt(self) -> None:
-        """Read the role itself at the next step: something has changed there."""
-        # Not what a step that is under way has read already: that may be older.
-        self._is_doubted = True
+    def mark_stale(self) -> None:
+        """Read the role again at the next step: it may have changed."""
+        # Not at the current step: what that has read may be older than the change.
+        self._is_stale = True
 
     async def step(
         self,
         found: Mapping[str, Record | None],
         living: Mapping[str, SessionRecord],
-        roll: Candidates,
+        candidates: Candidates,
     ) -> None:
-        """Go on from what was read: the wanted keys, and the sessions that live.
-
-        Who else stands is asked of the roll where that matters.
+        """Act on what was read: the keys to read, and the sessions that live.
 
         Raises:
             Unavailable: the store does not answer; a term lasts as long as trust does.
-            Corrupt: the role cannot be understood, or went back in time.
+            Corrupt: the role cannot be decoded, or its epoch is lower than before.
         """
-        self._held = self.held
+        self._held_term = self.held_term
         key = f"{ROLES}{self.name}"
-        self._wish = found.get(f"{REQUESTS}{self.name}", self._wish)
+        self._request = found.get(f"{REQUESTS}{self.name}", self._request)
         if key in found:
-            self._see(found[key])
-            self._is_sure = self._held is not None
-            self._next_check = self._clock.mono() + 2 * self._timing.timeout
-        elif not self._is_sure:
+            self._update(found[key])
+            self._is_confirmed = self._held_term is not None
+            self._next_read = self._clock.mono() + 2 * self._timing.timeout
+        elif not self._is_confirmed:
             # It cannot be read, so nothing is known of it.
             return
-        if self._held is not None:
-            await self._serve(self._held, roll)
+        if self._held_term is not None:
+            await self._check_mandate(self._held_term, candidates)
         elif not self._is_led(living) and key in found:
-            await self._stand(roll)
-        await self._advise_holder()
+            await self._try_to_take(candidates)
+        await self._request_handover()
 
     async def release(self, why: str, successor: str | None = None) -> None:
-        """Give the role up, keeping its epoch. From the moment this is called the term is over."""
-        held, self._held = self._held, None
+        """Release the role and keep its epoch. The term is over as soon as this is called."""
+        term, self._held_term = self._held_term, None
         record, role = self._record, self._role
-        if held is None or record is None or role is None or role.epoch != held.epoch:
+        if term is None or record is None or role is None or role.epoch != term.epoch:
             return
-        self.why_over = (held.epoch, why)
-        self._is_sure = False
-        await self._write(record, role.vacated(why, self._clock.wall().seconds, successor))
+        self.end_reason = (term.epoch, why)
+        self._is_confirmed = False
+        await self._write(record, role.without_owner(why, self._clock.wall().seconds, successor))
 
     async def step_down(self, epoch: int, current: int) -> None:
-        """Give up a term whose writes are refused: a record was sealed by another epoch.
+        """Release a term whose writes are refused, because another epoch has sealed a record.
 
-        That happens where the role's record was lost, and with it the epoch that it had.
+        That happens if the role's record was lost, and its epoch with it.
         """
-        self._floor = max(self._floor, current)
-        if self._held is not None and self._held.epoch == epoch:
+        self._epoch_floor = max(self._epoch_floor, current)
+        if self._held_term is not None and self._held_term.epoch == epoch:
             await self.release("fenced")
 
-    def _see(self, record: Record | None) -> None:
-        """Take in the role as it was just read."""
+    def _update(self, record: Record | None) -> None:
+        """Update our state from the role as it was just read."""
         role = read_role(record)
-        if role is not None and role.epoch < self._highest:
-            self._held = None
+        if role is not None and role.epoch < self._highest_epoch:
+            self._held_term = None
             raise Corrupt(
                 f"{ROLES}{self.name}",
-                f"epoch {role.epoch} stands where {self._highest} was seen: "
+                f"its epoch {role.epoch} is lower than {self._highest_epoch}, seen before: "
                 "the store was restored from an older copy",
             )
-        is_news = self._first_seen is not None and _epoch(role) > _epoch(self._role)
-        if role is not None and is_news and self._is_anothers(role):
-            # Be that term over again or not: this is no cold start any more.
-            self.cold_start.see_leader()
+        is_new_term = self._first_seen is not None and _epoch(role) > _epoch(self._role)
+        if role is not None and is_new_term and self._is_foreign(role):
+            # Even if that term is over again, the cold start has ended.
+            self.cold_start.on_leader_seen()
         if self._first_seen is None or _version(record) != _version(self._record):
             self._first_seen = self._clock.mono()
         if _epoch(role) != _epoch(self._role):
-            self._gives_way_until = None
-        if self._doubtful != (_version(record),):
-            self._doubtful = None
+            self._defer_until = None
+        if self._unresolved != (_version(record),):
+            self._unresolved = None
         self._record, self._role = record, role
-        self._is_sure = False
+        self._is_confirmed = False
         if role is not None:
-            self._highest = role.epoch
+            self._highest_epoch = role.epoch
             if role.owner is not None:
                 self._observer.expect(role.owner, role.timeout)
-        self._announce(role)
-        if self._held is not None and (
-            role is None or (role.epoch, role.owner) != (self._held.epoch, self._held.incarnation)
+        self._announce_leader(role)
+        term = self._held_term
+        if term is not None and (
+            role is None or (role.epoch, role.owner) != (term.epoch, term.incarnation)
         ):
-            self.why_over = (self._held.epoch, "replaced")
-            self._held = None
+            self.end_reason = (term.epoch, "replaced")
+            self._held_term = None
 
-    def _announce(self, role: Role | None) -> None:
-        """Tell of another worker that leads, once."""
-        if role is None or role.owner is None or worker_of(role.owner) == self._announced:
+    def _announce_leader(self, role: Role | None) -> None:
+        """Emit an event when another worker than before leads."""
+        if role is None or role.owner is None or worker_of(role.owner) == self._announced_leader:
             return
-        self._announced = worker_of(role.owner)
+        self._announced_leader = worker_of(role.owner)
         self._events.emit(
             CoordinatorElected(
                 role=self.name,
-                worker_id=self._announced,
+                worker_id=self._announced_leader,
                 epoch=role.epoch,
                 until=role.until,
                 active_workers=role.active,
             )
         )
 
-    def _is_anothers(self, role: Role) -> bool:
-        """Say whether the latest term of a role is, or was, somebody else's."""
+    def _is_foreign(self, role: Role) -> bool:
+        """Whether another incarnation holds the role, or held it last."""
         return (role.owner or role.former) not in {None, self.session.incarnation}
 
     def _is_led(self, living: Mapping[str, SessionRecord]) -> bool:
-        """Say whether somebody else's session tells that it holds the role, as we know it."""
+        """Whether the owner's session lists the role, with the epoch that we know."""
         role = self._role
         if role is None or role.owner is None:
             return False
-        life = living.get(role.owner)
-        self._is_sure = life is not None and life.holds.get(self.name) == role.epoch
-        if self._is_sure:
-            self.cold_start.see_leader()
-        return self._is_sure
+        record = living.get(role.owner)
+        self._is_confirmed = record is not None and record.holds.get(self.name) == role.epoch
+        if self._is_confirmed:
+            self.cold_start.on_leader_seen()
+        return self._is_confirmed
 
-    async def _stand(self, roll: Candidates) -> None:
-        """Take the role, if it is to be had and nobody better is there to have it."""
+    async def _try_to_take(self, candidates: Candidates) -> None:
+        """Take the role if it is free, and no better candidate is there to take it."""
         session, role = self.session, self._role
         if not session.trusted:
             return
-        if self._is_closed or not self.is_open:
-            await self._disown(session)
+        if self._is_closed or not self.can_take:
+            await self._give_up_own(session)
             return
         if not self._is_free(role, session):
-            self.cold_start.see_leader()
+            self.cold_start.on_leader_seen()
             return
-        if not self.cold_start.may_elect() or self._must_wait(role, session):
+        if not self.cold_start.may_elect() or self._is_reserved(role, session):
             return
-        eligible = await roll.standing_for(self.name)
-        if not self._is_meant_for(role, session) and self._gives_way(role, eligible):
-            await self._vacate(role)
+        eligible = await candidates.list_for(self.name)
+        is_ours = role is not None and session.incarnation in {role.owner, role.successor}
+        if not is_ours and self._should_defer(role, eligible):
+            await self._remove_dead_owner(role)
             return
         await self._take(session, [worker_of(each) for each in (*eligible, session.incarnation)])
 
-    async def _disown(self, session: Session) -> None:
-        """Give up what names us, or may yet come to, while we do not stand.
+    async def _give_up_own(self, session: Session) -> None:
+        """Give up a role that names us, or that a late write may give us, while we cannot take it.
 
         Otherwise nobody could have it: we live, so it is not taken from us.
         """
@@ -363,72 +337,56 @@ class Election:
             epoch, timeout = await self._next_epoch(base), self._timing.timeout
             role = Role(epoch=epoch, owner=None, since=now, until=now, timeout=timeout)
         elif role.owner == session.incarnation:
-            role = role.vacated("stopped", self._clock.wall().seconds)
-        # Even the same again: whatever rests on what is there now then comes too late.
-        await self._amend(role)
-
-    @staticmethod
-    def _is_meant_for(role: Role | None, session: Session) -> bool:
-        return role is not None and session.incarnation in {role.owner, role.successor}
+            role = role.without_owner("stopped", self._clock.wall().seconds)
+        # Even if it is unchanged: every write based on the current version then conflicts.
+        await self._replace_role(role)
 
     def _is_free(self, role: Role | None, session: Session) -> bool:
         if role is None or role.owner is None:
             return True
-        # One's own: a take whose reply was lost, or a term that lapsed. Both are taken anew.
-        return role.owner in {session.incarnation, *self._former} or self._observer.is_dead(
-            role.owner
-        )
+        # Our own: a take whose reply was lost, or a term that lapsed. Both are taken again.
+        is_own = role.owner in {session.incarnation, *self._former_incarnations}
+        return is_own or self._observer.is_dead(role.owner)
 
-    @staticmethod
-    def _why_free(role: Role, session: Session) -> str:
-        """Say why a role that names an owner may be taken."""
-        if role.owner == session.incarnation:
-            return "trust lapsed"
-        is_ours = role.owner is not None and worker_of(role.owner) == worker_of(session.incarnation)
-        return "session lost" if is_ours else "died"
-
-    def _must_wait(self, role: Role | None, session: Session) -> bool:
-        """Say whether the role is another's alone to take, for now."""
+    def _is_reserved(self, role: Role | None, session: Session) -> bool:
+        """Whether, for now, only another incarnation may take the role."""
         if role is None or role.owner is not None or self._first_seen is None:
             return False
-        named = role.successor not in {None, session.incarnation}
-        return named and self._clock.mono() - self._first_seen < self._timing.beat
+        has_successor = role.successor not in {None, session.incarnation}
+        return has_successor and self._clock.mono() - self._first_seen < self._timing.beat
 
-    def _gives_way(self, role: Role | None, eligible: Iterable[str]) -> bool:
-        """Wait once, until a beat after the release, if somebody who sorts before us is there."""
-        if self._gives_way_until is None:
-            # Whoever has just given it up is about to say that it stands no longer.
+    def _should_defer(self, role: Role | None, eligible: Iterable[str]) -> bool:
+        """Whether to wait, once and up to a heartbeat after the release, for an older candidate."""
+        if self._defer_until is None:
+            # The former holder is about to withdraw its candidacy.
             former = None if role is None else role.former
-            better = any(each < self.session.incarnation and each != former for each in eligible)
-            wait = self._timing.beat - self._free_for(role) if better else 0.0
-            self._gives_way_until = self._clock.mono() + wait
-        return self._clock.mono() < self._gives_way_until
+            is_first = all(each >= self.session.incarnation or each == former for each in eligible)
+            wait = 0.0 if is_first else self._timing.beat - self._seconds_free(role)
+            self._defer_until = self._clock.mono() + wait
+        return self._clock.mono() < self._defer_until
 
-    def _free_for(self, role: Role | None) -> float:
-        """Give the seconds since a role was given up, if that is to be believed; else none."""
-        if role is None or role.owner is not None:
+    def _seconds_free(self, role: Role | None) -> float:
+        if role is None:
             return 0.0
-        # By two wall clocks, which may differ: only what a look can have missed is believed, and
-        # whoever comes before us is left time to take what it was told of.
-        ago, beat = self._clock.wall().seconds - role.since, self._timing.beat
-        return min(ago, CHECK_FRACTION * beat) if 0 < ago < beat else 0.0
+        return role.seconds_free(self._clock.wall().seconds, self._timing.beat)
 
-    async def _vacate(self, role: Role | None) -> None:
-        """Take a dead owner's name off the role, so that those to whom we give way look now."""
+    async def _remove_dead_owner(self, role: Role | None) -> None:
+        """Remove a dead owner from the role, so that the candidates we defer to are notified."""
         if role is not None and role.owner is not None:
-            await self._amend(role.vacated("died", self._clock.wall().seconds))
+            await self._replace_role(role.without_owner("died", self._clock.wall().seconds))
 
-    async def _amend(self, role: Role) -> None:
-        """Put a role that nobody holds in place of the one that was read."""
+    async def _replace_role(self, role: Role) -> None:
+        """Write a role without an owner in place of the one that was read."""
         written = await self._write(self._record, role)
         if written is not None:
-            self._see(written)
+            self._update(written)
 
     async def _take(self, session: Session, active: Iterable[str]) -> None:
-        """Replace the role that was read by a term of our own, of an epoch never used."""
+        """Replace the role that was read by a term of ours, with an epoch that was never used."""
         base, now = self._record, self._clock.wall().seconds
         incarnation, lapses = session.incarnation, session.lapses
         before = self._role
+        why = "" if before is None else before.why_free_to(incarnation)
         role = Role(
             epoch=await self._next_epoch(base),
             owner=incarnation,
@@ -436,114 +394,114 @@ class Election:
             until=now + self._settings.max_epoch_duration,
             timeout=self._timing.timeout,
             active=tuple(sorted(set(active))),
-            past=() if before is None else before.ended(self._why_free(before, session), now),
+            past=() if before is None else before.past_after(why, now),
         )
         record = await self._write(base, role)
-        # Whether it lasts is asked of the clock: the write may have taken longer than trust.
+        # `held_term` checks the clock: the write may have taken longer than trust lasts.
         if record is not None:
-            self._held = HeldTerm(role.epoch, incarnation, lapses, self._clock.mono())
-            self._renewed = self._held.since
-            self._see(record)
-            self.cold_start.see_leader(is_self=True)
+            self._held_term = HeldTerm(role.epoch, incarnation, lapses, self._clock.mono())
+            self._renewed_at = self._held_term.since
+            self._update(record)
+            self.cold_start.on_leader_seen(is_self=True)
             if self._is_closed:
                 await self.release("stopped")
 
     async def _next_epoch(self, base: Record | None) -> int:
-        """Give a number above every one that this role ever had, as far as anybody can know."""
-        # Even a tombstone keeps its epoch; singletons remember what a removed role forgot.
+        """Return an epoch above every one that this role is known to have had."""
+        # A tombstone keeps its epoch, and singletons keep the epochs of a removed role.
         governed = await self._store.get_many(self._governs, tombstones=True)
         known = [record.epoch for record in (base, *governed) if record is not None]
-        epoch = max(self._highest, self._floor, *known, 0) + 1
+        epoch = max(self._highest_epoch, self._epoch_floor, *known, 0) + 1
         if epoch >= MAX_INTEGER:
-            raise Corrupt(f"{ROLES}{self.name}", f"no epoch is left above {epoch - 1}")
+            raise Corrupt(f"{ROLES}{self.name}", f"there is no epoch above {epoch - 1}")
         return epoch
 
-    async def _serve(self, held: HeldTerm, roll: Candidates) -> None:
-        """Look after the mandate: renew it, or hand over when that was asked for."""
-        self.cold_start.see_leader(is_self=True)
+    async def _check_mandate(self, term: HeldTerm, candidates: Candidates) -> None:
+        """Renew the mandate when it is over, or hand over when that was requested."""
+        self.cold_start.on_leader_seen(is_self=True)
         now = self._clock.mono()
-        request = self._read_wish(held)
-        is_over = now - self._renewed >= self._settings.max_epoch_duration
-        may_end = now - held.since >= self._settings.min_epoch_duration
-        is_forced = request is not None and request.forced and may_end and self._may_weigh(now)
-        if not is_over and not is_forced:
+        request = self._read_request(term)
+        is_over = now - self._renewed_at >= self._settings.max_epoch_duration
+        may_end = now - term.since >= self._settings.min_epoch_duration
+        is_forced = request is not None and request.forced and may_end
+        if not is_over and not (is_forced and self._should_consider(now)):
             return
-        self._weighed = (_version(self._wish), now)
+        self._considered = (_version(self._request), now)
         eligible: list[str] = []
         if request is not None and may_end:
-            eligible = await roll.standing_for(self.name)
-        verdict = judge_mandate(
-            request, holder=held.incarnation, eligible=eligible, may_end=may_end, is_over=is_over
+            eligible = await candidates.list_for(self.name)
+        decision = decide_mandate(
+            request, holder=term.incarnation, eligible=eligible, may_end=may_end, is_over=is_over
         )
-        match verdict:
+        match decision:
             case "keep":
                 return
             case "renew":
-                await self._renew(held)
+                await self._renew(term)
             case (_, successor):
                 await self.release("handed over", successor)
 
-    def _may_weigh(self, now: Mono) -> bool:
-        """Say whether to look who could follow, which costs a listing, for a request."""
-        # One that could not be met may be met later; but not every beat is spent on it.
-        weighed, when = self._weighed or (None, now)
-        return weighed != _version(self._wish) or now - when >= self._timing.timeout
+    def _should_consider(self, now: Mono) -> bool:
+        """Whether to list the candidates for a request, which costs a request to the store."""
+        # One without a candidate may find one later, but is not considered at every heartbeat.
+        considered, when = self._considered or (None, now)
+        return considered != _version(self._request) or now - when >= self._timing.timeout
 
-    def _read_wish(self, held: HeldTerm) -> Request | None:
+    def _read_request(self, term: HeldTerm) -> HandoverRequest | None:
         try:
-            return read_request(self._wish, held.epoch)
+            return read_request(self._request, term.epoch)
         except Corrupt as corrupt:
-            self._witness.report(corrupt)
+            self._corruption_log.report(corrupt)
             return None
 
-    async def _renew(self, held: HeldTerm) -> None:
+    async def _renew(self, term: HeldTerm) -> None:
         record, role = self._record, self._role
         if role is None:
             return
         until = self._clock.wall().seconds + self._settings.max_epoch_duration
         renewed = await self._write(record, msgspec.structs.replace(role, until=until))
         if renewed is not None:
-            self._renewed = self._clock.mono()
-            self._see(renewed)
+            self._renewed_at = self._clock.mono()
+            self._update(renewed)
             self._events.emit(
                 EpochRenewed(
                     role=self.name,
-                    worker_id=worker_of(held.incarnation),
-                    epoch=held.epoch,
+                    worker_id=worker_of(term.incarnation),
+                    epoch=term.epoch,
                     until=until,
                     new_epoch=until,
                 )
             )
 
-    async def _advise_holder(self) -> None:
-        """Ask once, if we sort before the worker that leads; it decides at its mandate's end."""
+    async def _request_handover(self) -> None:
+        """Ask a younger holder, once a term, to hand over to us when its mandate ends."""
         session, role = self.session, self._role
-        if not self._is_sure or self._is_closed or role is None or role.owner is None:
+        if not self._is_confirmed or self._is_closed or role is None or role.owner is None:
             return
-        if self._asked == role.epoch or not session.incarnation < role.owner:
+        if self._requested_epoch == role.epoch or not session.incarnation < role.owner:
             return
-        request = Request(epoch=role.epoch, by=session.worker)
+        request = HandoverRequest(epoch=role.epoch, by=session.worker)
         try:
-            if await ask(self._store, self.name, request):
-                self._asked = role.epoch
+            if await request_handover(self._store, self.name, request):
+                self._requested_epoch = role.epoch
         except Corrupt as corrupt:
-            # It was only a wish: the mandate is renewed, and the next term may hear it.
-            self._witness.report(corrupt)
-            self._asked = role.epoch
+            # Only a request: the mandate is renewed, and the next term may read it.
+            self._corruption_log.report(corrupt)
+            self._requested_epoch = role.epoch
         except NewerFormat:
-            self._asked = role.epoch
+            self._requested_epoch = role.epoch
 
     async def _write(self, base: Record | None, role: Role) -> Record | None:
-        """Put a role in place of the one that was read; None unless that surely happened."""
-        # Facts of newer code in the record survive.
-        known = base.value if base is not None and not base.deleted else {}
-        value = {**known, **msgspec.json.decode(msgspec.json.encode(role))}
+        """Write a role in place of the one that was read; None unless it was surely applied."""
+        # Fields that newer code has written survive.
+        stored = base.value if base is not None and not base.deleted else {}
+        value = {**stored, **msgspec.json.decode(msgspec.json.encode(role))}
         change = Put(f"{ROLES}{self.name}", value, base, epoch=role.epoch)
-        self._doubtful = (_version(base),)
+        self._unresolved = (_version(base),)
         (outcome,) = await self._store.write([change])
         if not isinstance(outcome, Applied):
             return None
-        self._doubtful = None
+        self._unresolved = None
         return outcome.record
 
 

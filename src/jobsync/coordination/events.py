@@ -1,4 +1,4 @@
-"""What happens among workers, as facts to listen to."""
+"""Events of sessions and elections."""
 
 import logging
 from typing import ClassVar, Literal
@@ -25,7 +25,7 @@ Phase = Literal["observing", "electing", "preparing", "ready"]
 
 
 class WorkerHeartbeat(Event, frozen=True, kw_only=True):
-    """This worker's session was renewed, or that of the worker that leads was seen to be."""
+    """This worker's session was renewed, or the leader's renewal was seen."""
 
     name: ClassVar[str] = "coord:worker-heartbeat"
 
@@ -35,7 +35,7 @@ class WorkerHeartbeat(Event, frozen=True, kw_only=True):
 
 
 class HeartbeatLate(Event, frozen=True, kw_only=True):
-    """A beat went out late: this process gets too little time, or does not let go of the GIL."""
+    """A heartbeat went out late: the process gets too little CPU time, or code holds the GIL."""
 
     name: ClassVar[str] = "coord:heartbeat-late"
     level: ClassVar[int] = logging.WARNING
@@ -47,7 +47,7 @@ class HeartbeatLate(Event, frozen=True, kw_only=True):
 
 
 class SessionLost(Event, frozen=True, kw_only=True):
-    """Others have called this worker's session dead. Whatever it held is void."""
+    """This worker's session was declared dead. Everything it held is void."""
 
     name: ClassVar[str] = "coord:session-lost"
     level: ClassVar[int] = logging.WARNING
@@ -57,7 +57,7 @@ class SessionLost(Event, frozen=True, kw_only=True):
 
 
 class WorkerDied(Event, frozen=True, kw_only=True):
-    """This worker has written down the death of another that did not beat."""
+    """This worker has declared another one dead, which sent no heartbeat for its timeout."""
 
     name: ClassVar[str] = "coord:worker-died"
     level: ClassVar[int] = logging.INFO
@@ -67,7 +67,7 @@ class WorkerDied(Event, frozen=True, kw_only=True):
 
 
 class MemberFailed(Event, frozen=True, kw_only=True):
-    """The session has ended by an error of this library or of the set-up. Nothing is held."""
+    """An error of this library or of the setup has ended the session. It holds nothing."""
 
     name: ClassVar[str] = "coord:member-failed"
     level: ClassVar[int] = logging.ERROR
@@ -77,7 +77,7 @@ class MemberFailed(Event, frozen=True, kw_only=True):
 
 
 class StoreSilent(Event, frozen=True, kw_only=True):
-    """The store does not answer. Told once for each outage."""
+    """The store does not answer. Emitted once per outage."""
 
     name: ClassVar[str] = "coord:store-silent"
     level: ClassVar[int] = logging.WARNING
@@ -92,7 +92,7 @@ class _AboutRole(Event, frozen=True, kw_only=True):
 
 
 class CoordinatorElected(_AboutRole, frozen=True, kw_only=True):
-    """Another worker than before leads; told on every worker, once."""
+    """A different worker leads. Emitted once on every worker."""
 
     name: ClassVar[str] = "coord:coordinator-elected"
     level: ClassVar[int] = logging.INFO
@@ -117,7 +117,7 @@ class CoordinatorPromoted(_AboutRole, frozen=True, kw_only=True):
 
 
 class CoordinatorDemoted(_AboutRole, frozen=True, kw_only=True):
-    """This worker leads no more."""
+    """This worker no longer leads."""
 
     name: ClassVar[str] = "coord:coordinator-demoted"
     level: ClassVar[int] = logging.INFO
@@ -129,7 +129,7 @@ class CoordinatorDemoted(_AboutRole, frozen=True, kw_only=True):
 
 
 class EpochRenewed(_AboutRole, frozen=True, kw_only=True):
-    """This worker goes on leading for another mandate, in the same term."""
+    """This worker has renewed its mandate, in the same term."""
 
     name: ClassVar[str] = "coord:coordinator-epoch-renewed"
 
@@ -141,17 +141,17 @@ class EpochRenewed(_AboutRole, frozen=True, kw_only=True):
 
 
 class ColdStartPhaseChanged(_AboutRole, frozen=True, kw_only=True):
-    """An election is getting under way."""
+    """The cold start of an election has entered another phase."""
 
     name: ClassVar[str] = "coord:cold-start-phase-changed"
 
     phase: Phase
     duration: float
-    """Seconds since this worker began to stand."""
+    """Seconds since this worker became a candidate."""
 
 
 class ElectionHalted(_AboutRole, frozen=True, kw_only=True):
-    """The role's record cannot be used. It is left alone, and this worker does not lead."""
+    """The role's record cannot be used. It is left as it is, and this worker does not lead."""
 
     name: ClassVar[str] = "coord:election-halted"
     level: ClassVar[int] = logging.ERROR

@@ -1,7 +1,7 @@
-"""This process's place in a fleet: one session, shared by everything that it does.
+"""A process's membership in a fleet: one session, shared by everything that it does.
 
-Everything here runs on the loop that joined, which is home to the user's callbacks. The
-session itself beats elsewhere, see `runner`, so that nothing done here can starve it.
+Everything here runs on the home loop: the one that joined, which runs the user's callbacks. The
+heartbeats run elsewhere, see `runner`, so that nothing done here can starve them.
 """
 
 import asyncio
@@ -34,16 +34,16 @@ from jobsync.stores.opening import open_another, open_store, read_url
 
 __all__ = ["Membership", "Peer", "describe_process"]
 
-_MOST = 10_000
+_MAX_SESSIONS = 10_000
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that lives, as it tells of itself."""
+    """A live worker, as its session describes it."""
 
     worker_id: str
     incarnation: str
     works: tuple[str, ...]
-    """The roles that it stands for."""
+    """The roles that it is a candidate for."""
     holds: Mapping[str, int]
     """The roles that it holds, each with its epoch."""
     facts: Mapping[str, Json]
@@ -51,15 +51,15 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Membership:
-    """A live session in a store. Make it with `join`, end it with `leave`.
+    """A live session in a store. Create it with `join`, end it with `leave`.
 
     Args:
-        store: what this loop reads and writes; the caller closes it.
+        store: the store for calls on this loop; the caller closes it.
         components: time, randomness and events.
-        settings: beat and timeout, and what elections go by unless told otherwise.
-        open_own: opens the store that the session beats in, for it alone.
-        host: where the session lives.
-        facts: what others may want to know of this process.
+        settings: heartbeat and timeout, and the defaults of elections.
+        open_own: opens the store that the heartbeats use, for them alone.
+        host: where the member loop runs.
+        facts: published for other workers.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Membership:
         self.settings = settings
         self.timing = settings.timing(store)
         self.worker_id = components.ids.worker()
-        """This worker's name, the same for all its sessions. Sorts by start time."""
+        """This worker's id, the same for all its sessions. Sorts by start time."""
         self._host = host
         self._open_own = open_own
         self._facts = dict(facts or {})
-        self._witness = CorruptionLog(store.name, components.events)
-        self._waiting: dict[asyncio.Future[None], None] = {}
+        self._corruption_log = CorruptionLog(store.name, components.events)
+        self._waiters: dict[asyncio.Future[None], None] = {}
         self._coordinators: dict[str, Coordinator] = {}
         self._watched: dict[str, frozenset[str]] = {}
         self._owned: Store | None = None
@@ -137,57 +137,57 @@ class Membership:
 
     @property
     def incarnation(self) -> str:
-        """The present session's name."""
+        """The current session's name."""
         return self._member.session.incarnation
 
     @property
     def session(self) -> Session:
-        """The present session, to look at; another follows it when it is lost."""
+        """The current session, read-only; a new one replaces it when it is lost."""
         return self._member.session
 
     @property
     def is_trusted(self) -> bool:
-        """Whether what the session holds may be acted on now. Asks the clock each time."""
+        """Whether what the session holds may be acted on now. Reads the clock each time."""
         return self._member.session.trusted
 
     @property
     def trust_left(self) -> float:
-        """Seconds for which the session trusts itself if no further beat succeeds."""
+        """Seconds for which the session trusts itself if no further heartbeat succeeds."""
         return self._member.session.trust_left
 
     async def start(self) -> None:
-        """Begin to beat; return once the session is recorded.
+        """Start the heartbeats; return once the session is stored.
 
         Raises:
             Unavailable, Misconfigured: the store cannot be used.
         """
-        self._host.start(self._live)
+        self._host.start(self._run_member)
         try:
             await self._host.call(self._opened.wait)
         except Unavailable:
-            # What ended it says more than that it has ended.
+            # Raises the error that ended the member, which says more.
             await self._host.finish()
             raise
         except asyncio.CancelledError:
-            # Nobody would be left who could end it.
-            self._host.post(self._dismiss)
+            # Nobody else could end it.
+            self._host.post(self._end_unwanted)
             raise
 
-    def _dismiss(self) -> None:
-        """End what nobody waits for, on the host; what may be recorded in good order."""
+    def _end_unwanted(self) -> None:
+        """End a member that nobody waits for; cleanly, if its session may be stored."""
         if self._is_recording:
             self._member.stop()
         else:
             self._host.cancel()
 
-    async def _live(self) -> None:
-        """Be a member, on the host."""
+    async def _run_member(self) -> None:
+        """Run the member loop, on the host."""
         store = await self._open_own()
         try:
             self._member = MemberLoop(
                 store,
                 msgspec.structs.replace(
-                    self.components, events=_Relay(self._host, self.components.events)
+                    self.components, events=_HomeEvents(self._host, self.components.events)
                 ),
                 self.timing,
                 self.worker_id,
@@ -202,30 +202,30 @@ class Membership:
             await store.close()
 
     def check(self) -> None:
-        """Refuse to go on without a session.
+        """Check that the session has not ended.
 
         Raises:
             Unavailable: it has ended.
         """
         if self._member.has_ended:
-            raise Unavailable("the session", "has ended", "join again")
+            raise Unavailable("the session", "it has ended", "join again")
 
     async def ended(self) -> None:
         """Wait until the session has ended.
 
         Raises:
-            Exception: what ended it, unless it was `leave`.
+            Exception: the error that ended it, if any.
         """
         await self._host.finish()
 
     async def leave(self) -> None:
-        """Hand over what is held and end the session. Safe to repeat.
+        """Release everything held and end the session. Safe to repeat.
 
-        Waits for `on_stop`. If that is cancelled, by somebody who lost patience, everything
-        ends without waiting.
+        Waits for `on_stop`. If this call is cancelled meanwhile, everything ends without
+        waiting.
 
         Raises:
-            Exception: what had ended the session before.
+            Exception: the error that had ended the session before.
         """
         coordinators = list(self._coordinators.values())
         try:
@@ -251,33 +251,33 @@ class Membership:
         governs: Iterable[str] = (),
         settings: CoordinatorSettings | None = None,
     ) -> Coordinator:
-        """Stand for the coordination of a kind of work, and do it while elected.
+        """Become a candidate for coordinating a kind of work, and do it while elected.
 
         Args:
-            work: which kind; workers that do not stand for it are never elected to it.
-            hooks: what to do; nothing but lead, if left out.
-            namespace: which fleet.
+            work: the kind of work; workers that are not candidates for it are never elected.
+            hooks: what to do while leading; nothing by default.
+            namespace: the fleet.
             governs: keys of the singletons that only this work's coordinator writes.
-            settings: what this election goes by; the membership's own by default.
+            settings: the options of this election; the membership's own by default.
 
         Raises:
-            Invalid: this membership stands for that work already, or a key is ill-formed.
+            Invalid: this membership coordinates that work already, or a key is ill-formed.
         """
         settings = settings or self.settings
         role = name_role(namespace, work)
         if role in self._coordinators:
-            raise Invalid("work", work, "is coordinated here already", "stop that one first")
+            raise Invalid("work", work, "is already coordinated here", "stop that one first")
         keys = tuple(governs)
         for key in keys:
             check_key(key, "governs")
-        election = await self._stand(role, settings, keys)
+        election = await self._add_candidacy(role, settings, keys)
         coordinator = Coordinator(self, election, hooks or Hooks(), settings, keys)
         self._coordinators[role] = coordinator
         coordinator.start()
         return coordinator
 
     async def withdraw(self, coordinator: Coordinator) -> None:
-        """Stand no longer for a role, and give it up; unless another candidacy took its place."""
+        """End a candidacy and release its role, unless a newer candidacy has replaced it."""
         role = coordinator.election.name
         if self._coordinators.get(role) is not coordinator:
             return
@@ -287,128 +287,128 @@ class Membership:
         else:
             await self._host.call(lambda: self._member.withdraw(role))
 
-    async def _stand(
+    async def _add_candidacy(
         self, role: str, settings: CoordinatorSettings, governs: Sequence[str]
     ) -> Election | StandaloneElection:
         if not settings.enable_coordinator:
             return StandaloneElection(role, self._member.session)
         options = settings.for_store(self.store, self.timing)
 
-        is_wanted, standing = True, list[Election]()
+        is_wanted, added = True, list[Election]()
 
-        async def stand() -> Election:
+        async def add() -> Election:
             if not is_wanted:
                 raise asyncio.CancelledError
-            standing.append(self._member.stand(role, options, governs))
-            return standing[0]
+            added.append(self._member.add_candidacy(role, options, governs))
+            return added[0]
 
         def undo() -> None:
-            for election in standing:
-                self._member.drop_out(election)
+            for election in added:
+                self._member.drop_candidacy(election)
 
         try:
-            return await self._host.call(stand)
+            return await self._host.call(add)
         except asyncio.CancelledError:
-            # It may have happened: nobody is to stand whom nobody here knows of.
+            # It may have been added already: no candidacy may remain without an owner here.
             is_wanted = False
             self._host.post(undo)
             raise
 
     async def step_down(self, role: str, epoch: int, current: int) -> None:
-        """Give up a term that another epoch stands in the way of."""
+        """Release a term that another epoch has replaced."""
         await self._host.call(lambda: self._member.step_down(role, epoch, current))
 
     def publish(self, **facts: Json) -> None:
-        """Tell the other workers something, with a beat at once."""
+        """Publish facts for other workers, with a heartbeat at once."""
         self._host.post(self._member.publish, facts)
 
     def watch(self, purpose: str, incarnations: Iterable[str]) -> None:
-        """Look at these sessions at every beat from now on, for this purpose at no others."""
+        """Check these sessions at every heartbeat, in place of the purpose's earlier ones."""
         self._watched[purpose] = frozenset(incarnations)
         self._member.watched = frozenset().union(*self._watched.values())
 
     def watched(self, purpose: str) -> frozenset[str]:
-        """The sessions that are watched for a purpose."""
+        """Return the sessions that are watched for a purpose."""
         return self._watched.get(purpose, frozenset())
 
     def is_dead(self, incarnation: str) -> bool:
-        """Say whether a session is dead, by a write, as far as this worker has looked."""
+        """Whether a session is known to be dead, by a write, as of this worker's last check."""
         return self._member.is_dead(incarnation)
 
     @property
     def living(self) -> frozenset[str]:
-        """The sessions that live, as this worker saw at its last beat; complete while it leads."""
+        """The live sessions as of this worker's last check; complete while it leads."""
         return self._member.living
 
     @property
     def seen(self) -> Mapping[str, SessionRecord]:
-        """What the sessions that lead this worker, or that it watches, told last."""
+        """The latest records of the sessions that lead this worker, or that it watches."""
         return self._member.seen
 
     def refresh(self) -> None:
-        """Beat and look at once."""
+        """Send a heartbeat and run a check at once."""
         self._host.post(self._member.refresh)
 
     async def members(self) -> list[Peer]:
-        """Give the workers that live, the oldest first."""
+        """Return the live workers, the oldest first."""
         peers = []
-        for record in await self.store.scan(SESSIONS, limit=_MOST):
+        for record in await self.store.scan(SESSIONS, limit=_MAX_SESSIONS):
             try:
-                life = read_session_record(record)
+                session_record = read_session_record(record)
             except Corrupt as corrupt:
-                self._witness.report(corrupt)
+                self._corruption_log.report(corrupt)
                 continue
-            if life.state == "live":
+            if session_record.state == "live":
                 peers.append(
                     Peer(
-                        worker_id=life.worker,
+                        worker_id=session_record.worker,
                         incarnation=record.key.removeprefix(SESSIONS),
-                        works=life.works,
-                        holds=life.holds,
-                        facts=life.facts,
+                        works=session_record.works,
+                        holds=session_record.holds,
+                        facts=session_record.facts,
                     )
                 )
         return peers
 
     async def change(self, timeout: float | None = None) -> None:
-        """Wait until something may be different: a beat, an election, a loss."""
+        """Wait until something may have changed: a heartbeat, an election, a lost session."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiting[waiter] = None
+        self._waiters[waiter] = None
         try:
             async with asyncio.timeout(timeout):
                 await waiter
         except TimeoutError:
             pass
         finally:
-            self._waiting.pop(waiter, None)
+            self._waiters.pop(waiter, None)
 
     def wake_waiters(self) -> None:
-        """Wake whoever waits for a change."""
-        for waiter in self._waiting:
+        """Wake all that wait in `change`."""
+        for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
 
-class _Relay(Events):
-    """Tells facts at home, whichever thread they are found on."""
+class _HomeEvents(Events):
+    """Emits events on the home loop, whichever thread they come from."""
 
     def __init__(self, host: LoopHost, home: Events) -> None:
         super().__init__()
         self._host = host
         self._home = home
-        self._facts: deque[Event] = deque()
+        self._queue: deque[Event] = deque()
 
     def emit(self, event: Event) -> None:
-        """Tell it soon, after all that happened before it."""
-        self._facts.append(event)
+        """Schedule an event, after all earlier ones."""
+        self._queue.append(event)
         self._host.post_home(self._emit_next)
 
     def _emit_next(self) -> None:
-        self._home.emit(self._facts.popleft())
+        self._home.emit(self._queue.popleft())
 
 
 def describe_process(components: Components) -> dict[str, Json]:
-    """Give what others may want to know of this process."""
+    """Return the facts that every session publishes about its process."""
     return {
         "host": platform.node(),
         "pid": os.getpid(),

@@ -1,7 +1,7 @@
-"""A role, as the store has it, and what may be done about it. Pure.
+"""A role as it is stored, requests to hand it over, and the cold start of its election.
 
-Epochs of a role only grow, and each has one owner. A role is taken from nobody who lives:
-it must never have been taken, or have been released, or its owner's death must be written.
+Epochs of a role only grow, and each has one owner. A role is never taken from an owner that
+lives: it must never have been taken, have been released, or its owner's death must be written.
 """
 
 from collections.abc import Collection
@@ -9,41 +9,54 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from jobsync.components import Components
+from jobsync.coordination.events import ColdStartPhaseChanged, Phase
+from jobsync.coordination.settings import ElectionSettings
+from jobsync.core.clock import Mono
 from jobsync.core.codec import MAX_INTEGER
 from jobsync.core.keys import check_key, escape
 from jobsync.errors import Corrupt, Invalid, NewerFormat
-from jobsync.stores.contract import Record
+from jobsync.stores.contract import Applied, Put, Record, Store
 
 __all__ = [
+    "CHECK_FRACTION",
     "REQUESTS",
     "ROLES",
-    "MandateVerdict",
+    "ColdStart",
+    "HandoverRequest",
+    "MandateDecision",
     "PastTerm",
-    "Request",
     "Role",
-    "judge_mandate",
+    "decide_mandate",
     "name_role",
     "read_request",
     "read_role",
+    "request_handover",
     "worker_of",
 ]
 
 T = TypeVar("T")
 
 ROLES = "role/"
-"""Where roles are."""
+"""Key prefix of roles."""
 
 REQUESTS = "request/"
-"""Where holders are asked to hand over."""
+"""Key prefix of requests to hand over."""
+
+CHECK_FRACTION = 0.85
+"""Fraction of a heartbeat interval between checks, where no store notifies of a released role.
+
+The rest of the interval is for reading and taking it.
+"""
 
 
 def name_role(namespace: str, work: str) -> str:
-    """Give what a role is called in keys and in the sessions of those who stand for it."""
+    """Return a role's name, as used in keys and in the sessions of its candidates."""
     return f"{escape(namespace, 'namespace')}/{escape(work, 'work')}"
 
 
 def worker_of(incarnation: str) -> str:
-    """Give the worker that an incarnation is a life of."""
+    """Return the worker that an incarnation belongs to."""
     return incarnation.rpartition(".")[0]
 
 
@@ -51,82 +64,87 @@ Epoch: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MAX_INTEGER)]
 """The number of a term; there is always a next one."""
 
 
-_KEPT = 8
-"""How many terms a role remembers."""
+_MAX_PAST_TERMS = 8
 
 
 class PastTerm(msgspec.Struct, frozen=True, kw_only=True):
-    """A term that is over. For people: who led, and why no longer."""
+    """A term that is over, for people to read: who led, and why it ended."""
 
     epoch: int
     worker: str
     since: float
     ended: float
-    """When that was written, by the writer's wall clock."""
+    """When its end was written, by the writer's wall clock."""
     why: str
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):
-    """Who leads."""
+    """The record of a role: who leads."""
 
     epoch: Epoch
     owner: str | None
     """The incarnation that holds it; None after a release."""
     since: float
-    """When this was written, by the writer's wall clock; for people, and out of courtesy."""
+    """When this was written, by the writer's wall clock. For people, and to shorten a wait."""
     until: float
-    """When the mandate ends, by the same clock; for people too."""
+    """When the mandate ends, by the same clock; for people."""
     timeout: Annotated[float, msgspec.Meta(gt=0)]
-    """The owner's, in seconds: how long its record must be missed before it counts as dead."""
+    """The owner's timeout in seconds: how long its record must be absent to count as dead."""
     successor: str | None = None
-    """The incarnation that alone may take it for one beat."""
+    """The incarnation that alone may take it for one heartbeat interval."""
     former: str | None = None
-    """The incarnation that held it last: it may still look as if it stood for it."""
+    """The incarnation that held it last; its session may still list it as a candidate."""
     active: tuple[str, ...] = ()
     """The workers that lived when it was taken."""
     past: tuple[PastTerm, ...] = ()
-    """The latest terms that are over, the last one last."""
+    """The latest terms that are over, in order."""
 
-    def ended(self, why: str, now: float) -> tuple[PastTerm, ...]:
-        """Give the past as it is once this term is over, if it is one."""
+    def past_after(self, why: str, now: float) -> tuple[PastTerm, ...]:
+        """Return the past terms once this one, if there is one, has ended."""
         if self.owner is None:
             return self.past
         term = PastTerm(
             epoch=self.epoch, worker=worker_of(self.owner), since=self.since, ended=now, why=why
         )
-        return (*self.past, term)[-_KEPT:]
+        return (*self.past, term)[-_MAX_PAST_TERMS:]
 
-    def vacated(self, why: str, now: float, successor: str | None = None) -> "Role":
-        """Give the role as its owner leaves it."""
+    def without_owner(self, why: str, now: float, successor: str | None = None) -> "Role":
+        """Return the role as it is after its owner has left it."""
         return msgspec.structs.replace(
             self,
             owner=None,
             successor=successor,
             former=self.owner,
             since=now,
-            past=self.ended(why, now),
+            past=self.past_after(why, now),
         )
 
+    def why_free_to(self, incarnation: str) -> str:
+        """Return why a role that names an owner may be taken by an incarnation."""
+        if self.owner == incarnation:
+            return "trust lapsed"
+        is_same_worker = self.owner is not None and worker_of(self.owner) == worker_of(incarnation)
+        return "session lost" if is_same_worker else "died"
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody wishes that the holder of an epoch hand over."""
+    def seconds_free(self, now: float, beat: float) -> float:
+        """Return the seconds since a release, if they can be trusted; 0 otherwise.
 
-    epoch: Epoch
-    """Whose term it is about; void once that is over."""
-    by: str
-    """The worker that asks."""
-    desired: str | None = None
-    """The worker that shall lead; anybody else than the holder, if None."""
-    forced: bool = False
-    """Whether not to wait for the end of the mandate."""
+        They are measured by two wall clocks, which may differ. So only a time that a check can
+        have missed is trusted, and a candidate that sorts before us keeps the time to take the
+        role after a notification.
+        """
+        if self.owner is not None:
+            return 0.0
+        elapsed = now - self.since
+        return min(elapsed, CHECK_FRACTION * beat) if 0 < elapsed < beat else 0.0
 
 
 def read_role(record: Record | None) -> Role | None:
-    """Understand a role's record; None where there is no role.
+    """Return a role's record, decoded; None if there is no role.
 
     Raises:
-        Corrupt: it is not what any version of this library wrote.
-        NewerFormat: it is a later version's.
+        Corrupt: no version of this library wrote it.
+        NewerFormat: a later version wrote it.
     """
     if record is None or record.deleted:
         return None
@@ -135,32 +153,18 @@ def read_role(record: Record | None) -> Role | None:
     role = _convert(record, Role)
     if role.epoch < record.epoch:
         raise Corrupt(record.key, f"epoch {role.epoch} in a record of epoch {record.epoch}")
-    for named in (role.owner, role.successor, role.former):
-        _check_incarnation(record, named)
+    for incarnation in (role.owner, role.successor, role.former):
+        _check_incarnation(record, incarnation)
     return role
 
 
-def read_request(record: Record | None, epoch: int) -> Request | None:
-    """Understand a request; None where there is none about this epoch.
-
-    Raises:
-        Corrupt: it is not what any version of this library wrote.
-    """
-    if record is None or record.deleted:
-        return None
-    if record.format > 1:
-        raise Corrupt(record.key, f"its format, {record.format}, is newer than this library")
-    request = _convert(record, Request)
-    return request if request.epoch == epoch else None
-
-
-def _check_incarnation(record: Record, named: str | None) -> None:
-    if named is None:
+def _check_incarnation(record: Record, incarnation: str | None) -> None:
+    if incarnation is None:
         return
     try:
-        check_key(f"session/{named}")
+        check_key(f"session/{incarnation}")
     except Invalid as error:
-        raise Corrupt(record.key, f"names {named!r}, which is no session") from error
+        raise Corrupt(record.key, f"{incarnation!r} is not the name of a session") from error
 
 
 def _convert(record: Record, kind: type[T]) -> T:
@@ -170,38 +174,150 @@ def _convert(record: Record, kind: type[T]) -> T:
         raise Corrupt(record.key, str(error)) from error
 
 
-MandateVerdict: TypeAlias = Literal["keep", "renew"] | tuple[Literal["hand over to"], str]
-"""What the holder does now; a hand-over names the incarnation that shall follow."""
+class HandoverRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's request that the holder of an epoch hand over."""
+
+    epoch: Epoch
+    """The term that it is about; void once that is over."""
+    by: str
+    """The worker that asks."""
+    desired: str | None = None
+    """The worker that should lead next; None for anyone but the holder."""
+    forced: bool = False
+    """Whether to hand over before the mandate ends."""
 
 
-def judge_mandate(
-    request: Request | None,
+def read_request(record: Record | None, epoch: int) -> HandoverRequest | None:
+    """Return a request, decoded; None if there is none about this epoch.
+
+    Raises:
+        Corrupt: no version of this library wrote it.
+    """
+    if record is None or record.deleted:
+        return None
+    if record.format > 1:
+        raise Corrupt(record.key, f"its format {record.format} is newer than this library")
+    request = _convert(record, HandoverRequest)
+    return request if request.epoch == epoch else None
+
+
+async def request_handover(store: Store, role: str, request: HandoverRequest) -> bool:
+    """Ask the holder of a role to hand over; return whether an equal request is stored."""
+    key = f"{REQUESTS}{role}"
+    base = await store.get(key, tombstones=True)
+    try:
+        stored = read_request(base, request.epoch)
+    except Corrupt:
+        # An unreadable request must not block a valid one.
+        stored = None
+    if stored is not None and (
+        not request.forced or (stored.forced, stored.desired) == (request.forced, request.desired)
+    ):
+        return True
+    (outcome,) = await store.write([Put(key, msgspec.to_builtins(request), base)])
+    return isinstance(outcome, Applied)
+
+
+MandateDecision: TypeAlias = Literal["keep", "renew"] | tuple[Literal["hand over to"], str]
+"""What the holder does now; a handover names the next incarnation."""
+
+
+def decide_mandate(
+    request: HandoverRequest | None,
     *,
     holder: str,
     eligible: Collection[str],
     may_end: bool,
     is_over: bool,
-) -> MandateVerdict:
-    """Say what a holder does about its mandate.
+) -> MandateDecision:
+    """Return what a holder does about its mandate.
 
     Args:
-        request: what was asked of it.
+        request: the request that it has received.
         holder: its incarnation.
-        eligible: the incarnations that live and do this work.
-        may_end: whether it has lasted for the least time.
-        is_over: whether it has lasted for the whole time.
+        eligible: the live incarnations that are candidates for the role.
+        may_end: whether it has lasted for the minimum duration.
+        is_over: whether it has lasted for the maximum duration.
     """
     others = sorted(incarnation for incarnation in eligible if incarnation != holder)
     if request is not None and may_end:
-        wanted = _choose(request, holder, others, is_over=is_over)
-        if wanted is not None:
-            return ("hand over to", wanted)
+        successor = _choose_successor(request, holder, others, is_over=is_over)
+        if successor is not None:
+            return ("hand over to", successor)
     return "renew" if is_over else "keep"
 
 
-def _choose(request: Request, holder: str, others: list[str], *, is_over: bool) -> str | None:
+def _choose_successor(
+    request: HandoverRequest, holder: str, others: list[str], *, is_over: bool
+) -> str | None:
     if request.forced:
-        named = (each for each in others if request.desired in {None, worker_of(each)})
-        return next(named, None)
-    # The first of those who sort before the holder leads after it, once its mandate is over.
-    return next((each for each in others if each < holder), None) if is_over else None
+        desired = (other for other in others if request.desired in {None, worker_of(other)})
+        return next(desired, None)
+    # Once the mandate is over, the first that sorts before the holder leads next.
+    return next((other for other in others if other < holder), None) if is_over else None
+
+
+class ColdStart:
+    """The phases of an election where no worker leads yet, for one worker and one role.
+
+    Workers that start together wait before they elect, so that they elect once, and the elected
+    one prepares for a moment before it leads. This saves elections and guarantees nothing: the
+    store decides. A worker that leads already, or has led meanwhile, ends it at once.
+
+        observing ── window over, or leader seen ──▶ electing ── worker elected ──▶ preparing
+                                   ready ◀── delay over, or another worker was elected ──┘
+
+    Args:
+        components: the clock, and events.
+        settings: the durations of the phases.
+        role: the role's name.
+    """
+
+    def __init__(self, components: Components, settings: ElectionSettings, role: str) -> None:
+        self._clock = components.clock
+        self._events = components.events
+        self._role = role
+        self._started = components.clock.mono()
+        self._electing_from = self._started + settings.cold_start_observation_window
+        self._delay = settings.cold_start_preparation_delay
+        self._ready_from = self._started
+        self.phase: Phase = "observing"
+        self._enter("ready" if settings.skip_cold_start else "observing")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the elected worker may lead."""
+        return self.phase == "ready"
+
+    @property
+    def next_change(self) -> Mono | None:
+        """When the current phase ends by itself."""
+        match self.phase:
+            case "observing":
+                return self._electing_from
+            case "preparing":
+                return self._ready_from
+            case _:
+                return None
+
+    def may_elect(self) -> bool:
+        """Enter the next phase if it is due, and return whether the role may be taken."""
+        if self.phase == "observing" and self._clock.mono() >= self._electing_from:
+            self._enter("electing")
+        return self.phase != "observing"
+
+    def on_leader_seen(self, *, is_self: bool = False) -> None:
+        """Enter the phases that follow an election."""
+        now = self._clock.mono()
+        if self.phase == "observing":
+            self._enter("electing")
+        if self.phase == "electing":
+            self._ready_from = now + (self._delay if is_self else 0.0)
+            self._enter("preparing")
+        if self.phase == "preparing" and now >= self._ready_from:
+            self._enter("ready")
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        duration = self._clock.mono() - self._started
+        self._events.emit(ColdStartPhaseChanged(role=self._role, phase=phase, duration=duration))

@@ -181,7 +181,7 @@ class OwnThread:
 def _check_alive(member: "asyncio.Future[None]") -> None:
     if member.done():
         cause = None if member.cancelled() else member.exception()
-        raise Unavailable("the session", "has ended", "join again") from cause
+        raise Unavailable("the session", "it has ended", "join again") from cause
 
 
 async def _while_alive(member: "asyncio.Future[None]", work: "asyncio.Future[T]") -> T:

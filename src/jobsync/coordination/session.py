@@ -1,14 +1,14 @@
-"""A session: the only lease there is.
+"""A session: one incarnation of a worker, and the only lease there is.
 
-Promises, for clocks whose rates differ by at most 5 % and that count through a suspend:
-while a session trusts itself nobody has called it dead. When the assumption fails the
-session may believe too long; what it then writes is refused by the store, because its
-record reads `dead` and its versions are stale.
+Guarantee, for clocks whose rates differ by at most 5 % and that count through a suspend: while a
+session trusts itself, nobody has declared it dead. If the assumption fails, a session may trust
+itself for too long; the store then refuses its writes, because its record reads `dead` and its
+versions are stale.
 
-A beat is a write in place of the session's own last one. Death is a write too, in place
-of the version that an observer watched for the whole timeout: one of the two wins. Only a
-record that reads `dead`, or is gone, means that the session is lost; then everything it
-held is void, and the process comes back as a new incarnation. A forked child holds nothing.
+A heartbeat replaces the session's own last write. Death is a write too: it replaces the version
+that an observer watched for the whole timeout, so exactly one of the two is applied. Only a
+record that reads `dead`, or is gone, means that the session is lost. Everything it held is then
+void, and the process comes back as a new incarnation. A forked child holds nothing.
 """
 
 import os
@@ -28,17 +28,17 @@ from jobsync.stores.settling import SettlingStore
 __all__ = ["SESSIONS", "Session", "SessionRecord", "SessionState", "read_session_record"]
 
 SESSIONS = "session/"
-"""Where sessions are."""
+"""Key prefix of sessions."""
 
-_REMEMBERED = 32
+_MAX_SEND_TIMES = 32
 
 _forks = 0
 """How many forks lie between this process and the one that loaded this module."""
 
 
 def _count_fork() -> None:
-    # Counted, because asking for the process's number is a system call: too slow for a
-    # question that is asked for each task of a list.
+    # Counted, because os.getpid is a system call: too slow for a check that is made for each
+    # task of a list.
     global _forks  # noqa: PLW0603 - a fact about the process
     _forks += 1
 
@@ -49,53 +49,49 @@ SessionState: TypeAlias = Literal["new", "live", "lost", "ended"]
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session tells of itself, to those who watch it."""
+    """A session as it is stored, for the workers that watch it."""
 
     worker: str
     state: Literal["live", "dead"]
     beat: int
-    """Counts its beats."""
+    """The number of heartbeats so far."""
     timing: Timing
     works: tuple[str, ...] = ()
-    """The roles that it stands for."""
+    """The roles that it is a candidate for."""
     holds: dict[str, int] = {}
     """The roles that it holds, each with its epoch."""
     facts: dict[str, Json] = {}
-    """What else its owner wants known: host, process, version."""
+    """Anything else that its owner publishes: host, process, version."""
 
 
 def read_session_record(record: Record) -> SessionRecord:
-    """Understand a session's record.
+    """Return a session's record, decoded.
 
     Raises:
-        Corrupt: it is not what this or an earlier version of this library wrote.
+        Corrupt: neither this nor an earlier version of this library wrote it.
     """
     if record.format > 1:
-        raise Corrupt(record.key, f"its format, {record.format}, is newer than this library")
+        raise Corrupt(record.key, f"its format {record.format} is newer than this library")
     try:
         return msgspec.convert(record.value, SessionRecord)
     except (msgspec.ValidationError, Invalid) as error:
         raise Corrupt(record.key, str(error)) from error
 
 
-def _let_die(record: Record) -> Put:
-    return record.replace({**record.value, "state": "dead", "holds": {}})
-
-
 class Session:
-    """One incarnation of one worker. The owner calls `open`, then `beat` once a beat.
+    """One incarnation of one worker. The owner calls `open`, then `heartbeat` once an interval.
 
     Args:
-        store: where it is recorded; its writes are settled for one beat at most.
+        store: where it is recorded; its writes are settled for at most one heartbeat interval.
         components: time, randomness and events.
-        timing: the beat and the timeout.
+        timing: the heartbeat interval and the timeout.
         worker: the worker's id, the same for all its incarnations.
-        facts: what others may want to know.
+        facts: published for other workers.
 
     Attributes:
-        beats: how many beats were applied.
-        lapses: how often trust ran out and came back; what was held before is void.
-        works: the roles that it stands for; told at the next beat.
+        heartbeats: how many heartbeats were applied.
+        lapses: how often trust ran out and came back; what was held before a lapse is void.
+        works: the roles that it is a candidate for; written with the next heartbeat.
         holds: the roles that it holds; likewise.
         facts: likewise.
     """
@@ -111,7 +107,7 @@ class Session:
         self.state: SessionState = "new"
         self.worker = worker
         self.incarnation = ""
-        self.beats = 0
+        self.heartbeats = 0
         self.lapses = 0
         self.works: tuple[str, ...] = ()
         self.holds: dict[str, int] = {}
@@ -122,13 +118,13 @@ class Session:
         self._timing = timing
         self._forks = _forks
         self._base: Record | None = None
-        self._sent: dict[str, Mono] = {}
+        self._sent_at: dict[str, Mono] = {}
         self._trusted_until: Mono | None = None
 
     @property
     def trusted(self) -> bool:
-        """Whether what it holds may be acted on now. Asks the clock each time."""
-        # Asked for each task of a list: it compares, where `trust_left` counts.
+        """Whether what it holds may be acted on now. Reads the clock each time."""
+        # Called for each task of a list, so it only compares where `trust_left` subtracts.
         until = self._trusted_until
         if until is None or self.state != "live" or self._forks != _forks:
             return False
@@ -136,7 +132,7 @@ class Session:
 
     @property
     def trust_left(self) -> float:
-        """For how many seconds it trusts itself if no further beat succeeds."""
+        """Seconds for which it trusts itself if no further heartbeat succeeds."""
         until = self._trusted_until
         if until is None or self.state != "live" or self._forks != _forks:
             return 0.0
@@ -144,53 +140,54 @@ class Session:
         return max(0.0, left)
 
     async def open(self) -> None:
-        """Record the session, and know that it is there, before it holds anything.
+        """Write the session's record. Returns once it is stored, before it holds anything.
 
         Raises:
             Unavailable: the store does not answer; call again.
         """
-        # A name of its own for each attempt: one that lands late is nobody's, and dies.
+        # A new name for each attempt: a record that lands late has no owner, and dies.
         self.incarnation = self._ids.incarnation(self.worker)
-        change = Put(self._key, self._document(0), nonce=self._mark())
+        change = Put(self._key, self._encode(0), nonce=self._new_nonce())
         (outcome,) = await self._store.write([change])
         if not isinstance(outcome, Applied):
             raise Unavailable(self._store.name, "the session could not be recorded")
-        self._take(outcome.record)
+        self._adopt(outcome.record)
         self.state = "live"
 
-    async def beat(self) -> SessionState:
-        """Tell the store that the session lives; give the state that it is in."""
+    async def heartbeat(self) -> SessionState:
+        """Renew the session in the store, and return its state."""
         base = self._base
         if self.state != "live" or base is None:
             return self.state
-        # Facts of newer code in the record survive.
-        document = {**base.value, **self._document(base.value["beat"] + 1)}
-        change = msgspec.structs.replace(base.replace(document), nonce=self._mark())
+        # Fields that newer code has written survive.
+        value = {**base.value, **self._encode(base.value["beat"] + 1)}
+        change = msgspec.structs.replace(base.replace(value), nonce=self._new_nonce())
         try:
             (outcome,) = await self._store.write([change])
             if isinstance(outcome, Applied):
-                self._take(outcome.record)
+                self._adopt(outcome.record)
             else:
-                await self._look()
+                await self._resolve_conflict()
         except (Unavailable, Misconfigured):
-            # Nothing was heard; trust runs out by itself.
+            # There was no answer; trust runs out by itself.
             return self.state
         except Corrupt:
-            # Nobody can write to it again, be it a beat or a death.
+            # Nobody can write to it again, neither a heartbeat nor a death.
             self.state = "lost"
         return self.state
 
     async def end(self) -> None:
-        """Leave in good order: from the moment this is sent, the session holds nothing."""
+        """Write the session's end. It holds nothing from the moment this is sent."""
         base, was = self._base, self.state
         self.abandon()
         while was == "live" and base is not None:
-            (outcome,) = await self._store.write([_let_die(base)])
-            # A last beat of our own may have landed meanwhile.
-            base = await self._find_own(base) if isinstance(outcome, Conflicted) else None
+            dead = base.replace({**base.value, "state": "dead", "holds": {}})
+            (outcome,) = await self._store.write([dead])
+            # A last heartbeat of our own may have landed meanwhile.
+            base = await self._read_own(base) if isinstance(outcome, Conflicted) else None
 
     def abandon(self) -> None:
-        """Hold nothing from now on; others will find out by its silence."""
+        """Hold nothing from now on, without a write; others notice the missing heartbeats."""
         if self.state != "lost":
             self.state = "ended"
 
@@ -198,8 +195,8 @@ class Session:
     def _key(self) -> str:
         return f"{SESSIONS}{self.incarnation}"
 
-    def _document(self, beat: int) -> dict[str, Json]:
-        life = SessionRecord(
+    def _encode(self, beat: int) -> dict[str, Json]:
+        record = SessionRecord(
             worker=self.worker,
             state="live",
             beat=beat,
@@ -208,33 +205,33 @@ class Session:
             holds=self.holds,
             facts=self.facts,
         )
-        # Through text: lists, unlike tuples, are encoded without a second look.
-        return msgspec.json.decode(msgspec.json.encode(life))  # type: ignore[no-any-return]
+        # Through JSON: lists, unlike tuples, are stored as they are.
+        return msgspec.json.decode(msgspec.json.encode(record))  # type: ignore[no-any-return]
 
-    def _mark(self) -> str:
-        """Draw a nonce, and remember when the write that bears it was first sent."""
+    def _new_nonce(self) -> str:
+        """Return a nonce, and remember when the write that carries it was first sent."""
         (nonce,) = self._ids.nonces(1)
-        self._sent[nonce] = self._clock.mono()
-        while len(self._sent) > _REMEMBERED:
-            del self._sent[next(iter(self._sent))]
+        self._sent_at[nonce] = self._clock.mono()
+        while len(self._sent_at) > _MAX_SEND_TIMES:
+            del self._sent_at[next(iter(self._sent_at))]
         return nonce
 
-    def _take(self, record: Record) -> None:
-        """Go on from a record of ours; trust counts from the first send of its write."""
+    def _adopt(self, record: Record) -> None:
+        """Make a record of ours the base; trust counts from the first send of its write."""
         self._base = record
-        sent, before = self._sent.get(record.nonce), self._trusted_until
+        sent, before = self._sent_at.get(record.nonce), self._trusted_until
         if sent is None:
-            # So late that it is forgotten when it was sent: a base for the next, and no more.
+            # So late that its send time is forgotten: it becomes the base, but renews nothing.
             return
-        self.beats += 1
+        self.heartbeats += 1
         until = self._timing.trusted_until(sent)
         if before is not None and before <= self._clock.mono():
             self.lapses += 1
         if before is None or before < until:
             self._trusted_until = until
 
-    async def _find_own(self, base: Record) -> Record | None:
-        """Give the session's record, if a beat of ours has put it in place of another."""
+    async def _read_own(self, base: Record) -> Record | None:
+        """Return the session's record, if a heartbeat of ours has replaced the base."""
         current = await self._store.get(self._key)
         if (
             current is None
@@ -244,11 +241,11 @@ class Session:
             return None
         return current
 
-    async def _look(self) -> None:
-        """Find out what stands in the way of a beat."""
+    async def _resolve_conflict(self) -> None:
+        """Read the record that conflicts with a heartbeat: it is lost, or an earlier heartbeat."""
         current = await self._store.get(self._key, tombstones=True)
         if current is None or current.deleted or read_session_record(current).state == "dead":
             self.state = "lost"
         elif self._base is None or current.version != self._base.version:
-            # An earlier beat, given up for lost, has landed after all: nobody else lets us live.
-            self._take(current)
+            # An earlier heartbeat, given up for lost, has landed: only we write `live`.
+            self._adopt(current)

@@ -1,7 +1,7 @@
-"""How often a worker beats, how long a mandate lasts, how an election begins.
+"""Options of sessions and elections.
 
-Durations are seconds. What is left open follows the store's price: beats of 5 s where a
-request costs nothing, of 30 s where it costs money.
+Durations are seconds. Defaults depend on the store: a heartbeat every 5 s where requests are
+free, every 30 s where they cost money.
 """
 
 from jobsync.core.trust import Timing, check_duration
@@ -9,11 +9,11 @@ from jobsync.errors import Invalid
 from jobsync.settings import Settings, in_section
 from jobsync.stores.contract import Store
 
-__all__ = ["CoordinatorSettings", "WorkSettings"]
+__all__ = ["CoordinatorSettings", "ElectionSettings"]
 
 
-class WorkSettings(Settings, frozen=True, kw_only=True):
-    """What an election goes by, with nothing left open."""
+class ElectionSettings(Settings, frozen=True, kw_only=True):
+    """The settings of one election, with all defaults filled in."""
 
     min_epoch_duration: float
     max_epoch_duration: float
@@ -24,24 +24,23 @@ class WorkSettings(Settings, frozen=True, kw_only=True):
 
 @in_section("")
 class CoordinatorSettings(Settings, frozen=True, kw_only=True):
-    """The options of everything that has a coordinator.
+    """Options of everything that has a coordinator.
 
     Attributes:
-        enable_coordinator: False means one instance that does all the work itself.
-        heartbeat_interval: seconds between beats; 5 on SQL, 30 on objects.
-        worker_timeout: seconds of silence after which a worker is dead; 15 on SQL, 90 on
-            objects. At least three beats, so that one lost beat costs nothing.
-        min_epoch_duration: seconds before a coordinator hands over to whom it is asked to;
-            60, so that requests cannot make it flap.
-        max_epoch_duration: seconds after which it renews its mandate, or hands over to an
-            older worker that asks; 300.
-        cold_start_observation_window: seconds to look around before the first election;
-            none on SQL, half a beat on objects, where everybody who starts at once then
-            elects once.
-        cold_start_preparation_delay: seconds between being elected and leading; none on
-            SQL, a sixth of a beat on objects.
-        skip_cold_start: neither looks around nor waits. Safe: the store decides.
-        coordinator_work_interval: seconds between calls of `coordinator_work`; one beat.
+        enable_coordinator: False for a single instance that does all the work itself.
+        heartbeat_interval: seconds between heartbeats; 5 on SQL, 30 on objects.
+        worker_timeout: seconds without a heartbeat after which a worker is dead; 15 on SQL, 90
+            on objects. At least three heartbeats, so that one lost heartbeat costs nothing.
+        min_epoch_duration: seconds before a coordinator hands over on request; 60, so that
+            requests cannot make leadership flap.
+        max_epoch_duration: seconds after which a coordinator renews its mandate, or hands over
+            to an older worker that asked for it; 300.
+        cold_start_observation_window: seconds to wait before the first election; 0 on SQL, half
+            a heartbeat on objects, where workers that start together then elect only once.
+        cold_start_preparation_delay: seconds between being elected and leading; 0 on SQL, a
+            sixth of a heartbeat on objects.
+        skip_cold_start: skip both waits. Safe: the store decides the election.
+        coordinator_work_interval: seconds between calls of `coordinator_work`; one heartbeat.
     """
 
     enable_coordinator: bool = True
@@ -62,29 +61,29 @@ class CoordinatorSettings(Settings, frozen=True, kw_only=True):
             raise Invalid(
                 "min_epoch_duration",
                 self.min_epoch_duration,
-                f"is not between 0 and max_epoch_duration, {self.max_epoch_duration:g}",
+                f"must be between 0 and max_epoch_duration={self.max_epoch_duration:g}",
                 "lower it, or raise max_epoch_duration",
             )
         if self.heartbeat_interval is not None or self.worker_timeout is not None:
             self.timing_of(is_billed=False)
 
     def timing(self, store: Store) -> Timing:
-        """Give the beat and the timeout of sessions in a store."""
+        """Return the heartbeat interval and the timeout of sessions in a store."""
         return self.timing_of(is_billed=store.is_billed)
 
     def timing_of(self, *, is_billed: bool) -> Timing:
-        """Give the beat and the timeout of sessions, by whether requests cost money."""
+        """Return the heartbeat interval and the timeout, by whether requests cost money."""
         beat, timeout = self.heartbeat_interval, self.worker_timeout
         if beat is None:
-            usual = 30.0 if is_billed else 5.0
-            beat = usual if timeout is None else min(usual, timeout / 3)
+            default = 30.0 if is_billed else 5.0
+            beat = default if timeout is None else min(default, timeout / 3)
         return Timing(beat=beat, timeout=3 * beat if timeout is None else timeout)
 
-    def for_store(self, store: Store, timing: Timing) -> WorkSettings:
-        """Give what an election in a store goes by."""
+    def for_store(self, store: Store, timing: Timing) -> ElectionSettings:
+        """Return the settings of elections in a store."""
         beat = timing.beat if store.is_billed else 0.0
         window, delay = self.cold_start_observation_window, self.cold_start_preparation_delay
-        return WorkSettings(
+        return ElectionSettings(
             min_epoch_duration=self.min_epoch_duration,
             max_epoch_duration=self.max_epoch_duration,
             cold_start_observation_window=beat / 2 if window is None else window,

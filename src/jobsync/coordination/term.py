@@ -1,13 +1,13 @@
-"""Writes that a replaced coordinator cannot make.
+"""Fenced writes: writes that a replaced coordinator cannot make.
 
-A singleton is a record that only the coordinator writes. Promise: once a term has touched
-it, no write of an earlier term is accepted, however late it arrives and whatever its sender
-believes. It rests on the store alone: a write names the very version that it replaces, and
-a version keeps the highest epoch that wrote it.
+A singleton is a record that only the coordinator writes. Guarantee: once a term has touched it,
+no write of an earlier term is accepted, however late it arrives and whatever its sender believes.
+This depends on the store alone: a write names the version that it replaces, and a version keeps
+the highest epoch that wrote it.
 
-How: before a term acts on a singleton it seals it, which is a write of the same value with
-its own epoch, creating what is absent. From then on an earlier term's write finds its base
-gone, reads again, and sees the higher epoch.
+Before a term acts on a singleton it seals it: it writes the same value with its own epoch, and
+creates the record if it is absent. A write of an earlier term then finds its base replaced, reads
+again, and sees the higher epoch.
 """
 
 from collections import deque
@@ -22,20 +22,20 @@ from jobsync.stores.contract import Applied, Put, Record, Store, Unknown, unwrap
 
 __all__ = ["Term"]
 
-_REMEMBERED = 1000
+_MAX_NONCES = 1000
 """How many of its own writes a term recognises; only the latest of each record matters."""
 
 
 class Term:
-    """A time in office, and the writes that it allows.
+    """A period of leadership, and its fenced writes.
 
     Args:
         store: where singletons are.
-        epoch: its number, higher than that of every earlier term; 0 without an election,
-            where whatever epoch stands is kept.
-        lasts: says whether it still does; asks the clock.
-        ids: mark this term's own writes.
-        replaced: called with the epoch that stands in this term's way, if one does.
+        epoch: its number, higher than that of every earlier term; 0 without an election, where
+            the stored epoch is kept.
+        lasts: returns whether it still lasts; reads the clock.
+        ids: nonces that mark this term's own writes.
+        replaced: called with the higher epoch when this term turns out to be replaced.
     """
 
     def __init__(
@@ -52,22 +52,22 @@ class Term:
         self._ids = ids
         self._replaced = replaced
         self._sealed: dict[str, Record] = {}
-        self._marks: deque[str] = deque(maxlen=_REMEMBERED)
+        self._nonces: deque[str] = deque(maxlen=_MAX_NONCES)
 
     def __repr__(self) -> str:
         return f"Term(epoch={self.epoch}, lasts={self.lasts})"
 
     @property
     def lasts(self) -> bool:
-        """Whether this worker still leads. Asks the clock each time."""
+        """Whether this worker still leads. Reads the clock each time."""
         return self._lasts()
 
     async def get(self, key: str) -> Json:
-        """Read a singleton, sealed for this term; None if nothing was ever put there.
+        """Read a singleton and seal it for this term; None if nothing was ever written to it.
 
         Raises:
             Fenced: this term is over.
-            OutcomeUnknown: nobody can say whether it is sealed; call again.
+            OutcomeUnknown: the seal may or may not be written; call again.
         """
         return (await self._seal(key)).value
 
@@ -76,25 +76,25 @@ class Term:
 
         Raises:
             Fenced: this term is over; nothing was written.
-            OutcomeUnknown: nobody can say whether it was; assume neither.
+            OutcomeUnknown: the value may or may not be written; assume neither.
         """
         base = self._sealed.get(key) or await self._seal(key)
         while not await self._write(base.replace(value, epoch=self.epoch or None)):
-            # Another task of this very term was first.
+            # Another task of this term was first.
             base = await self._seal(key)
 
     async def seal(self, keys: Iterable[str]) -> None:
-        """Shut earlier terms out of singletons.
+        """Seal singletons against the writes of earlier terms.
 
         Raises:
             Fenced: this term is over.
-            OutcomeUnknown: nobody can say whether they are sealed; call again.
+            OutcomeUnknown: a seal may or may not be written; call again.
         """
         for key in keys:
             await self._seal(key)
 
     async def _seal(self, key: str) -> Record:
-        """Read a singleton; write this term's epoch into it where a lower one stands."""
+        """Read a singleton; write this term's epoch to it if it has a lower one."""
         while True:
             found = await self._store.get(key, tombstones=True)
             if found is not None and self._is_foreign(found):
@@ -108,24 +108,24 @@ class Term:
                 return self._sealed[key]
 
     def _is_foreign(self, found: Record) -> bool:
-        """Say whether another term has sealed a record.
+        """Whether another term has sealed a record.
 
-        An epoch that equals ours is not always ours: where the role's record was lost before
-        anything was sealed, two terms may have the same. The one that sealed first stays.
+        An equal epoch is not always ours: if the role's record was lost before anything was
+        sealed, two terms may have the same one. The term that sealed first keeps the record.
         """
         if self.epoch == 0:
             return False
-        is_same = found.epoch == self.epoch and found.nonce not in self._marks
-        return found.epoch > self.epoch or is_same
+        is_twin = found.epoch == self.epoch and found.nonce not in self._nonces
+        return found.epoch > self.epoch or is_twin
 
     async def _write(self, change: Put) -> bool:
-        """Send a change while the term lasts; say whether it was applied."""
+        """Send a change while the term lasts; return whether it was applied."""
         if not self.lasts:
             raise Fenced(change.key, self.epoch)
         self._sealed.pop(change.key, None)
-        (mark,) = self._ids.nonces(1)
-        self._marks.append(mark)
-        (outcome,) = await self._store.write([msgspec.structs.replace(change, nonce=mark)])
+        (nonce,) = self._ids.nonces(1)
+        self._nonces.append(nonce)
+        (outcome,) = await self._store.write([msgspec.structs.replace(change, nonce=nonce)])
         match outcome:
             case Applied(record):
                 self._sealed[change.key] = record

@@ -1,7 +1,7 @@
-"""A look at a fleet from outside: who lives, who leads what. Joins nothing, writes nothing.
+"""Status of a fleet: its sessions, and which of them leads what. Reads only, without joining.
 
-What is shown stood in the store a moment ago. Where the store has a clock, a session that
-has not been heard of for its timeout is told as silent: somebody will call it dead.
+The result is what the store held a moment ago. Where the store has a clock, a session without a
+heartbeat for its timeout is reported as silent: an observer will declare it dead.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ __all__ = [
     "read_cluster_status",
 ]
 
-_MOST = 10_000
+_MAX_SESSIONS = 10_000
 
 SessionCondition: TypeAlias = Literal["live", "silent", "dead"]
 
@@ -39,106 +39,112 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     state: SessionCondition
     heard: float | None
-    """Seconds since it last wrote; None where the store has no clock to tell by."""
+    """Seconds since its last write; None where the store has no clock."""
     timeout: float
-    """Seconds of silence after which it is called dead."""
+    """Seconds without a heartbeat after which it is declared dead."""
     works: tuple[str, ...]
-    """What it stands for, as namespace/work."""
+    """The roles that it is a candidate for, as namespace/work."""
     leads: tuple[str, ...]
     facts: dict[str, Json]
 
 
 class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of work, and who leads it."""
+    """One kind of work, and the worker that leads it."""
 
     namespace: str
     work: str
     state: Literal["led", "vacant", "unreadable"]
-    """Vacant: released, or its owner is dead, and nobody has taken it yet."""
+    """Vacant: released, or its owner is dead, and not taken yet."""
     epoch: int = 0
     leader: str | None = None
     candidates: int
-    """How many live sessions stand for it."""
+    """The number of live sessions that are candidates for it."""
     since: float | None = None
     until: float | None = None
     past: tuple[PastTerm, ...] = ()
-    """Its latest terms that are over."""
+    """Its latest terms that are over, in order."""
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to see."""
+    """All sessions of a fleet, and all its roles."""
 
     sessions: list[SessionStatus]
     roles: list[RoleStatus]
 
 
 async def read_cluster_status(store: Store, components: Components) -> ClusterStatus:
-    """Look at all sessions, and at the roles that any of them stands for.
+    """Return all sessions, and the roles that any of them is a candidate for.
 
-    What cannot be understood is reported as `store:record-set-aside`.
+    Records that cannot be decoded are reported as `store:record-set-aside`.
 
     Raises:
         Unavailable: the store does not answer.
     """
-    witness = CorruptionLog(store.name, components.events)
-    records = await store.scan(SESSIONS, limit=_MOST)
+    corruption_log = CorruptionLog(store.name, components.events)
+    records = await store.scan(SESSIONS, limit=_MAX_SESSIONS)
     ages = await asyncio.gather(*map(store.age, records))
-    lives: dict[str, SessionRecord] = {}
+    session_records: dict[str, SessionRecord] = {}
     sessions = []
     for record, age in zip(records, ages, strict=True):
         incarnation = record.key.removeprefix(SESSIONS)
         try:
-            life = lives[incarnation] = read_session_record(record)
+            session_record = session_records[incarnation] = read_session_record(record)
         except Corrupt as corrupt:
-            witness.report(corrupt)
+            corruption_log.report(corrupt)
         else:
-            sessions.append(_see_session(incarnation, life, age))
-    names = sorted({name for life in lives.values() for name in (*life.works, *life.holds)})
-    found = await read_each(store, [f"{ROLES}{name}" for name in names], witness.report)
-    roles = [_see_role(name, found, lives) for name in names]
+            sessions.append(_describe_session(incarnation, session_record, age))
+    names = sorted(
+        {name for each in session_records.values() for name in (*each.works, *each.holds)}
+    )
+    found = await read_each(store, [f"{ROLES}{name}" for name in names], corruption_log.report)
+    roles = [_describe_role(name, found, session_records) for name in names]
     return ClusterStatus(sessions=sessions, roles=[role for role in roles if role is not None])
 
 
-def _see_session(incarnation: str, life: SessionRecord, age: float | None) -> SessionStatus:
+def _describe_session(incarnation: str, record: SessionRecord, age: float | None) -> SessionStatus:
     return SessionStatus(
-        worker_id=life.worker,
+        worker_id=record.worker,
         incarnation=incarnation,
-        state=_judge(life, age),
+        state=_find_condition(record, age),
         heard=age,
-        timeout=life.timing.timeout,
-        works=tuple(map(_readable, life.works)),
-        leads=tuple(map(_readable, sorted(life.holds))),
-        facts=life.facts,
+        timeout=record.timing.timeout,
+        works=tuple(map(_format_role, record.works)),
+        leads=tuple(map(_format_role, sorted(record.holds))),
+        facts=record.facts,
     )
 
 
-def _judge(life: SessionRecord, age: float | None) -> SessionCondition:
-    if life.state == "dead":
+def _find_condition(record: SessionRecord, age: float | None) -> SessionCondition:
+    if record.state == "dead":
         return "dead"
-    return "silent" if age is not None and age > life.timing.timeout else "live"
+    return "silent" if age is not None and age > record.timing.timeout else "live"
 
 
-def _see_role(
-    name: str, found: Mapping[str, Record | None], lives: Mapping[str, SessionRecord]
+def _describe_role(
+    name: str, found: Mapping[str, Record | None], session_records: Mapping[str, SessionRecord]
 ) -> RoleStatus | None:
-    """Describe a role; None where nobody has ever held it."""
+    """Return the status of a role; None if nobody has ever held it."""
     namespace, work = map(unescape, name.split("/"))
-    alive = {each: life for each, life in lives.items() if life.state == "live"}
-    seen = RoleStatus(
+    live = {
+        incarnation: record
+        for incarnation, record in session_records.items()
+        if record.state == "live"
+    }
+    status = RoleStatus(
         namespace=namespace,
         work=work,
         state="unreadable",
-        candidates=sum(name in life.works for life in alive.values()),
+        candidates=sum(name in record.works for record in live.values()),
     )
     try:
         role = read_role(found[f"{ROLES}{name}"])
     except (KeyError, Corrupt, NewerFormat):
-        return seen
+        return status
     if role is None:
         return None
-    owner = role.owner if role.owner in alive else None
+    owner = role.owner if role.owner in live else None
     return msgspec.structs.replace(
-        seen,
+        status,
         state="vacant" if owner is None else "led",
         epoch=role.epoch,
         leader=None if owner is None else worker_of(owner),
@@ -148,6 +154,6 @@ def _see_role(
     )
 
 
-def _readable(name: str) -> str:
-    """Give a role's name as people write it, instead of as keys have it."""
+def _format_role(name: str) -> str:
+    """Return a role's name as people write it, without the escapes of keys."""
     return "/".join(map(unescape, name.split("/")))

@@ -286,7 +286,7 @@ async def test_a_session_that_ends_by_an_error_fails_the_database(
     database.on("db:failed", hear)
     plugin = await database.use_plugin(Sweeper())
     await plugin.worked.wait()
-    monkeypatch.setattr("jobsync.coordination.member_loop.MemberLoop._look", _divide_by_zero)
+    monkeypatch.setattr("jobsync.coordination.member_loop.MemberLoop._check", _divide_by_zero)
     async with asyncio.timeout(30):
         await failed.wait()
     assert told[0]["error"] == "ZeroDivisionError: a bug"

@@ -17,7 +17,7 @@ async def test_what_falls_due_during_a_look_is_due_after_it() -> None:
     components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
     observer = Observer(MemoryStore(components=components), components, TIMING)
     begun = clock.mono()
-    observer.take_in({"worker.1": None})
+    observer.update({"worker.1": None})
     expires = begun + TIMING.timeout
     clock.mono_seconds += TIMING.timeout - 0.01
     seen = clock.mono()
