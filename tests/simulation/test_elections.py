@@ -574,7 +574,10 @@ def test_a_cold_start_can_be_skipped() -> None:
             {"heartbeat_interval": 10, "worker_timeout": 20},
             "worker_timeout .*three beats of 10.*got 20",
         ),
-        ({"cold_start_observation_window": 15_000}, "observation_window .*got 15000.*Did you mean 15"),
+        (
+            {"cold_start_observation_window": 15_000},
+            "observation_window .*got 15000.*Did you mean 15",
+        ),
         ({"cold_start_preparation_delay": -1}, "preparation_delay .*got -1.*Give 0 or more"),
         ({"coordinator_work_interval": 0}, "coordinator_work_interval .*got 0.*Give more than 0"),
         (

@@ -51,7 +51,7 @@ class SimulatedThread(SameLoop):
         """Call something soon on the thread."""
         self._host.call_soon(call, *arguments)
 
-    def tell(self, call: Callable[..., object], *arguments: object) -> None:
+    def post_home(self, call: Callable[..., object], *arguments: object) -> None:
         """Call something soon where it was started."""
         self._loop.call_soon(call, *arguments, context=self._home)
 
