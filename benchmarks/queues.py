@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from benchmarks.queues_bare import Bare, BarePostgres, BareSqlite, rate
 from benchmarks.queues_listener import BareListener
 from benchmarks.rounds import tell
-from depot import Depot
 from proxy import Proxy
+from queue_processes import QueueProcesses
 from servers import PostgresServer
 from waiting import until
 
@@ -205,12 +205,12 @@ async def _begin_here(url: str) -> AsyncIterator[Begun]:
 
 @asynccontextmanager
 async def _begin_apart(url: str, folder: Path) -> AsyncIterator[Begun]:
-    async with Depot(url, folder) as depot:
-        await depot.start(1)
+    async with QueueProcesses(url, folder) as processes:
+        await processes.start(1)
 
         async def begun(number: int) -> float:
-            await until(lambda: len(depot.told("begins")) > number, "it begins")
-            return depot.told("begins")[number].at
+            await until(lambda: len(processes.facts("begun")) > number, "it begins")
+            return processes.facts("begun")[number].at
 
         yield begun
 

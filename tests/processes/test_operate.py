@@ -1,12 +1,10 @@
 """`jobsync work` in production: rolling deployments, a store that goes away, stuck handlers.
 
-What is asserted is counts, exit codes and what probes say. Times are figures.
+The tests assert counts, exit codes and the answers of probes. Times are only recorded.
 """
 
 import asyncio
 import itertools
-import json
-import signal
 import sqlite3
 import time
 from collections import Counter
@@ -16,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import ProcessGroup
 from servers import PostgresServer
-from shopping import Shop
 from waiting import now, until
+from work_processes import WorkProcess
 
 from jobsync import Database, QueuePlugin
 
@@ -30,78 +29,72 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """A server that this file may stop."""
+    """Start a server that this file may stop."""
     with PostgresServer() as server:
         if not server.is_ours:
-            pytest.skip("the server is somebody else's")
+            pytest.skip("the server is not ours to stop")
         yield server
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Which database."""
+    """Return the kind of database."""
     return str(request.param)
 
 
 @pytest.fixture
 def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty place."""
+    """Return an empty store."""
     if kind == "sqlite":
         return f"sqlite:///{tmp_path / 'jobs.db'}"
     server: PostgresServer = request.getfixturevalue("server")
     return server.create_database(f"operate_{next(_numbers)}_{int(time.time())}")
 
 
-class Street:
-    """Processes at work on one queue, and the ledger that they share."""
+class WorkProcesses(ProcessGroup[WorkProcess]):
+    """Processes that run `jobsync work` on one queue."""
 
-    def __init__(self, url: str, folder: Path, stack: ExitStack, **options: Any) -> None:
-        self.ledger = folder / "ledger.jsonl"
-        self.ledger.touch()
-        self.shops: list[Shop] = []
-        """All that ever were."""
+    def __init__(self, url: str, folder: Path, **settings: Any) -> None:
+        super().__init__(folder, WorkProcess)
         self._url = url
-        self._folder = folder
-        self._stack = stack
-        self._options = options
+        self._settings = settings
 
-    async def open(self, count: int = 1) -> list[Shop]:
+    async def start(self, count: int = 1) -> list[WorkProcess]:
         """Start processes; return when they are at work."""
-        shops = [self._start() for _ in range(count)]
-        await until(lambda: all(shop.is_at_work for shop in shops), "all are at work")
-        return shops
+        workers = [self._add() for _ in range(count)]
+        await until(lambda: all(worker.is_at_work for worker in workers), "all are at work")
+        return workers
 
-    def _start(self) -> Shop:
-        log = self._folder / f"worker-{len(self.shops)}.log"
-        shop = Shop(self._url, QUEUE, log, "--grace", GRACE, ledger=self.ledger, **self._options)
-        self.shops.append(self._stack.enter_context(shop))
-        return shop
+    def _add(self) -> WorkProcess:
+        log = self.folder / f"worker-{len(self.workers)}.log"
+        options = {"facts": self.fact_log.path, **self._settings}
+        worker = WorkProcess(self._url, QUEUE, log, "--grace", GRACE, **options)
+        self.workers.append(worker)
+        return worker
 
-    async def close(self, shop: Shop) -> float:
-        """Send SIGTERM; give the seconds until it had ended, in good order."""
-        begun = now()
-        shop.process.send_signal(signal.SIGTERM)
-        await until(lambda: not shop.runs, "it ends")
-        assert shop.process.returncode == 0, shop.told
-        return now() - begun
+    async def stop(self, worker: WorkProcess) -> float:
+        """Send SIGTERM; return the seconds until it had ended, in good order."""
+        stopped = worker.stop()
+        assert await worker.ended() == 0, worker.log
+        return now() - stopped
 
     @property
     def handled(self) -> Counter[str]:
         """How often each message was handled."""
-        return Counter(json.loads(line)["id"] for line in self.ledger.read_bytes().splitlines())
+        return Counter(fact["id"] for fact in self.facts("handled"))
 
-    def complaints(self) -> list[str]:
-        """Give what anybody has logged that is no plain fact."""
+    def find_errors(self) -> list[str]:
+        """Return the errors and warnings that any process has logged."""
         return [
             line
-            for shop in self.shops
-            for line in shop.told.splitlines()
+            for worker in self.workers
+            for line in worker.log.splitlines()
             if " error: " in line or " warning: " in line or "Traceback" in line
         ]
 
 
 class Load:
-    """A process that pushes, meanwhile."""
+    """Pushes messages while workers come and go."""
 
     def __init__(self, queue: QueuePlugin, seconds: float) -> None:
         self.pushed: list[str] = []
@@ -118,14 +111,14 @@ class Load:
 
 @asynccontextmanager
 async def producing(url: str) -> AsyncIterator[QueuePlugin]:
-    """Have a queue in this process, without a handler."""
+    """Open the queue in this process, without a handler."""
     async with Database(url) as database:
         queue = QueuePlugin(resource=QUEUE, heartbeat_interval=1, worker_timeout=4)
         yield await database.use_plugin(queue)
 
 
 async def until_completed(queue: QueuePlugin, count: int) -> None:
-    """Wait until so many messages are done."""
+    """Wait until so many messages are completed."""
 
     async def is_done() -> bool:
         return await queue.count("completed") >= count
@@ -140,26 +133,25 @@ async def test_a_rolling_restart_loses_nothing_and_repeats_nothing(
     rounds, messages = (5, 20_000) if full_scale else (1, 400)
     took = []
     begun = now()
-    with ExitStack() as stack:
-        street = Street(url, tmp_path, stack, concurrency=5)
-        standing = await street.open(WORKERS)
+    async with WorkProcesses(url, tmp_path, concurrency=5) as processes:
+        workers = await processes.start(WORKERS)
         async with producing(url) as queue:
             load = Load(queue, seconds=0.02)
             pushing = asyncio.create_task(load.push(messages, pace=0.02 if full_scale else 0.1))
             for number in range(rounds):
-                for place, old in enumerate(standing):
-                    # The next one is there before the last one goes, as a deployment has it.
-                    (standing[place],) = await street.open()
-                    took.append(await street.close(old))
-                    proof.tell(f"round {number + 1}: worker {place + 1} replaced")
+                for index, old in enumerate(workers):
+                    # The new one works before the old one stops, as in a deployment.
+                    (workers[index],) = await processes.start()
+                    took.append(await processes.stop(old))
+                    proof.tell(f"round {number + 1}: worker {index + 1} replaced")
             await pushing
-            await until(lambda: len(street.handled) >= messages, "all are handled")
-            took += [await street.close(shop) for shop in standing]
-            handled = street.handled
+            await until(lambda: len(processes.handled) >= messages, "all are handled")
+            took += [await processes.stop(worker) for worker in workers]
+            handled = processes.handled
             assert set(handled) == set(load.pushed)
             assert handled.total() == messages
             assert await queue.count("all") == await queue.count("completed") == messages
-        assert street.complaints() == []
+        assert processes.find_errors() == []
     proof.record(
         "rolling restart",
         kind=kind,
@@ -175,7 +167,7 @@ async def test_a_rolling_restart_loses_nothing_and_repeats_nothing(
 
 @contextmanager
 def locked(url: str) -> Iterator[None]:
-    """Keep everybody else from writing to both files of an SQLite store."""
+    """Lock both files of an SQLite store against writes of others."""
     path = url.removeprefix("sqlite:///")
     with ExitStack() as stack:
         for name in (path, f"{path}-sessions"):
@@ -188,41 +180,40 @@ def locked(url: str) -> Iterator[None]:
 async def test_a_store_that_goes_away_restarts_nobody(
     url: str, kind: str, tmp_path: Path, full_scale: bool, proof: Any, request: Any
 ) -> None:
-    """A server is stopped, or files are locked by another process: live stays, ready turns.
+    """A server is stopped, or files are locked: processes stay live, and are not ready.
 
-    Both come back, and so does the work, by the same processes.
+    When the store comes back, the same processes are ready and go on with the work.
     """
     away = 30.0 if full_scale else 0.0
     gone = locked(url) if kind == "sqlite" else request.getfixturevalue("server").away()
-    with ExitStack() as stack:
-        # So that nobody takes what another could have.
-        street = Street(url, tmp_path, stack, concurrency=1, prefetch=0)
-        shops = await street.open(2)
-        await until(lambda: _ask(shops, "/readyz") == {200}, "all are ready")
+    # One message at a time, so that no worker takes what the other could have.
+    async with WorkProcesses(url, tmp_path, concurrency=1, prefetch=0) as processes:
+        workers = await processes.start(2)
+        await until(lambda: probe(workers, "/readyz") == {200}, "all are ready")
         lost = now()
         alive = set[int]()
         with gone:
-            await until(lambda: _ask(shops, "/readyz") == {503}, "none is ready")
+            await until(lambda: probe(workers, "/readyz") == {503}, "none is ready")
             turned = now() - lost
             while now() - lost < away:
-                alive |= _ask(shops, "/livez") | _ask(shops, "/health/live")
-                assert _ask(shops, "/health/ready") == {503}
+                alive |= probe(workers, "/livez") | probe(workers, "/health/live")
+                assert probe(workers, "/health/ready") == {503}
                 await asyncio.sleep(0.5)
-            alive |= _ask(shops, "/livez")
+            alive |= probe(workers, "/livez")
         back = now()
         assert alive == {200}
-        await until(lambda: _ask(shops, "/readyz") == {200}, "all are ready again")
+        await until(lambda: probe(workers, "/readyz") == {200}, "all are ready again")
         returned = now() - back
-        assert _ask(shops, "/livez") == {200}
-        assert all(shop.runs for shop in shops)
+        assert probe(workers, "/livez") == {200}
+        assert all(worker.is_alive for worker in workers)
         async with producing(url) as queue:
             load = Load(queue, seconds=0.2)
             await load.push(20, pace=0.0)
-            await until(lambda: set(street.handled) == set(load.pushed), "all are handled")
-        workers = {json.loads(line)["worker"] for line in street.ledger.read_bytes().splitlines()}
-        assert len(workers) == len(shops)
-        for shop in shops:
-            await street.close(shop)
+            await until(lambda: set(processes.handled) == set(load.pushed), "all are handled")
+        handlers = {fact["worker"] for fact in processes.facts("handled")}
+        assert len(handlers) == len(workers)
+        for worker in workers:
+            await processes.stop(worker)
     proof.record(
         "store gone",
         kind=kind,
@@ -232,30 +223,29 @@ async def test_a_store_that_goes_away_restarts_nobody(
     )
 
 
-def _ask(shops: list[Shop], path: str) -> set[int]:
-    """Give what the probes of processes that run say."""
-    assert all(shop.runs for shop in shops), [shop.told for shop in shops]
-    return {shop.ask(path) for shop in shops}
+def probe(workers: list[WorkProcess], path: str) -> set[int]:
+    """Return the statuses of a health endpoint of processes that must all run."""
+    assert all(worker.is_alive for worker in workers), [worker.log for worker in workers]
+    return {worker.probe(path) for worker in workers}
 
 
 async def test_a_worker_whose_slots_are_all_overrun_leaves(url: str, tmp_path: Path) -> None:
-    """It is not ready, and exits with 1 though its functions go on; another takes its place."""
-    with ExitStack() as stack:
-        street = Street(url, tmp_path, stack, blocks=True, concurrency=2, grace=60, max_attempts=3)
-        (stuck,) = await street.open()
+    """It exits with 1 though its functions go on; another worker takes its place."""
+    settings = {"blocks": True, "concurrency": 2, "grace": 60, "max_attempts": 3}
+    async with WorkProcesses(url, tmp_path, **settings) as processes:
+        (stuck,) = await processes.start()
         async with producing(url) as queue:
             # One slot is left: nothing is wrong.
             await queue.enqueue({"seconds": 3600}, timeout=0.1)
-            await until(lambda: "handler-overran" in stuck.told, "one overran")
-            assert (stuck.ask("/readyz"), stuck.ask("/livez")) == (200, 200)
+            await until(lambda: "handler-overran" in stuck.log, "one overran")
+            assert (stuck.probe("/readyz"), stuck.probe("/livez")) == (200, 200)
             await queue.enqueue({"seconds": 3600}, timeout=0.1)
-            await until(lambda: not stuck.runs, "it leaves")
-            assert stuck.process.returncode == 1, stuck.told
-            assert "every slot is taken by a handler that goes on" in stuck.told
-            assert "left behind, still running: jobsync-handler" in stuck.told
-            await street.open()
+            assert await stuck.ended() == 1, stuck.log
+            assert "every slot is taken by a handler that goes on" in stuck.log
+            assert "left behind, still running: jobsync-handler" in stuck.log
+            await processes.start()
             await queue.enqueue({"seconds": 0})
             await until_completed(queue, 1)
-            # They failed by their timeout, once each, and wait for their next attempt.
+            # Each failed once by its timeout, and waits for its next attempt.
             waiting = await queue.browse("waiting")
-            assert [kept.attempts for kept in waiting] == [1, 1]
+            assert [message.attempts for message in waiting] == [1, 1]

@@ -1,17 +1,15 @@
-"""Real processes with plugins of their own: killed, told to stop, interrupted as they start.
+"""Real processes with plugins of their own: killed, stopped, interrupted as they start.
 
-What is asserted is order, counts and what the store says; times are nobody's promise.
+The tests assert order, counts and what the store holds. Nothing promises a time.
 """
 
-import itertools
-import signal
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-import plugger
+import plugin_worker
 import pytest
-from electorate import Citizen, Electorate, check_beliefs
+from election_processes import CandidateProcess, ElectionProcesses, check_beliefs
 from servers import Locate
 from waiting import until
 
@@ -20,152 +18,158 @@ from jobsync.coordination.session import SESSIONS
 from jobsync.core.trust import Timing
 
 TIMING = Timing(beat=1, timeout=4)
-_numbers = itertools.count()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, locate: Locate) -> str:
-    """An empty place."""
+    """Return an empty store."""
     return locate(request.param)
 
 
 @pytest.fixture
-def fleet(url: str, tmp_path: Path) -> Electorate:
-    """Nobody yet."""
-    return Electorate(url, tmp_path / "words", TIMING, plugger.WORKS, plugger.__file__)
+def fleet(url: str, tmp_path: Path) -> ElectionProcesses:
+    """Return a group without processes yet."""
+    return ElectionProcesses(
+        url, tmp_path / "facts", TIMING, plugin_worker.ROLES, plugin_worker.__file__
+    )
 
 
 async def find_sessions(url: str) -> list[Record]:
-    """Give the sessions that live, as far as the store knows."""
+    """Return the live sessions, as far as the store knows."""
     store = await open_store(url)
     found = await store.scan(SESSIONS, where={"state": "live"})
     await store.close()
     return found
 
 
-def heard(citizen: Citizen, work: str, fact: str) -> list[str]:
-    """Give whom a plugin of a process was told of, in order."""
-    name = f"plg:{work}:coordinator-{fact}"
-    words = (word for word in citizen.words("hears") if word["work"] == work)
-    return [word["worker_id"] for word in words if word["event"] == name]
+def heard(candidate: CandidateProcess, role: str, event: str) -> list[str]:
+    """Return the workers that events of a plugin were about, in order."""
+    name = f"plg:{role}:coordinator-{event}"
+    facts = (fact for fact in candidate.facts("hears") if fact["plugin"] == role)
+    return [fact["worker_id"] for fact in facts if fact["event"] == name]
 
 
-def has_heard(citizen: Citizen, work: str, leader: Citizen) -> bool:
-    """Say whether the latest that a plugin was told of is this one."""
-    return heard(citizen, work, "elected")[-1:] == [leader.worker]
+def has_heard(candidate: CandidateProcess, role: str, leader: CandidateProcess) -> bool:
+    """Whether the latest election that a plugin knows of is this leader's."""
+    return heard(candidate, role, "elected")[-1:] == [leader.worker_id]
 
 
-def has_done_more(citizen: Citizen, work: str, before: int) -> bool:
-    """Say whether a plugin was called again since."""
-    return any(w["done"] > before for w in citizen.words("works") if w["work"] == work)
+def has_done_more(candidate: CandidateProcess, role: str, before: int) -> bool:
+    """Whether a plugin was called again since."""
+    return any(f["done"] > before for f in candidate.facts("works") if f["role"] == role)
 
 
-def check_hearsay(fleet: Electorate, citizens: Iterable[Citizen]) -> None:
-    """Check that plugins tell of their own kind of work alone, the promoted of themselves."""
-    for citizen in citizens:
-        for word in citizen.words("hears"):
-            assert word["event"].startswith(f"plg:{word['work']}:")
-            assert word["role"] == f"default/{word['work']}"
-        for work in fleet.works:
-            promoted = [w for w in fleet.promotions(work) if w["worker_id"] == citizen.worker]
-            assert heard(citizen, work, "promoted") == [word["worker_id"] for word in promoted]
-            assert set(heard(citizen, work, "promoted")) <= {citizen.worker}
+def check_events(fleet: ElectionProcesses, candidates: Iterable[CandidateProcess]) -> None:
+    """Check that plugins get the events of their own role only, and their own promotions."""
+    for candidate in candidates:
+        for fact in candidate.facts("hears"):
+            assert fact["event"].startswith(f"plg:{fact['plugin']}:")
+            assert fact["role"] == f"default/{fact['plugin']}"
+        for role in fleet.roles:
+            promoted = [f for f in fleet.promotions(role) if f["worker_id"] == candidate.worker_id]
+            assert heard(candidate, role, "promoted") == [fact["worker_id"] for fact in promoted]
+            assert set(heard(candidate, role, "promoted")) <= {candidate.worker_id}
 
 
-async def test_each_kind_of_work_has_one_coordinator_in_a_fleet_of_unlike_processes(
-    fleet: Electorate, url: str
+async def test_each_role_has_one_coordinator_in_a_fleet_of_unlike_processes(
+    fleet: ElectionProcesses, url: str
 ) -> None:
-    """Three plugins in one process, two in the others: kill whoever leads, and another does."""
-    unlike = [plugger.WORKS, ("archive", "billing"), ("billing", "cleanup"), ("cleanup", "archive")]
+    """Three plugins in one process, two in the others: when a leader is killed, another leads."""
+    unlike = [
+        plugin_worker.ROLES,
+        ("archive", "billing"),
+        ("billing", "cleanup"),
+        ("cleanup", "archive"),
+    ]
     async with fleet:
-        for works in unlike:
-            await fleet.standing(await fleet.let_go([fleet.prepare(works)]))
+        for roles in unlike:
+            await fleet.reported("joined", await fleet.start(1, roles))
         leaders = await fleet.leaders()
         # The oldest can do everything.
-        assert set(leaders.values()) == {fleet.everybody[0]}
+        assert set(leaders.values()) == {fleet.workers[0]}
         for killed in range(2):
             victim = leaders["billing"]
             survivors = [each for each in fleet.running if each is not victim]
-            victim.strike(signal.SIGKILL)
+            victim.kill()
             await victim.ended()
             leaders = await fleet.leaders()
-            for work, leader in leaders.items():
+            for role, leader in leaders.items():
                 assert leader in survivors
-                assert work in leader.works
-            for citizen in survivors:
-                for work in citizen.works:
+                assert role in leader.roles
+            for candidate in survivors:
+                for role in candidate.roles:
                     await until(
-                        partial(has_heard, citizen, work, leaders[work]),
-                        f"{citizen} has heard who leads {work} after {killed + 1} deaths",
+                        partial(has_heard, candidate, role, leaders[role]),
+                        f"{candidate} knows who leads {role} after {killed + 1} deaths",
                     )
-        # Of four, two are left, and of these no one can do everything.
+        # Of four, two are left, and neither can do everything.
         assert len(set(leaders.values())) == 2
-        for work in fleet.works:
-            leader = leaders[work]
-            before = [w["done"] for w in leader.words("works") if w["work"] == work][-1]
-            if work != "cleanup":
+        for role in fleet.roles:
+            leader = leaders[role]
+            before = [f["done"] for f in leader.facts("works") if f["role"] == role][-1]
+            if role != "cleanup":
                 await until(
-                    partial(has_done_more, leader, work, before),
-                    f"{work} goes on, though it may raise",
+                    partial(has_done_more, leader, role, before),
+                    f"{role} goes on, though it may raise",
                 )
-        check_hearsay(fleet, fleet.running)
+        check_events(fleet, fleet.running)
         survivors = fleet.running
-        for citizen in survivors:
-            citizen.strike(signal.SIGTERM)
+        for candidate in survivors:
+            candidate.stop()
         assert [await each.ended() for each in survivors] == [0, 0]
         assert await find_sessions(url) == []
-        for work in fleet.works:
-            assert check_beliefs(fleet.told(), work) == []
-        failures = fleet.told("jobsync:handler-failed")
-        assert {word["event"] for word in failures} == {"default/billing"}
-        assert {word["error"] for word in failures} == {"ValueError: no money"}
-        assert [each.complaints for each in fleet.everybody] == [""] * 4
+        for role in fleet.roles:
+            assert check_beliefs(fleet.facts(), role) == []
+        failures = fleet.facts("jobsync:handler-failed")
+        assert {fact["event"] for fact in failures} == {"default/billing"}
+        assert {fact["error"] for fact in failures} == {"ValueError: no money"}
+        assert [each.log for each in fleet.workers] == [""] * 4
 
 
-@pytest.mark.parametrize("manner", plugger.MANNERS)
+@pytest.mark.parametrize("shutdown", plugin_worker.SHUTDOWNS)
 async def test_a_signal_ends_everything_in_good_order(
-    fleet: Electorate, url: str, manner: str
+    fleet: ElectionProcesses, url: str, shutdown: str
 ) -> None:
-    """Whatever its handler stops, in whatever order and how often: exit 0, and no session."""
+    """Whatever its handler stops, in any order and repeatedly: exit 0, and no session is left."""
     async with fleet:
-        citizen = fleet.prepare(manner=manner)
-        await fleet.let_go([citizen])
+        candidate = fleet.prepare(shutdown=shutdown)
+        await fleet.release([candidate])
         await fleet.leaders()
         await until(
-            lambda: {word["work"] for word in citizen.words("works")} == set(plugger.WORKS),
+            lambda: {f["role"] for f in candidate.facts("works")} == set(plugin_worker.ROLES),
             "all plugins have worked",
         )
-        citizen.strike(signal.SIGTERM)
-        assert await citizen.ended() == 0, citizen.complaints
+        candidate.stop()
+        assert await candidate.ended() == 0, candidate.log
         assert await find_sessions(url) == []
         # Where a handler raises SystemExit all tasks are cancelled, and with them the terms.
-        expected = ["stops"] if manner == "exit" else ["lost", "stops"]
-        for work in fleet.works:
-            ends = [w.what for w in citizen.words("lost", "stops") if w["work"] == work]
+        expected = ["stops"] if shutdown == "exit" else ["lost", "stops"]
+        for role in fleet.roles:
+            ends = [f.what for f in candidate.facts("lost", "stops") if f["role"] == role]
             assert ends == expected
-            (end, *_) = [w for w in citizen.words(expected[0]) if w["work"] == work]
-            assert all(w.at < end.at for w in citizen.words("works") if w["work"] == work)
-        assert len(citizen.words("db:disconnected")) == 1
-        assert citizen.complaints == ""
+            (end, *_) = [f for f in candidate.facts(expected[0]) if f["role"] == role]
+            assert all(f.at < end.at for f in candidate.facts("works") if f["role"] == role)
+        assert len(candidate.facts("db:disconnected")) == 1
+        assert candidate.log == ""
 
 
-@pytest.mark.parametrize("manner", plugger.MANNERS)
+@pytest.mark.parametrize("shutdown", plugin_worker.SHUTDOWNS)
 async def test_a_signal_may_come_at_any_moment_of_the_start(
-    fleet: Electorate, url: str, manner: str, full_scale: bool
+    fleet: ElectionProcesses, url: str, shutdown: str, full_scale: bool
 ) -> None:
-    """Whatever has begun is ended: exit 0; and where a handler lets it end, no session."""
-    moments = ["ready", "db:plugin-started", "gained"]
+    """Whatever has begun is ended: exit 0; and where a handler lets it end, no session is left."""
+    moments = ["started", "db:plugin-started", "gained"]
     async with fleet:
         for moment in moments * (10 if full_scale else 1):
-            citizen = fleet.prepare(manner=manner)
-            await fleet.let_go([citizen])
-            await until(partial(citizen.said, moment), moment)
-            citizen.strike(signal.SIGTERM)
-            assert await citizen.ended() == 0, (moment, citizen.complaints)
-            if manner != "exit":
-                # There asyncio cancels what connects, complains of it, and waits for nothing: a
-                # session that was on its way is dead by its silence.
-                assert citizen.complaints == ""
-                gained = {word["work"] for word in citizen.words("gained")}
-                assert {word["work"] for word in citizen.words("lost")} == gained
+            candidate = fleet.prepare(shutdown=shutdown)
+            await fleet.release([candidate])
+            await until(partial(candidate.has_reported, moment), moment)
+            candidate.stop()
+            assert await candidate.ended() == 0, (moment, candidate.log)
+            if shutdown != "exit":
+                # There asyncio cancels a connect under way, complains of it, and waits for
+                # nothing: a session that was being made ends by its timeout.
+                assert candidate.log == ""
+                gained = {fact["role"] for fact in candidate.facts("gained")}
+                assert {fact["role"] for fact in candidate.facts("lost")} == gained
                 assert await find_sessions(url) == []

@@ -5,9 +5,11 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import servers
+from processes import WorkerProcess
 from waiting import until
 
 from jobsync import Store, open_store
@@ -28,27 +30,15 @@ asyncio.run(main())
 """
 
 
-def start_writer(url: str) -> "subprocess.Popen[str]":
-    """Start the other process."""
-    return subprocess.Popen(
-        [sys.executable, "-c", _WRITER, url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-async def wake_once(store: Store, writer: "subprocess.Popen[str]") -> float:
-    """Wait until the other process's commit is heard of; give the milliseconds since it."""
-    assert writer.stdin is not None
-    assert writer.stdout is not None
+async def wake_once(store: Store, writer: WorkerProcess) -> float:
+    """Wait until a commit of the writer ends a wait; return the milliseconds in between."""
+    assert writer.process.stdout is not None
     waiting = asyncio.create_task(store.wait("wake/", 60))
     async with asyncio.timeout(30):
-        # A wait that had not begun may miss a commit; it hears one of these.
+        # A wait that has not begun yet may miss a commit; it notices a later one.
         while not waiting.done():
-            writer.stdin.write("go\n")
-            writer.stdin.flush()
-            await asyncio.to_thread(writer.stdout.readline)
+            writer.order("go")
+            await asyncio.to_thread(writer.process.stdout.readline)
             await asyncio.wait([waiting], timeout=0.2)
     woken = time.time()
     record = await store.get("wake/x")
@@ -57,20 +47,21 @@ async def wake_once(store: Store, writer: "subprocess.Popen[str]") -> float:
 
 
 async def test_a_commit_of_another_process_ends_a_wait(
-    postgres: servers.PostgresServer, full_scale: bool, proof: Any
+    postgres: servers.PostgresServer, tmp_path: Path, full_scale: bool, proof: Any
 ) -> None:
-    """Each wait of a minute ends by a commit elsewhere; a full run keeps how soon."""
+    """Each wait of a minute ends by a commit elsewhere; a full run records how soon."""
     url = f"{postgres.url}?schema=wake"
     store = await open_store(url)
-    with start_writer(url) as writer:
+    command = [sys.executable, "-c", _WRITER, url]
+    with WorkerProcess("writer", command, tmp_path / "log", stdout=subprocess.PIPE) as writer:
 
-        async def is_there() -> bool:
+        async def is_written() -> bool:
             return await store.get("wake/x") is not None
 
-        await until(is_there, "the other process has written")
+        await until(is_written, "the other process has written")
         delays = [await wake_once(store, writer) for _ in range(100 if full_scale else 5)]
-        writer.communicate()
+        writer.process.communicate()
+        assert await writer.ended() == 0, writer.log
     await store.close()
-    assert writer.returncode == 0
     figures = {"median_ms": round(statistics.median(delays), 1), "worst_ms": round(max(delays), 1)}
     proof.record("wake across processes", url="postgres", waits=len(delays), **figures)

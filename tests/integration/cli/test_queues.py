@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import servers
-from shopping import Shop
 from terminal import on_terminal, read_json, read_tsv, run, see
 from waiting import until
+from work_processes import WorkProcess
 
 QUEUE, OTHER = "default/emails", "default/reports"
 STATES = ("ready", "waiting", "claimed", "completed", "cancelled", "dead")
@@ -29,8 +29,8 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with ExitStack() as stack:
         for queue in ("emails", "reports"):
             log = folder / f"{queue}.log"
-            shop = stack.enter_context(Shop(place, queue, log, concurrency=2, prefetch=0))
-            asyncio.run(until(lambda: shop.is_at_work, "it is at work"))  # noqa: B023 - at once
+            worker = stack.enter_context(WorkProcess(place, queue, log, concurrency=2, prefetch=0))
+            asyncio.run(until(lambda: worker.is_at_work, "it is at work"))  # noqa: B023 - at once
         # What workers tell comes with their next beat.
         asyncio.run(until(lambda: len(read_json(place, "queues", "list")) == 2, "both are told of"))
         yield place

@@ -15,9 +15,9 @@ import exhibit
 import psycopg
 import pytest
 import servers
-from shopping import Shop
 from terminal import on_terminal, read_json, read_tsv, run, see
 from waiting import until
+from work_processes import WorkProcess
 
 from jobsync import Components, Database
 from jobsync.status.queues import read_queues_status
@@ -65,18 +65,20 @@ class Situations:
 
     async def come_about(self) -> None:
         """Make them."""
-        shops = [self._open(queue) for queue in (STEADY, CROWDED, DOOMED)]
+        workers = [self._open(queue) for queue in (STEADY, CROWDED, DOOMED)]
         nodes = [self._join(name) for name in ("worker-01", "gpu-02")]
-        await until(lambda: all(shop.is_at_work for shop in shops), "all are at work")
+        await until(lambda: all(worker.is_at_work for worker in workers), "all are at work")
         await self._have_messages()
         await self._damage_one()
-        await self._lose_worker(shops[-1])
+        await self._lose_worker(workers[-1])
         await self._lose_node(nodes)
 
-    def _open(self, queue: str) -> Shop:
+    def _open(self, queue: str) -> WorkProcess:
         log = self._folder / f"{queue}.log"
         hands = 1 if queue == CROWDED else 2
-        return self._stack.enter_context(Shop(self.url, queue, log, concurrency=hands, prefetch=0))
+        return self._stack.enter_context(
+            WorkProcess(self.url, queue, log, concurrency=hands, prefetch=0)
+        )
 
     def _join(self, node: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -127,7 +129,7 @@ class Situations:
         run(self.url, "queues", "pause", STEADY, "--reason", "a deployment")
         self.names["paused"] = push(self.url, STEADY, {"to": "h"})
 
-    async def _lose_worker(self, doomed: Shop) -> None:
+    async def _lose_worker(self, doomed: WorkProcess) -> None:
         """Let the only worker of a queue die with a message in hand."""
         doomed.process.send_signal(signal.SIGKILL)
         await await_code(self.url, self.names["owner-dead"], "owner-dead")
@@ -219,7 +221,7 @@ def test_a_dead_letter_shows_every_error_and_where_it_was_raised(fleet: Situatio
     """With the place in the handler, below the reason."""
     text = "\n".join(on_terminal(fleet.url, 160, "why", fleet.names["dead"]))
     assert "attempt 1: ValueError: no such mailbox: d" in text
-    assert "shop.py" in text
+    assert "work_app.py" in text
 
 
 def test_who_holds_a_message_is_named(fleet: Situations) -> None:

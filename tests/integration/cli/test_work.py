@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import servers
 from proxy import Proxy
-from shopping import Shop
 from terminal import JOBSYNC, jobsync, read_json
 from waiting import until
+from work_processes import WorkProcess
 
 MODULE = """
 import asyncio, os
@@ -165,19 +165,19 @@ async def test_a_store_that_is_gone_turns_ready_and_not_live(
 
 async def test_a_queue_that_cannot_be_claimed_from_is_not_ready(tmp_path: Path, url: str) -> None:
     """Though sessions, which have a file of their own, are current; it comes back by itself."""
-    with Shop(url, "emails", tmp_path / "log", concurrency=1, prefetch=0) as shop:
-        await until(lambda: shop.is_at_work and shop.ask("/readyz") == 200, "it is ready")
+    with WorkProcess(url, "emails", tmp_path / "log", concurrency=1, prefetch=0) as worker:
+        await until(lambda: worker.is_at_work and worker.probe("/readyz") == 200, "it is ready")
         # More than it can handle until it is kept from claiming the next one.
         many = json.dumps([{"seconds": 0.1}] * 1000)
         read_json(url, "enqueue", "emails", many)
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60)) as file:
             file.execute("BEGIN IMMEDIATE")
-            await until(lambda: shop.ask("/readyz") == 503, "it is not ready")
-            assert shop.ask("/livez") == 200
+            await until(lambda: worker.probe("/readyz") == 503, "it is not ready")
+            assert worker.probe("/livez") == 200
             file.execute("DELETE FROM jobsync_message WHERE state <> 'claimed'")
             file.commit()
-        await until(lambda: shop.ask("/readyz") == 200, "it is ready again")
-        assert shop.runs
+        await until(lambda: worker.probe("/readyz") == 200, "it is ready again")
+        assert worker.is_alive
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path, url: str) -> None:
@@ -200,27 +200,27 @@ def test_grace_is_a_bound(tmp_path: Path, url: str) -> None:
 
 async def test_a_function_that_cannot_be_stopped_keeps_no_process(tmp_path: Path, url: str) -> None:
     """It is left behind at the end of the grace, and its message comes to another."""
-    with Shop(url, "emails", tmp_path / "log", blocks=True, grace=0.1) as shop:
-        await until(lambda: shop.is_at_work, "it is at work")
+    with WorkProcess(url, "emails", tmp_path / "log", blocks=True, grace=0.1) as worker:
+        await until(lambda: worker.is_at_work, "it is at work")
         (row,) = read_json(url, "enqueue", "emails", '{"seconds": 3600}')
         await until(lambda: read_json(url, "why", row["id"])[0]["code"] == "claimed", "it runs")
-        shop.process.send_signal(signal.SIGTERM)
-        await until(lambda: not shop.runs, "it ends")
-        assert shop.process.returncode == 0, shop.told
-        assert "left behind, still running: jobsync-handler_0" in shop.told
+        worker.stop()
+        await until(lambda: not worker.is_alive, "it ends")
+        assert worker.process.returncode == 0, worker.log
+        assert "left behind, still running: jobsync-handler_0" in worker.log
     (seen,) = read_json(url, "queues", "list")
     assert (seen["claimed"], seen["workers"]) == (1, 0)
 
 
 async def test_what_grace_is_too_short_for_is_given_back(tmp_path: Path, url: str) -> None:
     """Though the queue would give its handlers an hour: nothing is lost and nothing spent."""
-    with Shop(url, "emails", tmp_path / "log", "--grace", "4", grace=3600) as shop:
-        await until(lambda: shop.is_at_work, "it is at work")
+    with WorkProcess(url, "emails", tmp_path / "log", "--grace", "4", grace=3600) as worker:
+        await until(lambda: worker.is_at_work, "it is at work")
         read_json(url, "enqueue", "emails", '[{"kind": "hold"}, {"kind": "hold"}]')
         await until(lambda: read_json(url, "queues", "list")[0]["claimed"] == 2, "both run")
-        shop.process.send_signal(signal.SIGTERM)
-        await until(lambda: not shop.runs, "it ends")
-        assert shop.process.returncode == 0, shop.told
+        worker.stop()
+        await until(lambda: not worker.is_alive, "it ends")
+        assert worker.process.returncode == 0, worker.log
     given_back = read_json(url, "queues", "browse", "emails", "--state", "waiting")
     assert [(kept["attempts"], kept["is_suspect"]) for kept in given_back] == [(0, False)] * 2
 

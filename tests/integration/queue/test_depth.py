@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from depot import Depot
+from queue_processes import QueueProcesses
 from waiting import until
 
 from jobsync import Components, open_store
@@ -136,10 +136,10 @@ async def test_a_worker_before_a_deep_queue_is_small(
     await (await open_store(url)).close()
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(FILL, [depth])
-    async with Depot(url, tmp_path / "words", concurrency=10) as depot:
-        (hand,) = await depot.start(1)
-        await until(lambda: len(depot.told("ends it")) >= 1000, "some are handled")
-        status = Path(f"/proc/{hand.process.pid}/status").read_text(encoding="ascii")
+    async with QueueProcesses(url, tmp_path / "facts", concurrency=10) as processes:
+        (worker,) = await processes.start(1)
+        await until(lambda: len(processes.facts("ended")) >= 1000, "some are handled")
+        status = Path(f"/proc/{worker.process.pid}/status").read_text(encoding="ascii")
     (peak,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
     proof.record("memory of a worker", depth=depth, megabytes=round(peak / 1024))
     assert peak < 200 * 1024

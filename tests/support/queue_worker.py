@@ -1,0 +1,109 @@
+"""A process that enqueues messages, or handles them, and reports it.
+
+Run by `queue_processes`. SIGTERM makes it stop in good order.
+"""
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack
+from typing import Any, Literal
+
+import msgspec
+from worker_protocol import FactWriter, WorkerOptions, read_options
+
+from jobsync import Context, Database, Document, Event, OutcomeUnknown, QueuePlugin, Unavailable
+
+__all__ = ["Mode", "QueueOptions"]
+
+Mode = Literal["push", "handle"]
+EVENTS = ("message-lost", "message-returned", "message-retry", "message-recovered", "message-dead")
+
+
+class QueueOptions(WorkerOptions, frozen=True, kw_only=True):
+    """The options of a producer or a worker."""
+
+    mode: Mode
+    settings: dict[str, Any]
+    """Of the queue."""
+    messages: int = 0
+    """How many to push."""
+    seconds: float = 0.0
+    """How long handling takes."""
+
+
+class QueueWorker:
+    """The producer or worker of this process."""
+
+    def __init__(self, options: QueueOptions) -> None:
+        self._options = options
+        self._report = FactWriter(options.facts, options.name).report
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Push everything, or handle messages until told to stop."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
+        async with AsyncExitStack() as stack:
+            queue = await self._connect(stack)
+            self._report("joined", worker=queue.worker_id)
+            if self._options.mode == "push":
+                await self._push(queue)
+            else:
+                await self._stopping.wait()
+        self._report("left")
+
+    async def _connect(self, stack: AsyncExitStack) -> QueuePlugin:
+        """Connect; retry when the store does not answer, as a process manager would."""
+        while True:
+            handler = self._handle if self._options.mode == "handle" else None
+            queue = QueuePlugin(resource="tasks", on_message=handler, **self._options.settings)
+            for name in EVENTS:
+                queue.on(f"plg:queue:{name}", self._report_event)
+            try:
+                await stack.enter_async_context(Database(self._options.url, plugins=[queue]))
+            except (Unavailable, OutcomeUnknown):
+                await asyncio.sleep(0.1)
+                continue
+            return queue
+
+    def _report_event(self, event: Event) -> None:
+        details = msgspec.to_builtins(event)
+        self._report(event.name.rpartition(":")[2], id=details.pop("message_id"), **details)
+
+    async def _push(self, queue: QueuePlugin) -> None:
+        """Push all, in batches of one to twenty; push again what surely did not arrive."""
+        left = list(range(self._options.messages))
+        size = 1
+        while left and not self._stopping.is_set():
+            batch, size = left[:size], size % 20 + 1
+            data = [{"n": n, "by": self._options.name, "kind": "plain"} for n in batch]
+            try:
+                ids = await queue.enqueue_many(data)
+            except Unavailable:
+                await asyncio.sleep(0.1)
+                continue
+            except OutcomeUnknown:
+                self._report("unknown", numbers=batch)
+            else:
+                self._report("acknowledged", ids=dict(zip(ids, batch, strict=True)))
+            left = left[len(batch) :]
+            await asyncio.sleep(0)
+
+    async def _handle(self, message: Document, context: Context) -> None:
+        delivery = {"id": context.id, "epoch": context.epoch, "attempt": context.attempt}
+        self._report("begun", kind=message.kind, n=message.n, by=message.by, **delivery)
+        match message.kind:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "raise":
+                raise ValueError("boom")
+            case "hang":
+                await asyncio.sleep(3600)
+            case _:
+                await asyncio.sleep(self._options.seconds)
+        self._report("ended", **delivery)
+
+
+if __name__ == "__main__":
+    asyncio.run(QueueWorker(read_options(QueueOptions)).run())
