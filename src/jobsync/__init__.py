@@ -16,8 +16,7 @@ if _typing.TYPE_CHECKING:
     from jobsync.core.messages import Cancel, Snooze
     from jobsync.database.coordinator_plugin import CoordinatorPlugin
     from jobsync.database.database import Database
-    from jobsync.database.document import Document
-    from jobsync.database.listing import Page
+    from jobsync.database.document import Document, Page
     from jobsync.database.locks import Lock
     from jobsync.database.plugin import Plugin
     from jobsync.database.plugin_storage import PluginStorage
@@ -126,8 +125,7 @@ _HOMES = {
     "core.messages": ("Cancel", "Snooze"),
     "database.coordinator_plugin": ("CoordinatorPlugin",),
     "database.database": ("Database",),
-    "database.document": ("Document",),
-    "database.listing": ("Page",),
+    "database.document": ("Document", "Page"),
     "database.locks": ("Lock",),
     "database.plugin": ("Plugin",),
     "database.resource": ("Resource",),

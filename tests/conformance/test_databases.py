@@ -248,5 +248,5 @@ async def test_a_definition_that_changes_meanwhile_is_not_dropped(
 async def test_a_strange_name_is_refused(connect: Connect, name: Any) -> None:
     """Names of resources are part of keys and of SQL, and so they are plain."""
     database = await connect()
-    with pytest.raises(Invalid, match="is no name for a resource"):
+    with pytest.raises(Invalid, match="is not a valid resource name"):
         await database.create_resource(name)

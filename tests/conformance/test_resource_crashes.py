@@ -152,7 +152,7 @@ async def test_a_store_that_goes_away_in_the_middle_of_a_batch_is_told(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing written: `Unavailable`. Something written: which, and what to try again."""
-    monkeypatch.setattr("jobsync.database.keyspace._MOST_RECORDS", 2)
+    monkeypatch.setattr("jobsync.database.keyspace._MAX_RECORDS", 2)
 
     class AwayStore(StoreDecorator):
         writes = 0

@@ -309,7 +309,7 @@ async def test_queries_filter_sort_and_cut(sessions: Resource) -> None:
     ("arguments", "message"),
     [
         ({"filter": {"n": {"$lessthan": 1}}}, "is no operator"),
-        ({"filter": {"$not": {"_version": "x"}}}, "cannot be looked for"),
+        ({"filter": {"$not": {"_version": "x"}}}, "cannot be used in a filter"),
         ({"limit": -1}, "limit=-1"),
         ({"offset": 1.5}, "offset=1.5"),
         ({"sort": "-"}, "sort='-'"),
@@ -399,7 +399,7 @@ async def test_hooks_stand_around_every_verb(sessions: Resource) -> None:
     ]
     with pytest.raises(Invalid, match=r"did you mean before_insert\?"):
         sessions.before("inser", print)  # type: ignore[call-overload]
-    with pytest.raises(Invalid, match="before_insert=None: cannot be called"):
+    with pytest.raises(Invalid, match="before_insert=None: is not callable"):
         sessions.add_hooks({"before_insert": None})
 
 

@@ -105,7 +105,7 @@ def _greet(target: str, database: Database, probes: str | None) -> None:
     from importlib.metadata import version
 
     lines = {
-        "store": database.place,
+        "store": database.store_name,
         "plugins": ", ".join(sorted(database.plugins)) or "none",
         **({"probes": probes} if probes else {}),
     }

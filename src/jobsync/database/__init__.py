@@ -1,1 +1,1 @@
-"""Where users keep what their jobs work on, and what every plugin attaches to."""
+"""Databases: resources for users' records, and the plugins that attach to them."""

@@ -1,12 +1,12 @@
-"""Nothing that was deleted, or has expired, stays for ever.
+"""Removes old tombstones and expired values for good.
 
-Promises: what is there and has not expired is never touched; it is harmless at any time, for
-anybody, also for several at once. Of all processes that have a session and know of a place
-one does it, an hour after the last time on SQL, a day on objects, where looking at each name
-costs money; whoever finds that somebody else was at it has made three requests.
+Guarantees: records that exist and have not expired are never touched. A cleanup is safe at any
+time, in any process, also in several at once. Of all processes that have a session and know a
+prefix, one cleans it: an hour after the last time on SQL, a day on object stores, where listing
+names costs money. A process that finds that another was faster has made three requests.
 
-Tombstones are buried once they are an hour old (`BURIAL_AGE`). What cannot be done now is
-done next time.
+Tombstones are buried once they are an hour old (`BURIAL_AGE`). What cannot be removed now is
+removed next time.
 """
 
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
@@ -21,133 +21,135 @@ from jobsync.errors import JobsyncError, Unavailable
 from jobsync.events import Event
 from jobsync.stores.contract import BURIAL_AGE, Applied, Put, Record, Store
 
-__all__ = ["TURN", "Cleanup", "CleanupScope", "DatabaseTidied"]
+__all__ = ["LAST_CLEANUPS", "Cleanup", "CleanupScope", "DatabaseTidied"]
 
-TURN = "tidy/turn"
-"""The record that says when each place was tidied last."""
+LAST_CLEANUPS = "tidy/turn"
+"""The record with the time of each prefix's last cleanup."""
 
 _HOUR = 3600.0
 _PAGE = 1000
 _REMEMBERED = 10
-"""For how many intervals a place that nobody tidies any more is remembered."""
+"""Intervals after which a prefix that is no longer cleaned is forgotten."""
 
 
 class DatabaseTidied(Event, frozen=True, kw_only=True):
-    """What was deleted is gone for good, and what had expired is deleted."""
+    """Old tombstones were removed for good, and expired values were deleted."""
 
     name = "db:tidied"
 
     buried: int
-    """How many tombstones were removed."""
+    """Number of tombstones removed."""
     swept: int
-    """How many values of plugins had expired."""
+    """Number of plugins' values that had expired."""
 
 
 class CleanupScope(msgspec.Struct, frozen=True):
-    """Where there is something to do."""
+    """What a cleanup covers."""
 
-    levels: Sequence[str]
-    """Prefixes under which records come and go."""
+    prefixes: Sequence[str]
+    """Where records are created and deleted."""
     storages: Sequence[PluginStorage]
     dropped: Mapping[str, Record]
-    """Notes of resources that are no more, by where their records were; see `Catalogue.drop`."""
+    """Notes about dropped resources, by their prefix; see `ResourceRegistry.drop`."""
 
-    def among(self, levels: Container[str]) -> "CleanupScope":
-        """Give those that are under some prefixes."""
+    def limit_to(self, prefixes: Container[str]) -> "CleanupScope":
+        """Return the part of this scope that is under some prefixes."""
         return CleanupScope(
-            [level for level in self.levels if level in levels],
-            [storage for storage in self.storages if storage.level in levels],
-            {level: note for level, note in self.dropped.items() if level in levels},
+            [prefix for prefix in self.prefixes if prefix in prefixes],
+            [storage for storage in self.storages if storage.prefix in prefixes],
+            {prefix: note for prefix, note in self.dropped.items() if prefix in prefixes},
         )
 
 
 class Cleanup:
-    """Removes what is left of deleted records.
+    """Removes old tombstones and expired values.
 
     Args:
-        source: gives the store, or raises what keeps it from being used.
+        get_store: returns the store, or raises why it cannot be used.
         components: time, randomness and events.
-        find_places: looks where there is something to do.
+        find_scope: returns all that a cleanup covers.
     """
 
     def __init__(
         self,
-        source: Callable[[], Store],
+        get_store: Callable[[], Store],
         components: Components,
-        find_places: Callable[[], Awaitable[CleanupScope]],
+        find_scope: Callable[[], Awaitable[CleanupScope]],
     ) -> None:
-        self._source = source
+        self._get_store = get_store
         self._clock = components.clock
         self._randomness = components.randomness
         self._events = components.events
-        self._find_places = find_places
+        self._find_scope = find_scope
 
-    async def go_on(self) -> None:
-        """Tidy up again and again, whenever nobody else has."""
-        interval = _HOUR * (24 if self._source().is_billed else 1)
-        # Spread, so that many who start at one time do not all come at one time.
+    async def run(self) -> None:
+        """Clean up at intervals, unless another process has."""
+        interval = _HOUR * (24 if self._get_store().is_billed else 1)
+        # Spread, so that processes that start together do not clean together.
         await self._clock.sleep(self._randomness.uniform(0, interval))
         while True:
             try:
-                await self._tidy(await self._choose(interval))
+                await self._clean(await self._claim(interval))
             except Unavailable:
                 raise
             except JobsyncError as error:
-                # Nothing hangs on it, and a right that is lacking may be given.
-                told = WorkPostponed(work="tidying", error=str(error), pause=interval)
-                self._events.emit(told)
+                # Nothing depends on it, and a missing permission may be granted.
+                self._events.emit(WorkPostponed(work="cleanup", error=str(error), pause=interval))
             await self._clock.sleep(interval)
 
-    async def tidy(self) -> DatabaseTidied:
-        """Tidy up now, and everywhere; tell what was removed."""
-        return await self._tidy(await self._find_places())
+    async def clean_all(self) -> DatabaseTidied:
+        """Clean up everything now; return what was removed."""
+        return await self._clean(await self._find_scope())
 
-    async def _tidy(self, places: CleanupScope) -> DatabaseTidied:
-        swept = sum([await storage.sweep() for storage in places.storages])
-        buried = sum([await self._bury(level) for level in places.levels])
-        await self._forget(places.dropped.values())
-        told = DatabaseTidied(buried=buried, swept=swept)
-        if places.levels:
-            self._events.emit(told)
-        return told
+    async def _clean(self, scope: CleanupScope) -> DatabaseTidied:
+        swept = sum([await storage.sweep() for storage in scope.storages])
+        buried = sum([await self._bury(prefix) for prefix in scope.prefixes])
+        await self._forget(scope.dropped.values())
+        event = DatabaseTidied(buried=buried, swept=swept)
+        if scope.prefixes:
+            self._events.emit(event)
+        return event
 
-    async def _bury(self, level: str) -> int:
-        buried = 0
+    async def _bury(self, prefix: str) -> int:
+        total = 0
         while True:
-            some = await self._source().bury(level, limit=_PAGE)
-            buried += some
-            if some < _PAGE:
-                return buried
+            count = await self._get_store().bury(prefix, limit=_PAGE)
+            total += count
+            if count < _PAGE:
+                return total
 
     async def _forget(self, notes: Iterable[Record]) -> None:
-        """Remove the notes of resources whose last tombstone was old enough to be buried now."""
+        """Delete the notes about resources whose last tombstone has been buried by now."""
         now = self._clock.wall().seconds
         old = [note.delete() for note in notes if now - _read_time(note) > 2 * BURIAL_AGE]
         if old:
-            await self._source().write(old)
+            await self._get_store().write(old)
 
-    async def _choose(self, interval: float) -> CleanupScope:
-        """Give the places where nobody was for so long; none, if somebody is faster."""
-        places, store, now = await self._find_places(), self._source(), self._clock.wall().seconds
-        turn = await store.get(TURN, tombstones=True)
-        times = _read_times(turn)
-        # By clocks that may disagree: at worst it is done too often, or an interval later.
-        due = {level for level in places.levels if not 0 <= now - times.get(level, 0) < interval}
+    async def _claim(self, interval: float) -> CleanupScope:
+        """Claim the prefixes not cleaned for an interval; none, if another process is faster."""
+        scope, store, now = await self._find_scope(), self._get_store(), self._clock.wall().seconds
+        record = await store.get(LAST_CLEANUPS, tombstones=True)
+        times = _read_times(record)
+        # Clocks may disagree: at worst it is done too often, or an interval later.
+        due = {
+            prefix for prefix in scope.prefixes if not 0 <= now - times.get(prefix, 0) < interval
+        }
         if not due:
-            return places.among(due)
-        kept = {level: at for level, at in times.items() if now - at < _REMEMBERED * interval}
-        (outcome,) = await store.write([Put(TURN, {**kept, **dict.fromkeys(due, now)}, turn)])
-        return places.among(due if isinstance(outcome, Applied) else ())
+            return scope.limit_to(due)
+        recent = {prefix: at for prefix, at in times.items() if now - at < _REMEMBERED * interval}
+        value = {**recent, **dict.fromkeys(due, now)}
+        (outcome,) = await store.write([Put(LAST_CLEANUPS, value, record)])
+        return scope.limit_to(due if isinstance(outcome, Applied) else ())
 
 
-def _read_times(turn: Record | None) -> dict[str, float]:
-    """Give when each place was tidied; what nobody understands counts for nothing."""
-    value: Json = None if turn is None else turn.value
+def _read_times(record: Record | None) -> dict[str, float]:
+    """Return when each prefix was cleaned; entries that are not times are ignored."""
+    value: Json = None if record is None else record.value
     times = value.items() if isinstance(value, dict) else ()
-    return {level: at for level, at in times if isinstance(at, int | float)}
+    return {prefix: at for prefix, at in times if isinstance(at, int | float)}
 
 
 def _read_time(note: Record) -> float:
-    """Give when a resource was dropped; long ago, if nobody can say."""
+    """Return when a resource was dropped; 0 if the note does not say."""
     at = note.value.get("at") if isinstance(note.value, dict) else None
     return at if isinstance(at, int | float) else 0.0

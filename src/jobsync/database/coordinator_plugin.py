@@ -1,13 +1,12 @@
-"""A plugin of which one instance in the whole fleet does the central work.
+"""Plugins with central work that one instance in the whole fleet does.
 
     class Cleaner(CoordinatorPlugin):
         async def coordinator_work(self):
             ...
 
-Every instance stands for election; the one that is elected has its hooks called, as
-`coordination.coordinator` promises. All coordinator plugins of a database share one
-session; each kind of work has a coordinator of its own, and an instance that does not have
-the plugin is never elected to it.
+Every instance is a candidate; the hooks of the elected one are called, with the guarantees of
+`coordination.coordinator`. All coordinator plugins of a database share one session. Each kind of
+work has its own coordinator, and an instance without the plugin is never elected for it.
 """
 
 import asyncio
@@ -36,25 +35,25 @@ from jobsync.settings import Sources, resolve
 
 __all__ = ["CoordinatorPlugin"]
 
-_ABOUT_LEADERS: dict[str, type[Event]] = {
+_COORDINATOR_EVENTS: dict[str, type[Event]] = {
     "elected": CoordinatorElected,
     "promoted": CoordinatorPromoted,
     "demoted": CoordinatorDemoted,
 }
 
-_facts: dict[str, Mapping[type[Event], type[Event]]] = {}
-"""What plugins of a kind tell, by slug: classes that share a slug tell the same."""
+_plugin_events: dict[str, Mapping[type[Event], type[Event]]] = {}
+"""The plugin's own events for coordinator events, by slug; classes with one slug share them."""
 
 
 class CoordinatorPlugin(Plugin):
-    """Inherit it, and override `coordinator_work` and what else is needed.
+    """Base class of plugins with central work: override `coordinator_work` and other hooks.
 
     Args:
-        namespace: keeps several of one kind apart, their elections too.
-        options: as in `CoordinatorSettings`.
+        namespace: separates several plugins of one kind, and their elections.
+        options: of `CoordinatorSettings`.
 
     Raises:
-        Invalid, Misconfigured: an option is unknown or wrong, with the fix.
+        Invalid, Misconfigured: an option is unknown or invalid; gives the fix.
     """
 
     governs: ClassVar[tuple[str, ...]] = ()
@@ -64,14 +63,15 @@ class CoordinatorPlugin(Plugin):
     """Other slugs under which this class's own coordinator events can be listened to. A
     subclass does not inherit them."""
 
-    _facts: ClassVar[Mapping[type[Event], type[Event]]] = {}
+    _own_events: ClassVar[Mapping[type[Event], type[Event]]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if cls.slug not in _facts:
+        if cls.slug not in _plugin_events:
             slugs = (cls.slug, *vars(cls).get("slug_aliases", ()))
-            _facts.update(dict.fromkeys(slugs, _name_facts(slugs, cls.__module__)))
-        cls._facts = _facts[cls.slug]
+            events = _make_events(slugs, cls.__module__)
+            _plugin_events.update(dict.fromkeys(slugs, events))
+        cls._own_events = _plugin_events[cls.slug]
 
     def __init__(self, *, namespace: str | None = None, **options: Any) -> None:
         super().__init__(namespace=namespace)
@@ -85,14 +85,14 @@ class CoordinatorPlugin(Plugin):
         """Called when this instance is elected, before any work."""
 
     async def on_stop_being_coordinator(self) -> None:
-        """Called when it leads no more, after all work."""
+        """Called when it is no longer coordinator, after all work."""
 
     async def coordinator_work(self) -> None:
-        """Called each `coordinator_work_interval` while it leads; cancelled with its term."""
+        """Called every `coordinator_work_interval` while it leads; cancelled when its term ends."""
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this instance leads now. Asks the clock each time."""
+        """Whether this instance leads now, by the clock at each call."""
         return self._coordinator is not None and self._coordinator.is_coordinator
 
     @property
@@ -100,19 +100,19 @@ class CoordinatorPlugin(Plugin):
         """This worker's name.
 
         Raises:
-            Invalid: the plugin does not run.
+            Invalid: the plugin is not running.
         """
-        return self._joined().worker_id
+        return self._get_membership().worker_id
 
     @property
     def term(self) -> Term | None:
-        """The term that this instance leads in: `term.epoch`, `term.put`."""
+        """The term in which this instance leads, with `term.epoch` and `term.put`; else None."""
         return None if self._coordinator is None else self._coordinator.term
 
     async def members(self) -> list[Peer]:
-        """Give the workers that live and stand for this work, the oldest first."""
-        membership = self._joined()
-        # What this worker stands for may be told with its next beat only.
+        """Return the live workers that are candidates for this work, the oldest first."""
+        membership = self._get_membership()
+        # This worker's own candidacy may be published only with its next heartbeat.
         own = None if self._coordinator is None else membership.incarnation
         return [
             peer
@@ -123,48 +123,48 @@ class CoordinatorPlugin(Plugin):
     async def ensure_coordinator(
         self, *, force: bool = False, desired_coordinator: str | None = None
     ) -> str | None:
-        """See to it that somebody leads; see `Coordinator.ensure_coordinator`."""
+        """Wait until there is a coordinator; see `Coordinator.ensure_coordinator`."""
         if self._coordinator is None:
-            raise Invalid("plugin", self.name, "does not run", "await plugin.start() first")
+            raise Invalid("plugin", self.name, "is not running", "await plugin.start() first")
         return await self._coordinator.ensure_coordinator(
             force=force, desired_coordinator=desired_coordinator
         )
 
     @property
     def is_calling(self) -> bool:
-        """Whether it is a hook of its own that asks, for which `stop` waits."""
+        """Whether the caller is one of its own hooks, which `stop` waits for."""
         return self._coordinator is not None and self._coordinator.is_calling
 
     def unready(self) -> str:
-        """Tell what keeps it from working now: its session is not current, for one."""
+        """Return why it cannot work now, such as a session that is not current."""
         membership = self._membership
         if membership is not None and not membership.is_trusted:
             return "its session is not current: the store has not answered in time"
         return super().unready()
 
-    async def _set_up(self, undo: AsyncExitStack) -> None:
-        """Join the session, start, and stand for election."""
-        attendance = self.database.attendance
-        self._membership = await attendance.enter(self.coordination)
-        undo.push_async_callback(self._leave, attendance)
-        await super()._set_up(undo)
+    async def _set_up(self, exit_stack: AsyncExitStack) -> None:
+        """Join the session, start, and become a candidate."""
+        session = self.database.shared_session
+        self._membership = await session.join(self.coordination)
+        exit_stack.push_async_callback(self._leave, session)
+        await super()._set_up(exit_stack)
         events = self.database.events
-        events.on("coord:*", self._overhear)
-        undo.callback(events.off, "coord:*", self._overhear)
+        events.on("coord:*", self._forward)
+        exit_stack.callback(events.off, "coord:*", self._forward)
         if self._former is not None:
-            # Work that stopped itself may not be at its end; its term is wound up first.
+            # Work that stopped its own plugin may still run; its term is ended first.
             await self._former.stop()
         self._coordinator = await self._membership.coordinate(
             self.kind,
-            Hooks(on_become=self._become, work=self._work, on_stop=self._cease),
+            Hooks(on_become=self._on_become, work=self._work, on_stop=self._on_stop),
             namespace=self.namespace,
             governs=self.governs,
             settings=self.coordination,
         )
-        undo.push_async_callback(self._stand_down, self._coordinator)
+        exit_stack.push_async_callback(self._resign, self._coordinator)
 
-    async def _stand_down(self, coordinator: Coordinator) -> None:
-        """Stand no longer, and give up the role if it is held."""
+    async def _resign(self, coordinator: Coordinator) -> None:
+        """Withdraw the candidacy, and give up the role if it is held."""
         try:
             await coordinator.stop()
         except asyncio.CancelledError:
@@ -173,58 +173,58 @@ class CoordinatorPlugin(Plugin):
         finally:
             self._coordinator, self._former = None, coordinator
 
-    async def _leave(self, attendance: SharedSession) -> None:
+    async def _leave(self, session: SharedSession) -> None:
         self._membership = None
-        await attendance.leave()
+        await session.leave()
 
     @property
     def _role(self) -> str:
         return name_role(self.namespace, self.kind)
 
-    def _joined(self) -> Membership:
+    def _get_membership(self) -> Membership:
         if self._membership is None:
-            raise Invalid("plugin", self.name, "does not run", "await plugin.start() first")
+            raise Invalid("plugin", self.name, "is not running", "await plugin.start() first")
         return self._membership
 
-    async def _become(self, _: Term) -> None:
+    async def _on_become(self, _: Term) -> None:
         await self.on_become_coordinator()
 
     async def _work(self, _: Term) -> None:
         await self.coordinator_work()
 
-    async def _cease(self, _: Term) -> None:
+    async def _on_stop(self, _: Term) -> None:
         await self.on_stop_being_coordinator()
 
-    def _overhear(self, event: Event) -> None:
-        """Tell who listens to this plugin of what concerns it: its role, and the session."""
+    def _forward(self, event: Event) -> None:
+        """Emit coordination events of this plugin's role and session to its own listeners."""
         if getattr(event, "role", self._role) != self._role:
             return
         self.events.overhear(event)
-        own = self._facts.get(type(event))
+        own = self._own_events.get(type(event))
         if own is not None:
             self.emit(own(**{field: event[field] for field in event.__struct_fields__}))
 
 
-def _name_facts(slugs: Sequence[str], module: str) -> dict[type[Event], type[Event]]:
-    """Create the events by which one kind of plugin reports its coordinators.
+def _make_events(slugs: Sequence[str], module: str) -> dict[type[Event], type[Event]]:
+    """Create the events with which one kind of plugin reports its coordinators.
 
     The first slug names them; the others become aliases.
     """
     slug, *aliases = slugs
     return {
         kind: type(
-            f"{slug.title().replace('-', '')}{fact.capitalize()}",
+            f"{slug.title().replace('-', '')}{change.capitalize()}",
             (kind,),
             {
                 "__module__": module,
-                "__doc__": f"As `{kind.name}`, of this kind of plugin.",
-                "name": f"plg:{slug}:coordinator-{fact}",
-                "aliases": tuple(f"plg:{alias}:coordinator-{fact}" for alias in aliases),
-                # The fact is logged already, under its general name.
+                "__doc__": f"As `{kind.name}`, for this kind of plugin.",
+                "name": f"plg:{slug}:coordinator-{change}",
+                "aliases": tuple(f"plg:{alias}:coordinator-{change}" for alias in aliases),
+                # Already logged, under the general name.
                 "level": logging.DEBUG,
             },
             frozen=True,
             kw_only=True,
         )
-        for fact, kind in _ABOUT_LEADERS.items()
+        for change, kind in _COORDINATOR_EVENTS.items()
     }

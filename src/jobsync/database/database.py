@@ -1,12 +1,11 @@
 """A store with resources and plugins.
 
-Between `connect` and `disconnect` it can be used. Resources are defined in the store, so
-every process that connects sees them. Plugins that were added before start at `connect`,
-those that are added later at once; `disconnect` stops what still runs, and leaves nothing
-behind in this process.
+A database is usable between `connect` and `disconnect`. Resources are defined in the store, so
+every process that connects sees them. Plugins added before `connect` start with it, later ones
+at once. `disconnect` stops everything that still runs in this process.
 
-If background work raises what nobody foresaw, the database has failed: every later call
-raises the same, until it is disconnected.
+If background work raises an unexpected error, the database has failed: every later call raises
+the same error until it is disconnected.
 """
 
 import asyncio
@@ -23,10 +22,9 @@ from jobsync.core.clock import Mono
 from jobsync.core.secrets import redact
 from jobsync.core.urls import StoreUrl
 from jobsync.database.cleanup import Cleanup, CleanupScope, DatabaseTidied
-from jobsync.database.definition import DEFINITIONS
 from jobsync.database.plugin import Plugin, check_plugin_name
 from jobsync.database.plugin_storage import PluginStorage
-from jobsync.database.registry import DROPPED, Registry, ResourceRegistry
+from jobsync.database.registry import DEFINITIONS, DROPPED, Registry, ResourceRegistry
 from jobsync.database.resource import DATA, Resource
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
@@ -40,18 +38,18 @@ __all__ = ["Database", "DatabaseConnected", "DatabaseDisconnected"]
 P = TypeVar("P", bound=Plugin)
 
 
-class _AboutStore(Event, frozen=True, kw_only=True):
+class _StoreEvent(Event, frozen=True, kw_only=True):
     store: str
 
 
-class DatabaseConnected(_AboutStore, frozen=True, kw_only=True):
-    """The store answers, and plugins that were added before have started."""
+class DatabaseConnected(_StoreEvent, frozen=True, kw_only=True):
+    """The store answers, and the plugins added before have started."""
 
     name = "db:connected"
 
 
-class DatabaseDisconnected(_AboutStore, frozen=True, kw_only=True):
-    """Plugins have stopped; nothing is asked of the store any more."""
+class DatabaseDisconnected(_StoreEvent, frozen=True, kw_only=True):
+    """The plugins have stopped; the store is no longer used."""
 
     name = "db:disconnected"
 
@@ -60,18 +58,17 @@ class Database(EventEmitter):
     """A store with resources and plugins.
 
     Args:
-        url: which store; by default `JOBSYNC_URL`, then what `jobsync.toml` or
-            `[tool.jobsync]` says, then a SQLite file in the working directory.
+        url: of the store; by default `JOBSYNC_URL`, then the url in `jobsync.toml` or
+            `[tool.jobsync]`, then a SQLite file in the working directory.
         connection_string: another name for `url`.
-        connection: another name for `url`; or an open store, which `disconnect` leaves
-            open.
-        plugins: what to add, as `use_plugin` does.
+        connection: another name for `url`; or an open store, which `disconnect` leaves open.
+        plugins: added as by `use_plugin`.
         components: time, randomness and events; this machine's by default.
 
     Attributes:
-        resources: what is defined, as `db.resources.sessions` and `db.resources["sessions"]`.
-        plugins: what was added, by its name.
-        events: where all that happens is told.
+        resources: by name, as `db.resources.sessions` and `db.resources["sessions"]`.
+        plugins: by name.
+        events: all events of this database, its resources and plugins.
         components: time, randomness and those events.
     """
 
@@ -84,27 +81,27 @@ class Database(EventEmitter):
         plugins: Sequence[Plugin] = (),
         components: Components | None = None,
     ) -> None:
-        given = [place for place in (url, connection_string, connection) if place is not None]
-        if len(given) > 1:
+        targets = [target for target in (url, connection_string, connection) if target is not None]
+        if len(targets) > 1:
             fix = "pass one of url, connection_string and connection"
-            raise Invalid("url", len(given), "stores are named", fix)
-        self._place: str | Store | None = given[0] if given else None
+            raise Invalid("url", len(targets), "more than one store was given", fix)
+        self._target: str | Store | None = targets[0] if targets else None
         self.components = components or Components.system()
-        self._turn = LifecycleLock("database")
-        self._link: _Connection | None = None
-        self._catalogue = ResourceRegistry(lambda: self.store, self.components)
+        self._lifecycle = LifecycleLock("database")
+        self._connection: _Connection | None = None
+        self._registry = ResourceRegistry(lambda: self.store, self.components)
         self._plugins: dict[str, Plugin] = {}
         self._storages: dict[tuple[str, str], PluginStorage] = {}
-        self._until: Mono | None = None
-        self._tidying = Cleanup(lambda: self.store, self.components, self._find_places)
+        self._disconnect_by: Mono | None = None
+        self._cleanup = Cleanup(lambda: self.store, self.components, self._find_cleanup_scope)
         self.events = self.components.events
-        self.resources = Registry("resource", self._catalogue.known)
+        self.resources = Registry("resource", self._registry.readable)
         self.plugins = Registry("plugin", self._plugins)
         for plugin in plugins:
             self._add(plugin)
 
     def __repr__(self) -> str:
-        return f"Database({self.place!r})"
+        return f"Database({self.store_name!r})"
 
     async def __aenter__(self) -> Self:
         return await self.connect()
@@ -112,70 +109,83 @@ class Database(EventEmitter):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        link = self._link
+        connection = self._connection
         await self.disconnect()
-        if error is None and link is not None:
-            link.supervisor.check()
+        if error is None and connection is not None:
+            connection.supervisor.check()
 
     async def connect(self) -> Self:
-        """Open the store, read the definitions, start the plugins; once, however often called.
+        """Open the store, read the definitions, start the plugins. Safe to repeat.
 
         Raises:
-            Invalid, Misconfigured: the store is named wrongly, or cannot serve as one.
-            Unavailable: it does not answer.
+            Invalid, Misconfigured: the url is invalid, or the store cannot be used.
+            Unavailable: the store does not answer.
         """
-        if not self._is_part_of("connect"):
-            async with self._turn.take("connect"):
-                if self._link is None:
+        if not self._is_reentrant("connect"):
+            async with self._lifecycle.hold("connect"):
+                if self._connection is None:
                     await self._open()
-                self._use()
+                self._get_connection()
         return self
 
     async def disconnect(self, *, within: float | None = None) -> None:
-        """Stop the plugins and what else runs, then let go of the store. Safe to repeat.
+        """Stop the plugins and all background work, then close the store. Safe to repeat.
 
         Args:
-            within: seconds after which the caller loses patience: plugins cut short what would
-                take longer, so that there is time to give it back. It is no timeout.
+            within: seconds that the caller can wait: plugins cut short work that would take
+                longer, so that there is time to hand it back. Not a timeout.
         """
-        if self._is_part_of("disconnect"):
+        if self._is_reentrant("disconnect"):
             return
-        async with self._turn.take("disconnect"):
-            if self._link is not None:
+        async with self._lifecycle.hold("disconnect"):
+            if self._connection is not None:
                 if within is not None:
-                    self._until = self.components.clock.mono() + within
-                told = DatabaseDisconnected(store=self.place)
-                await self._close(self._link, told)
+                    self._disconnect_by = self.components.clock.mono() + within
+                event = DatabaseDisconnected(store=self.store_name)
+                await self._close(self._connection, event)
 
     @property
     def time_left(self) -> float | None:
-        """Seconds that are left to a disconnect whose caller will lose patience."""
-        return None if self._until is None else self._until - self.components.clock.mono()
+        """Seconds left of `disconnect(within=…)`; None without one."""
+        if self._disconnect_by is None:
+            return None
+        return self._disconnect_by - self.components.clock.mono()
 
     @property
     def is_connected(self) -> bool:
-        """Whether it was connected, and is not, or not being, disconnected since."""
-        return self._link is not None and self._turn.doing != "disconnect"
+        """Whether it is connected, and not being disconnected."""
+        return self._connection is not None and self._lifecycle.action != "disconnect"
 
     @property
     def store(self) -> Store:
-        """The store below.
+        """The store of this database.
 
         Raises:
             Invalid: the database is not connected.
-            whatever made background work fail.
+            the error that made background work fail.
         """
-        return self._use().store
+        return self._get_connection().store
 
     @property
-    def attendance(self) -> SharedSession:
+    def store_name(self) -> str:
+        """The URL or the name of the store, without secrets."""
+        match self._target if self._connection is None else self._connection.store:
+            case None:
+                return "default store"
+            case str() as url:
+                return redact(url)
+            case store:
+                return store.name
+
+    @property
+    def shared_session(self) -> SharedSession:
         """The session that plugins share.
 
         Raises:
             Invalid: the database is not connected.
-            whatever made background work fail.
+            the error that made background work fail.
         """
-        return self._use().attendance
+        return self._get_connection().session
 
     async def create_resource(
         self,
@@ -185,60 +195,60 @@ class Database(EventEmitter):
         strict: bool | None = None,
         hooks: Mapping[str, Any] | None = None,
     ) -> Resource:
-        """Define a resource, or go on with the one that is there.
+        """Define a resource, or use the existing one.
 
         Args:
             name: a letter, then letters, digits, `_` and `-`.
-            attributes: what its records look like, as in `{"name": "string|required"}`;
-                without them, what was said before, or anything.
-            strict: whether fields that are not described are refused; they are kept by
-                default.
+            attributes: what its records look like, such as `{"name": "string|required"}`;
+                without them the existing definition stays, or anything is allowed.
+            strict: whether fields that are not described are refused; by default they are
+                stored.
             hooks: functions around its verbs, by names such as `before_insert`.
 
         Raises:
-            Invalid: a name, type or rule is unknown, or records that are there would no
-                longer pass; names the reason. Nothing was written.
+            Invalid: a name, type or rule is unknown, or existing records would no longer
+                pass; gives the reason. Nothing was written.
         """
         fields = None if attributes is None else parse(attributes)
-        resource = await self._catalogue.define(name, fields, strict=strict)
+        resource = await self._registry.define(name, fields, strict=strict)
         resource.add_hooks(hooks or {})
         return resource
 
     def resource(self, name: str) -> Resource:
-        """Give a resource that is known since `connect`, `create_resource` or `list_resources`.
+        """Return a resource known since `connect`, `create_resource` or `list_resources`.
 
         Raises:
-            NotFound: there is none; names those that there are.
+            NotFound: there is no such resource; lists the known ones.
         """
-        self._use()
+        self._get_connection()
         return self.resources[name]
 
     async def list_resources(self) -> list[str]:
-        """Look which resources there are, also those that others have defined since."""
-        return await self._catalogue.look()
+        """Read which resources there are, including those that others have defined since."""
+        return await self._registry.refresh()
 
     async def drop_resource(self, name: str) -> None:
         """Remove a resource and all its records.
 
-        The records go first: if it ends half-way, do it again. Processes that still write
-        to it bring records back; stop them before.
+        The records go first: if it fails half-way, repeat it. Processes that still write to
+        the resource bring records back; stop them before.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such resource.
             Conflict: its definition was changed meanwhile.
-            Incomplete: some records could not be removed; tells which.
+            Incomplete: some records could not be removed; lists which.
         """
-        await self._catalogue.drop(name)
+        await self._registry.drop(name)
 
     async def use_plugin(self, plugin: P, alias: str | None = None) -> P:
-        """Add a plugin. It starts at `connect`, or at once if that has been.
+        """Add a plugin. It starts with `connect`, or at once if already connected.
 
         Args:
-            plugin: what to add.
+            plugin: to add.
             alias: its name, and its namespace if it has none of its own.
 
         Raises:
-            Invalid: it is none, belongs to another database, or its name is taken.
+            Invalid: it is not a plugin, belongs to another database, or its name is taken.
         """
         self._add(plugin, alias)
         if self.is_connected:
@@ -246,39 +256,39 @@ class Database(EventEmitter):
         return plugin
 
     def unready(self) -> list[str]:
-        """Tell what keeps this database and its plugins from working; nothing, if all is well.
+        """Return why this database or its plugins cannot work now; empty if all is well.
 
-        Asks no store, and may be called from any thread.
+        Makes no request, and may be called from any thread.
         """
-        link = self._link
-        if link is None or not self.is_connected:
+        connection = self._connection
+        if connection is None or not self.is_connected:
             return ["the database is not connected"]
         try:
-            link.supervisor.check()
-        except BaseException as cause:  # noqa: BLE001 - told, whatever it is
+            connection.supervisor.check()
+        except BaseException as cause:  # noqa: BLE001 - reported, whatever it is
             return [f"the database has failed: {cause!r}"]
         plugins = list(self._plugins.values())
-        return [f"{each.name}: {why}" for each in plugins if (why := each.unready())]
+        return [f"{plugin.name}: {reason}" for plugin in plugins if (reason := plugin.unready())]
 
     def stuck(self) -> list[str]:
-        """Tell which plugins only a new process can help, and why; nothing, if all is well.
+        """Return which plugins only a new process can help, and why; empty if all is well.
 
-        Asks no store, and may be called from any thread.
+        Makes no request, and may be called from any thread.
         """
         plugins = list(self._plugins.values())
-        return [f"{each.name}: {why}" for each in plugins if (why := each.stuck())]
+        return [f"{plugin.name}: {reason}" for plugin in plugins if (reason := plugin.stuck())]
 
-    def show(self, name: str, records: Store) -> None:
-        """Let what a plugin keeps elsewhere be read as a resource, while this is connected.
+    def add_view(self, name: str, records: Store) -> None:
+        """Make records that a plugin stores elsewhere readable as a resource, while connected.
 
         Args:
-            name: the resource's.
-            records: what it reads; what it writes is refused there.
+            name: of the resource.
+            records: a store that reads them, and refuses writes.
         """
-        self._catalogue.show(name, records)
+        self._registry.add_view(name, records)
 
     def open_storage(self, slug: str, namespace: str = "default") -> PluginStorage:
-        """Give what plugins of a kind keep in a namespace."""
+        """Return the storage of a kind of plugin in a namespace."""
         check_plugin_name("slug", slug)
         check_plugin_name("namespace", namespace)
         if (slug, namespace) not in self._storages:
@@ -287,37 +297,36 @@ class Database(EventEmitter):
                 slug,
                 namespace,
                 self.components,
-                lambda: self.attendance,
+                lambda: self.shared_session,
                 self._run_while_connected,
             )
         return self._storages[slug, namespace]
 
     async def tidy(self) -> DatabaseTidied:
-        """Remove for good what was deleted an hour ago or earlier, and what has expired.
+        """Remove what was deleted an hour ago or earlier for good, and what has expired.
 
-        Looks at the resources that there are, and at what this process's plugins keep. A
-        process with a coordinator plugin does it by itself: one of all, hourly on SQL, daily
-        on objects.
+        Covers all resources, and the storage of this process's plugins. Processes with a
+        coordinator plugin do it by themselves: one of them, hourly on SQL, daily on object
+        stores.
 
         Raises:
-            Unavailable: the store does not answer; what was done is done.
+            Unavailable: the store does not answer; what was removed stays removed.
         """
-        return await self._tidying.tidy()
+        return await self._cleanup.clean_all()
 
     def run_in_background(self, work: Work, name: str) -> asyncio.Task[None]:
         """Run work until it returns or the database is disconnected.
 
-        `Unavailable` begins it again after a pause; anything else that it raises makes the
-        database fail.
+        `Unavailable` restarts it after a pause; any other error makes the database fail.
         """
-        return self._use().supervisor.run(work, name)
+        return self._get_connection().supervisor.run(work, name)
 
     def _add(self, plugin: Plugin, alias: str | None = None) -> None:
         if not isinstance(plugin, Plugin):
             raise Invalid("plugin", plugin, "is not a Plugin", "inherit jobsync.Plugin")
         if plugin in self._plugins.values():
             return
-        name = plugin.name_under(alias)
+        name = plugin.choose_name(alias)
         namesake = self._plugins.get(name)
         if alias is None and namesake is not None and namesake.kind != plugin.kind:
             name = "-".join(filter(None, (plugin.kind, plugin.namespace)))
@@ -326,96 +335,85 @@ class Database(EventEmitter):
         plugin.attach(self, name, alias)
         self._plugins[name] = plugin
 
-    @property
-    def place(self) -> str:
-        """Which store, without secrets."""
-        match self._place if self._link is None else self._link.store:
-            case None:
-                return "default store"
-            case str() as url:
-                return redact(url)
-            case store:
-                return store.name
-
-    def _use(self) -> "_Connection":
-        """Give what connects to the store, or raise what keeps it from being used."""
-        if self._link is None:
+    def _get_connection(self) -> "_Connection":
+        """Return the connection, or raise why it cannot be used."""
+        if self._connection is None:
             fix = "await database.connect() first"
-            raise Invalid("database", self.place, "is not connected", fix)
-        self._link.supervisor.check()
-        return self._link
+            raise Invalid("database", self.store_name, "is not connected", fix)
+        self._connection.supervisor.check()
+        return self._connection
 
-    async def _find_places(self) -> CleanupScope:
-        """Look what there is to tidy up."""
+    async def _find_cleanup_scope(self) -> CleanupScope:
         for plugin in self._plugins.values():
             self.open_storage(plugin.slug, plugin.namespace)
         storages = list(self._storages.values())
-        dropped = {
-            f"{DATA}{name}/": note for name, note in (await self._catalogue.find_dropped()).items()
-        }
+        notes = await self._registry.read_dropped()
+        dropped = {f"{DATA}{name}/": note for name, note in notes.items()}
         data = {f"{DATA}{name}/" for name in await self.list_resources()}
-        own = [each.level for each in storages]
-        levels = [DEFINITIONS, DROPPED, *sorted(data | dropped.keys()), *own]
-        return CleanupScope(levels, storages, dropped)
+        own = [storage.prefix for storage in storages]
+        prefixes = [DEFINITIONS, DROPPED, *sorted(data | dropped.keys()), *own]
+        return CleanupScope(prefixes, storages, dropped)
 
     def _run_while_connected(self, work: Work, name: str) -> None:
-        """Run work in the background, unless the end of all makes it needless."""
+        """Run work in the background, unless a disconnect makes it needless."""
         if self.is_connected:
             self.run_in_background(work, name)
 
-    def _is_part_of(self, what: str) -> bool:
-        is_stopping = self._turn.doing == "disconnect"
+    def _is_reentrant(self, action: str) -> bool:
+        is_stopping = self._lifecycle.action == "disconnect"
         is_hook = is_stopping and any(plugin.is_calling for plugin in self._plugins.values())
-        return self._turn.is_part_of(what, self.place, is_hook=is_hook)
+        return self._lifecycle.is_reentrant(action, self.store_name, is_hook=is_hook)
 
     async def _open(self) -> None:
-        place = self._place
-        own = not isinstance(place, Store)
-        # Read once: neither the environment nor the working directory need stay as they are.
-        url = None if isinstance(place, Store) else read_url(place)
-        store = place if isinstance(place, Store) else await open_store(place, self.components)
+        target = self._target
+        owns_store = not isinstance(target, Store)
+        # Read once: the environment and the working directory may change later.
+        url = None if isinstance(target, Store) else read_url(target)
+        store = target if isinstance(target, Store) else await open_store(target, self.components)
         supervisor = Supervisor(self.components)
-        link = _Connection(store, supervisor, self._attend(store, url, supervisor), own)
+        session = self._make_session(store, url, supervisor)
+        connection = _Connection(store, supervisor, session, owns_store)
         try:
             await supervisor.start()
-            self._link = link
+            self._connection = connection
             await self.list_resources()
             for plugin in list(self._plugins.values()):
                 await plugin.start()
         except BaseException:
-            await self._close(link)
+            await self._close(connection)
             raise
-        self.events.emit(DatabaseConnected(store=self.place))
+        self.events.emit(DatabaseConnected(store=self.store_name))
 
-    def _attend(self, store: Store, url: StoreUrl | None, supervisor: Supervisor) -> SharedSession:
-        """Make what counts who needs the session."""
-        return SharedSession(store, url, self.components, supervisor.run, self._tidying.go_on)
+    def _make_session(
+        self, store: Store, url: StoreUrl | None, supervisor: Supervisor
+    ) -> SharedSession:
+        return SharedSession(store, url, self.components, supervisor.run, self._cleanup.run)
 
-    async def _close(self, link: "_Connection", told: Event | None = None) -> None:
-        """Stop and close everything, whatever of it raises."""
+    async def _close(self, connection: "_Connection", event: Event | None = None) -> None:
+        """Stop and close everything, even if a part of it raises."""
         async with AsyncExitStack() as stack:
             # Called from the last to the first.
-            stack.callback(self._forget)
-            if link.own:
-                stack.push_async_callback(link.store.close)
-            stack.push_async_callback(link.supervisor.stop)
-            stack.push_async_callback(link.attendance.end)
-            if told is not None:
-                stack.callback(self.events.emit, told)
+            stack.callback(self._clear)
+            if connection.owns_store:
+                stack.push_async_callback(connection.store.close)
+            stack.push_async_callback(connection.supervisor.stop)
+            stack.push_async_callback(connection.session.end)
+            if event is not None:
+                stack.callback(self.events.emit, event)
             for plugin in self._plugins.values():
                 stack.push_async_callback(plugin.stop)
 
-    def _forget(self) -> None:
-        self._link = None
-        self._until = None
-        self._catalogue.forget()
+    def _clear(self) -> None:
+        self._connection = None
+        self._disconnect_by = None
+        self._registry.clear()
 
 
 class _Connection(msgspec.Struct, frozen=True):
-    """What there is between `connect` and `disconnect`."""
+    """What exists between `connect` and `disconnect`."""
 
     store: Store
     supervisor: Supervisor
-    attendance: SharedSession
-    own: bool
+    session: SharedSession
+    owns_store: bool
     """Whether the store was opened here, and so is closed here."""

@@ -1,27 +1,67 @@
-"""One version of one record of a resource, as it was read or written."""
+"""Documents: the records of a resource as users read them, and the verbs that read them.
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+A read returns records in the order of their ids, filtered and sorted. Filters are pushed down to
+the store: SQL drops what cannot match, and every record that is returned has passed the
+reference matcher. Records that cannot be decoded are reported and left out.
 
+A sort field is written as in a filter, with dots; a leading minus reverses the order. Values of
+different types sort by type: missing, null, false and true, numbers, text by code point, then
+everything else, which has no order of its own. Documents that tie keep the order of their ids.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core import filters
 from jobsync.core.codec import Json
-from jobsync.errors import Corrupt, closest_name
-from jobsync.stores.contract import Record
+from jobsync.core.filters import All, AnyOf, Compare, Equals, Exists, Filter, Not, Path
+from jobsync.database.hooks import HookedVerbs
+from jobsync.database.keyspace import Keyspace
+from jobsync.errors import Corrupt, Invalid, closest_name
+from jobsync.events import Events
+from jobsync.stores.contract import Record, Where
+from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["CREATED", "LIBRARYS", "UPDATED", "VERSION", "Document", "value_of"]
+__all__ = [
+    "CREATED",
+    "LIBRARY_FIELDS",
+    "UPDATED",
+    "VERSION",
+    "Document",
+    "Page",
+    "ReadableResource",
+    "SortKey",
+    "as_list",
+    "check_id",
+    "parse_sort",
+    "read_value",
+    "sort_documents",
+]
 
 CREATED = "_created_at"
 UPDATED = "_updated_at"
 VERSION = "_version"
 
-LIBRARYS = frozenset({CREATED, UPDATED, VERSION})
-"""What the library adds to a record. Whoever writes may give it back; it is not looked at."""
+LIBRARY_FIELDS = frozenset({CREATED, UPDATED, VERSION})
+"""The fields that the library adds to a record. They are ignored in what users write."""
+
+_RECORD_PAGE = 1000
+_HEAD_PAGE = 10_000
+_MAX_PAGE = 100_000
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Mapping[str, Any])
 
 
-def value_of(record: Record) -> dict[str, Json]:
-    """Give what is stored of a record, without its version.
+def read_value(record: Record) -> dict[str, Json]:
+    """Return the stored fields of a record, without its version.
 
     Raises:
-        Corrupt: it is no document.
+        Corrupt: it is not a document.
     """
     value = record.value
     if not (isinstance(value, dict) and isinstance(value.get("id"), str)):
@@ -30,18 +70,17 @@ def value_of(record: Record) -> dict[str, Json]:
 
 
 class Document(Mapping[str, Json]):
-    """A record, readable as `d.user_id` and as `d["user_id"]`; it cannot be changed.
+    """One version of a record, readable as `d.user_id` and as `d["user_id"]`; read-only.
 
-    Besides the record's own fields it has `id`; `_version`, which names this version and
-    none other; `_created_at` and `_updated_at`, in seconds since 1970 by the writer's clock.
-    A field that is called as a method of a mapping is (`items`, `keys`, `get`) is read as
-    an item.
+    Besides the record's own fields it has `id`; `_version`, which identifies this version;
+    `_created_at` and `_updated_at`, in seconds since 1970 by the writer's clock. A field with
+    the name of a mapping's method (`items`, `keys`, `get`) is read as an item.
 
     Args:
-        record: what the store holds.
+        record: the stored record.
 
     Raises:
-        Corrupt: it is no document.
+        Corrupt: it is not a document.
     """
 
     __slots__ = ("_record",)
@@ -49,7 +88,7 @@ class Document(Mapping[str, Json]):
     _record: Record
 
     def __init__(self, record: Record) -> None:
-        value_of(record)
+        read_value(record)
         object.__setattr__(self, "_record", record)
 
     def __getitem__(self, name: str) -> Json:
@@ -58,16 +97,16 @@ class Document(Mapping[str, Json]):
         try:
             return self._record.value[name]
         except KeyError:
-            raise KeyError(self._lack(name)) from None
+            raise KeyError(self._explain_missing(name)) from None
 
     def __getattr__(self, name: str) -> Any:
-        # Asked only for what is no attribute. What is being unpickled has no record yet.
+        # Called only for missing attributes. While unpickling there is no record yet.
         if name == "_record" or name not in self:
-            raise AttributeError(name if name == "_record" else self._lack(name))
+            raise AttributeError(name if name == "_record" else self._explain_missing(name))
         return self[name]
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{name}={value!r}: a record that was read is not changed; use update")
+        raise AttributeError(f"{name}={value!r}: documents are read-only; use update")
 
     def __iter__(self) -> Iterator[str]:
         yield from self._record.value
@@ -85,6 +124,285 @@ class Document(Mapping[str, Json]):
     def __repr__(self) -> str:
         return f"Document({dict(self)})"
 
-    def _lack(self, name: object) -> str:
+    def _explain_missing(self, name: object) -> str:
         hint = closest_name(str(name), self)
         return f"the record has no {name!r}" + (f"; did you mean {hint}?" if hint else "")
+
+
+class SortKey(msgspec.Struct, frozen=True):
+    """One field to sort by."""
+
+    path: Path
+    descending: bool = False
+
+
+def parse_sort(sort: str | Sequence[str] | None) -> tuple[SortKey, ...]:
+    """Parse `"name"`, `"-name"` or a list of such fields.
+
+    Raises:
+        Invalid: one of them is not a field name.
+    """
+    if sort is None:
+        return ()
+    return tuple(map(_parse_sort_key, sort if isinstance(sort, list | tuple) else [sort]))
+
+
+def _parse_sort_key(name: Any) -> SortKey:
+    path = tuple(name.removeprefix("-").split(".")) if isinstance(name, str) else ()
+    if not path or "" in path:
+        fix = "write 'name', '-name' or 'address.city'"
+        raise Invalid("sort", name, "is not a field name", fix)
+    return SortKey(path, name.startswith("-"))
+
+
+def sort_documents(documents: Iterable[M], keys: Sequence[SortKey]) -> list[M]:
+    """Return documents sorted by some of their fields."""
+    result = list(documents)
+    # From the last key to the first: a stable sort keeps the order of the later keys.
+    for key in reversed(keys):
+        result.sort(key=partial(_rank, key.path), reverse=key.descending)
+    return result
+
+
+def _rank(path: Path, document: Json) -> tuple[int, Any]:
+    for step in path:
+        if not isinstance(document, Mapping) or step not in document:
+            return (0, 0)
+        document = document[step]
+    match document:
+        case None:
+            return (1, 0)
+        case bool():
+            return (2, document)
+        case int() | float():
+            return (3, document)
+        case str():
+            return (4, document)
+        case _:
+            return (5, 0)
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A page of records, and where the next one begins."""
+
+    items: list[Document]
+    next: str | None
+    """Pass it as `after`; None at the end."""
+
+
+# In the class, `list` is a verb.
+Documents: TypeAlias = list[Document]
+Names: TypeAlias = list[str]
+Records: TypeAlias = list[Record]
+
+
+class ReadableResource(HookedVerbs):
+    """The reading half of a resource.
+
+    Args:
+        keyspace: where the records are.
+        components: the events that receive this resource's events.
+    """
+
+    def __init__(self, keyspace: Keyspace, components: Components) -> None:
+        events = Events()
+        events.join(components.events)
+        super().__init__(events)
+        self._keyspace = keyspace
+        self._corruption_log = CorruptionLog(keyspace.prefix.rstrip("/"), components.events)
+
+    async def get(self, id: str) -> Document | None:
+        """Read a record; None if there is none."""
+        return await self._run_verb("get", id, self._get)
+
+    async def exists(self, id: str) -> bool:
+        """Whether there is a record with this id."""
+        return await self._run_verb("exists", id, self._exists)
+
+    async def get_many(self, ids: Iterable[str]) -> list[Document | None]:
+        """Read records in the order of the given ids; None where there is none."""
+        inputs = await self._hooks.before_all("get", as_list("ids", ids))
+        records = await self._keyspace.get_many(list(map(check_id, inputs)))
+        found = [None if record is None else Document(record) for record in records]
+        await self._hooks.after_all("get", found)
+        return found
+
+    async def list(self, *, limit: int | None = None, offset: int = 0) -> Documents:
+        """Return records in the order of their ids; all of them by default."""
+
+        async def work(where: Where) -> Documents:
+            return await self._find(where, None, limit, offset)
+
+        return await self._run_verb("list", None, work)
+
+    async def list_ids(self, *, limit: int | None = None, offset: int = 0) -> Names:
+        """Return ids in order, without reading the records."""
+
+        async def work(_: None) -> Names:
+            return await self._find_ids(limit, offset)
+
+        return await self._run_verb("list_ids", None, work)
+
+    async def count(self, filter: Where = None) -> int:
+        """Count the records that match; without a filter, all of them by their keys alone."""
+        return await self._run_verb("count", filter, self._count)
+
+    async def page(
+        self, filter: Where = None, *, size: int = 100, after: str | None = None
+    ) -> Page:
+        """Return a page of records in the order of their ids, and where the next one begins.
+
+        A page costs the same wherever it is; concurrent inserts and deletes do not shift it.
+        """
+
+        async def work(where: Where) -> Page:
+            return await self._read_page(where, size, after)
+
+        return await self._run_verb("page", filter, work)
+
+    async def query(
+        self,
+        filter: Where = None,
+        *,
+        sort: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> Documents:
+        """Return the records that match a filter.
+
+        Args:
+            filter: such as `{"expires_at": {"$lt": now}, "active": True}`; SQL stores let
+                the database drop what cannot match.
+            sort: a field, `-field` to reverse, or a list; by id without it. With it all
+                matches are read, whatever the limit.
+            limit: the largest number of records to return.
+            offset: how many records to skip first.
+        """
+
+        async def work(where: Where) -> Documents:
+            return await self._find(where, sort, limit, offset)
+
+        return await self._run_verb("query", filter, work)
+
+    async def __aiter__(self) -> AsyncIterator[Document]:
+        """Iterate over all records in the order of their ids, a page at a time."""
+        async for document in self._iterate():
+            yield document
+
+    async def _get(self, id: str) -> Document | None:
+        record = await self._keyspace.get(check_id(id))
+        return None if record is None else Document(record)
+
+    async def _exists(self, id: str) -> bool:
+        return await self._keyspace.get(check_id(id)) is not None
+
+    async def _iterate(
+        self, where: Where = None, *, limit: int | None = None
+    ) -> AsyncIterator[Document]:
+        _check_filter(where)
+        after = ""
+        left = limit
+        while left is None or left > 0:
+            size = _RECORD_PAGE if left is None else min(left, _RECORD_PAGE)
+            records = await self._scan(where, after, size)
+            for document in self._corruption_log.read_all(Document, records):
+                yield document
+            if len(records) < size:
+                return
+            after = records[-1].key
+            left = None if left is None else left - len(records)
+
+    async def _find(
+        self, where: Where, sort: str | Sequence[str] | None, limit: int | None, offset: int
+    ) -> Documents:
+        keys = parse_sort(sort)
+        end = _check_range(limit, offset)
+        # To sort, all matches have to be read.
+        found = [document async for document in self._iterate(where, limit=None if keys else end)]
+        return sort_documents(found, keys)[offset:end]
+
+    async def _find_ids(self, limit: int | None = None, offset: int = 0) -> Names:
+        keys = await self._find_keys(_check_range(limit, offset))
+        return [self._keyspace.name(key) for key in keys[offset:]]
+
+    async def _count(self, where: Where) -> int:
+        if not where:
+            return len(await self._find_keys(None))
+        return sum([1 async for _ in self._iterate(where)])
+
+    async def _read_page(self, where: Where, size: int, after: str | None) -> Page:
+        _check_filter(where)
+        if type(size) is not int or not 0 < size <= _MAX_PAGE:
+            raise Invalid("size", size, f"is not between 1 and {_MAX_PAGE:,}", "read page by page")
+        if not (after is None or isinstance(after, str)):
+            raise Invalid("after", after, "is not an id", "pass the `next` of the page before")
+        records = await self._scan(where, "" if after is None else self._keyspace.key(after), size)
+        has_more = len(records) == size
+        return Page(
+            self._corruption_log.read_all(Document, records),
+            self._keyspace.name(records[-1].key) if has_more else None,
+        )
+
+    async def _find_keys(self, end: int | None) -> Names:
+        keys: Names = []
+        while end is None or len(keys) < end:
+            size = _HEAD_PAGE if end is None else min(end - len(keys), _HEAD_PAGE)
+            heads = await self._keyspace.store.heads(
+                self._keyspace.prefix, after=keys[-1] if keys else "", limit=size
+            )
+            keys += [head.key for head in heads]
+            if len(heads) < size:
+                break
+        return keys
+
+    async def _scan(self, where: Where, after: str, size: int) -> Records:
+        return await self._keyspace.store.scan(
+            self._keyspace.prefix, after=after, limit=size, where=where
+        )
+
+
+def check_id(id: Any) -> str:
+    """Return an id if it is text.
+
+    Raises:
+        Invalid: it is not.
+    """
+    if not isinstance(id, str):
+        raise Invalid("id", id, f"{type(id).__name__} is not text", "use str(id)")
+    return id
+
+
+def as_list(name: str, items: Iterable[T]) -> Sequence[T]:
+    """Return several items as a list.
+
+    Raises:
+        Invalid: it is a single text or record, or not iterable.
+    """
+    if isinstance(items, str | Mapping) or not isinstance(items, Iterable):
+        raise Invalid(name, items, "is not a list", "write [...]")
+    return items if isinstance(items, list) else list(items)
+
+
+def _check_range(limit: int | None, offset: int) -> int | None:
+    """Return the position after the last requested record."""
+    for name, number in (("limit", limit), ("offset", offset)):
+        if number is not None and (type(number) is not int or number < 0):
+            raise Invalid(name, number, "is not a count", "use 0 or more")
+    return None if limit is None else offset + limit
+
+
+def _check_filter(where: Where) -> None:
+    """Refuse filters by version, which the store keeps outside the document."""
+    if where and _mentions(filters.parse(where), VERSION):
+        fix = "get the record and compare"
+        raise Invalid("filter", VERSION, "cannot be used in a filter", fix)
+
+
+def _mentions(where: Filter, name: str) -> bool:
+    match where:
+        case All(parts) | AnyOf(parts):
+            return any(_mentions(part, name) for part in parts)
+        case Not(part):
+            return _mentions(part, name)
+        case Equals(path) | Compare(path) | Exists(path):
+            return path[0] == name

@@ -1,20 +1,20 @@
-"""Users' functions around the verbs of a resource.
+"""Users' functions that run before and after the verbs of a resource.
 
-Before a verb, a function is given what the verb was given and may give something else
-instead, or raise, and then nothing is done. After it, a function is told the outcome; what
-it raises becomes the event `jobsync:handler-failed`, because what is written is written.
+A before-hook receives the verb's input. It may return another input, or raise, and then nothing
+is done. An after-hook receives the result; an error that it raises becomes the event
+`jobsync:handler-failed`, because the verb has already taken effect.
 """
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
 
 from jobsync.errors import Invalid, closest_name
-from jobsync.events import Events, HandlerFailed
+from jobsync.events import EventEmitter, Events, HandlerFailed
 
-__all__ = ["Hook", "ResourceHooks", "Verb"]
+__all__ = ["Hook", "HookedVerbs", "ResourceHooks", "Verb"]
 
 Verb: TypeAlias = Literal[
     "insert",
@@ -31,87 +31,139 @@ Verb: TypeAlias = Literal[
     "query",
 ]
 
-_PLACES = [f"{when}_{verb}" for when in ("before", "after") for verb in get_args(Verb)]
+_HOOK_NAMES = [f"{when}_{verb}" for when in ("before", "after") for verb in get_args(Verb)]
 
 Hook: TypeAlias = Callable[[Any], Any]
-"""Plain or a coroutine function."""
+"""A plain or a coroutine function."""
+
+T = TypeVar("T")
+H = TypeVar("H", bound=Hook)
 
 
 class ResourceHooks:
-    """The functions around one resource's verbs, in the order in which they were added.
+    """The hooks of one resource, in the order in which they were added.
 
     Args:
-        events: where failures are told.
+        events: where failures are reported.
     """
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._hooks: dict[str, list[Hook]] = {}
 
-    def place(self, name: str, hook: Any = None) -> Any:
-        """Add one, by a name such as `before_insert`; without one, decorate one.
+    def add_or_decorate(self, name: str, hook: Any = None) -> Any:
+        """Add a hook by a name such as `before_insert`; without a hook, return a decorator.
 
         Raises:
-            Invalid: there is no such place, or it cannot be called.
+            Invalid: there is no such hook name, or the hook is not callable.
         """
-        _check_place(name)
+        _check_name(name)
         return partial(self.add, name) if hook is None else self.add(name, hook)
 
     def add(self, name: str, hook: Any) -> Any:
-        """Add one, and give it back.
+        """Add a hook, and return it.
 
         Raises:
-            Invalid: there is no such place, or it cannot be called.
+            Invalid: there is no such hook name, or the hook is not callable.
         """
-        _check_place(name)
+        _check_name(name)
         if not callable(hook):
-            raise Invalid(name, hook, "cannot be called", "pass a function of one argument")
-        placed = self._hooks.setdefault(name, [])
-        # Who defines a resource again brings the same functions again.
-        if hook not in placed:
-            placed.append(hook)
+            raise Invalid(name, hook, "is not callable", "pass a function of one argument")
+        hooks = self._hooks.setdefault(name, [])
+        # A resource that is defined again gets the same functions again.
+        if hook not in hooks:
+            hooks.append(hook)
         return hook
 
-    async def before(self, verb: Verb, given: Any) -> Any:
-        """Let those that come before a verb have their say; give what it works with."""
+    async def before(self, verb: Verb, value: Any) -> Any:
+        """Run the hooks before a verb; return the verb's input."""
         for hook in self._hooks.get(f"before_{verb}", ()):
-            instead = await _call(hook, given)
-            given = given if instead is None else instead
-        return given
+            result = await _call(hook, value)
+            value = value if result is None else result
+        return value
 
-    async def before_all(self, verb: Verb, given: Sequence[Any]) -> Sequence[Any]:
-        """Let them have their say about each of several."""
+    async def before_all(self, verb: Verb, values: Sequence[Any]) -> Sequence[Any]:
+        """Run the hooks before a verb on each of several inputs."""
         if f"before_{verb}" not in self._hooks:
-            return given
-        return [await self.before(verb, one) for one in given]
+            return values
+        return [await self.before(verb, value) for value in values]
 
-    async def after_all(self, verb: Verb, outcomes: Iterable[Any]) -> None:
-        """Tell them of each of several."""
+    async def after_all(self, verb: Verb, results: Iterable[Any]) -> None:
+        """Run the hooks after a verb on each of several results."""
         if f"after_{verb}" in self._hooks:
-            for outcome in outcomes:
-                await self.after(verb, outcome)
+            for result in results:
+                await self.after(verb, result)
 
-    async def after(self, verb: Verb, outcome: Any) -> None:
-        """Tell those that come after a verb."""
+    async def after(self, verb: Verb, result: Any) -> None:
+        """Run the hooks after a verb."""
         for hook in self._hooks.get(f"after_{verb}", ()):
             try:
-                await _call(hook, outcome)
+                await _call(hook, result)
             except Exception as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
                 self._report(f"after_{verb}", hook, error)
 
     def _report(self, name: str, hook: Hook, error: Exception) -> None:
-        called = getattr(hook, "__qualname__", type(hook).__qualname__)
-        told = "".join(traceback.format_exception_only(error)).strip()
-        self._events.emit(HandlerFailed(event=name, callback=called, error=told))
+        callback = getattr(hook, "__qualname__", type(hook).__qualname__)
+        message = "".join(traceback.format_exception_only(error)).strip()
+        self._events.emit(HandlerFailed(event=name, callback=callback, error=message))
 
 
-def _check_place(name: str) -> None:
-    if name not in _PLACES:
-        hint = closest_name(name, _PLACES)
-        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_PLACES)}"
-        raise Invalid("hook", name, "is no place for a hook", fix)
+class HookedVerbs(EventEmitter):
+    """Base class of a resource: registers hooks and runs verbs between them.
+
+    Args:
+        events: where failures of hooks are reported.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+        self._hooks = ResourceHooks(events)
+
+    @overload
+    def before(self, verb: Verb) -> Callable[[H], H]: ...
+    @overload
+    def before(self, verb: Verb, hook: H) -> H: ...
+    def before(self, verb: Verb, hook: Any = None) -> Any:
+        """Call a function before a verb; it may change the verb's input, or refuse it.
+
+        Without a function, return a decorator.
+
+        Raises:
+            Invalid: there is no such verb.
+        """
+        return self._hooks.add_or_decorate(f"before_{verb}", hook)
+
+    @overload
+    def after(self, verb: Verb) -> Callable[[H], H]: ...
+    @overload
+    def after(self, verb: Verb, hook: H) -> H: ...
+    def after(self, verb: Verb, hook: Any = None) -> Any:
+        """Call a function after a verb, with its result. Without one, return a decorator.
+
+        Raises:
+            Invalid: there is no such verb.
+        """
+        return self._hooks.add_or_decorate(f"after_{verb}", hook)
+
+    def add_hooks(self, hooks: Mapping[str, Any]) -> None:
+        """Add hooks by names such as `before_insert`: one function or a list for each."""
+        for name, functions in hooks.items():
+            for hook in functions if isinstance(functions, list | tuple) else [functions]:
+                self._hooks.add(name, hook)
+
+    async def _run_verb(self, verb: Verb, value: Any, work: Callable[[Any], Awaitable[T]]) -> T:
+        result = await work(await self._hooks.before(verb, value))
+        await self._hooks.after(verb, result)
+        return result
 
 
-async def _call(hook: Hook, given: Any) -> Any:
-    result = hook(given)
+def _check_name(name: str) -> None:
+    if name not in _HOOK_NAMES:
+        hint = closest_name(name, _HOOK_NAMES)
+        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_HOOK_NAMES)}"
+        raise Invalid("hook", name, "is not a hook name", fix)
+
+
+async def _call(hook: Hook, value: Any) -> Any:
+    result = hook(value)
     return await result if inspect.isawaitable(result) else result

@@ -1,14 +1,14 @@
-"""Entries that lead to records by something else than their names: by expiry, by a field.
+"""Indexes: find records by something other than their names, such as expiry or a field.
 
-Promises: a record that was written through an index is found by it, whenever its writer
-died; what an entry leads to is read anew, so nothing is found that is not so.
+Guarantees: a record that was written through an index is found by it, whenever its writer died.
+Every lookup reads the record again, so an outdated entry finds nothing.
 
-How: the entry is written before the record. It ends in the nonce of the record's write, so
-that its name is never used again and it can be removed outright. An entry whose record says
-something else, or is not there, is dangling: it is skipped, and swept once the write that it
-announces can no longer arrive. That is known at once if the record remembers that write;
-otherwise it takes an hour (`BURIAL_AGE`) by the clocks of writer and sweeper, which must
-agree within 45 minutes.
+How: the entry is written before the record. Its key ends in the nonce of the record's write, so
+it is never used again and the entry can be removed without a tombstone. An entry whose record
+has another rank, or does not exist, is dangling: it is skipped, and removed once the write that
+it announces can no longer arrive. That is known at once if the record remembers that write;
+otherwise it takes an hour (`BURIAL_AGE`) by the clocks of writer and sweeper, which must agree
+within 45 minutes.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,26 +27,26 @@ from jobsync.stores.corruption_log import CorruptionLog
 __all__ = ["INDEXES", "Index", "IndexEntry", "RankOf"]
 
 INDEXES = "index/"
-"""Where entries are: a level for each resource and index."""
+"""The prefix of entries; each resource and index has a level below it."""
 
 _MARK = "!00"
-"""Between rank and nonce. No name holds the byte 0, so a rank sorts before what it begins."""
+"""Between rank and nonce. No rank contains the byte 0, so a rank sorts before longer ones."""
 
 _MAX_RANK = MAX_SEGMENT - len(_MARK) - NONCE_LENGTH
 _PAGE = 1000
 
 RankOf: TypeAlias = Callable[[Json], str | None]
-"""Gives the place of a document in the order of an index; None if it has none."""
+"""Returns the rank of a document in the order of an index; None to leave it out."""
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
-    """One entry, as it was read."""
+    """One entry that was read."""
 
     key: str
     rank: str
     nonce: str
     record: str
-    """The key of the record that it leads to."""
+    """The key of its record."""
     at: float
     """When it was written, by its writer's clock."""
 
@@ -55,8 +55,8 @@ class Index:
     """One index of the records under one prefix.
 
     Args:
-        store: where entries and records are; its writes are settled.
-        name: which index, as in `sessions/expiry`.
+        store: of entries and records; its writes are settled.
+        name: such as `sessions/expiry`.
         rank_of: what it orders by.
         components: the clock that dates entries, and the randomness of nonces.
     """
@@ -67,54 +67,54 @@ class Index:
         self._rank_of = rank_of
         self._clock = components.clock
         self._ids = components.ids
-        self._witness = CorruptionLog(f"index {name}", components.events)
+        self._corruption_log = CorruptionLog(f"index {name}", components.events)
 
     async def write(self, changes: Sequence[Put]) -> list[Outcome]:
-        """Write records, each after its entry. One that keeps its rank needs no new entry.
+        """Write records, each after its entry. A record that keeps its rank needs no new entry.
 
         Raises:
             Invalid: a rank is too long; nothing was written.
-            OutcomeUnknown: of an entry; no record was written.
+            OutcomeUnknown: an entry may or may not have been written; no record was.
             Unavailable: no record was written.
         """
-        marked = [
+        puts = [
             msgspec.structs.replace(change, nonce=nonce)
             for change, nonce in zip(changes, self._ids.nonces(len(changes)), strict=True)
         ]
-        entries = [entry for change in marked if (entry := self._announce(change))]
+        entries = [entry for change in puts if (entry := self._build_entry(change))]
         if entries:
             outcomes = await self._store.write(entries)
             for entry, outcome in zip(entries, outcomes, strict=True):
-                # A conflict is with an earlier copy of itself: nobody else has this name.
+                # A conflict can only be with an earlier copy of this write: the key is unique.
                 if isinstance(outcome, Unknown):
                     raise OutcomeUnknown(entry.key, outcome.reason)
-        return await self._store.write(marked)
+        return await self._store.write(puts)
 
     async def find(self, *, until: str | None = None, limit: int | None = None) -> list[Record]:
-        """Give records in the order of the index, each once, up to and with a rank."""
+        """Return records in the order of the index, each once, up to and including a rank."""
         found: dict[str, Record] = {}
-        async for entries, records in self._walk(until):
+        async for entries, records in self._iterate(until):
             for entry, record in zip(entries, records, strict=True):
-                if record is not None and self._is_right(entry, record):
+                if record is not None and self._is_current(entry, record):
                     found.setdefault(record.key, record)
                     if len(found) == limit:
                         return list(found.values())
         return list(found.values())
 
     async def sweep(self, *, until: str | None = None, older_than: float = BURIAL_AGE) -> int:
-        """Remove entries that lead nowhere and never will; count them."""
+        """Remove entries that are dangling for good; return how many."""
         swept = 0
-        async for entries, records in self._walk(until):
-            gone = [
+        async for entries, records in self._iterate(until):
+            dead = [
                 entry.key
                 for entry, record in zip(entries, records, strict=True)
-                if self._is_over(entry, record, older_than)
+                if self._is_dead(entry, record, older_than)
             ]
-            await self._store.drop(gone)
-            swept += len(gone)
+            await self._store.drop(dead)
+            swept += len(dead)
         return swept
 
-    def _announce(self, change: Put) -> Put | None:
+    def _build_entry(self, change: Put) -> Put | None:
         rank = self._rank_of(change.value)
         base = change.base
         if rank is None or (base and not base.deleted and self._rank_of(base.value) == rank):
@@ -124,10 +124,10 @@ class Index:
         document = {"record": change.key, "rank": rank, "at": self._clock.wall().seconds}
         return Put(f"{self.prefix}{segment}{_MARK}{change.nonce}", document)
 
-    async def _walk(
+    async def _iterate(
         self, until: str | None
     ) -> AsyncIterator[tuple[list[IndexEntry], list[Record | None]]]:
-        """Give entries with what they lead to, be it a tombstone, a page at a time."""
+        """Yield pages of entries with their records or tombstones."""
         end = None if until is None else f"{self.prefix}{escape(until, 'rank')}{_MARK}~"
         after = ""
         while True:
@@ -135,7 +135,7 @@ class Index:
             entries = [
                 entry
                 for record in page
-                if (end is None or record.key <= end) and (entry := self._understand(record))
+                if (end is None or record.key <= end) and (entry := self._decode(record))
             ]
             keys = list(dict.fromkeys(entry.record for entry in entries))
             found = dict(zip(keys, await self._store.get_many(keys, tombstones=True), strict=True))
@@ -144,22 +144,22 @@ class Index:
                 return
             after = page[-1].key
 
-    def _understand(self, record: Record) -> IndexEntry | None:
+    def _decode(self, record: Record) -> IndexEntry | None:
         try:
             value = record.value
             nonce = record.key[-NONCE_LENGTH:]
             return IndexEntry(record.key, value["rank"], nonce, value["record"], value["at"])
         except (TypeError, KeyError):
-            self._witness.report(Corrupt(record.key, "not an entry of an index"))
+            self._corruption_log.report(Corrupt(record.key, "not an index entry"))
             return None
 
-    def _is_right(self, entry: IndexEntry, record: Record) -> bool:
+    def _is_current(self, entry: IndexEntry, record: Record) -> bool:
         return not record.deleted and self._rank_of(record.value) == entry.rank
 
-    def _is_over(self, entry: IndexEntry, record: Record | None, older_than: float) -> bool:
-        """Say whether an entry leads nowhere, and its record's write has arrived or died."""
+    def _is_dead(self, entry: IndexEntry, record: Record | None, older_than: float) -> bool:
+        """Whether an entry is dangling, and its record's write can no longer arrive."""
         if record is not None:
-            if self._is_right(entry, record):
+            if self._is_current(entry, record):
                 return False
             if record.remembers(entry.nonce):
                 return True

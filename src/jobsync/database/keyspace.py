@@ -1,7 +1,11 @@
-"""Many records at once: one statement a batch where the store can, and each its own outcome.
+"""The records under one prefix of a store, under names that users choose and may use again.
 
-A batch is no transaction: part of it may be written and part not. It is told which, and to
-send the same batch again does no harm. An error is raised only if nothing was written.
+Every write states what it replaces: the record that was read, a tombstone, or nothing. A writer
+that loses a race reads and decides again; of several that race, one always succeeds.
+
+A batch is one statement where the store can do that, and each record has its own outcome. A batch
+is not a transaction: part of it may be written. The result lists which, and it is safe to send
+the same batch again. An error is raised only if nothing was written.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,43 +23,41 @@ from jobsync.stores.contract import Applied, Change, Conflicted, Put, Record, St
 
 __all__ = ["BatchResult", "Decide", "Disposition", "Keyspace", "create_many", "remove_many"]
 
-
-# Records of one level of a store, under names that users choose and may use again.
-#
-# Every write names what it replaces: the record that was read, a tombstone, or nothing. Who
-# loses a race reads again and decides again; of those who race, one always gets on.
-
-
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 1.0
+_MAX_RECORDS = 10_000
+_MAX_BYTES = 16 * 1024 * 1024
 
 
 class Disposition(Enum):
-    """What is to become of a record, other than a new value."""
+    """What to do with a record other than to write a new value."""
 
     KEEP = "leave it as it is"
     REMOVE = "leave a tombstone"
 
 
 Decide: TypeAlias = Callable[[Record | None], "Json | Disposition"]
-"""Given the record that is there, or None, says what should be; raises to leave all as it is."""
+"""Given the current record, or None, returns what to write; raises to change nothing."""
+
+PlanChange: TypeAlias = Callable[[str, Record | None], Change | None]
+"""Given a name and its record or tombstone, returns the change to make, if any."""
 
 
 class Keyspace:
-    """Records under one prefix.
+    """The records under one prefix.
 
     Args:
-        source: gives the store, or raises what keeps it from being used.
-        prefix: where they are.
-        components: the clock and the randomness that spread those who race.
-        label: how errors call a record, before its name.
+        get_store: returns the store, or raises why it cannot be used.
+        prefix: of their keys.
+        components: the clock and the randomness that spread writers that race.
+        label: what errors put before a record's name.
     """
 
     def __init__(
-        self, source: Callable[[], Store], prefix: str, components: Components, label: str
+        self, get_store: Callable[[], Store], prefix: str, components: Components, label: str
     ) -> None:
         self.prefix = prefix
-        self._source = source
+        self._get_store = get_store
         self._label = label
         self._clock = components.clock
         self._randomness = components.randomness
@@ -63,37 +65,37 @@ class Keyspace:
     @property
     def store(self) -> Store:
         """The store, if it can be used."""
-        return self._source()
+        return self._get_store()
 
     def key(self, name: str) -> str:
-        """Give the key of a record."""
+        """Return the key of a record."""
         return self.prefix + escape(name)
 
     def name(self, key: str) -> str:
-        """Give the name of a record."""
+        """Return the name of a record."""
         return unescape(key[len(self.prefix) :])
 
     def title(self, name: str) -> str:
-        """Say which record, in an error."""
+        """Return how errors call a record."""
         return f"{self._label}/{name}"
 
     async def get(self, name: str) -> Record | None:
-        """Read one."""
+        """Read one record."""
         return await self.store.get(self.key(name))
 
     async def get_many(self, names: Sequence[str]) -> list[Record | None]:
-        """Read several, in the order of their names; a name may be asked for twice."""
+        """Read records in the order of their names; a name may occur twice."""
         keys = list(map(self.key, names))
-        unlike = list(dict.fromkeys(keys))
-        found = dict(zip(unlike, await self.store.get_many(unlike), strict=True)) if keys else {}
+        unique = list(dict.fromkeys(keys))
+        found = dict(zip(unique, await self.store.get_many(unique), strict=True)) if keys else {}
         return [found[key] for key in keys]
 
     async def create(self, name: str, value: Json) -> Record:
-        """Write under a name that no record has now: one request, if none ever had it.
+        """Write a record under a free name: one request, if the name was never used.
 
         Raises:
-            Conflict: there is one.
-            OutcomeUnknown: nobody can say.
+            Conflict: there is a record with this name.
+            OutcomeUnknown: it may or may not have been written.
         """
         (outcome,) = await self.store.write([Put(self.key(name), value)])
         if not isinstance(outcome, Conflicted):
@@ -101,132 +103,123 @@ class Keyspace:
 
         def decide(current: Record | None) -> Json:
             if current is not None:
-                raise Conflict(self.title(name), "there is one already")
+                raise Conflict(self.title(name), "it already exists")
             return value
 
         return await self.put(name, decide)
 
     async def put(self, name: str, decide: Callable[[Record | None], Json]) -> Record:
-        """Change one, by a decision that always comes to a value."""
+        """Write the value that `decide` returns for the current record."""
         return cast("Record", await self.change(name, decide))
 
     async def change(self, name: str, decide: Decide) -> Record | None:
-        """Read one, decide, and write in place of what was read, until nobody is faster.
+        """Read a record, decide, and write in place of what was read; retry after a conflict.
 
         Returns:
-            What is there then: the new record or tombstone; what was there, if it is kept.
+            The new record or tombstone; the current record, if nothing was to be changed.
 
         Raises:
-            OutcomeUnknown: nobody can say.
+            OutcomeUnknown: it may or may not have been written.
         """
         key = self.key(name)
         attempt = 0
         while True:
             base = await self.store.get(key, tombstones=True)
             current = None if base is None or base.deleted else base
-            change = _follow(key, base, decide(current))
+            change = _build_change(key, base, decide(current))
             if change is None:
                 return current
             (outcome,) = await self.store.write([change])
             if not isinstance(outcome, Conflicted):
                 return unwrap(outcome, self.title(name))
             attempt += 1
-            await self._rest(attempt)
+            await self._pause(attempt)
 
-    async def _rest(self, attempt: int) -> None:
-        pause = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
-        await self._clock.sleep(self._randomness.uniform(0, pause))
+    async def _pause(self, attempt: int) -> None:
+        longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
+        await self._clock.sleep(self._randomness.uniform(0, longest))
 
 
-def _follow(key: str, base: Record | None, decided: Json | Disposition) -> Change | None:
-    """Give the change that a decision asks for."""
-    if decided is Disposition.KEEP:
+def _build_change(key: str, base: Record | None, decision: Json | Disposition) -> Change | None:
+    if decision is Disposition.KEEP:
         return None
-    if decided is not Disposition.REMOVE:
-        return Put(key, decided, base)
+    if decision is not Disposition.REMOVE:
+        return Put(key, decision, base)
     return None if base is None or base.deleted else base.delete()
 
 
-_MOST_RECORDS = 10_000
-_MOST_BYTES = 16 * 1024 * 1024
-
-Follow: TypeAlias = Callable[[str, Record | None], Change | None]
-"""Given a name and what is there, be it a tombstone, gives the change to make, if any."""
-
-
 class BatchResult(msgspec.Struct):
-    """What became of a batch, by name."""
+    """The outcome of a batch, by name."""
 
     written: dict[str, Record] = {}
-    kept: list[str] = []
-    """Nothing was to be changed: what is there was left."""
+    unchanged: list[str] = []
+    """Names where nothing was to be changed."""
     unknown: list[str] = []
     unsent: list[str] = []
     cause: JobsyncError | None = None
     """Why some were not sent."""
 
 
-async def create_many(shelf: Keyspace, values: Mapping[str, Json]) -> BatchResult:
-    """Write under names that no records have now: `kept` has those that are taken.
+async def create_many(keyspace: Keyspace, values: Mapping[str, Json]) -> BatchResult:
+    """Write records under free names; `unchanged` has the names that are taken.
 
     Raises:
         Invalid: one of them cannot be written; nothing was.
         Unavailable: nothing was written.
     """
-    keys = {name: shelf.key(name) for name in values}
-    batch = _BatchWrite(shelf)
-    taken: list[str] = []
+    keys = {name: keyspace.key(name) for name in values}
+    batch = _BatchWrite(keyspace)
+    conflicted: list[str] = []
     for names in _split(_measure(values)):
-        taken += await batch.send({name: Put(keys[name], values[name]) for name in names})
+        conflicted += await batch.send({name: Put(keys[name], values[name]) for name in names})
 
-    def follow(name: str, base: Record | None) -> Change | None:
+    def plan(name: str, base: Record | None) -> Change | None:
         return Put(keys[name], values[name], base) if base is None or base.deleted else None
 
-    for names in _split((name, 0) for name in taken):
-        await batch.change(names, follow)
-    return batch.tally
+    for names in _split((name, 0) for name in conflicted):
+        await batch.change(names, plan)
+    return batch.result
 
 
-async def remove_many(shelf: Keyspace, names: Sequence[str]) -> BatchResult:
-    """Leave tombstones: `written` has those that were there.
+async def remove_many(keyspace: Keyspace, names: Sequence[str]) -> BatchResult:
+    """Replace records by tombstones; `written` has the names that existed.
 
     Raises:
         Unavailable: nothing was written.
     """
-    batch = _BatchWrite(shelf)
+    batch = _BatchWrite(keyspace)
 
-    def follow(_: str, base: Record | None) -> Change | None:
+    def plan(_: str, base: Record | None) -> Change | None:
         return None if base is None or base.deleted else base.delete()
 
     for part in _split((name, 0) for name in dict.fromkeys(names)):
-        await batch.change(part, follow)
-    return batch.tally
+        await batch.change(part, plan)
+    return batch.result
 
 
 def _measure(values: Mapping[str, Json]) -> Iterator[tuple[str, int]]:
-    """Give the size of each, or 0 of all where they fit into one write."""
+    """Yield each name with its size, or with 0 if all fit into one write."""
     documents = list(values.values())
-    if len(documents) > _MOST_RECORDS or not _is_small(documents):
-        # Each is looked at before any is sent, so that a bad one in a later part keeps back all.
+    if len(documents) > _MAX_RECORDS or not _fits_one_write(documents):
+        # All are encoded before any is sent, so that an invalid one in a later part stops all.
         yield from zip(values, map(len, encode_all(documents)), strict=True)
     else:
         yield from ((name, 0) for name in values)
 
 
-def _is_small(documents: list[Json]) -> bool:
-    """Say whether they surely fit into one write."""
+def _fits_one_write(documents: list[Json]) -> bool:
     try:
-        return len(msgspec.json.encode(documents)) <= _MOST_BYTES
+        return len(msgspec.json.encode(documents)) <= _MAX_BYTES
     except (TypeError, ValueError):
         return False
 
 
 def _split(sized: Iterator[tuple[str, int]]) -> Iterator[list[str]]:
-    """Give parts that are small enough for one write."""
+    """Yield parts that are small enough for one write."""
     part: list[str] = []
     total = 0
     for name, size in sized:
-        if part and (len(part) == _MOST_RECORDS or total + size > _MOST_BYTES):
+        if part and (len(part) == _MAX_RECORDS or total + size > _MAX_BYTES):
             yield part
             part, total = [], 0
         part.append(name)
@@ -236,31 +229,31 @@ def _split(sized: Iterator[tuple[str, int]]) -> Iterator[list[str]]:
 
 
 class _BatchWrite:
-    """A batch under way."""
+    """A batch that is being written."""
 
-    def __init__(self, shelf: Keyspace) -> None:
-        self.tally = BatchResult()
-        self._shelf = shelf
+    def __init__(self, keyspace: Keyspace) -> None:
+        self.result = BatchResult()
+        self._keyspace = keyspace
 
-    async def change(self, names: list[str], follow: Follow) -> None:
-        """Read, follow and write, until nobody is faster."""
+    async def change(self, names: list[str], plan: PlanChange) -> None:
+        """Read, plan and write; retry those that conflict."""
         while names:
-            keys = list(map(self._shelf.key, names))
+            keys = list(map(self._keyspace.key, names))
             try:
-                found = await self._shelf.store.get_many(keys, tombstones=True)
+                found = await self._keyspace.store.get_many(keys, tombstones=True)
             except JobsyncError as error:
                 self._give_up(names, error)
                 return
-            changes = dict(zip(names, map(follow, names, found), strict=True))
-            self.tally.kept += [name for name, change in changes.items() if change is None]
+            changes = dict(zip(names, map(plan, names, found), strict=True))
+            self.result.unchanged += [name for name, change in changes.items() if change is None]
             names = await self.send(
                 {name: change for name, change in changes.items() if change is not None}
             )
 
     async def send(self, changes: Mapping[str, Change]) -> list[str]:
-        """Write; give those that somebody else was faster with."""
+        """Write; return the names that conflicted."""
         try:
-            outcomes = await self._shelf.store.write(list(changes.values()))
+            outcomes = await self._keyspace.store.write(list(changes.values()))
         except JobsyncError as error:
             self._give_up(list(changes), error)
             return []
@@ -268,16 +261,16 @@ class _BatchWrite:
         for name, outcome in zip(changes, outcomes, strict=True):
             match outcome:
                 case Applied(record):
-                    self.tally.written[name] = record
+                    self.result.written[name] = record
                 case Conflicted():
                     conflicted.append(name)
                 case Unknown():
-                    self.tally.unknown.append(name)
+                    self.result.unknown.append(name)
         return conflicted
 
     def _give_up(self, names: list[str], error: JobsyncError) -> None:
-        """Note what was not sent; if nothing was, the error says it all."""
-        if not (self.tally.written or self.tally.unknown):
+        """Record what was not sent; raise the error if nothing was written before."""
+        if not (self.result.written or self.result.unknown):
             raise error
-        self.tally.unsent += names
-        self.tally.cause = error
+        self.result.unsent += names
+        self.result.cause = error

@@ -1,10 +1,10 @@
-"""Locks that a crash cannot leave stuck: they hang on the session of whoever holds them.
+"""Locks that a crash cannot leave stuck, because they depend on their holder's session.
 
-Promises: of several who ask for a lock one has it. It is free again when its holder gives
-it back, or when the holder's session is dead, by a write; no clock decides. Whoever is
-cancelled while it takes a lock or gives it back, or loses the store then, leaves it free as
-well, though later. A holder whose session no longer trusts itself must not act on it: ask
-`lasts`, or carry `fence`, which grows with every holder, into what the lock protects.
+Guarantees: at most one of several callers holds a lock. It becomes free when its holder releases
+it, or when the holder's session is dead, by a write; no clock decides. A caller that is cancelled
+or loses the store while it acquires or releases a lock leaves it free too, though later. A holder
+whose session no longer trusts itself must not act on it: check `lasts`, or pass `fence`, which
+grows with every holder, to what the lock protects.
 """
 
 import asyncio
@@ -20,27 +20,27 @@ from jobsync.stores.contract import Conflicted, Put, Record, Store, unwrap
 
 __all__ = ["Lock", "hold_lock"]
 
-_LOOK_AGAIN = 1.0
+_POLL = 1.0
 _FREE = {"owner": None, "mark": ""}
 
 
 class Lock:
-    """A lock that is held, or was.
+    """A lock that is or was held.
 
     Args:
-        membership: whose session it hangs on.
-        record: how it stands in the store.
+        membership: with the session that it depends on.
+        record: of the lock, as it was acquired.
     """
 
     def __init__(self, membership: Membership, record: Record) -> None:
         self._membership = membership
         self._incarnation = record.value["owner"]
         self.fence = record.seq
-        """Higher than that of every earlier holder."""
+        """A number above that of every earlier holder."""
 
     @property
     def lasts(self) -> bool:
-        """Whether it may be acted on now. Asks the clock each time."""
+        """Whether the lock is certainly held now, by the clock at each call."""
         membership = self._membership
         return membership.is_trusted and membership.incarnation == self._incarnation
 
@@ -57,36 +57,36 @@ async def hold_lock(
     """Hold a lock for a block.
 
     Args:
-        membership: whose session it hangs on.
-        store: where it is.
+        membership: with the session that it depends on.
+        store: with the lock's record.
         components: time, and the randomness of its mark.
-        key: which one.
-        timeout: seconds to wait for whoever has it; None is for ever.
-        run: runs what gives it back later, if that cannot be done at once.
+        key: of the lock's record.
+        timeout: seconds to wait for its holder; None for no limit.
+        run: runs the release in the background, if it cannot be done at once.
 
     Raises:
-        TimeoutError: others had it for so many seconds.
+        TimeoutError: others held it for that long.
         Unavailable: the store does not answer.
     """
     attempt = _Attempt(membership, store, components, key)
     try:
-        yield Lock(membership, await attempt.succeed(timeout))
+        yield Lock(membership, await attempt.acquire(timeout))
     finally:
         try:
-            await attempt.undo()
+            await attempt.release()
         except (OutcomeUnknown, Unavailable):
-            # The session may live for long: somebody must see to it that others get on.
-            run(attempt.undo, f"give back {key}")
+            # The session may live on for long: others must not wait for its end.
+            run(attempt.release, f"release {key}")
         except asyncio.CancelledError:
-            run(attempt.undo, f"give back {key}")
+            run(attempt.release, f"release {key}")
             raise
 
 
 class _Attempt:
-    """One wish to have a lock: from the first look until it is given back, or can no more be had.
+    """One attempt to hold a lock, from the first read until it is released.
 
-    Whatever raises or is cancelled on the way, `undo` leaves no lock behind that hangs on a
-    session which lives, and that nobody knows to have.
+    Whatever raises or is cancelled in between, after `release` no lock is left that depends on a
+    live session and has no holder that knows of it.
     """
 
     def __init__(
@@ -96,44 +96,44 @@ class _Attempt:
         self._store = store
         self._clock = components.clock
         self._key = key
-        # Tells this very attempt from others of the same session.
+        # Distinguishes this attempt from others of the same session.
         (self._mark,) = components.ids.nonces(1)
         self._based_on: Record | None = None
         self._has_written = False
         self._held: Record | None = None
 
-    async def succeed(self, timeout: float | None) -> Record:
-        """Wait for it, and take it."""
-        give_up = None if timeout is None else self._clock.mono() + timeout
+    async def acquire(self, timeout: float | None) -> Record:
+        """Wait until the lock is free, and take it."""
+        deadline = None if timeout is None else self._clock.mono() + timeout
         try:
             while True:
-                found = await self._look()
+                found = await self._read()
                 owner = _owner(found)
                 is_mine = self._is_mine(found)
                 if found is not None and is_mine and owner == self._membership.incarnation:
                     self._held = found
                     return found
                 if owner is None or is_mine or self._membership.is_dead(owner):
-                    # Looked at again, whatever becomes of it: an unknown write may yet land.
+                    # Read again, whatever the outcome: an unknown write may still be applied.
                     await self._take(found)
                     continue
                 self._membership.watch(self._key, {owner})
-                left = _LOOK_AGAIN if give_up is None else give_up - self._clock.mono()
+                left = _POLL if deadline is None else deadline - self._clock.mono()
                 if left <= 0:
                     raise TimeoutError(f"the lock {self._key!r} is held by {owner}")
-                await self._store.wait(parent(self._key), min(left, _LOOK_AGAIN))
+                await self._store.wait(parent(self._key), min(left, _POLL))
         finally:
             self._membership.watch(self._key, ())
 
-    async def undo(self) -> None:
-        """Have it no longer, and never again.
+    async def release(self) -> None:
+        """Release the lock, and make sure that this attempt cannot acquire it later.
 
         Raises:
-            OutcomeUnknown, Unavailable: nobody can say; do it again.
+            OutcomeUnknown, Unavailable: it may still be held; call it again.
         """
         while self._has_written:
-            found, self._held = self._held or await self._look(), None
-            # A write of ours that was not heard of may still land on what it was based on.
+            found, self._held = self._held or await self._read(), None
+            # An unanswered write of ours may still be applied to what it was based on.
             if not (self._is_mine(found) or _is_same(found, self._based_on)):
                 break
             (outcome,) = await self._store.write([Put(self._key, _FREE, found)])
@@ -142,7 +142,7 @@ class _Attempt:
                 break
         self._has_written = False
 
-    async def _look(self) -> Record | None:
+    async def _read(self) -> Record | None:
         return await self._store.get(self._key, tombstones=True)
 
     async def _take(self, found: Record | None) -> None:

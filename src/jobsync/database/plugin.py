@@ -1,10 +1,9 @@
-"""What attaches to a database: installed once, started and stopped with it.
+"""Plugins of a database: installed once, started and stopped with it.
 
 `start` and `stop` may be called by anybody, also by the plugin's own hooks and work, in any
-order and as often as one likes; each takes effect once. A plugin that is stopped runs
-nothing in the background any more. Whoever loses patience with a `stop`, and cancels it,
-leaves nothing running either. Its events are heard by who listens to it, and by who listens
-to the database.
+order and repeatedly; each takes effect once. After `stop`, or a `stop` that was cancelled,
+nothing of the plugin runs in the background. Its events reach its own listeners and the
+database's.
 """
 
 import asyncio
@@ -23,37 +22,37 @@ if TYPE_CHECKING:
 __all__ = ["Plugin", "PluginStarted", "PluginStopped", "check_plugin_name"]
 
 _is_name = re.compile(r"[A-Za-z0-9_-]{1,50}").fullmatch
-_humps = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_word_starts = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-class _About(Event, frozen=True, kw_only=True):
+class _PluginEvent(Event, frozen=True, kw_only=True):
     plugin: str
 
 
-class PluginStarted(_About, frozen=True, kw_only=True):
-    """A plugin runs."""
+class PluginStarted(_PluginEvent, frozen=True, kw_only=True):
+    """A plugin has started."""
 
     name = "db:plugin-started"
 
 
-class PluginStopped(_About, frozen=True, kw_only=True):
-    """A plugin runs no more."""
+class PluginStopped(_PluginEvent, frozen=True, kw_only=True):
+    """A plugin has stopped."""
 
     name = "db:plugin-stopped"
 
 
 class Plugin(EventEmitter):
-    """Inherit it, and override `on_install`, `on_start` and `on_stop` as needed.
+    """Base class of plugins: override `on_install`, `on_start` and `on_stop` as needed.
 
     Args:
-        namespace: keeps the data of several plugins of one kind apart. By default the
-            alias that it is added under, then "default".
+        namespace: separates the data of several plugins of one kind. By default the alias
+            that it is added under, then "default".
 
     Attributes:
         slug: the kind of plugin, in names of data and events; by default made from the
-            class's name, so that `DailyReportPlugin` is `daily-report`.
-        namespace: see above; known once it is added.
-        name: how the database calls it; known once it is added.
+            class's name: `SessionCleanerPlugin` has the slug `session-cleaner`.
+        namespace: see above; set once it is added.
+        name: in the database; set once it is added.
     """
 
     slug: ClassVar[str]
@@ -61,7 +60,7 @@ class Plugin(EventEmitter):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "slug" not in vars(cls):
-            words = _humps.split(cls.__name__.removesuffix("Plugin"))
+            words = _word_starts.split(cls.__name__.removesuffix("Plugin"))
             cls.slug = "-".join(words).lower().strip("_-") or "plugin"
         check_plugin_name("slug", cls.slug)
 
@@ -70,8 +69,8 @@ class Plugin(EventEmitter):
         self.name = ""
         self.events = Events()
         self._database: Database | None = None
-        self._turn = LifecycleLock("plugin")
-        self._undo = AsyncExitStack()
+        self._lifecycle = LifecycleLock("plugin")
+        self._exit_stack = AsyncExitStack()
         self._installed = False
         self._running = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,20 +79,20 @@ class Plugin(EventEmitter):
         return f"{type(self).__name__}({self.name or self.slug!r})"
 
     async def on_install(self) -> None:
-        """Prepare what is needed before the first start: resources, for one."""
+        """Prepare what is needed before the first start, such as resources."""
 
     async def on_start(self) -> None:
-        """Begin to work."""
+        """Start to work."""
 
     async def on_stop(self) -> None:
-        """End the work in good order. What still runs in the background then is cancelled."""
+        """End the work in order. What still runs in the background afterwards is cancelled."""
 
     @property
     def database(self) -> "Database":
-        """What it is attached to.
+        """The database that it is attached to.
 
         Raises:
-            Invalid: nothing yet.
+            Invalid: it is not attached yet.
         """
         if self._database is None:
             fix = "await database.use_plugin(plugin) first"
@@ -102,14 +101,13 @@ class Plugin(EventEmitter):
 
     @property
     def storage(self) -> PluginStorage:
-        """What it keeps between runs, apart from other plugins and other namespaces."""
+        """Its values between runs, separate from other plugins and other namespaces."""
         return self.database.open_storage(self.slug, self.namespace)
 
     def run_in_background(self, work: Work, name: str = "") -> asyncio.Task[None]:
         """Run work until it returns or the plugin stops.
 
-        `Unavailable` begins it again after a pause. Anything else that it raises makes the
-        database fail.
+        `Unavailable` restarts it after a pause. Any other error makes the database fail.
         """
         task = self.database.run_in_background(work, f"{self.name} {name}".rstrip())
         self._tasks.add(task)
@@ -117,27 +115,27 @@ class Plugin(EventEmitter):
         return task
 
     def emit(self, event: Event) -> None:
-        """Tell a fact to who listens to this plugin, and to who listens to the database."""
+        """Emit an event to the listeners of this plugin and of the database."""
         self.events.emit(event)
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not stopped since."""
+        """Whether it has started and not stopped since."""
         return self._running
 
     def unready(self) -> str:
-        """Tell what keeps it from working now; nothing, if all is well. Asks no store."""
-        return "" if self._running else "does not run"
+        """Return why it cannot work now; empty if all is well. Makes no request."""
+        return "" if self._running else "is not running"
 
     def stuck(self) -> str:
-        """Tell why it will not work again in this process; nothing, if it may. Asks no store."""
+        """Return why it cannot recover in this process; empty if it can. Makes no request."""
         return ""
 
-    def name_under(self, alias: str | None) -> str:
-        """Give the name that it has in a database.
+    def choose_name(self, alias: str | None) -> str:
+        """Return its name in a database.
 
         Raises:
-            Invalid: the alias is no name.
+            Invalid: the alias is not a valid name.
         """
         if alias is not None:
             return check_plugin_name("alias", alias)
@@ -145,17 +143,17 @@ class Plugin(EventEmitter):
 
     @property
     def kind(self) -> str:
-        """What sets it apart within a namespace, which has one of each kind."""
+        """What distinguishes it within a namespace, which has one plugin of each kind."""
         return self.slug
 
     def attach(self, database: "Database", name: str, alias: str | None) -> None:
-        """Become part of a database, once. `Database.use_plugin` calls it.
+        """Attach it to a database, once. Called by `Database.use_plugin`.
 
         Raises:
-            Invalid: it is part of another one.
+            Invalid: it is attached to another one.
         """
         if self._database is not None:
-            raise Invalid("plugin", self.name, "is attached already", "make another one")
+            raise Invalid("plugin", self.name, "is already attached", "create another one")
         self.name = name
         self.namespace = self.namespace or alias or "default"
         self._database = database
@@ -163,67 +161,67 @@ class Plugin(EventEmitter):
 
     @property
     def is_calling(self) -> bool:
-        """Whether it is a hook of its own that asks, for which `stop` waits."""
+        """Whether the caller is one of its own hooks, which `stop` waits for."""
         return False
 
     async def start(self) -> None:
-        """Start, unless it runs already.
+        """Start, unless it is running.
 
         Raises:
             Invalid: its database is not connected.
         """
-        if self._is_part_of("start"):
+        if self._is_reentrant("start"):
             return
-        async with self._turn.take("start"):
+        async with self._lifecycle.hold("start"):
             if self._running:
                 return
             if not self.database.is_connected:
                 fix = "await database.connect() first"
                 raise Invalid("plugin", self.name, "its database is not connected", fix)
-            async with AsyncExitStack() as undo:
-                await self._set_up(undo)
-                self._undo = undo.pop_all()
+            async with AsyncExitStack() as exit_stack:
+                await self._set_up(exit_stack)
+                self._exit_stack = exit_stack.pop_all()
             self._running = True
         self.emit(PluginStarted(plugin=self.name))
 
     async def stop(self) -> None:
-        """Stop, if it runs."""
-        if self._is_part_of("stop"):
+        """Stop, if it is running."""
+        if self._is_reentrant("stop"):
             return
-        async with self._turn.take("stop"):
+        async with self._lifecycle.hold("stop"):
             if not self._running:
                 return
             self._running = False
-            await self._undo.aclose()
+            await self._exit_stack.aclose()
         self.emit(PluginStopped(plugin=self.name))
 
-    async def _set_up(self, undo: AsyncExitStack) -> None:
-        """Start step by step; what undoes the steps is called from the last to the first."""
+    async def _set_up(self, exit_stack: AsyncExitStack) -> None:
+        """Start step by step; its callbacks undo the steps in reverse order."""
         if not self._installed:
             await self.on_install()
             self._installed = True
-        undo.push_async_callback(self._cancel_work)
+        exit_stack.push_async_callback(self._cancel_work)
         await self.on_start()
-        undo.push_async_callback(self.on_stop)
+        exit_stack.push_async_callback(self.on_stop)
 
-    def _is_part_of(self, what: str) -> bool:
-        is_hook = self._turn.doing == "stop" and self.is_calling
-        return self._turn.is_part_of(what, self.name, is_hook=is_hook)
+    def _is_reentrant(self, action: str) -> bool:
+        is_hook = self._lifecycle.action == "stop" and self.is_calling
+        return self._lifecycle.is_reentrant(action, self.name, is_hook=is_hook)
 
     async def _cancel_work(self) -> None:
-        # Whoever stops the plugin from its own work goes on to its end.
-        doomed = self._tasks - {asyncio.current_task()}
-        for task in doomed:
+        # Work that stops its own plugin is not cancelled.
+        others = self._tasks - {asyncio.current_task()}
+        for task in others:
             task.cancel()
-        await asyncio.gather(*doomed, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 def check_plugin_name(field: str, name: object) -> str:
-    """Refuse what cannot stand in the names of data.
+    """Return a name if it can be part of a key.
 
     Raises:
-        Invalid: names the field.
+        Invalid: it cannot.
     """
     if not (isinstance(name, str) and _is_name(name)):
-        raise Invalid(field, name, "is no name", "use up to 50 letters, digits, - and _")
+        raise Invalid(field, name, "is not a valid name", "use up to 50 letters, digits, - and _")
     return name

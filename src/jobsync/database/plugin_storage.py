@@ -1,9 +1,9 @@
-"""What a plugin keeps between runs: values by key, apart from other plugins' and namespaces'.
+"""What a plugin stores between runs: values by key, separate for each plugin and namespace.
 
-Every change is conditional in the store: of several who set with one version, or of several
-who set what is absent, one does; no increment is lost. A value may have a time to live, by
-the clock of the machine that set it: afterwards it reads as absent. That serves to tidy up;
-what must never be held by two hangs on a lock, not on a clock.
+Every change is conditional in the store: of several writers that set the same version, or an
+absent key, one succeeds; no increment is lost. A value may have a time to live, by the clock of
+the machine that set it, after which it reads as absent. That is for cleaning up only: what two
+processes must never hold at once needs a lock, not a clock.
 """
 
 import math
@@ -36,118 +36,116 @@ from jobsync.stores.contract import (
     unwrap,
 )
 
-__all__ = ["PLUGINS", "PluginStorage", "Stored"]
+__all__ = ["PLUGINS", "PluginStorage", "StoredValue"]
 
 LOCKS = "lock/"
-"""Where locks are: a level for each kind of plugin and namespace."""
+"""The prefix of locks; each kind of plugin and namespace has a level below it."""
 
 PLUGINS = "plugin/"
-"""Where plugins keep what they keep: a level for each kind and namespace."""
+"""The prefix of values; each kind of plugin and namespace has a level below it."""
 
 _PAGE = 1000
 
 Ttl: TypeAlias = float | timedelta | None
-"""Seconds; None is for ever."""
+"""Seconds; None for no limit."""
 
-Keys: TypeAlias = list[str]
-Records: TypeAlias = list[Record]
-"""In the class, `list` is a verb."""
+# In the class, `list` is a verb.
+_Keys: TypeAlias = list[str]
+_Records: TypeAlias = list[Record]
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """A value as it was read."""
+class StoredValue(msgspec.Struct, frozen=True):
+    """A value that was read."""
 
     value: Json
     version: str
-    """Names this version; see `set_if_version`."""
+    """Identifies this version; see `set_if_version`."""
     expires_at: float | None
     """When it reads as absent, in seconds since 1970."""
 
 
 class PluginStorage:
-    """Values by key.
+    """Values by key, of one kind of plugin in one namespace.
 
     Args:
-        source: gives the store, or raises what keeps it from being used.
-        slug: which kind of plugin.
-        namespace: which of that kind.
+        get_store: returns the store, or raises why it cannot be used.
+        slug: the kind of plugin.
+        namespace: of the plugin.
         components: the clock by which values expire.
-        attendance: gives the session that locks hang on.
-        run: runs what is left to do later, while the database is connected.
+        get_session: returns the session that locks depend on.
+        run: runs work in the background while the database is connected.
     """
 
     def __init__(
         self,
-        source: Callable[[], Store],
+        get_store: Callable[[], Store],
         slug: str,
         namespace: str,
         components: Components,
-        attendance: Callable[[], SharedSession],
+        get_session: Callable[[], SharedSession],
         run: Callable[[Work, str], object],
     ) -> None:
         prefix = f"{PLUGINS}{slug}/{namespace}/"
-        self._shelf = Keyspace(source, prefix, components, f"{slug}/{namespace}")
+        self._keyspace = Keyspace(get_store, prefix, components, f"{slug}/{namespace}")
         self._components = components
         self._clock = components.clock
-        self._locks = f"{LOCKS}{slug}/{namespace}/"
-        self._attendance = attendance
+        self._lock_prefix = f"{LOCKS}{slug}/{namespace}/"
+        self._get_session = get_session
         self._run = run
 
     @property
-    def level(self) -> str:
-        """Where its values are."""
-        return self._shelf.prefix
+    def prefix(self) -> str:
+        """The prefix of its values."""
+        return self._keyspace.prefix
 
     async def get(self, key: str, default: Json = None) -> Json:
-        """Give a value, or the default where there is none. One request."""
+        """Return a value, or the default if there is none. One request."""
         found = await self.read(key)
         return default if found is None else found.value
 
-    async def read(self, key: str) -> Stored | None:
-        """Give a value with its version and its end. One request."""
-        return self._understand(await self._shelf.get(_check_key(key)))
+    async def read(self, key: str) -> StoredValue | None:
+        """Return a value with its version and expiry. One request."""
+        return self._decode(await self._keyspace.get(_check_key(key)))
 
     async def set(self, key: str, value: Json, *, ttl: Ttl = None) -> str:
-        """Set a value, whatever is there; give its version. Two requests."""
+        """Set a value unconditionally; return its version. Two requests."""
         wrapped = self._wrap(value, ttl)
-        return (await self._shelf.put(_check_key(key), lambda _: wrapped)).version
+        return (await self._keyspace.put(_check_key(key), lambda _: wrapped)).version
 
     async def set_if_absent(self, key: str, value: Json, *, ttl: Ttl = None) -> str | None:
-        """Set a value where there is none; give its version, or None if there was one.
+        """Set a value if there is none; return its version, or None if there was one.
 
-        One request, if there never was one.
+        One request, if the key was never used.
         """
         wrapped = self._wrap(value, ttl)
-        name = self._shelf.key(_check_key(key))
-        (outcome,) = await self._shelf.store.write([Put(name, wrapped)])
+        name = self._keyspace.key(_check_key(key))
+        (outcome,) = await self._keyspace.store.write([Put(name, wrapped)])
         if not isinstance(outcome, Conflicted):
-            return unwrap(outcome, self._shelf.title(key)).version
-        return await self._set_where(key, wrapped, lambda found: found is None)
+            return unwrap(outcome, self._keyspace.title(key)).version
+        return await self._set_if(key, wrapped, lambda found: found is None)
 
     async def set_if_version(
         self, key: str, value: Json, version: str, *, ttl: Ttl = None
     ) -> str | None:
-        """Set a value where that version stands; give the new one, or None. Two requests."""
-        return await self._set_where(
+        """Replace this version of a value; return the new version, or None. Two requests."""
+        return await self._set_if(
             _check_key(key),
             self._wrap(value, ttl),
             lambda found: found is not None and found.version == version,
         )
 
     async def increment(self, key: str, by: float = 1) -> float:
-        """Add to a number, which is 0 where there is none; give the sum.
-
-        Its end stays as it is.
+        """Add to a number, which starts at 0; return the sum. Its expiry does not change.
 
         Raises:
-            Invalid: the value is no number, or what is added is none.
+            Invalid: the value or the summand is not a number.
         """
         _check_number("by", by, "write 1")
         total: float = by
 
         def decide(current: Record | None) -> Json:
             nonlocal total
-            found = self._understand(current)
+            found = self._decode(current)
             if found is None:
                 total = by
                 return self._wrap(by, None)
@@ -156,60 +154,60 @@ class PluginStorage:
             total = found.value + by
             return {"value": total, "expires_at": found.expires_at}
 
-        await self._shelf.put(_check_key(key), decide)
+        await self._keyspace.put(_check_key(key), decide)
         return total
 
     async def delete(self, key: str) -> bool:
-        """Remove a value; say whether there was one."""
-        there = False
+        """Delete a value; return whether there was one."""
+        existed = False
 
         def decide(current: Record | None) -> Disposition:
-            nonlocal there
-            there = self._understand(current) is not None
+            nonlocal existed
+            existed = self._decode(current) is not None
             return Disposition.REMOVE
 
-        await self._shelf.change(_check_key(key), decide)
-        return there
+        await self._keyspace.change(_check_key(key), decide)
+        return existed
 
-    async def list(self, prefix: str = "") -> Keys:
-        """Give the keys that begin so and have a value, in order."""
+    async def list(self, prefix: str = "") -> _Keys:
+        """Return the keys with this prefix that have a value, in order."""
         _check_key(prefix)
         now = self._clock.wall().seconds
-        lasting: Where = {"$or": [{"expires_at": None}, {"expires_at": {"$gt": now}}]}
-        keys = [self._shelf.name(record.key) async for record in self._scan(lasting)]
+        unexpired: Where = {"$or": [{"expires_at": None}, {"expires_at": {"$gt": now}}]}
+        keys = [self._keyspace.name(record.key) async for record in self._scan(unexpired)]
         return [key for key in keys if key.startswith(prefix)]
 
     @asynccontextmanager
     async def lock(self, name: str, *, timeout: float | None = None) -> AsyncIterator[Lock]:
-        """Hold a lock for a block. It hangs on this process's session: a crash frees it.
+        """Hold a lock for a block. It depends on this process's session: a crash frees it.
 
         Args:
-            name: which lock, of this plugin and namespace.
-            timeout: seconds to wait for whoever has it; for ever by default.
+            name: of the lock, in this plugin and namespace.
+            timeout: seconds to wait for its holder; no limit by default.
 
         Raises:
-            TimeoutError: somebody had it for so long.
+            TimeoutError: others held it for that long.
             Unavailable: the store does not answer.
         """
-        key = f"{self._locks}{escape(_check_key(name), 'name')}"
+        key = f"{self._lock_prefix}{escape(_check_key(name), 'name')}"
         if timeout is not None:
-            _check_number("timeout", timeout, "write 60, or nothing to wait for ever")
-        attendance = self._attendance()
+            _check_number("timeout", timeout, "write 60, or None to wait without a limit")
+        session = self._get_session()
         sources = Sources.load(os.environ, Path.cwd())
         settings = resolve(CoordinatorSettings, {}, sources).value
-        membership = await attendance.enter(settings, at_any_pace=True)
+        membership = await session.join(settings, accept_other_timing=True)
         try:
-            store, components = self._shelf.store, self._components
-            async with hold_lock(membership, store, components, key, timeout, self._run) as held:
-                yield held
+            store, components = self._keyspace.store, self._components
+            async with hold_lock(membership, store, components, key, timeout, self._run) as lock:
+                yield lock
         finally:
-            await attendance.leave()
+            await session.leave()
 
     async def sweep(self) -> int:
-        """Remove what has expired; count it. Harmless at any time, for anybody."""
+        """Remove expired values; return how many. Safe at any time, in any process."""
         now = self._clock.wall().seconds
         removed = 0
-        page: Records = []
+        page: _Records = []
         async for record in self._scan({"expires_at": {"$lte": now}}):
             page.append(record)
             if len(page) == _PAGE:
@@ -217,16 +215,16 @@ class PluginStorage:
                 page = []
         return removed + await self._remove(page)
 
-    async def _remove(self, records: Records) -> int:
-        # In place of the very version that has expired: one that was renewed stays.
-        outcomes = await self._shelf.store.write([record.delete() for record in records])
+    async def _remove(self, records: _Records) -> int:
+        # Deletes exactly the version that has expired: a renewed value stays.
+        outcomes = await self._keyspace.store.write([record.delete() for record in records])
         return sum(isinstance(outcome, Applied) for outcome in outcomes)
 
     async def _scan(self, where: Where) -> AsyncIterator[Record]:
         after = ""
         while True:
-            records = await self._shelf.store.scan(
-                self._shelf.prefix, after=after, limit=_PAGE, where=where
+            records = await self._keyspace.store.scan(
+                self._keyspace.prefix, after=after, limit=_PAGE, where=where
             )
             for record in records:
                 yield record
@@ -234,18 +232,18 @@ class PluginStorage:
                 return
             after = records[-1].key
 
-    async def _set_where(
-        self, key: str, wrapped: Json, holds: Callable[[Stored | None], bool]
+    async def _set_if(
+        self, key: str, wrapped: Json, condition: Callable[[StoredValue | None], bool]
     ) -> str | None:
-        held = False
+        is_met = False
 
         def decide(current: Record | None) -> Json | Disposition:
-            nonlocal held
-            held = holds(self._understand(current))
-            return wrapped if held else Disposition.KEEP
+            nonlocal is_met
+            is_met = condition(self._decode(current))
+            return wrapped if is_met else Disposition.KEEP
 
-        left = await self._shelf.change(key, decide)
-        return left.version if held and left is not None else None
+        record = await self._keyspace.change(key, decide)
+        return record.version if is_met and record is not None else None
 
     def _wrap(self, value: Json, ttl: Ttl) -> Json:
         if ttl is None:
@@ -255,17 +253,17 @@ class PluginStorage:
             raise Invalid("ttl", ttl, "is not a number of seconds above 0", "write 3600")
         return {"value": value, "expires_at": self._clock.wall().seconds + seconds}
 
-    def _understand(self, record: Record | None) -> Stored | None:
-        """Read a record; what has expired is absent."""
+    def _decode(self, record: Record | None) -> StoredValue | None:
+        """Return the value of a record; None if it has expired."""
         if record is None:
             return None
         try:
             value, expires_at = record.value["value"], record.value["expires_at"]
         except (TypeError, KeyError) as error:
-            raise Corrupt(record.key, "not what a plugin stores") from error
+            raise Corrupt(record.key, "not a plugin's value") from error
         if expires_at is not None and expires_at <= self._clock.wall().seconds:
             return None
-        return Stored(value, record.version, expires_at)
+        return StoredValue(value, record.version, expires_at)
 
 
 def _check_key(key: Any) -> str:

@@ -1,8 +1,8 @@
-"""Which resources there are: defined in the store, and so the same for every process.
+"""The resources of a database. They are defined in the store, so every process sees the same.
 
-Of several who define one at a time, each goes on from what the others have made. Within a
-process there is one `Resource` for each name, whatever its definition becomes; it never goes
-back to an earlier one.
+Processes that define a resource at the same time build on each other's definitions. A process has
+one `Resource` object per name, whatever its definition becomes; it never returns to an older
+definition.
 """
 
 import asyncio
@@ -14,15 +14,16 @@ from typing import Any, Generic, TypeVar
 from jobsync.components import Components
 from jobsync.core.codec import Json
 from jobsync.core.schema import Fields
-from jobsync.database.definition import DEFINITIONS, Definition
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.resource import DATA, Resource
+from jobsync.database.validation import Definition
 from jobsync.errors import Conflict, Invalid, NotFound, closest_name
 from jobsync.events import Event
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = [
+    "DEFINITIONS",
     "DROPPED",
     "Registry",
     "ResourceCreated",
@@ -31,81 +32,79 @@ __all__ = [
     "ResourceRegistry",
 ]
 
+DEFINITIONS = "resource/"
+"""The prefix of definitions."""
 
-# Things by name, readable as `things.name` and as `things["name"]`.
+DROPPED = "dropped/"
+"""The prefix of notes about dropped resources, so that their tombstones can be buried."""
+
+_PAGE = 1000
+_is_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
+
+V = TypeVar("V")
 
 
-T = TypeVar("T")
-
-
-class Registry(Generic[T]):
-    """A view of things by name; it shows what is there at the time.
+class Registry(Generic[V]):
+    """A live view of values by name, readable as `view.name` and as `view["name"]`.
 
     Args:
-        kind: what they are, for errors.
-        things: where they are kept.
+        kind: what the values are, for errors.
+        values: by name.
     """
 
-    def __init__(self, kind: str, things: Mapping[str, T]) -> None:
+    def __init__(self, kind: str, values: Mapping[str, V]) -> None:
         self._kind = kind
-        self._things = things
+        self._values = values
 
-    def __getitem__(self, name: str) -> T:
-        if name not in self._things:
-            raise self.lack(name)
-        return self._things[name]
+    def __getitem__(self, name: str) -> V:
+        if name not in self._values:
+            raise self.not_found(name)
+        return self._values[name]
 
-    def __getattr__(self, name: str) -> T:
-        # Asked only for what is no attribute: also by `copy`, `hasattr` and the like.
-        if name.startswith("__") or name not in self._things:
-            hint = closest_name(name, self._things)
+    def __getattr__(self, name: str) -> V:
+        # Called only for missing attributes, by `copy`, `hasattr` and the like too.
+        if name.startswith("__") or name not in self._values:
+            hint = closest_name(name, self._values)
             raise AttributeError(
                 f"no {self._kind} {name!r}" + (f"; did you mean {hint}?" if hint else "")
             )
-        return self._things[name]
+        return self._values[name]
 
-    def lack(self, name: str) -> NotFound:
-        """Give the error that says that there is no such thing, and what was probably meant."""
-        hint = closest_name(str(name), self._things)
-        return NotFound(self._kind, name, sorted(self._things), hint)
+    def not_found(self, name: str) -> NotFound:
+        """Return the error for an unknown name, with the closest known one."""
+        hint = closest_name(str(name), self._values)
+        return NotFound(self._kind, name, sorted(self._values), hint)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._things
+        return name in self._values
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._things))
+        return iter(sorted(self._values))
 
     def __len__(self) -> int:
-        return len(self._things)
+        return len(self._values)
 
     def __repr__(self) -> str:
         return f"{self._kind}s: {', '.join(self) or 'none'}"
 
 
-DROPPED = "dropped/"
-"""Where it is noted which resources were removed, so that nothing of them stays for ever."""
-
-_PAGE = 1000
-_is_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
-
-
-class _AboutResource(Event, frozen=True, kw_only=True):
+class _ResourceEvent(Event, frozen=True, kw_only=True):
     resource: str
 
 
-class ResourceCreated(_AboutResource, frozen=True, kw_only=True):
-    """A resource was defined that was not there."""
+class ResourceCreated(_ResourceEvent, frozen=True, kw_only=True):
+    """A new resource was defined."""
 
     name = "db:resource-created"
 
 
-class ResourceEvolved(_AboutResource, frozen=True, kw_only=True):
+class ResourceEvolved(_ResourceEvent, frozen=True, kw_only=True):
     """A resource's definition was changed in a compatible way."""
 
     name = "db:resource-evolved"
 
 
-class ResourceDropped(_AboutResource, frozen=True, kw_only=True):
+class ResourceDropped(_ResourceEvent, frozen=True, kw_only=True):
     """A resource was removed, with its records."""
 
     name = "db:resource-dropped"
@@ -115,33 +114,33 @@ class ResourceRegistry:
     """The resources of one database.
 
     Args:
-        source: gives the store, or raises what keeps it from being used.
+        get_store: returns the store, or raises why it cannot be used.
         components: time, randomness and events.
 
     Attributes:
-        resources: those that this process knows.
-        known: those, and what plugins show as such.
+        resources: the resources that this process knows.
+        readable: these, and the views that plugins have added.
     """
 
-    def __init__(self, source: Callable[[], Store], components: Components) -> None:
+    def __init__(self, get_store: Callable[[], Store], components: Components) -> None:
         self.resources: dict[str, Resource] = {}
-        self._shown: dict[str, Resource] = {}
-        self.known = ChainMap(self.resources, self._shown)
-        self._source = source
+        self._views: dict[str, Resource] = {}
+        self.readable = ChainMap(self.resources, self._views)
+        self._get_store = get_store
         self._components = components
         self._events = components.events
-        self._witness = CorruptionLog("resources", components.events)
+        self._corruption_log = CorruptionLog("resources", components.events)
         self._clock = components.clock
-        self._shelf = Keyspace(source, DEFINITIONS, components, "resource")
-        self._dropped = Keyspace(source, DROPPED, components, "dropped resource")
-        # Whoever reads must not remember what somebody else here has changed meanwhile.
-        self._turn = asyncio.Lock()
+        self._definitions = Keyspace(get_store, DEFINITIONS, components, "resource")
+        self._dropped = Keyspace(get_store, DROPPED, components, "dropped resource")
+        # A reader must not put back what another task of this process has changed meanwhile.
+        self._lock = asyncio.Lock()
 
     async def define(self, name: str, fields: Fields | None, *, strict: bool | None) -> Resource:
-        """Define one, or change the definition that is there; None keeps what it says.
+        """Define a resource, or change its definition; None keeps what it says.
 
         Raises:
-            Invalid: it is no name, or records that are there would no longer pass.
+            Invalid: the name is not valid, or existing records would no longer pass.
         """
         _check_name(name)
         if not (strict is None or isinstance(strict, bool)):
@@ -154,18 +153,18 @@ class ResourceRegistry:
         def decide(current: Record | None) -> Json | Disposition:
             nonlocal before, after
             before = None if current is None else Definition.read(current)
-            known = before is not None and has_records
-            after = (before or blank).evolve(fields, strict=strict, has_records=known)
+            may_have_records = before is not None and has_records
+            after = (before or blank).evolve(fields, strict=strict, has_records=may_have_records)
             return Disposition.KEEP if after == before else after.write(current)
 
-        async with self._turn:
+        async with self._lock:
             try:
-                await self._shelf.change(name, decide)
+                await self._definitions.change(name, decide)
             except Invalid:
                 has_records = await self._has_records(name)
                 if has_records:
                     raise
-                await self._shelf.change(name, decide)
+                await self._definitions.change(name, decide)
             resource = self._remember(after)
         if before is None:
             self._events.emit(ResourceCreated(resource=name))
@@ -174,19 +173,19 @@ class ResourceRegistry:
         return resource
 
     async def _has_records(self, name: str) -> bool:
-        return bool(await self._source().heads(f"{DATA}{name}/", limit=1))
+        return bool(await self._get_store().heads(f"{DATA}{name}/", limit=1))
 
-    async def look(self) -> list[str]:
-        """Read all definitions; give their names."""
-        async with self._turn:
-            return await self._look()
+    async def refresh(self) -> list[str]:
+        """Read all definitions; return their names."""
+        async with self._lock:
+            return await self._refresh()
 
-    async def _look(self) -> list[str]:
+    async def _refresh(self) -> list[str]:
         names: list[str] = []
         after = ""
         while True:
-            records = await self._source().scan(DEFINITIONS, after=after, limit=_PAGE)
-            found = self._witness.read_all(Definition.read, records)
+            records = await self._get_store().scan(DEFINITIONS, after=after, limit=_PAGE)
+            found = self._corruption_log.read_all(Definition.read, records)
             names += [self._remember(definition).name for definition in found]
             if len(records) < _PAGE:
                 break
@@ -196,58 +195,58 @@ class ResourceRegistry:
         return names
 
     async def drop(self, name: str) -> None:
-        """Remove the records of one, then its definition.
+        """Remove the records of a resource, then its definition.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such resource.
             Conflict: its definition was changed meanwhile.
             Incomplete: some records could not be removed.
         """
-        async with self._turn:
+        async with self._lock:
             await self._drop(name)
         self._events.emit(ResourceDropped(resource=name))
 
     async def _drop(self, name: str) -> None:
-        there = await self._shelf.get(name)
-        if there is None:
-            raise Registry("resource", self.resources).lack(name)
+        record = await self._definitions.get(name)
+        if record is None:
+            raise Registry("resource", self.resources).not_found(name)
         note = {"at": self._clock.wall().seconds}
         await self._dropped.put(name, lambda _: note)
-        await self._remember(Definition.read(there)).delete_all()
+        await self._remember(Definition.read(record)).delete_all()
 
         def decide(current: Record | None) -> Disposition:
-            if current is not None and current.version != there.version:
-                raise Conflict(self._shelf.title(name), "its definition was changed")
+            if current is not None and current.version != record.version:
+                raise Conflict(self._definitions.title(name), "its definition was changed")
             return Disposition.REMOVE
 
-        await self._shelf.change(name, decide)
+        await self._definitions.change(name, decide)
         self.resources.pop(name, None)
 
-    async def find_dropped(self) -> dict[str, Record]:
-        """Give the notes of resources that were removed, by name."""
-        notes = await self._source().scan(DROPPED, limit=_PAGE)
+    async def read_dropped(self) -> dict[str, Record]:
+        """Return the notes about dropped resources, by name."""
+        notes = await self._get_store().scan(DROPPED, limit=_PAGE)
         return {self._dropped.name(note.key): note for note in notes}
 
-    def show(self, name: str, records: Store) -> None:
-        """Let records that are kept elsewhere be read as a resource's."""
+    def add_view(self, name: str, records: Store) -> None:
+        """Make records that are stored elsewhere readable as a resource."""
 
-        async def is_renewed(_: str) -> bool:
+        async def never_changes(_: str) -> bool:
             return False
 
         definition = Definition(name)
-        self._shown[name] = Resource(definition, lambda: records, self._components, is_renewed)
+        self._views[name] = Resource(definition, lambda: records, self._components, never_changes)
 
-    def forget(self) -> None:
-        """Know nothing any more, as before the first look."""
+    def clear(self) -> None:
+        """Forget all resources, as before the first `refresh`."""
         self.resources.clear()
-        self._shown.clear()
+        self._views.clear()
         # The next connection may be made in another loop.
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def _renew(self, name: str) -> bool:
-        """Read one's definition again; say whether it has changed."""
-        async with self._turn:
-            record = await self._shelf.get(name)
+    async def _reload(self, name: str) -> bool:
+        """Read a definition again; return whether it has changed."""
+        async with self._lock:
+            record = await self._definitions.get(name)
             known = self.resources.get(name)
             if record is None or known is None:
                 return False
@@ -255,16 +254,16 @@ class ResourceRegistry:
             return self._remember(Definition.read(record)).definition != before
 
     def _remember(self, definition: Definition) -> Resource:
-        """Give the one resource of a name, with its newest definition."""
+        """Return the resource of this name, with this definition."""
         resource = self.resources.get(definition.name)
         if resource is None:
-            resource = Resource(definition, self._source, self._components, self._renew)
+            resource = Resource(definition, self._get_store, self._components, self._reload)
             self.resources[definition.name] = resource
-        resource.define(definition)
+        resource.set_definition(definition)
         return resource
 
 
 def _check_name(name: Any) -> None:
     if not (isinstance(name, str) and _is_name(name)):
         fix = "use a letter, then up to 99 letters, digits, _ and -"
-        raise Invalid("name", name, "is no name for a resource", fix)
+        raise Invalid("name", name, "is not a valid resource name", fix)

@@ -1,7 +1,6 @@
-"""The one session that a database's plugins share: open while one of them needs it.
+"""The one session that a database's plugins share. All their roles and locks depend on it.
 
-The first who comes opens it, the last who leaves ends it, and so does the database at its
-own end. Everything that plugins hold, roles and locks, hangs on it.
+The first user opens it; the last one to leave ends it, or the database when it disconnects.
 """
 
 import asyncio
@@ -22,16 +21,15 @@ __all__ = ["SharedSession"]
 
 
 class SharedSession:
-    """Counts who needs the session.
+    """Opens the session for its first user and counts its users.
 
     Args:
-        store: what the database uses.
-        url: where that is, so that the session can have a way of its own to it; None where
-            the database was given a store, which the session then shares.
+        store: of the database.
+        url: of the store, so that the session can have its own connection; None if the
+            database was given an open store, which the session then shares.
         components: time, randomness and events.
-        run: runs what watches over the session: if that ends by an error, so must the
-            database.
-        chore: what a process with a session does for all others from then on.
+        run: runs work in the background; an error of the session makes the database fail.
+        cleanup: what a process with a session does for all others from then on.
     """
 
     def __init__(
@@ -40,66 +38,65 @@ class SharedSession:
         url: StoreUrl | None,
         components: Components,
         run: Callable[[Work, str], object],
-        chore: Work,
+        cleanup: Work,
     ) -> None:
         self._store = store
         self._url = url
         self._components = components
         self._run = run
-        self._chore: Work | None = chore
-        self._turn = asyncio.Lock()
+        self._cleanup: Work | None = cleanup
+        self._lock = asyncio.Lock()
         self._count = 0
-        self._is_over = False
+        self._has_ended = False
         self._membership: Membership | None = None
 
-    async def enter(
-        self, settings: CoordinatorSettings, *, at_any_pace: bool = False
+    async def join(
+        self, settings: CoordinatorSettings, *, accept_other_timing: bool = False
     ) -> Membership:
-        """Need the session from now on.
+        """Use the session from now on; open it for the first user.
 
         Args:
-            settings: what it goes by, if it is not open yet.
-            at_any_pace: whether it may go by others, if it is.
+            settings: of the session, if it is not open yet.
+            accept_other_timing: whether an open session may have another timing.
 
         Raises:
-            Invalid: it beats at another pace than these settings ask for; or the database
-                is disconnected.
+            Invalid: the open session has another timing, or the database is disconnected.
             Unavailable: the store does not answer.
         """
-        async with self._turn:
+        async with self._lock:
             self._check_open()
             if self._membership is None:
                 self._membership = await self._open(settings)
-            elif not at_any_pace:
-                _check_pace(self._membership, settings)
+            elif not accept_other_timing:
+                _check_timing(self._membership, settings)
             self._count += 1
             return self._membership
 
     async def leave(self) -> None:
-        """Need it no longer."""
+        """Stop using the session; end it after the last user."""
         self._count -= 1
         if self._count <= 0:
             await self._end()
 
     async def end(self) -> None:
-        """End the session, whoever needs it, and open no other."""
-        self._is_over = True
+        """End the session, even if it is in use, and open no other."""
+        self._has_ended = True
         await self._end()
 
     async def _end(self) -> None:
-        # Without the turn: hooks that are waited for now may want to leave, too.
+        # Without the lock: hooks that are being waited for may call `leave`, too.
         if self._membership is not None:
             membership, self._membership = self._membership, None
             self._count = 0
             await membership.leave()
 
     def _check_open(self) -> None:
-        if self._is_over:
+        if self._has_ended:
             fix = "await database.connect() first"
             raise Invalid("database", self._store.name, "is not connected", fix)
 
     async def _open(self, settings: CoordinatorSettings) -> Membership:
-        membership = self._make(settings)
+        membership = self._make_membership(settings)
         await membership.start()
         try:
             self._check_open()
@@ -107,47 +104,47 @@ class SharedSession:
         except BaseException:
             await membership.leave()
             raise
-        self._begin_chore()
+        self._start_cleanup()
         return membership
 
-    def _begin_chore(self) -> None:
-        chore, self._chore = self._chore, None
-        if chore is not None:
-            self._run(chore, "tidying")
+    def _start_cleanup(self) -> None:
+        cleanup, self._cleanup = self._cleanup, None
+        if cleanup is not None:
+            self._run(cleanup, "cleanup")
 
-    def _make(self, settings: CoordinatorSettings) -> Membership:
+    def _make_membership(self, settings: CoordinatorSettings) -> Membership:
         facts, components = describe_process(self._components), self._components
         if self._url is None:
-            lend, host = self._lend, SameLoop()
+            borrow, host = self._borrow_store, SameLoop()
             return Membership(
-                self._store, components, settings, open_own=lend, host=host, facts=facts
+                self._store, components, settings, open_own=borrow, host=host, facts=facts
             )
         open_own = partial(open_another, self._store, self._url, components)
         return Membership(
             self._store, components, settings, open_own=open_own, host=OwnThread(), facts=facts
         )
 
-    async def _lend(self) -> Store:
+    async def _borrow_store(self) -> Store:
         return _BorrowedStore(self._store)
 
 
 class _BorrowedStore(StoreDecorator):
-    """A store that its borrower must not close."""
+    """A store that stays open when its borrower closes it."""
 
     async def close(self) -> None:
         """Leave it open."""
 
 
-def _check_pace(membership: Membership, settings: CoordinatorSettings) -> None:
+def _check_timing(membership: Membership, settings: CoordinatorSettings) -> None:
     timing = membership.timing
-    for field, asked, there in (
+    for field, requested, current in (
         ("heartbeat_interval", settings.heartbeat_interval, timing.beat),
         ("worker_timeout", settings.worker_timeout, timing.timeout),
     ):
-        if asked is not None and asked != there:
+        if requested is not None and requested != current:
             raise Invalid(
                 field,
-                asked,
-                f"the plugins of a database share one session, which goes by {there:g}",
-                "give all plugins the same",
+                requested,
+                f"the plugins of a database share one session, which uses {current:g}",
+                "give all plugins the same value",
             )

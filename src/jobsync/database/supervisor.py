@@ -1,7 +1,7 @@
-"""The task that holds a database's background work.
+"""Background work of a database, and the order of its lifecycle.
 
-Work that the store cannot serve now (`Unavailable`) is begun again after a pause. Anything
-else that work raises ends all of it: the database has failed, and says so at every call.
+Work that raises `Unavailable` is restarted after a pause. Any other error ends all work: the
+database has failed, and every later call raises that error.
 """
 
 import asyncio
@@ -17,17 +17,16 @@ from jobsync.events import Event
 
 __all__ = ["DatabaseFailed", "LifecycleLock", "Supervisor", "Work", "WorkPostponed"]
 
-
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 _GRACE = 5.0
-"""Seconds that listeners have to finish when all ends."""
+"""Seconds that listeners have to finish at the end."""
 
 Work: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class WorkPostponed(Event, frozen=True, kw_only=True):
-    """The store could not serve background work, which begins again after a pause."""
+    """The store could not serve background work, which restarts after a pause."""
 
     name = "db:work-postponed"
     level = logging.WARNING
@@ -38,7 +37,7 @@ class WorkPostponed(Event, frozen=True, kw_only=True):
 
 
 class DatabaseFailed(Event, frozen=True, kw_only=True):
-    """Background work raised what nobody foresaw; every later call raises it again."""
+    """Background work raised an unexpected error; every later call raises it again."""
 
     name = "db:failed"
     level = logging.ERROR
@@ -47,11 +46,11 @@ class DatabaseFailed(Event, frozen=True, kw_only=True):
 
 
 class Supervisor:
-    """Holds the task group of one connection.
+    """Runs the background tasks of one connection.
 
     Args:
-        components: the clock that pauses, the randomness that spreads, and the events,
-            whose coroutines run here.
+        components: the clock and the randomness of pauses, and the events, whose coroutines
+            run here.
     """
 
     def __init__(self, components: Components) -> None:
@@ -60,30 +59,30 @@ class Supervisor:
         self._events = components.events
         self._group = asyncio.TaskGroup()
         self._ready = asyncio.Event()
-        self._ending = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._work: set[asyncio.Task[None]] = set()
         self._listeners: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._cause: BaseException | None = None
 
     def check(self) -> None:
-        """Raise what made background work fail, if anything did."""
+        """Raise the error that made background work fail, if any."""
         if self._cause is not None:
-            # Without the frames that earlier calls added to it.
+            # Without the frames that earlier calls have added.
             raise self._cause.with_traceback(None)
 
     async def start(self) -> None:
-        """Begin to hold work."""
-        self._task = asyncio.create_task(self._hold(), name="jobsync supervisor")
+        """Start to accept work."""
+        self._task = asyncio.create_task(self._host_tasks(), name="jobsync supervisor")
         await self._ready.wait()
 
     async def stop(self) -> None:
-        """Cancel work, let listeners finish for a while, and wait for the end of all.
+        """Cancel work, give listeners time to finish, and wait until all has ended.
 
-        Whoever calls this from within goes on to its own end.
+        A caller that is itself background work is neither cancelled nor waited for.
         """
-        self._ending.set()
-        # Listeners that were told just now begin at the next turn of the loop.
+        self._stopping.set()
+        # Listeners that were called just now begin at the next turn of the loop.
         await asyncio.sleep(0)
         _cancel(self._work)
         await _await_all(self._listeners, _GRACE)
@@ -96,22 +95,22 @@ class Supervisor:
         """Run work in the background, until it returns or is cancelled.
 
         Raises:
-            whatever made the database fail.
+            the error that made the database fail.
         """
         self.check()
-        task = self._group.create_task(self._persist(work, name), name=name)
+        task = self._group.create_task(self._retry(work, name), name=name)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
         return task
 
-    async def _persist(self, work: Work, name: str) -> None:
+    async def _retry(self, work: Work, name: str) -> None:
         attempt = 0
         while True:
-            begun = self._clock.mono()
+            started = self._clock.mono()
             try:
                 await work()
             except Unavailable as error:
-                lasted = self._clock.mono() - begun
+                lasted = self._clock.mono() - started
                 attempt = 1 if lasted > _LONGEST_PAUSE else attempt + 1
                 longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
                 pause = self._randomness.uniform(0, longest)
@@ -120,32 +119,32 @@ class Supervisor:
             else:
                 return
 
-    async def _hold(self) -> None:
+    async def _host_tasks(self) -> None:
         loop = asyncio.get_running_loop()
         # Events may be emitted on other threads; their coroutines all run here.
-        self._events.host(lambda told: loop.call_soon_threadsafe(self._listen, told))
+        self._events.host(lambda work: loop.call_soon_threadsafe(self._run_listener, work))
         try:
             async with self._group:
                 self._ready.set()
-                await self._ending.wait()
+                await self._stopping.wait()
         except BaseExceptionGroup as failures:
-            self._cause = _first(failures)
+            self._cause = _first_error(failures)
             self._events.emit(DatabaseFailed(error=f"{type(self._cause).__name__}: {self._cause}"))
         finally:
             self._events.host(None)
 
-    def _listen(self, told: Coroutine[Any, Any, None]) -> None:
-        """Run a listener's coroutine, unless everything is ending."""
+    def _run_listener(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a listener's coroutine, unless the group has ended."""
         try:
-            task = self._group.create_task(told, name="jobsync listener")
+            task = self._group.create_task(work, name="jobsync listener")
         except RuntimeError:
-            told.close()
+            work.close()
         else:
             self._listeners.add(task)
             task.add_done_callback(self._listeners.discard)
 
 
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     failure: BaseException = failures
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
@@ -166,17 +165,15 @@ async def _await_all(tasks: set[asyncio.Task[None]], timeout: float | None = Non
         await asyncio.wait(others, timeout=timeout)
 
 
-# One change of state at a time, and no hook that waits for itself.
-#
-# Hooks are called under a turn. One that asks for what is under way already is told so; one
-# that asks for the opposite is refused. Neither waits for a turn that ends only after it.
-
-
 class LifecycleLock:
-    """A lock that knows who has it, and what for.
+    """Allows one lifecycle action, such as start or stop, at a time.
+
+    Hooks run while an action holds the lock. A hook that calls the same action returns at once;
+    one that calls another action is refused. Neither waits for a lock that is released only
+    after it.
 
     Args:
-        kind: whose turns these are, for errors.
+        kind: of the locked object, for errors.
     """
 
     def __init__(self, kind: str) -> None:
@@ -184,38 +181,38 @@ class LifecycleLock:
         self._lock = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._holder: asyncio.Task[Any] | None = None
-        self.doing = ""
-        """What is under way."""
+        self.action = ""
+        """The action that holds the lock."""
 
     @asynccontextmanager
-    async def take(self, what: str) -> AsyncIterator[None]:
-        """Do something when it is our turn."""
+    async def hold(self, action: str) -> AsyncIterator[None]:
+        """Hold the lock for an action."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            # Whoever had it in a loop that is over has it no more.
+            # A holder in a loop that has ended holds it no longer.
             self._loop, self._lock = loop, asyncio.Lock()
         async with self._lock:
-            self._holder, self.doing = asyncio.current_task(), what
+            self._holder, self.action = asyncio.current_task(), action
             try:
                 yield
             finally:
-                self._holder, self.doing = None, ""
+                self._holder, self.action = None, ""
 
-    def is_part_of(self, what: str, name: str, *, is_hook: bool = False) -> bool:
-        """Say whether the task that asks does that already, or is waited for by who does.
+    def is_reentrant(self, action: str, name: str, *, is_hook: bool = False) -> bool:
+        """Whether the current task is part of this action already.
 
         Args:
-            what: what it asks for.
-            name: of whom.
-            is_hook: whether whoever has the turn waits for this task.
+            action: that is called.
+            name: of the locked object.
+            is_hook: whether the holder waits for the current task.
 
         Raises:
-            Invalid: it is part of something else.
+            Invalid: it is part of another action.
         """
         is_own = self._holder is not None and self._holder is asyncio.current_task()
         if not (is_own or is_hook):
             return False
-        if self.doing != what:
-            fix = f"{what} it from elsewhere"
-            raise Invalid(self._kind, name, f"{what} was asked for by a hook of {self.doing}", fix)
+        if self.action != action:
+            problem = f"{action} was called from a hook of {self.action}"
+            raise Invalid(self._kind, name, problem, f"{action} it from elsewhere")
         return True

@@ -1,4 +1,12 @@
-"""From what a user gives to the document that is stored, or every reason why it cannot be."""
+"""What the records of a resource look like, and how users' input becomes stored documents.
+
+A definition is stored, so every process that connects sees the same. It changes only in ways
+under which existing records still pass; any other change is refused with the reason, and nothing
+is written. A definition that does not describe records, as plugins create it for what they need,
+is replaced by the first that does.
+
+Input that breaks the schema is refused with every reason at once.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import GenericAlias
@@ -6,31 +14,106 @@ from typing import Annotated, Any, Literal, NotRequired, Optional, TypeAlias, Ty
 
 import msgspec
 
+from jobsync.core.attributes import parse, render
 from jobsync.core.codec import MAX_INTEGER, Json
-from jobsync.core.schema import PATTERNS, Field, Fields, Schema, conform, find_strays
-from jobsync.database.document import CREATED, LIBRARYS, UPDATED
-from jobsync.errors import Invalid, InvalidRecord, Problem
+from jobsync.core.schema import (
+    PATTERNS,
+    Field,
+    Fields,
+    Schema,
+    conform,
+    evolve,
+    find_breaks,
+    find_strays,
+)
+from jobsync.database.document import CREATED, LIBRARY_FIELDS, UPDATED
+from jobsync.errors import Corrupt, Invalid, InvalidRecord, Problem
+from jobsync.stores.contract import Record
 
-__all__ = ["FastValidator", "Validator", "merge"]
+__all__ = ["Definition", "FastValidator", "Validator", "merge"]
 
 
-# A quick look at records, which passes almost all that are right at a fraction of the cost.
-#
-# What it passes, `conform` would pass too, and leave as it is. What it doubts may be right or
-# wrong: `conform` says which, and why.
+class Definition(msgspec.Struct, frozen=True):
+    """The name and the schema of a resource."""
+
+    name: str
+    schema: Schema = Schema()
+    is_declared: bool = True
+    """Whether anybody has described its records."""
+
+    @classmethod
+    def read(cls, record: Record) -> "Definition":
+        """Decode a stored definition.
+
+        Raises:
+            Corrupt: it is not a definition.
+        """
+        try:
+            stored = msgspec.convert(record.value, _StoredDefinition)
+            schema = Schema(fields=parse(stored.attributes), strict=stored.strict)
+        except (msgspec.ValidationError, Invalid) as error:
+            raise Corrupt(record.key, f"not a definition ({error})") from error
+        return cls(stored.name, schema, is_declared=stored.declared)
+
+    def write(self, before: Record | None) -> Json:
+        """Return the value to store; fields that newer code has added stay."""
+        fields = render(self.schema.fields)
+        stored = _StoredDefinition(self.name, fields, self.schema.strict, self.is_declared)
+        return {**(before.value if before else {}), **msgspec.to_builtins(stored)}
+
+    def evolve(
+        self, fields: Fields | None, *, strict: bool | None, has_records: bool
+    ) -> "Definition":
+        """Return the definition that replaces this one; None keeps what this one says.
+
+        Args:
+            fields: what records look like.
+            strict: whether other fields are refused.
+            has_records: whether there are records, as far as is known.
+
+        Raises:
+            Invalid: existing records would no longer pass; lists every reason.
+        """
+        if fields is None and strict is None:
+            return self
+        schema = Schema(
+            fields=self.schema.fields if fields is None else fields,
+            strict=self.schema.strict if strict is None else strict,
+        )
+        breaks = list(find_breaks(self.schema.fields, schema.fields))
+        if breaks and (self.is_declared or has_records):
+            raise Invalid(
+                f"attributes of {self.name}",
+                [found.field for found in breaks],
+                "; ".join(map(str, breaks)),
+                "keep the old rules, or move the records to another resource",
+            )
+        return Definition(self.name, evolve(self.schema, schema))
+
+
+class _StoredDefinition(msgspec.Struct, frozen=True):
+    """The part of a stored definition that this code understands."""
+
+    name: str
+    attributes: dict[str, Any] = {}
+    strict: bool = False
+    declared: bool = True
 
 
 JsonObjects: TypeAlias = list[dict[str, Json]]
 
-# Given a name and keys: a function, because type checkers want to see the keys written out.
+# Aliased: type checkers reject TypedDict() with computed keys.
 _make_dict: Any = TypedDict
 
 
 class FastValidator:
-    """Looks at records of one schema.
+    """A quick check that accepts nearly all valid records at a fraction of the cost.
+
+    Whatever it accepts, `conform` would accept too, unchanged. What it does not accept may still
+    be valid: `conform` decides, and gives the reasons.
 
     Args:
-        fields: what they look like.
+        fields: what records look like.
     """
 
     def __init__(self, fields: Fields) -> None:
@@ -39,31 +122,31 @@ class FastValidator:
             for name, field in fields.items()
             if field.default is not msgspec.UNSET
         }
-        wanted = _describe_object(fields)
+        expected = _describe_object(fields)
         if any(isinstance(default, dict | list) for default in self._defaults.values()):
-            # Records must not share what can be changed.
-            wanted = None
+            # Records must not share mutable defaults.
+            expected = None
         # A class, because msgspec analyses a class once and a bare type at every call.
-        self._wanted: Any = wanted and msgspec.defstruct(
-            "_Wanted", [("all", _list_of(wanted))], array_like=True
+        self._expected: Any = expected and msgspec.defstruct(
+            "_Expected", [("all", _list_of(expected))], array_like=True
         )
 
     def passes(self, documents: JsonObjects) -> bool:
-        """Fill in what is missing, and say whether all are surely right."""
-        if self._wanted is None:
+        """Fill in defaults; return whether all documents are certainly valid."""
+        if self._expected is None:
             return False
         for name, default in self._defaults.items():
             for document in documents:
                 document.setdefault(name, default)
         try:
-            msgspec.convert((documents,), self._wanted)
+            msgspec.convert((documents,), self._expected)
         except (msgspec.ValidationError, TypeError, UnicodeEncodeError):
             return False
         return True
 
 
 def _describe_object(fields: Fields) -> Any:
-    """Give the type of documents with such fields, or None if msgspec cannot look at them."""
+    """Return the type of documents with such fields, or None if msgspec cannot check them."""
     described = {name: _describe(field) for name, field in fields.items()}
     if None in described.values():
         return None
@@ -80,7 +163,7 @@ def _describe(field: Field) -> Any:
     if field.choices:
         return _describe_choices(field)
     if field.fields is not None:
-        has_defaults = any(one.default is not msgspec.UNSET for one in field.fields.values())
+        has_defaults = any(part.default is not msgspec.UNSET for part in field.fields.values())
         return None if has_defaults else _describe_object(field.fields)
     match field.kind:
         case "string" | "email" | "url" | "uuid":
@@ -99,7 +182,7 @@ def _describe(field: Field) -> Any:
         case "json" if not field.required:
             return Any
         case _:
-            # Dates need a calendar; and of "anything", null is no part where it is required.
+            # Dates need a calendar; a required "json" field excludes null.
             return None
 
 
@@ -118,9 +201,9 @@ def _bound(kind: Any, field: Field, least: str, most: str) -> Any:
     for name, bound in ((least, field.least), (most, field.most)):
         if bound is None:
             continue
-        # Lengths and whole numbers have whole bounds; lengths none below 0.
-        whole = type(bound) is int and abs(bound) <= MAX_INTEGER
-        if not whole or (bound < 0 and name.endswith("length")):
+        # Lengths and integers need integer bounds; a length's bound must not be negative.
+        is_integer = type(bound) is int and abs(bound) <= MAX_INTEGER
+        if not is_integer or (bound < 0 and name.endswith("length")):
             return None
         rules[name] = bound
     if field.kind in PATTERNS:
@@ -129,7 +212,7 @@ def _bound(kind: Any, field: Field, least: str, most: str) -> Any:
 
 
 class Validator:
-    """Makes the documents of one resource.
+    """Builds the documents of one resource from users' input.
 
     Args:
         resource: its name.
@@ -139,114 +222,111 @@ class Validator:
     def __init__(self, resource: str, schema: Schema) -> None:
         self._resource = resource
         self._strict = schema.strict
-        # An id is there by the time that a record is checked.
+        # Every record has an id by the time it is checked.
         own = schema.fields.get("id", Field(kind="string"))
         self._fields = {**schema.fields, "id": msgspec.structs.replace(own, required=True)}
-        self._look = FastValidator(self._fields)
+        self._fast = FastValidator(self._fields)
 
-    def fresh(self, given: Any, fresh_id: str, now: float) -> dict[str, Json]:
-        """Make the document of a new record, which takes the id if it has none.
+    def build_new(self, record: Any, new_id: str, now: float) -> dict[str, Json]:
+        """Build the document of a new record, which takes the id if it has none.
 
         Raises:
-            InvalidRecord: lists every field that is wrong.
+            InvalidRecord: lists every invalid field.
         """
-        documents = self._hurry([given], [fresh_id])
+        documents = self._build_fast([record], [new_id])
         if documents is None:
-            document, problems = self._consider(given, fresh_id)
-            self._refuse(problems)
+            document, problems = self._build_checked(record, new_id)
+            self._raise_problems(problems)
             documents = [document]
-        return _date(documents, now)[0]
+        return _stamp(documents, now)[0]
 
-    def fresh_all(
-        self, given: Sequence[Any], fresh_ids: Sequence[str], now: float
+    def build_many(
+        self, records: Sequence[Any], new_ids: Sequence[str], now: float
     ) -> list[dict[str, Json]]:
-        """Make the documents of new records.
+        """Build the documents of new records.
 
         Raises:
-            InvalidRecord: lists every field that is wrong, of every record.
+            InvalidRecord: lists every invalid field of every record.
         """
-        documents = self._hurry(given, fresh_ids)
+        documents = self._build_fast(records, new_ids)
         if documents is None:
-            considered = list(map(self._consider, given, fresh_ids))
-            self._refuse(
+            checked = list(map(self._build_checked, records, new_ids))
+            self._raise_problems(
                 problem._replace(field=f"[{i}].{problem.field}")
-                for i, (_, problems) in enumerate(considered)
+                for i, (_, problems) in enumerate(checked)
                 for problem in problems
             )
-            documents = [document for document, _ in considered]
-        return _date(documents, now)
+            documents = [document for document, _ in checked]
+        return _stamp(documents, now)
 
-    def updated(self, current: Json, given: Any, now: float) -> dict[str, Json]:
-        """Make the document that takes a record's place when changes are merged into it.
-
-        Raises:
-            InvalidRecord: lists every field that is wrong.
-        """
-        changes, problems = self._take(given)
-        merged = merge(current, changes)
-        return self._succeed(merged, current, problems, now)
-
-    def replaced(self, current: Json, given: Any, now: float) -> dict[str, Json]:
-        """Make the document that takes a record's place, but for what is the library's.
+    def build_update(self, current: Json, changes: Any, now: float) -> dict[str, Json]:
+        """Build the document that results when changes are merged into a record.
 
         Raises:
-            InvalidRecord: lists every field that is wrong.
+            InvalidRecord: lists every invalid field.
         """
-        record, problems = self._take(given)
-        # Newer code may keep more about a record than this code knows.
-        kept = {name: value for name, value in current.items() if name.startswith("_")}
-        return self._succeed({"id": current["id"], **record, **kept}, current, problems, now)
+        copy, problems = self._copy_input(changes)
+        return self._build_successor(merge(current, copy), current, problems, now)
 
-    def _hurry(
-        self, given: Sequence[Any], fresh_ids: Sequence[str]
-    ) -> list[dict[str, Json]] | None:
-        """Make documents of records that are surely right; None where there is a doubt."""
+    def build_replacement(self, current: Json, record: Any, now: float) -> dict[str, Json]:
+        """Build the document that replaces a record; the library's fields stay.
+
+        Raises:
+            InvalidRecord: lists every invalid field.
+        """
+        copy, problems = self._copy_input(record)
+        # Newer code may store more library fields than this code knows.
+        reserved = {name: value for name, value in current.items() if name.startswith("_")}
+        document = {"id": current["id"], **copy, **reserved}
+        return self._build_successor(document, current, problems, now)
+
+    def _build_fast(self, records: Sequence[Any], new_ids: Sequence[str]) -> JsonObjects | None:
+        """Build documents of records that are certainly valid; None if in doubt."""
         try:
             documents = [
-                {"id": fresh_id, **record}
-                for record, fresh_id in zip(given, fresh_ids, strict=True)
+                {"id": new_id, **record} for record, new_id in zip(records, new_ids, strict=True)
             ]
             names: set[str] = set().union(*documents)
-            strange = any(name.startswith("_") for name in names)
+            has_reserved = any(name.startswith("_") for name in names)
         except (TypeError, AttributeError):
             return None
-        if strange or self._strict or not self._look.passes(documents):
+        if has_reserved or self._strict or not self._fast.passes(documents):
             return None
         return documents
 
-    def _consider(self, given: Any, fresh_id: str) -> tuple[dict[str, Json], list[Problem]]:
-        record, problems = self._take(given)
-        if record.get("id") is None:
-            record = {"id": fresh_id} | {n: value for n, value in record.items() if n != "id"}
-        document, found = conform(self._fields, record)
+    def _build_checked(self, record: Any, new_id: str) -> tuple[dict[str, Json], list[Problem]]:
+        copy, problems = self._copy_input(record)
+        if copy.get("id") is None:
+            copy = {"id": new_id} | {name: value for name, value in copy.items() if name != "id"}
+        document, found = conform(self._fields, copy)
         return document, [*problems, *found]
 
-    def _succeed(
+    def _build_successor(
         self, document: dict[str, Json], current: Json, problems: list[Problem], now: float
     ) -> dict[str, Json]:
         if document["id"] != current["id"]:
             problem = f"differs from {current['id']!r}"
-            problems.append(Problem("id", document["id"], problem, "an id stays"))
+            problems.append(Problem("id", document["id"], problem, "an id cannot change"))
         document, found = conform(self._fields, document)
-        self._refuse([*problems, *found])
+        self._raise_problems([*problems, *found])
         return {**document, UPDATED: now}
 
-    def _take(self, given: Any) -> tuple[dict[str, Json], list[Problem]]:
-        """Copy what is given, without what the library adds itself; list what is strange."""
-        if not isinstance(given, Mapping):
-            raise Invalid("record", given, "is not a dictionary", "write {'field': value}")
-        record = {name: value for name, value in given.items() if name not in LIBRARYS}
-        problems = list(_find_reserved(record))
+    def _copy_input(self, record: Any) -> tuple[dict[str, Json], list[Problem]]:
+        """Copy a user's input without the library's fields; list fields that are not allowed."""
+        if not isinstance(record, Mapping):
+            raise Invalid("record", record, "is not a dictionary", "write {'field': value}")
+        copy = {name: value for name, value in record.items() if name not in LIBRARY_FIELDS}
+        problems = list(_find_reserved(copy))
         if self._strict:
-            problems += find_strays(self._fields, record)
-        return record, problems
+            problems += find_strays(self._fields, copy)
+        return copy, problems
 
-    def _refuse(self, problems: Iterable[Problem]) -> None:
+    def _raise_problems(self, problems: Iterable[Problem]) -> None:
         if listed := list(problems):
             raise InvalidRecord(self._resource, listed)
 
 
-def _date(documents: list[dict[str, Json]], now: float) -> list[dict[str, Json]]:
+def _stamp(documents: JsonObjects, now: float) -> JsonObjects:
     for document in documents:
         document[CREATED] = document[UPDATED] = now
     return documents
@@ -255,18 +335,18 @@ def _date(documents: list[dict[str, Json]], now: float) -> list[dict[str, Json]]
 def _find_reserved(record: dict[Any, Json]) -> Iterator[Problem]:
     for name, value in record.items():
         if not isinstance(name, str):
-            yield Problem(repr(name), value, "is not called by text", "names are text")
+            yield Problem(repr(name), value, "has a name that is not text", "names are text")
         elif name.startswith("_"):
-            yield Problem(name, value, "begins with _", "such names are the library's")
+            yield Problem(name, value, "begins with _", "such names are reserved")
 
 
 def merge(old: Json, changes: Mapping[str, Json]) -> dict[str, Json]:
-    """Put changes into a document: objects into objects, everything else in place of."""
+    """Return a document with changes merged in: objects recursively, all else replaced."""
     merged = dict(old)
     for name, value in changes.items():
-        there = merged.get(name)
-        if isinstance(there, Mapping) and isinstance(value, Mapping):
-            merged[name] = merge(there, value)
+        existing = merged.get(name)
+        if isinstance(existing, Mapping) and isinstance(value, Mapping):
+            merged[name] = merge(existing, value)
         else:
             merged[name] = value
     return merged

@@ -41,7 +41,7 @@ def build_messages(
         Invalid: an option is wrong.
     """
     _check_options(delay, timeout, max_attempts)
-    documents = resource.draft(data, ids)
+    documents = resource.validate(data, ids)
     return [
         NewMessage(id=name, value=value, delay=delay, timeout=timeout, max_attempts=max_attempts)
         for name, value in zip(ids, documents, strict=True)

@@ -309,7 +309,7 @@ class QueuePlugin(CoordinatorPlugin):
     async def stop(self) -> None:
         """Stop, if it runs. A handler that asks goes on to its end; all stops after it."""
         caller = find_caller(self._port)
-        if caller is None or self._turn.doing == "stop" or not self.database.is_connected:
+        if caller is None or self._lifecycle.action == "stop" or not self.database.is_connected:
             await super().stop()
         else:
             caller.stop()
@@ -326,22 +326,22 @@ class QueuePlugin(CoordinatorPlugin):
         self._port = open_backend(database.store, self.queue, database.components)
         if self.resource not in database.resources:
             await database.create_resource(self.resource)
-        database.resources[self.resource].hand_to(self)
+        database.resources[self.resource].set_queue(self)
         for part in get_args(Part):
             records = MessageRecords(database.store, database.components, self.queue, part)
-            database.show(f"plg_{self.namespace}_{self.resource}_{part}", records)
+            database.add_view(f"plg_{self.namespace}_{self.resource}_{part}", records)
         database.events.on(WorkerDied.name, self._end_claims_of)
 
     async def on_stop(self) -> None:
         """Hear of no more deaths."""
         self.database.events.off(WorkerDied.name, self._end_claims_of)
 
-    async def _set_up(self, undo: AsyncExitStack) -> None:
+    async def _set_up(self, exit_stack: AsyncExitStack) -> None:
         """Join, stand for election, then handle messages; stopping begins with the last."""
-        await super()._set_up(undo)
+        await super()._set_up(exit_stack)
         self.run_in_background(self._tell_stats_for_ever, "stats")
         self._begin()
-        undo.push_async_callback(self._end)
+        exit_stack.push_async_callback(self._end)
 
     async def _end(self) -> None:
         """Handle nothing more in this process."""
@@ -356,7 +356,7 @@ class QueuePlugin(CoordinatorPlugin):
             return
         self._worker = self._working = None
         worker.stop(_share(self.database.time_left))
-        self._joined().publish(**describe_worker_status(self.queue, None))
+        self._get_membership().publish(**describe_worker_status(self.queue, None))
         await asyncio.wait([working])
         self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
 
@@ -428,7 +428,7 @@ class QueuePlugin(CoordinatorPlugin):
             self._worker.is_paused = self._is_paused
             self._worker.wake()
             duty = WorkerStatus(concurrency=self.settings.concurrency, is_paused=self._is_paused)
-            self._joined().publish(**describe_worker_status(self.queue, duty))
+            self._get_membership().publish(**describe_worker_status(self.queue, duty))
 
     def _make_worker(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:
         if self._executor is None:
@@ -444,7 +444,7 @@ class QueuePlugin(CoordinatorPlugin):
         )
         return Worker(
             self._open(),
-            self._joined(),
+            self._get_membership(),
             self._executor,
             self.settings,
             self._retries,

@@ -120,21 +120,23 @@ class NodeDatabase(Database):
         """Give the session a way of its own."""
         return Link(self.node.world, self.node, self._shared, self._weather)
 
-    def _attend(self, store: Store, url: StoreUrl | None, supervisor: Supervisor) -> SharedSession:
+    def _make_session(
+        self, store: Store, url: StoreUrl | None, supervisor: Supervisor
+    ) -> SharedSession:
         del url
-        return _NodeSharedSession(self, store, supervisor, self._tidying.go_on)
+        return _NodeSharedSession(self, store, supervisor, self._cleanup.run)
 
 
 class _NodeSharedSession(SharedSession):
     """The session of a node's database, on a thread of the node."""
 
     def __init__(
-        self, database: NodeDatabase, store: Store, supervisor: Supervisor, chore: Work
+        self, database: NodeDatabase, store: Store, supervisor: Supervisor, cleanup: Work
     ) -> None:
-        super().__init__(store, None, database.components, supervisor.run, chore)
+        super().__init__(store, None, database.components, supervisor.run, cleanup)
         self._database = database
 
-    def _make(self, settings: CoordinatorSettings) -> Membership:
+    def _make_membership(self, settings: CoordinatorSettings) -> Membership:
         database = self._database
         return Membership(
             self._store,

@@ -7,7 +7,7 @@ import pytest
 from chance import FakeClock, SeededRandomness
 
 from jobsync import Components, CoordinatorPlugin, Database, Event, Events, Put, Unavailable
-from jobsync.database.cleanup import TURN, DatabaseTidied
+from jobsync.database.cleanup import LAST_CLEANUPS, DatabaseTidied
 from jobsync.errors import Misconfigured
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.metered import Meter, MeteredStore
@@ -100,7 +100,7 @@ def test_on_objects_a_day_costs_a_handful_of_requests() -> None:
         await use(databases[0])
         before = sum(meter.requests for meter in meters)
         chores = [
-            world.nodes[f"node-{n}"].run(each._tidying.go_on()) for n, each in enumerate(databases)
+            world.nodes[f"node-{n}"].run(each._cleanup.run()) for n, each in enumerate(databases)
         ]
         days = 7
         await asyncio.sleep(days * 24 * HOUR)
@@ -161,7 +161,7 @@ def test_what_cannot_be_done_now_is_done_later(trouble: Exception) -> None:
             await use(database)
             await asyncio.sleep(3 * HOUR)
             assert told
-            assert {event["work"] for event in told} == {"tidying"}
+            assert {event["work"] for event in told} == {"cleanup"}
             assert tombstones(store)
             store.trouble = None
             await asyncio.sleep(4 * HOUR)
@@ -179,11 +179,11 @@ def test_a_turn_that_nobody_understands_is_taken() -> None:
         async with Database(connection=store, components=world.components) as database:
             tidied: list[Event] = []
             database.on("db:tidied", tidied.append)
-            await store.write([Put(TURN, "yesterday")])
+            await store.write([Put(LAST_CLEANUPS, "yesterday")])
             await database.use_plugin(SweeperPlugin())
             await asyncio.sleep(2 * HOUR)
             assert tidied
-            turn = await store.get(TURN)
+            turn = await store.get(LAST_CLEANUPS)
             assert turn is not None
             await store.put(turn, dict.fromkeys(turn.value, 9e12))
             tidied.clear()

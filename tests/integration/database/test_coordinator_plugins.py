@@ -134,7 +134,7 @@ async def test_plugins_that_would_beat_at_two_paces_are_refused() -> None:
     async with Database("memory://") as db:
         await db.use_plugin(Sweeper())
         with pytest.raises(
-            Invalid, match=r"heartbeat_interval .*one session.*by 0.2 \(got 0.3\)\. Give all"
+            Invalid, match=r"heartbeat_interval must be 0.2.*session.*\(got 0.3\)\. Give all"
         ):
             await db.use_plugin(Clock(heartbeat_interval=0.3))
 

@@ -126,7 +126,7 @@ async def test_a_lock_that_cannot_be_given_back_is_given_back_later() -> None:
                     pass
             store.is_away = False
             await _take_turns(storage)
-        assert told == [] or told[0]["work"].startswith("give back lock/test/default/")
+        assert told == [] or told[0]["work"].startswith("release lock/test/default/")
 
 
 async def test_a_lock_ends_with_its_database() -> None:

@@ -151,7 +151,7 @@ async def test_what_cannot_be_added_is_refused() -> None:
     with pytest.raises(Invalid, match=r"Inherit jobsync\.Plugin"):
         await one.use_plugin(object())  # type: ignore[type-var]
     plugin = await one.use_plugin(S3QueuePlugin())
-    with pytest.raises(Invalid, match="is attached already"):
+    with pytest.raises(Invalid, match="is already attached"):
         await two.use_plugin(plugin)
     with pytest.raises(Invalid, match="alias='a/b'"):
         await one.use_plugin(S3QueuePlugin(), "a/b")

@@ -27,7 +27,7 @@ async def test_a_database_tells_what_keeps_it_from_working() -> None:
     async with database:
         assert database.unready() == []
         await leader.stop()
-        assert database.unready() == ["leader: does not run"]
+        assert database.unready() == ["leader: is not running"]
         await leader.start()
         fussy.reason = "tired"
         assert database.unready() == ["fussy: tired"]
