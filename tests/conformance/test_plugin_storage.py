@@ -151,5 +151,5 @@ async def test_what_no_plugin_stored_is_not_taken_for_a_value(
     """It is reported and left as it is."""
     await storage.set("key", 1)
     place.damage("plugin/queue/default/key", "[]")
-    with pytest.raises(Corrupt, match="not what a plugin stores"):
+    with pytest.raises(Corrupt, match="not a plugin's value"):
         await storage.get("key")
