@@ -35,7 +35,7 @@ async def test_another_process_sees_the_resources(connect: Connect) -> None:
     assert [*two.resources] == ["sessions"]
     assert two.resources.sessions is two.resources["sessions"] is two.resource("sessions")
     assert (await two.resources.sessions.get("a")).n == 1
-    with pytest.raises(InvalidRecord, match="n='x'"):
+    with pytest.raises(InvalidRecord, match=r"n .*\(got 'x'"):
         await two.resources.sessions.insert({"n": "x"})
 
 
@@ -56,9 +56,11 @@ async def test_an_unknown_resource_is_named_with_those_that_there_are(connect: C
     """A typing error is answered with what was probably meant."""
     database = await connect()
     await database.create_resource("sessions")
-    with pytest.raises(NotFound, match=r"no resource 'sesions' \(did you mean sessions\?\); there"):
+    with pytest.raises(
+        NotFound, match=r"no resource 'sesions'\. Did you mean sessions\? Known: sessions"
+    ):
         database.resource("sesions")
-    with pytest.raises(NotFound, match="there are: sessions"):
+    with pytest.raises(NotFound, match="Known: sessions"):
         database.resources["sesions"]
     with pytest.raises(AttributeError, match=r"did you mean sessions\?"):
         database.resources.sesions  # noqa: B018 - reading it is the test
@@ -83,7 +85,7 @@ async def test_a_compatible_change_evolves(connect: Connect) -> None:
     assert again is first
     assert (await again.insert({"name": "Cem"})).role == "a"
     assert await new.create_resource("users") is second
-    with pytest.raises(InvalidRecord, match="name='Al'"):
+    with pytest.raises(InvalidRecord, match=r"name .*\(got 'Al'"):
         await second.insert({"name": "Al"})
 
 
@@ -100,10 +102,10 @@ async def test_who_knows_an_older_definition_keeps_up(connect: Connect) -> None:
     assert (await first.insert({"role": "e"})).role == "e"
     await new.create_resource("users", {"role": "string"})
     assert [user.role for user in await first.insert_many([{"role": "f"}])] == ["f"]
-    with pytest.raises(InvalidRecord, match="role=5"):
+    with pytest.raises(InvalidRecord, match=r"role .*\(got 5"):
         await first.insert({"role": 5})
     await new.drop_resource("users")
-    with pytest.raises(InvalidRecord, match="role=5"):
+    with pytest.raises(InvalidRecord, match=r"role .*\(got 5"):
         await first.insert({"role": 5})
 
 
@@ -123,7 +125,7 @@ async def test_who_looks_forgets_nothing_that_is_made_meanwhile(connect: Connect
 async def test_strict_is_yes_or_no(connect: Connect, place: Place) -> None:
     """Anything else is refused before it spoils the definition."""
     database = await connect()
-    with pytest.raises(Invalid, match="strict='no': is neither True nor False"):
+    with pytest.raises(Invalid, match="strict must be True or False"):
         await database.create_resource("users", strict="no")
     assert place.stored("resource/users") is None
 
@@ -248,5 +250,5 @@ async def test_a_definition_that_changes_meanwhile_is_not_dropped(
 async def test_a_strange_name_is_refused(connect: Connect, name: Any) -> None:
     """Names of resources are part of keys and of SQL, and so they are plain."""
     database = await connect()
-    with pytest.raises(Invalid, match="is not a valid resource name"):
+    with pytest.raises(Invalid, match="must be a valid resource name"):
         await database.create_resource(name)

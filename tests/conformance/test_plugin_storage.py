@@ -53,7 +53,7 @@ async def test_kinds_and_namespaces_are_apart(database: Database) -> None:
         await storage.set("key", number)
     assert [await storage.get("key") for storage in storages] == [0, 1, 2, 3]
     assert [await storage.list() for storage in storages] == [["key"]] * 4
-    with pytest.raises(Invalid, match="namespace='a/b'"):
+    with pytest.raises(Invalid, match=r"namespace .*\(got 'a/b'\)"):
         database.open_storage("queue", "a/b")
 
 
@@ -84,10 +84,10 @@ async def test_no_increment_is_lost(storage: PluginStorage) -> None:
     assert sorted(sums) == [1, 2, 3, 4, 5, 6]
     assert await storage.increment("n", by=-2.5) == 3.5
     await storage.set("text", "x")
-    with pytest.raises(Invalid, match="text='x': is not a number"):
+    with pytest.raises(Invalid, match=r"text is not a number \(got 'x'\)"):
         await storage.increment("text")
     for by in ("1", float("nan"), True):
-        with pytest.raises(Invalid, match="by="):
+        with pytest.raises(Invalid, match="by must be a number"):
             await storage.increment("n", by=by)  # type: ignore[arg-type]
 
 
@@ -139,9 +139,9 @@ async def test_keys_are_listed_by_prefix_in_order(storage: PluginStorage) -> Non
 @pytest.mark.parametrize("ttl", [0, -1, "10", True, float("nan"), float("inf")])
 async def test_a_time_to_live_is_a_number_of_seconds(storage: PluginStorage, ttl: Any) -> None:
     """Anything else is refused before anything is written."""
-    with pytest.raises(Invalid, match="ttl="):
+    with pytest.raises(Invalid, match="ttl must be a number"):
         await storage.set("key", 1, ttl=ttl)
-    with pytest.raises(Invalid, match="key=5"):
+    with pytest.raises(Invalid, match=r"key must be text \(got 5\)"):
         await storage.get(5)  # type: ignore[arg-type]
 
 

@@ -90,11 +90,11 @@ async def test_every_bad_field_is_named_and_nothing_written(sessions: Resource) 
     assert {problem.field for problem in caught.value.problems} == {
         *("user_id", "expires_at", "active", "_mine")
     }
-    with pytest.raises(InvalidRecord, match=r"\[1\].user_id=None: is missing"):
+    with pytest.raises(InvalidRecord, match=r"\[1\].user_id is missing \(got None"):
         await sessions.insert_many([ANN, bad])
-    with pytest.raises(InvalidRecord, match="id=5: is not text"):
+    with pytest.raises(InvalidRecord, match=r"id is not text \(got 5"):
         await sessions.insert({**ANN, "id": 5})
-    with pytest.raises(Invalid, match="is not a dictionary"):
+    with pytest.raises(Invalid, match="must be a dictionary"):
         await sessions.insert("ann")  # type: ignore[arg-type]
     assert await sessions.count() == 0
 
@@ -104,10 +104,12 @@ async def test_unknown_fields_are_kept_unless_strict(database: Database) -> None
     loose = await database.create_resource("loose", {"n": "number"})
     assert (await loose.insert({"n": 1, "more": [1, {"a": None}]})).more == [1, {"a": None}]
     strict = await database.create_resource("strict", {"number": "number"}, strict=True)
-    with pytest.raises(InvalidRecord, match=r"numbr=1: is not described, did you mean number\?"):
+    with pytest.raises(
+        InvalidRecord, match=r"numbr is not described, did you mean number\? \(got 1"
+    ):
         await strict.insert({"numbr": 1})
     made = await strict.insert({"number": 1})
-    with pytest.raises(InvalidRecord, match="numbr=1"):
+    with pytest.raises(InvalidRecord, match=r"numbr .*\(got 1"):
         await strict.update(made.id, {"numbr": 1})
     assert (await strict.replace(made.id, {**made, "number": 2})).number == 2
 
@@ -178,11 +180,11 @@ async def test_what_newer_code_keeps_about_a_record_survives(
 async def test_a_change_must_keep_to_the_schema_and_the_id(sessions: Resource) -> None:
     """A refused change leaves the record as it was."""
     made = await sessions.insert(ANN)
-    with pytest.raises(InvalidRecord, match="active='yes'"):
+    with pytest.raises(InvalidRecord, match=r"active .*\(got 'yes'"):
         await sessions.update("ann", {"active": "yes"})
-    with pytest.raises(InvalidRecord, match="user_id=None: is missing"):
+    with pytest.raises(InvalidRecord, match=r"user_id is missing \(got None"):
         await sessions.replace("ann", {"expires_at": 1})
-    with pytest.raises(InvalidRecord, match="id='bob': differs from 'ann'"):
+    with pytest.raises(InvalidRecord, match=r"id differs from 'ann' \(got 'bob'"):
         await sessions.update("ann", {"id": "bob"})
     assert await sessions.get("ann") == made
 
@@ -196,9 +198,9 @@ async def test_what_is_not_there_cannot_be_changed(sessions: Resource) -> None:
             await sessions.update(name, {"active": False})
         with pytest.raises(NotFound):
             await sessions.replace(name, ANN)
-    with pytest.raises(Invalid, match="id=5: int is not text"):
+    with pytest.raises(Invalid, match=r"id must be text \(got 5\)"):
         await sessions.get(5)  # type: ignore[arg-type]
-    with pytest.raises(Invalid, match="id=''"):
+    with pytest.raises(Invalid, match=r"id .*\(got ''\)"):
         await sessions.get("")
 
 
@@ -263,7 +265,7 @@ async def test_a_batch_tells_what_it_could_not_write(sessions: Resource) -> None
     assert caught.value.conflicts == ("ann",)
     assert set(caught.value.written) == {"bob", "cem"}
     assert [document.user_id for document in await sessions.list()] == ["u1", "u2", "u1"]
-    with pytest.raises(Invalid, match="id='ann': is given twice"):
+    with pytest.raises(Invalid, match=r"id is given twice \(got 'ann'\)"):
         await sessions.insert_many([ANN, ANN])
 
 
@@ -309,11 +311,11 @@ async def test_queries_filter_sort_and_cut(sessions: Resource) -> None:
     ("arguments", "message"),
     [
         ({"filter": {"n": {"$lessthan": 1}}}, "is no operator"),
-        ({"filter": {"$not": {"_version": "x"}}}, "cannot be used in a filter"),
-        ({"limit": -1}, "limit=-1"),
-        ({"offset": 1.5}, "offset=1.5"),
-        ({"sort": "-"}, "sort='-'"),
-        ({"sort": 5}, "sort=5"),
+        ({"filter": {"$not": {"_version": "x"}}}, r"cannot use this field \(got '_version'\)"),
+        ({"limit": -1}, r"limit must be 0 or more \(got -1\)"),
+        ({"offset": 1.5}, r"offset must be 0 or more \(got 1.5\)"),
+        ({"sort": "-"}, r"sort must be a field name \(got '-'\)"),
+        ({"sort": 5}, r"sort must be a field name \(got 5\)"),
     ],
 )
 async def test_a_bad_question_is_refused(
@@ -331,7 +333,7 @@ async def test_several_things_may_come_in_any_form_but_a_text(sessions: Resource
     assert len(await sessions.get_many(iter(["a", "b"]))) == 2
     one: Any = ANN
     for verb in (sessions.delete_many("ab"), sessions.get_many("ab"), sessions.insert_many(one)):
-        with pytest.raises(Invalid, match="is not a list"):
+        with pytest.raises(Invalid, match="must be a list"):
             await verb
     assert await sessions.delete_many({"ab", "b"}) == 2
     assert await sessions.list_ids() == ["a"]
@@ -340,9 +342,9 @@ async def test_several_things_may_come_in_any_form_but_a_text(sessions: Resource
 async def test_a_bad_page_is_refused(sessions: Resource) -> None:
     """The error names the argument."""
     for size in (0, -1, "5", 100_001):
-        with pytest.raises(Invalid, match=f"size={size!r}"):
+        with pytest.raises(Invalid, match=rf"size must be between 1 and .*\(got {size!r}\)"):
             await sessions.page(size=size)  # type: ignore[arg-type]
-    with pytest.raises(Invalid, match="after=5"):
+    with pytest.raises(Invalid, match=r"after must be an id \(got 5\)"):
         await sessions.page(after=5)  # type: ignore[arg-type]
 
 
@@ -397,9 +399,9 @@ async def test_hooks_stand_around_every_verb(sessions: Resource) -> None:
         *("insert", "insert", "insert", "delete", "query"),
         *("update", "upsert", "insert", "upsert", "count"),
     ]
-    with pytest.raises(Invalid, match=r"did you mean before_insert\?"):
+    with pytest.raises(Invalid, match=r"Did you mean before_insert\?"):
         sessions.before("inser", print)  # type: ignore[call-overload]
-    with pytest.raises(Invalid, match="before_insert=None: is not callable"):
+    with pytest.raises(Invalid, match=r"before_insert must be callable \(got None\)"):
         sessions.add_hooks({"before_insert": None})
 
 

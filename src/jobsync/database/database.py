@@ -84,7 +84,7 @@ class Database(EventEmitter):
         targets = [target for target in (url, connection_string, connection) if target is not None]
         if len(targets) > 1:
             fix = "pass one of url, connection_string and connection"
-            raise Invalid("url", len(targets), "more than one store was given", fix)
+            raise Invalid("url", len(targets), "must name one store", fix)
         self._target: str | Store | None = targets[0] if targets else None
         self.components = components or Components.system()
         self._lifecycle = LifecycleLock("database")
@@ -323,7 +323,7 @@ class Database(EventEmitter):
 
     def _add(self, plugin: Plugin, alias: str | None = None) -> None:
         if not isinstance(plugin, Plugin):
-            raise Invalid("plugin", plugin, "is not a Plugin", "inherit jobsync.Plugin")
+            raise Invalid("plugin", plugin, "must be a Plugin", "inherit jobsync.Plugin")
         if plugin in self._plugins.values():
             return
         name = plugin.choose_name(alias)

@@ -151,7 +151,7 @@ def _parse_sort_key(name: Any) -> SortKey:
     path = tuple(name.removeprefix("-").split(".")) if isinstance(name, str) else ()
     if not path or "" in path:
         fix = "write 'name', '-name' or 'address.city'"
-        raise Invalid("sort", name, "is not a field name", fix)
+        raise Invalid("sort", name, "must be a field name", fix)
     return SortKey(path, name.startswith("-"))
 
 
@@ -333,9 +333,9 @@ class ReadableResource(HookedVerbs):
     async def _read_page(self, where: Where, size: int, after: str | None) -> Page:
         _check_filter(where)
         if type(size) is not int or not 0 < size <= _MAX_PAGE:
-            raise Invalid("size", size, f"is not between 1 and {_MAX_PAGE:,}", "read page by page")
+            raise Invalid("size", size, f"must be between 1 and {_MAX_PAGE:,}", "read page by page")
         if not (after is None or isinstance(after, str)):
-            raise Invalid("after", after, "is not an id", "pass the `next` of the page before")
+            raise Invalid("after", after, "must be an id", "pass the `next` of the page before")
         records = await self._scan(where, "" if after is None else self._keyspace.key(after), size)
         has_more = len(records) == size
         return Page(
@@ -368,7 +368,7 @@ def check_id(id: Any) -> str:
         Invalid: it is not.
     """
     if not isinstance(id, str):
-        raise Invalid("id", id, f"{type(id).__name__} is not text", "use str(id)")
+        raise Invalid("id", id, "must be text", "use str(id)")
     return id
 
 
@@ -379,7 +379,7 @@ def as_list(name: str, items: Iterable[T]) -> Sequence[T]:
         Invalid: it is a single text or record, or not iterable.
     """
     if isinstance(items, str | Mapping) or not isinstance(items, Iterable):
-        raise Invalid(name, items, "is not a list", "write [...]")
+        raise Invalid(name, items, "must be a list", "write [...]")
     return items if isinstance(items, list) else list(items)
 
 
@@ -387,7 +387,7 @@ def _check_range(limit: int | None, offset: int) -> int | None:
     """Return the position after the last requested record."""
     for name, number in (("limit", limit), ("offset", offset)):
         if number is not None and (type(number) is not int or number < 0):
-            raise Invalid(name, number, "is not a count", "use 0 or more")
+            raise Invalid(name, number, "must be 0 or more", "pass a whole number")
     return None if limit is None else offset + limit
 
 
@@ -395,7 +395,7 @@ def _check_filter(where: Where) -> None:
     """Refuse filters by version, which the store keeps outside the document."""
     if where and _mentions(filters.parse(where), VERSION):
         fix = "get the record and compare"
-        raise Invalid("filter", VERSION, "cannot be used in a filter", fix)
+        raise Invalid("filter", VERSION, "cannot use this field", fix)
 
 
 def _mentions(where: Filter, name: str) -> bool:

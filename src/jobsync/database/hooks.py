@@ -68,7 +68,7 @@ class ResourceHooks:
         """
         _check_name(name)
         if not callable(hook):
-            raise Invalid(name, hook, "is not callable", "pass a function of one argument")
+            raise Invalid(name, hook, "must be callable", "pass a function of one argument")
         hooks = self._hooks.setdefault(name, [])
         # A resource that is defined again gets the same functions again.
         if hook not in hooks:
@@ -161,7 +161,7 @@ def _check_name(name: str) -> None:
     if name not in _HOOK_NAMES:
         hint = closest_name(name, _HOOK_NAMES)
         fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_HOOK_NAMES)}"
-        raise Invalid("hook", name, "is not a hook name", fix)
+        raise Invalid("hook", name, "is unknown", fix)
 
 
 async def _call(hook: Hook, value: Any) -> Any:

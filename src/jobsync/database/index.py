@@ -120,7 +120,9 @@ class Index:
         if rank is None or (base and not base.deleted and self._rank_of(base.value) == rank):
             return None
         if len(segment := escape(rank, "rank")) > _MAX_RANK:
-            raise Invalid("rank", rank, f"is longer than {_MAX_RANK}", "index something shorter")
+            raise Invalid(
+                "rank", rank, f"must have at most {_MAX_RANK} characters", "index something shorter"
+            )
         document = {"record": change.key, "rank": rank, "at": self._clock.wall().seconds}
         return Put(f"{self.prefix}{segment}{_MARK}{change.nonce}", document)
 

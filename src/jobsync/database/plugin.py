@@ -177,7 +177,9 @@ class Plugin(EventEmitter):
                 return
             if not self.database.is_connected:
                 fix = "await database.connect() first"
-                raise Invalid("plugin", self.name, "its database is not connected", fix)
+                raise Invalid(
+                    "plugin", self.name, "belongs to a database that is not connected", fix
+                )
             async with AsyncExitStack() as exit_stack:
                 await self._set_up(exit_stack)
                 self._exit_stack = exit_stack.pop_all()
@@ -223,5 +225,5 @@ def check_plugin_name(field: str, name: object) -> str:
         Invalid: it cannot.
     """
     if not (isinstance(name, str) and _is_name(name)):
-        raise Invalid(field, name, "is not a valid name", "use up to 50 letters, digits, - and _")
+        raise Invalid(field, name, "must be a valid name", "use up to 50 letters, digits, - and _")
     return name

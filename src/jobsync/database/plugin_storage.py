@@ -250,7 +250,7 @@ class PluginStorage:
             return {"value": value, "expires_at": None}
         seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
         if not (type(seconds) in {int, float} and 0 < seconds < math.inf):
-            raise Invalid("ttl", ttl, "is not a number of seconds above 0", "write 3600")
+            raise Invalid("ttl", ttl, "must be a number of seconds above 0", "write 3600")
         return {"value": value, "expires_at": self._clock.wall().seconds + seconds}
 
     def _decode(self, record: Record | None) -> StoredValue | None:
@@ -268,10 +268,10 @@ class PluginStorage:
 
 def _check_key(key: Any) -> str:
     if not isinstance(key, str):
-        raise Invalid("key", key, f"{type(key).__name__} is not text", "use str(key)")
+        raise Invalid("key", key, "must be text", "use str(key)")
     return key
 
 
 def _check_number(name: str, value: Any, fix: str) -> None:
     if type(value) not in {int, float} or not math.isfinite(value):
-        raise Invalid(name, value, "is not a number", fix)
+        raise Invalid(name, value, "must be a number", fix)

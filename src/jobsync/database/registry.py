@@ -144,7 +144,7 @@ class ResourceRegistry:
         """
         _check_name(name)
         if not (strict is None or isinstance(strict, bool)):
-            raise Invalid("strict", strict, "is neither True nor False", "write strict=True")
+            raise Invalid("strict", strict, "must be True or False", "write strict=True")
         blank = Definition(name, is_declared=False)
         before: Definition | None = None
         after = blank
@@ -266,4 +266,4 @@ class ResourceRegistry:
 def _check_name(name: Any) -> None:
     if not (isinstance(name, str) and _is_name(name)):
         fix = "use a letter, then up to 99 letters, digits, _ and -"
-        raise Invalid("name", name, "is not a valid resource name", fix)
+        raise Invalid("name", name, "must be a valid resource name", fix)

@@ -145,6 +145,6 @@ def _check_timing(membership: Membership, settings: CoordinatorSettings) -> None
             raise Invalid(
                 field,
                 requested,
-                f"the plugins of a database share one session, which uses {current:g}",
+                f"must be {current:g}, as in the session that all plugins share",
                 "give all plugins the same value",
             )

@@ -213,6 +213,6 @@ class LifecycleLock:
         if not (is_own or is_hook):
             return False
         if self.action != action:
-            problem = f"{action} was called from a hook of {self.action}"
-            raise Invalid(self._kind, name, problem, f"{action} it from elsewhere")
+            problem = f"cannot {action} in a hook of {self.action}"
+            raise Invalid(self._kind, name, problem, f"call {action} outside the hook")
         return True

@@ -85,7 +85,7 @@ class Definition(msgspec.Struct, frozen=True):
             raise Invalid(
                 f"attributes of {self.name}",
                 [found.field for found in breaks],
-                "; ".join(map(str, breaks)),
+                f"would refuse existing records: {'; '.join(map(str, breaks))}",
                 "keep the old rules, or move the records to another resource",
             )
         return Definition(self.name, evolve(self.schema, schema))
@@ -306,7 +306,7 @@ class Validator:
     ) -> dict[str, Json]:
         if document["id"] != current["id"]:
             problem = f"differs from {current['id']!r}"
-            problems.append(Problem("id", document["id"], problem, "an id cannot change"))
+            problems.append(Problem("id", document["id"], problem, "ids cannot change"))
         document, found = conform(self._fields, document)
         self._raise_problems([*problems, *found])
         return {**document, UPDATED: now}
@@ -314,7 +314,7 @@ class Validator:
     def _copy_input(self, record: Any) -> tuple[dict[str, Json], list[Problem]]:
         """Copy a user's input without the library's fields; list fields that are not allowed."""
         if not isinstance(record, Mapping):
-            raise Invalid("record", record, "is not a dictionary", "write {'field': value}")
+            raise Invalid("record", record, "must be a dictionary", "write {'field': value}")
         copy = {name: value for name, value in record.items() if name not in LIBRARY_FIELDS}
         problems = list(_find_reserved(copy))
         if self._strict:
@@ -335,9 +335,9 @@ def _stamp(documents: JsonObjects, now: float) -> JsonObjects:
 def _find_reserved(record: dict[Any, Json]) -> Iterator[Problem]:
     for name, value in record.items():
         if not isinstance(name, str):
-            yield Problem(repr(name), value, "has a name that is not text", "names are text")
+            yield Problem(repr(name), value, "must have a text name", "text names")
         elif name.startswith("_"):
-            yield Problem(name, value, "begins with _", "such names are reserved")
+            yield Problem(name, value, "is a reserved name", "no leading _")
 
 
 def merge(old: Json, changes: Mapping[str, Json]) -> dict[str, Json]:

@@ -193,13 +193,15 @@ async def test_a_hook_that_asks_for_the_opposite_is_refused() -> None:
     """It would wait for itself."""
 
     async def restart(plugin: Sweeper) -> None:
-        with pytest.raises(Invalid, match=r"plugin cannot start in a hook of stop \(got 'sweeper'\)"):
+        with pytest.raises(
+            Invalid, match=r"plugin cannot start in a hook of stop \(got 'sweeper'\)"
+        ):
             await plugin.start()
 
     async def give_up(plugin: Sweeper) -> None:
-        with pytest.raises(Invalid, match="disconnect was called from a hook of connect"):
+        with pytest.raises(Invalid, match="database cannot disconnect in a hook of connect"):
             await plugin.database.disconnect()
-        with pytest.raises(Invalid, match="stop was called from a hook of start"):
+        with pytest.raises(Invalid, match="plugin cannot stop in a hook of start"):
             await plugin.stop()
 
     database = Database("memory://")

@@ -141,7 +141,7 @@ async def test_plugins_go_by_slug_namespace_or_alias() -> None:
     assert database.plugins.sms is database.plugins["sms"] is aliased
     with pytest.raises(NotFound, match=r"no plugin 'scheduler'\. Known: own-slug"):
         database.plugins["scheduler"]
-    with pytest.raises(Invalid, match="alias='s3-queue': is taken"):
+    with pytest.raises(Invalid, match=r"alias is taken \(got 's3-queue'\)"):
         await database.use_plugin(S3QueuePlugin())
 
 
@@ -153,11 +153,11 @@ async def test_what_cannot_be_added_is_refused() -> None:
     plugin = await one.use_plugin(S3QueuePlugin())
     with pytest.raises(Invalid, match="is already attached"):
         await two.use_plugin(plugin)
-    with pytest.raises(Invalid, match="alias='a/b'"):
+    with pytest.raises(Invalid, match=r"alias .*\(got 'a/b'\)"):
         await one.use_plugin(S3QueuePlugin(), "a/b")
-    with pytest.raises(Invalid, match="namespace=''"):
+    with pytest.raises(Invalid, match=r"namespace .*\(got ''\)"):
         S3QueuePlugin(namespace="")
-    with pytest.raises(Invalid, match="slug='my slug'"):
+    with pytest.raises(Invalid, match=r"slug .*\(got 'my slug'\)"):
         type("OddPlugin", (Plugin,), {"slug": "my slug"})
     with pytest.raises(Invalid, match="is not attached to a database"):
         await S3QueuePlugin().start()

@@ -58,7 +58,7 @@ def test_plugins_can_be_given_at_once() -> None:
     """As `use_plugin` adds them, with the same checks."""
     one = Fussy()
     assert Database("memory://", plugins=[one]).plugins.fussy is one
-    with pytest.raises(Invalid, match="is not a Plugin"):
+    with pytest.raises(Invalid, match="must be a Plugin"):
         Database("memory://", plugins=["fussy"])  # type: ignore[list-item]
     with pytest.raises(Invalid, match="is taken"):
         Database("memory://", plugins=[Fussy(), Fussy()])
