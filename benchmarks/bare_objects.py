@@ -13,7 +13,7 @@ from obstore.store import S3Store
 from jobsync import Components
 from jobsync.core.urls import ObjectsUrl
 from jobsync.stores.objects.bucket import _THREADS
-from jobsync.stores.record_codec import LIVE_SIZE
+from jobsync.stores.objects.layout import LIVE_SIZE
 
 __all__ = ["BareObjects"]
 

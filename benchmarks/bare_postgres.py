@@ -12,7 +12,7 @@ from benchmarks.work import BATCH, VALUE
 from psycopg import AsyncConnection
 
 from jobsync import Components
-from jobsync.stores.postgres.queries import Statements
+from jobsync.stores.postgres.store import statements_for
 
 __all__ = ["BarePostgres"]
 
@@ -22,7 +22,7 @@ class BarePostgres:
 
     def __init__(self, connection: AsyncConnection[tuple[Any, ...]]) -> None:
         self._connection = connection
-        self._sql = Statements.within("public")
+        self._sql = statements_for("public")
         self._ids = Components.system().ids
         self._number = 0
 
@@ -53,16 +53,16 @@ class BarePostgres:
             trail = f"{nonce} {before}"[:207] if before else nonce
             row = (text, seq, 0, 1, trail, key)
             if before:
-                rows = await self._run(self._sql.replace, (*row, seq - 1, before))
+                rows = await self._run(self._sql["replace"], (*row, seq - 1, before))
             else:
-                rows = await self._run(self._sql.create, row)
+                rows = await self._run(self._sql["create"], row)
             assert len(rows) == 1
             before = trail
 
     async def get(self, count: int) -> None:
         """Read one row again and again."""
         for _ in range(count):
-            rows = await self._run(self._sql.get, ("bare/000001/000000",))
+            rows = await self._run(self._sql["get"], ("bare/000001/000000",))
             ((_, text, *_rest),) = rows
             msgspec.json.decode(text)
 
@@ -84,7 +84,7 @@ class BarePostgres:
                 texts.append(msgspec.json.encode(VALUE).decode())
                 trails.append(f"{nonce} {old}"[:207] if old else nonce)
             rows = await self._run(
-                self._sql.write,
+                self._sql["write"],
                 (
                     keys,
                     texts,

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from jobsync import Components
-from jobsync.stores.postgres.queries import as_array
+from jobsync.stores.sql import as_array
 
 __all__ = ["BATCH", "Bare", "BarePostgres", "BareSqlite"]
 

@@ -309,13 +309,13 @@ def no_seal(patch: pytest.MonkeyPatch) -> None:
 
 def hasty_settling(patch: pytest.MonkeyPatch) -> None:
     """A pending write is taken for one that was applied."""
-    judge = settling.judge
+    judge = settling.judge_write
 
     def hasty(base: Record | None, nonce: str, current: Record | None) -> settling.WriteFate:
         verdict = judge(base, nonce, current)
         return "applied" if verdict == "pending" else verdict
 
-    patch.setattr(settling, "judge", hasty)
+    patch.setattr(settling, "judge_write", hasty)
 
 
 def no_nonce(patch: pytest.MonkeyPatch) -> None:

@@ -441,12 +441,12 @@ def test_a_store_that_went_back_in_time_halts_the_election() -> None:
     async def story() -> None:
         fleet.start_all()
         await asyncio.sleep(60)
-        slots = dict(fleet.store._data.slots)
+        slots = dict(fleet.store._data.records)
         former = one(fleet.leaders())
         former.node.kill()
         await asyncio.sleep(3 * TIMEOUTS)
         assert one(fleet.leaders()) is not former
-        fleet.store._data.slots |= {ROLE: slots[ROLE]}
+        fleet.store._data.records |= {ROLE: slots[ROLE]}
         await asyncio.sleep(3 * TIMEOUTS)
         assert fleet.leaders() == []
         halted = [worker for worker in followers(fleet) if worker.told("coord:election-halted")]
@@ -1164,9 +1164,9 @@ def test_a_role_that_cannot_even_be_read_disturbs_nothing_else() -> None:
         fleet.start_all()
         await asyncio.sleep(60)
         leader = one(fleet.leaders())
-        slot = fleet.store._data.slots[ROLE]
+        slot = fleet.store._data.records[ROLE]
         fleet.garble(ROLE)
-        fleet.store._data.topics.wake(["role/default/"])
+        fleet.store._data.notifier.wake(["role/default/"])
         await asyncio.sleep(60)
         before = [link.requests for link in fleet.links]
         await asyncio.sleep(20 * TIMING.beat)
@@ -1175,7 +1175,7 @@ def test_a_role_that_cannot_even_be_read_disturbs_nothing_else() -> None:
             assert worker.link.requests - sent <= 20 * 1.05 * 11
         assert fleet.leaders() == [leader]
         assert len(fleet.leaders("other")) == 1
-        fleet.store._data.slots[ROLE] = slot
+        fleet.store._data.records[ROLE] = slot
         leader.node.kill()
         await asyncio.sleep(2 * TIMEOUTS)
         fleet.judge_rest()

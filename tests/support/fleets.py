@@ -18,7 +18,7 @@ from jobsync.errors import Fenced, JobsyncError, Misconfigured, OutcomeUnknown
 from jobsync.events import Event
 from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store, Unknown
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.record_codec import stamp
+from jobsync.stores.record_codec import assign_nonces
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing.invariants import check_commits, check_replies, check_roles, check_takes
 from jobsync.testing.network import CALM, Link, Weather
@@ -301,7 +301,7 @@ class Fleet:
 
     def garble(self, key: str) -> None:
         """Break a record so that the store itself cannot read it."""
-        slots = self.store._data.slots
+        slots = self.store._data.records
         slots[key] = msgspec.structs.replace(slots[key], text="{")
 
     def tell(self, story: Callable[[], Awaitable[T]]) -> T:
@@ -522,7 +522,7 @@ class WatchedLink(Link):
             await asyncio.sleep(self._draw(self.weather.latency))
             raise self.refusal
         if self.delays is not None and changes[0].key.startswith(self.delays[0]):
-            marked = stamp(changes, self._node.components.ids)
+            marked = assign_nonces(changes, self._node.components.ids)
             start = self._world.start
             self._travel(self.delays[1], lambda: start(self._commit(marked)))
             await asyncio.sleep(self.weather.latency)

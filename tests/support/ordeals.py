@@ -122,7 +122,7 @@ def short_outages(seed: int) -> list[Violation]:
         for _ in range(5):
             # Whoever looks out of step with its beats may look before a lapse and after it.
             await asyncio.sleep(fleet.world.dice.uniform(0, TIMING.beat))
-            fleet.store._data.topics.wake(["role/default/"])
+            fleet.store._data.notifier.wake(["role/default/"])
             await asyncio.sleep(2 * TIMING.beat)
             for link in fleet.links:
                 link.weather = Weather(refused=1.0)

@@ -46,12 +46,12 @@ class MemoryPlace:
 
     def damage(self, key: str, text: str) -> None:
         """Overwrite a record's value behind the library's back."""
-        slots = self._keeper._data.slots
+        slots = self._keeper._data.records
         slots[key] = msgspec.structs.replace(slots[key], text=text)
 
     def stored(self, key: str) -> str | None:
         """Read a record's value behind the library's back."""
-        slot = self._keeper._data.slots.get(key)
+        slot = self._keeper._data.records.get(key)
         return None if slot is None else slot.text
 
 

@@ -7,9 +7,8 @@ from obstore.store import S3Store
 
 from jobsync import Components, Store
 from jobsync.core.urls import ObjectsUrl
-from jobsync.stores.objects.layout import Naming
+from jobsync.stores.objects.layout import ObjectNames, decode_object, encode_object
 from jobsync.stores.objects.store import ObjectsStore
-from jobsync.stores.record_codec import unwrap, wrap
 from jobsync.stores.settling import SettlingStore
 
 __all__ = ["ObjectsPlace"]
@@ -32,7 +31,7 @@ class ObjectsPlace:
         self._url = url
         self._bare_etags = bare_etags
         self._conditional_delete = conditional_delete
-        self._naming = Naming(url.prefix)
+        self._names = ObjectNames(url.prefix)
         self._bucket = S3Store(
             url.bucket,
             endpoint=url.endpoint,
@@ -56,14 +55,14 @@ class ObjectsPlace:
 
     def damage(self, key: str, text: str) -> None:
         """Overwrite a value behind the library's back."""
-        name = self._naming.record(key)
+        name = self._names.of_record(key)
         found = obstore.get(self._bucket, name).bytes().to_bytes()
-        obstore.put(self._bucket, name, wrap(unwrap(key, found, ""), text))
+        obstore.put(self._bucket, name, encode_object(decode_object(key, found, ""), text))
 
     def stored(self, key: str) -> str | None:
         """Read a value's text behind the library's back; None without one."""
         try:
-            found = obstore.get(self._bucket, self._naming.record(key)).bytes().to_bytes()
+            found = obstore.get(self._bucket, self._names.of_record(key)).bytes().to_bytes()
         except FileNotFoundError:
             return None
         # Padding stands behind the bracket; four commas before the value.

@@ -14,7 +14,7 @@ from jobsync.queue.backend import QueueBackend
 from jobsync.queue.opening import open_backend, open_directory
 from jobsync.queue.sql.directory import QueueDirectory
 from jobsync.stores.contract import StoreDecorator
-from jobsync.stores.sql_access import (
+from jobsync.stores.sql import (
     Parameters,
     PostgresAccess,
     SqlAccess,
@@ -117,11 +117,11 @@ class _TroubledPool(PostgresAccess):
             lambda: self._inner.run(statement, parameters, place), place
         )
 
-    async def run_loudly(
+    async def run_and_notify(
         self, quietly: str, loudly: str, parameters: Mapping[str, Any], topic: str
     ) -> list[Any]:
         return await self._trouble.around(
-            lambda: self._inner.run_loudly(quietly, loudly, parameters, topic), topic
+            lambda: self._inner.run_and_notify(quietly, loudly, parameters, topic), topic
         )
 
     def wake(self, topic: str) -> None:

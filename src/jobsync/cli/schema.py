@@ -46,7 +46,7 @@ def _write(url: StoreUrl, places: JobKeys) -> str:
     from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl
     from jobsync.jobs.sql_views import postgres_views_sql, sqlite_views_sql
     from jobsync.stores.opening import require
-    from jobsync.stores.tables import SQLITE_STEPS
+    from jobsync.stores.sqlite.file import SQLITE_STEPS
 
     match url:
         case PostgresUrl():

@@ -10,7 +10,7 @@ from jobsync.queue.sql.directory import (
 )
 from jobsync.queue.sql.sqlite import SqliteBackend
 from jobsync.stores.contract import Store
-from jobsync.stores.sql_access import PostgresAccess, SqliteAccess
+from jobsync.stores.sql import PostgresAccess, SqliteAccess
 
 __all__ = ["open_backend", "open_directory"]
 

@@ -1,20 +1,22 @@
-"""The one contract that everything stands on: versioned records and append-only history.
+"""The contract of every store: versioned records and append-only history.
 
-What every store promises:
+What a store guarantees:
 
-- A write names the record that it replaces, or that the name was never used. Of several
-  writes based on one record at most one is applied.
+- A write names the record that it replaces, or states that the key was never used. Of
+  several writes based on one record at most one is applied.
 - Each change of a batch has its own outcome: applied, conflicted, or unknown. An unknown
-  one may have happened, may yet happen, or may never; nobody may read it as either.
-- Versions never repeat, not even for equal content, nor after delete and re-create.
-- A deleted record leaves a tombstone, which readers skip and `Put` without a base does
-  not match. It is buried only when no late copy of an earlier request can still arrive.
-- `epoch` and `format` never go back. A writer of a lower one is refused before anything
-  is sent, which suffices because a write applies only to the very record that it read.
-- Listing is in byte order of the keys, one level at a time.
-- What cannot be read is reported, skipped by `scan`, raised by `get`, and never changed.
+  change may have happened, may still happen, or may never happen; callers must assume none
+  of the three.
+- Versions never repeat: not for equal content, and not after delete and re-create.
+- A deleted record leaves a tombstone, which readers skip and which a `Put` without a base
+  conflicts with. It is removed only when no late copy of an earlier request can still arrive.
+- `epoch` and `format` never decrease. A writer with a lower one is refused before anything
+  is sent; that is enough, because a write applies only to the record that it read.
+- Listings are in byte order of the keys, one level at a time.
+- A record that cannot be decoded is reported, skipped by `scan`, raised by `get`, and never
+  changed.
 
-A store is one file that inherits `Store` and passes the conformance suite.
+To add a store, inherit `Store` in one module and pass the conformance suite.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +30,7 @@ from jobsync.core.clock import Wall
 from jobsync.core.codec import Json
 from jobsync.core.ids import NONCE_LENGTH
 from jobsync.errors import Conflict, OutcomeUnknown
-from jobsync.stores.sql_access import SqlAccess
+from jobsync.stores.sql import SqlAccess
 
 __all__ = [
     "BURIAL_AGE",
@@ -51,18 +53,21 @@ __all__ = [
 
 
 TRAIL_LENGTH = 16
-"""How many nonces a record keeps: a lost reply can be settled across that many writes."""
+"""Nonces that a record keeps: a lost reply can be settled across this many later writes."""
 
 BURIAL_AGE = 3600.0
-"""Seconds before a tombstone may go: far beyond the settling deadline and the latest landing."""
+"""Seconds before a tombstone may be removed: far longer than the settling deadline and than any
+request can be delayed."""
+
+T = TypeVar("T")
 
 Where: TypeAlias = Mapping[str, Json] | None
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One version of one record, as it was read or written.
+    """One version of one record, as read or written.
 
-    It is also the proof that a later write is based on it: `record.replace(value)`.
+    A later write names it as its base: `record.replace(value)`.
     """
 
     key: str
@@ -73,9 +78,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     seq: int
     """Counts the writes to this name, tombstones included."""
     epoch: int
-    """The highest term that wrote it; see fencing."""
+    """The highest fencing token (term) of its writers."""
     format: int
-    """The format of the value; a writer of a lower format must leave it alone."""
+    """The format of the value; code that writes a lower format must not change the record."""
     trail: str
     """The nonces of the latest writes, newest first, separated by spaces."""
     deleted: bool = False
@@ -83,44 +88,44 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def nonce(self) -> str:
-        """Mark of the write that made this version."""
+        """The nonce of the write that made this version."""
         return self.trail[:NONCE_LENGTH]
 
     def remembers(self, nonce: str) -> bool:
-        """Say whether a write is among the latest ones."""
+        """Whether the write with this nonce is among the latest ones."""
         return nonce in self.trail.split(" ")
 
     def replace(self, value: Json, *, epoch: int | None = None, format: int = 1) -> "Put":
-        """Make the change that puts a new value in this record's place."""
+        """Return the change that replaces this record's value."""
         return Put(self.key, value, self, epoch=epoch, format=format)
 
     def delete(self, *, epoch: int | None = None, format: int = 1) -> "Delete":
-        """Make the change that puts a tombstone in this record's place."""
+        """Return the change that replaces this record with a tombstone."""
         return Delete(self, epoch=epoch, format=format)
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
-    """A record's name and version, without its value."""
+    """A record's key and version, without its value."""
 
     key: str
     version: str
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
-    """Write a value in place of `base`, or under a name that was never used."""
+    """A write that replaces `base`, or creates a key that was never used."""
 
     key: str
     value: Json
     base: Record | None = None
     epoch: int | None = None
-    """The writer's term; None keeps the record's."""
+    """The writer's term; None keeps the base's."""
     format: int = 1
     nonce: str = ""
-    """Marks this write; drawn by the store if empty, and kept when it is sent again."""
+    """Identifies this write; the store generates one if empty, and a resend keeps it."""
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False):
-    """Write a tombstone in place of `base`."""
+    """A write that replaces `base` with a tombstone."""
 
     base: Record
     epoch: int | None = None
@@ -129,7 +134,7 @@ class Delete(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> str:
-        """Name the record."""
+        """The key of the record."""
         return self.base.key
 
 
@@ -137,17 +142,17 @@ Change: TypeAlias = Put | Delete
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False):
-    """It happened; `record` is the new base."""
+    """The change happened; `record` is the new base."""
 
     record: Record
 
 
 class Conflicted(msgspec.Struct, frozen=True, gc=False):
-    """It did not and will not happen: the base was no longer, or not yet, there."""
+    """The change did not and will not happen: the record is not, or no longer, the base."""
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """It may have happened, may yet happen, or may never."""
+    """The change may have happened, may still happen, or may never happen."""
 
     reason: str
 
@@ -156,11 +161,11 @@ Outcome: TypeAlias = Applied | Conflicted | Unknown
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One line of history."""
+    """One entry of a history."""
 
     stream: str
     id: str
-    """Sorts by the writer's wall clock; pass it as `after` to read on."""
+    """Sorts by the writer's wall clock; pass it as `after` to read the next page."""
     at: Wall
     value: Json
 
@@ -169,8 +174,8 @@ class Store(ABC):
     """Versioned records with conditional writes, and append-only history.
 
     Attributes:
-        name: how errors and events call this store; holds no secret.
-        traits: what was learned about the server behind it, kept with the probe's verdict.
+        name: the store's name in errors and events; contains no secret.
+        traits: what was found out about the server, stored with the probe's verdict.
         is_billed: whether each request costs money and tens of milliseconds.
     """
 
@@ -182,65 +187,65 @@ class Store(ABC):
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
     ) -> list[Record | None]:
-        """Read records by name, in the order of the names.
+        """Read records by key, in the order of the keys.
 
         Raises:
-            Corrupt: at least one of them cannot be read.
+            Corrupt: at least one of them cannot be decoded.
             Unavailable: the store cannot answer now.
         """
 
     @abstractmethod
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Make changes to different records; each is judged by itself.
+        """Apply changes to different records; each has its own outcome.
 
         Raises:
-            Invalid, Fenced, NewerFormat: one cannot be sent; nothing was written.
+            Invalid, Fenced, NewerFormat: a change cannot be sent; nothing was written.
             Unavailable: nothing was written.
         """
 
     @abstractmethod
     async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
-        """List names and versions in byte order; fewer than `limit` means the end."""
+        """List keys and versions in byte order; fewer than `limit` means the end."""
 
     @abstractmethod
     async def scan(
         self, prefix: str, *, after: str = "", limit: int = 1000, where: Where = None
     ) -> list[Record]:
-        """List records in byte order of their names; fewer than `limit` means the end.
+        """List records in byte order of their keys; fewer than `limit` means the end.
 
-        What cannot be read is reported as `store:record-set-aside` and left out.
+        Records that cannot be decoded are reported as `store:record-set-aside` and left out.
         """
 
     @abstractmethod
     async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
-        """Add lines to a history, all or none.
+        """Append entries to a history, all or none.
 
-        A batch that has a name already can be sent again: it is added once.
+        A batch with a name can be sent again: it is appended once.
         """
 
     @abstractmethod
     async def read(
         self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
     ) -> list[Entry]:
-        """Read history by the writers' clocks; fewer than `limit` means the end for now.
+        """Read entries in the order of their writers' clocks; fewer than `limit` means the end.
 
-        Lines of different writers may appear late and out of order: it is a history, and
-        no protocol may rest on a cursor into it.
+        Entries of other writers may appear late and before ones already read, so no protocol may
+        depend on a cursor into a history.
         """
 
     @abstractmethod
     async def discard(self, stream: str, *, older_than: float) -> int:
-        """Forget the lines of a history that are older than so many seconds; count them."""
+        """Delete the entries of a history older than this many seconds; return how many."""
 
     @abstractmethod
     async def bury(self, prefix: str, *, older_than: float = BURIAL_AGE, limit: int = 1000) -> int:
-        """Remove tombstones that are older than so many seconds; count them."""
+        """Remove tombstones older than this many seconds; return how many."""
 
     @abstractmethod
     async def drop(self, keys: Sequence[str]) -> None:
-        """Remove records for good, without a tombstone and without looking.
+        """Remove records unconditionally, without leaving tombstones.
 
-        Only for names that are never used again: a late copy of a create would bring its
+        Only for keys that are never used again: a late copy of a create would bring its
         record back.
         """
 
@@ -248,30 +253,29 @@ class Store(ABC):
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if something changed under a prefix or in a history.
 
-        A hint: it may return for nothing and may miss a change. Polling is the truth.
+        Only a hint: it may return without a change and may miss one. Callers must poll too.
         """
 
     @property
     def sql(self) -> SqlAccess | None:
-        """The way into its database, for rows beside the records; None where there is none."""
+        """Access to the SQL database, for tables besides the records; None without one."""
         return None
 
     async def now(self) -> Wall | None:
-        """Tell the store's own time of day, where it has a clock of its own."""
+        """Return the store's time of day; None if it has no clock."""
         return None
 
     async def age(self, record: Record) -> float | None:
-        """Tell for how many seconds a version has stood, by the store's own clock.
+        """Return for how many seconds this version has been current, by the store's clock.
 
-        None where the store has no such clock, where its clock went back meanwhile, or
-        where the version no longer stands.
+        None if the store has no clock, its clock went back, or the version is not current.
         """
         del record
         return None
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of files and connections. Safe to repeat."""
+        """Close files and connections. Safe to repeat."""
 
     async def get(self, key: str, *, tombstones: bool = False) -> Record | None:
         """Read one record. The one-key form of `get_many`."""
@@ -279,13 +283,13 @@ class Store(ABC):
         return record
 
     async def create(self, key: str, value: Json, *, epoch: int = 0, format: int = 1) -> Record:
-        """Write under a name that was never used.
+        """Create a record under a key that was never used.
 
         Raises:
-            Conflict: the name is, or was, in use.
-            OutcomeUnknown: nobody can say.
+            Conflict: the key is, or was, in use.
+            OutcomeUnknown: it may have happened or not.
         """
-        return await self._one(Put(key, value, epoch=epoch, format=format))
+        return await self._write_one(Put(key, value, epoch=epoch, format=format))
 
     async def put(
         self,
@@ -295,30 +299,35 @@ class Store(ABC):
         epoch: int | None = None,
         format: int = 1,
     ) -> Record:
-        """Write in place of a record that was read.
+        """Replace a record that was read.
 
         Raises:
             Conflict: it has changed since.
-            OutcomeUnknown: nobody can say.
+            OutcomeUnknown: it may have happened or not.
         """
-        return await self._one(base.replace(value, epoch=epoch, format=format))
+        return await self._write_one(base.replace(value, epoch=epoch, format=format))
 
     async def delete(self, base: Record, *, epoch: int | None = None, format: int = 1) -> Record:
-        """Write a tombstone in place of a record that was read, and give it.
+        """Replace a record that was read with a tombstone; return the tombstone.
 
         Raises:
             Conflict: it has changed since.
-            OutcomeUnknown: nobody can say.
+            OutcomeUnknown: it may have happened or not.
         """
-        return await self._one(base.delete(epoch=epoch, format=format))
+        return await self._write_one(base.delete(epoch=epoch, format=format))
 
-    async def _one(self, change: Change) -> Record:
+    async def _write_one(self, change: Change) -> Record:
         (outcome,) = await self.write([change])
         return unwrap(outcome, change.key)
 
 
 def unwrap(outcome: Outcome, key: str) -> Record:
-    """Give the record that a change left, or raise what kept it from happening."""
+    """Return the record of an applied change.
+
+    Raises:
+        Conflict: the change conflicted.
+        OutcomeUnknown: its outcome is unknown.
+    """
     match outcome:
         case Applied(record):
             return record
@@ -328,14 +337,11 @@ def unwrap(outcome: Outcome, key: str) -> Record:
             raise OutcomeUnknown(key, reason)
 
 
-# A store around a store. A decorator says in one place what happens around every call.
-
-
-T = TypeVar("T")
-
-
 class StoreDecorator(Store):
-    """Passes every call on; inherit it and override `around`, or a call of its own."""
+    """Base class for stores that wrap another store.
+
+    It passes every call on. Override `around` to surround all calls, or override one call.
+    """
 
     def __init__(self, inner: Store) -> None:
         self.name = inner.name
@@ -344,12 +350,12 @@ class StoreDecorator(Store):
         self.inner = inner
 
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
-        """Surround a call.
+        """Run one call of the inner store.
 
         Args:
             call: get, write, heads, scan, append, read, discard, bury, drop or age.
-            sent: how many keys, changes or lines it sends.
-            work: makes the call.
+            sent: how many keys, changes or entries it sends.
+            work: runs the call.
         """
         del call, sent
         return await work()
@@ -357,17 +363,17 @@ class StoreDecorator(Store):
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
     ) -> list[Record | None]:
-        """Read records by name."""
+        """Read records by key."""
         return await self.around(
             "get", len(keys), lambda: self.inner.get_many(keys, tombstones=tombstones)
         )
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Make changes."""
+        """Apply changes."""
         return await self.around("write", len(changes), lambda: self.inner.write(changes))
 
     async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
-        """List names and versions."""
+        """List keys and versions."""
         return await self.around(
             "heads", 0, lambda: self.inner.heads(prefix, after=after, limit=limit)
         )
@@ -381,7 +387,7 @@ class StoreDecorator(Store):
         )
 
     async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
-        """Add lines to a history."""
+        """Append entries to a history."""
         await self.around(
             "append", len(entries), lambda: self.inner.append(stream, entries, batch=batch)
         )
@@ -389,13 +395,13 @@ class StoreDecorator(Store):
     async def read(
         self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
     ) -> list[Entry]:
-        """Read history."""
+        """Read entries of a history."""
         return await self.around(
             "read", 0, lambda: self.inner.read(stream, after=after, limit=limit, where=where)
         )
 
     async def discard(self, stream: str, *, older_than: float) -> int:
-        """Forget old lines of a history."""
+        """Delete old entries of a history."""
         return await self.around(
             "discard", 0, lambda: self.inner.discard(stream, older_than=older_than)
         )
@@ -407,26 +413,26 @@ class StoreDecorator(Store):
         )
 
     async def drop(self, keys: Sequence[str]) -> None:
-        """Remove records for good."""
+        """Remove records unconditionally."""
         await self.around("drop", len(keys), lambda: self.inner.drop(keys))
 
     async def wait(self, topic: str, timeout: float) -> None:
-        """Return early if something changed. Waiting is not surrounded: it is only a hint."""
+        """Return early if something changed. Does not go through `around`: it is only a hint."""
         await self.inner.wait(topic, timeout)
 
     @property
     def sql(self) -> SqlAccess | None:
-        """The inner store's. What goes this way is not surrounded."""
+        """The inner store's access; calls through it bypass `around`."""
         return self.inner.sql
 
     async def now(self) -> Wall | None:
-        """Tell the store's own time of day."""
+        """Return the store's time of day."""
         return await self.inner.now()
 
     async def age(self, record: Record) -> float | None:
-        """Tell for how long a version has stood."""
+        """Return for how long a version has been current."""
         return await self.around("age", 1, lambda: self.inner.age(record))
 
     async def close(self) -> None:
-        """Let go of the inner store."""
+        """Close the inner store."""
         await self.inner.close()

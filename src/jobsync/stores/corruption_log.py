@@ -1,4 +1,4 @@
-"""What cannot be understood is set aside and reported, once for each fact."""
+"""Report of stored data that cannot be decoded: it is skipped, left as it is, reported once."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class RecordSetAside(Event, frozen=True, kw_only=True):
-    """A record or a line of history cannot be read. It was skipped and left as it is."""
+    """A record or a history entry cannot be decoded. It was skipped and left as it is."""
 
     name: ClassVar[str] = "store:record-set-aside"
     level: ClassVar[int] = logging.WARNING
@@ -27,42 +27,41 @@ class RecordSetAside(Event, frozen=True, kw_only=True):
 
 
 class CorruptionLog:
-    """Reports each unreadable thing once in the life of a store."""
+    """Reports each record and entry that cannot be decoded, once for each reason."""
 
     def __init__(self, store: str, events: Events) -> None:
         self._store = store
         self._events = events
         self._reported: set[tuple[str, str]] = set()
 
-    def read(self, understand: Callable[[R], T], found: R) -> T | None:
-        """Understand what was found; what cannot be is reported, and None."""
+    def read(self, decode: Callable[[R], T], stored: R) -> T | None:
+        """Decode stored data; if it is corrupt, report it and return None."""
         try:
-            return understand(found)
+            return decode(stored)
         except Corrupt as corrupt:
             self.report(corrupt)
             return None
 
-    def read_all(self, understand: Callable[[R], T], found: Iterable[R]) -> list[T]:
-        """Understand all that was found, without what cannot be."""
-        return [thing for each in found if (thing := self.read(understand, each)) is not None]
+    def read_all(self, decode: Callable[[R], T], stored: Iterable[R]) -> list[T]:
+        """Decode each item; report and leave out those that are corrupt."""
+        return [value for item in stored if (value := self.read(decode, item)) is not None]
 
     def report(self, corrupt: Corrupt) -> None:
-        """Tell of something that was skipped."""
-        fact = (corrupt.key, corrupt.detail)
-        if fact not in self._reported:
-            self._reported.add(fact)
+        """Report corrupt data that was skipped, unless it was reported before."""
+        problem = (corrupt.key, corrupt.detail)
+        if problem not in self._reported:
+            self._reported.add(problem)
             self._events.emit(
                 RecordSetAside(store=self._store, key=corrupt.key, reason=corrupt.detail)
             )
 
 
-# Several records in one request, of which one that cannot be read spoils no other.
-
-
 async def read_each(
     store: Store, keys: Sequence[str], report: Callable[[Corrupt], object]
 ) -> dict[str, Record | None]:
-    """Read records, tombstones too; what cannot be read is reported and left out.
+    """Read records, tombstones too, in one request unless one of them is corrupt.
+
+    Corrupt records are reported and left out of the result.
 
     Raises:
         Unavailable: the store does not answer.

@@ -1,13 +1,15 @@
-"""The reference store: everything in this process, nothing kept after it.
+"""The reference store: records in the memory of this process.
 
-It answers as every other store does and in the same order each time, which is what
-simulation needs. Values are held as JSON text, so that no caller can change what is
-stored by changing what it was given.
+It behaves like every other store and in the same order in each run, which simulation needs.
+Values are stored as JSON text, so that a caller cannot change them by changing an object that it
+passed or received.
 """
 
+import asyncio
 import bisect
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -30,23 +32,75 @@ from jobsync.stores.contract import (
     Where,
 )
 from jobsync.stores.corruption_log import CorruptionLog
-from jobsync.stores.history import (
+from jobsync.stores.record_codec import (
+    build_records,
     check_after,
     check_stream,
-    entry_of,
-    first_id,
-    lines_of,
+    decode_entry,
+    encode_entries,
+    first_id_at,
 )
-from jobsync.stores.local_notify import LocalNotifier
-from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
-from jobsync.stores.record_codec import draft
+from jobsync.stores.scan import Row, check_age, check_limit, check_listing, collect
 
-__all__ = ["MemoryStore"]
+__all__ = ["LocalNotifier", "MemoryStore"]
 
 
-class _Slot(msgspec.Struct, frozen=True):
-    """What is kept under one key."""
+class LocalNotifier:
+    """Wakes waiters within this process; writes of other processes wake nobody here.
 
+    Stores of one location share it. It is thread-safe, because a session has its own thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Callbacks in order of registration, so that every run is the same.
+        self._callbacks: dict[str, dict[Callable[[], object], None]] = {}
+
+    @classmethod
+    def at(cls, location: str) -> "LocalNotifier":
+        """Return the notifier of a location, shared by all its users while one of them lives."""
+        return _notifiers.setdefault(location, cls())
+
+    def wake(self, topics: Iterable[str]) -> None:
+        """Wake those who wait for one of these topics."""
+        with self._lock:
+            for topic in sorted(topics):
+                for callback in tuple(self._callbacks.get(topic, ())):
+                    callback()
+
+    async def wait(self, topic: str, timeout: float) -> bool:
+        """Wait until the topic is woken or time is up; return whether it was woken."""
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+
+        def callback() -> None:
+            # A closed loop has no waiters.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._lock:
+            self._callbacks.setdefault(topic, {})[callback] = None
+        try:
+            async with asyncio.timeout(timeout):
+                await changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            with self._lock:
+                self._remove(topic, callback)
+        return changed.is_set()
+
+    def _remove(self, topic: str, callback: Callable[[], object]) -> None:
+        callbacks = self._callbacks[topic]
+        callbacks.pop(callback, None)
+        if not callbacks:
+            del self._callbacks[topic]
+
+
+_notifiers: WeakValueDictionary[str, LocalNotifier] = WeakValueDictionary()
+
+
+class _StoredRecord(msgspec.Struct, frozen=True):
     text: str | None
     seq: int
     epoch: int
@@ -57,42 +111,42 @@ class _Slot(msgspec.Struct, frozen=True):
 
 
 class _Data:
-    """What stores of one name share. Guarded, because a session has a thread of its own."""
+    """The data of all stores of one name. Locked, because a session has its own thread."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.slots: dict[str, _Slot] = {}
+        self.records: dict[str, _StoredRecord] = {}
         self.levels: dict[str, list[str]] = {}
         """The keys under each prefix, in order."""
         self.streams: dict[str, dict[str, bytes]] = {}
-        self.topics = LocalNotifier()
+        self.notifier = LocalNotifier()
 
-    def under(self, prefix: str, after: str = "") -> list[str]:
-        """List the keys of one level, in order."""
+    def list_keys(self, prefix: str, after: str = "") -> list[str]:
+        """Return the keys of one level, in order."""
         level = self.levels.get(prefix, [])
         return level[bisect.bisect_right(level, after) :]
 
-    def add(self, key: str) -> None:
-        """List a key from now on."""
+    def add_key(self, key: str) -> None:
+        """Add a key to its level."""
         bisect.insort(self.levels.setdefault(parent(key), []), key)
 
     def remove(self, key: str) -> None:
-        """Forget a key, and what is kept under it."""
-        del self.slots[key]
+        """Remove a record and its key."""
+        del self.records[key]
         level = self.levels[parent(key)]
         level.remove(key)
         if not level:
             del self.levels[parent(key)]
 
 
-_shared: WeakValueDictionary[str, _Data] = WeakValueDictionary()
+_named_data: WeakValueDictionary[str, _Data] = WeakValueDictionary()
 
 
 class MemoryStore(Store):
     """Records in this process.
 
     Args:
-        name: stores of one name share their records; without one they are private.
+        name: stores of one name share their records; without a name they are private.
         components: time, randomness and events.
     """
 
@@ -101,42 +155,44 @@ class MemoryStore(Store):
         self.name = f"memory://{name}"
         self._clock = components.clock
         self._ids = components.ids
-        self._witness = CorruptionLog(self.name, components.events)
-        self._data = _shared.setdefault(name, _Data()) if name else _Data()
+        self._corruption_log = CorruptionLog(self.name, components.events)
+        self._data = _named_data.setdefault(name, _Data()) if name else _Data()
 
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
     ) -> list[Record | None]:
-        """Read records by name."""
+        """Read records by key."""
         for key in keys:
             check_key(key)
         with self._data.lock:
-            slots = [self._data.slots.get(key) for key in keys]
+            records = [self._data.records.get(key) for key in keys]
         return [
-            None if slot is None or (slot.text is None and not tombstones) else _read(key, slot)
-            for key, slot in zip(keys, slots, strict=True)
+            None
+            if stored is None or (stored.text is None and not tombstones)
+            else _decode(key, stored)
+            for key, stored in zip(keys, records, strict=True)
         ]
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Make changes."""
-        records, texts = draft(changes, self._ids)
+        """Apply changes."""
+        records, texts = build_records(changes, self._ids)
         with self._data.lock:
             outcomes = [*map(self._apply, changes, records, texts)]
-        self._data.topics.wake(
-            {parent(done.record.key) for done in outcomes if isinstance(done, Applied)}
+        self._data.notifier.wake(
+            {parent(outcome.record.key) for outcome in outcomes if isinstance(outcome, Applied)}
         )
         return outcomes
 
     def _apply(self, change: Change, record: Record, text: str | None) -> Outcome:
         base = change.base
-        there = self._data.slots.get(record.key)
-        if there is None:
+        current = self._data.records.get(record.key)
+        if current is None:
             if base is not None:
                 return Conflicted()
-            self._data.add(record.key)
-        elif base is None or (there.seq, there.trail) != (base.seq, base.trail):
+            self._data.add_key(record.key)
+        elif base is None or (current.seq, current.trail) != (base.seq, base.trail):
             return Conflicted()
-        self._data.slots[record.key] = _Slot(
+        self._data.records[record.key] = _StoredRecord(
             text,
             record.seq,
             record.epoch,
@@ -148,14 +204,14 @@ class MemoryStore(Store):
         return Applied(record)
 
     async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
-        """List names and versions."""
-        check_span(prefix, after, limit)
+        """List keys and versions."""
+        check_listing(prefix, after, limit)
         with self._data.lock:
-            slots = self._data.slots
+            records = self._data.records
             found = [
-                slot.head
-                for key in self._data.under(prefix, after)
-                if (slot := slots[key]).text is not None
+                stored.head
+                for key in self._data.list_keys(prefix, after)
+                if (stored := records[key]).text is not None
             ]
         return found[:limit]
 
@@ -163,121 +219,132 @@ class MemoryStore(Store):
         self, prefix: str, *, after: str = "", limit: int = 1000, where: Where = None
     ) -> list[Record]:
         """List records."""
-        check_span(prefix, after, limit)
+        check_listing(prefix, after, limit)
 
         async def fetch(after: str, limit: int) -> list[Row]:
-            return self._live(prefix, after, limit)
+            return self._list_live(prefix, after, limit)
 
         return await collect(
-            fetch, _read, self._witness.report, after=after, limit=limit, where=parse(where)
+            fetch,
+            _decode,
+            self._corruption_log.report,
+            after=after,
+            limit=limit,
+            where=parse(where),
         )
 
-    def _live(self, prefix: str, after: str, limit: int) -> list[tuple[str, _Slot]]:
+    def _list_live(self, prefix: str, after: str, limit: int) -> list[tuple[str, _StoredRecord]]:
         with self._data.lock:
-            slots = self._data.slots
+            records = self._data.records
             found = [
-                (key, slot)
-                for key in self._data.under(prefix, after)
-                if (slot := slots[key]).text is not None
+                (key, stored)
+                for key in self._data.list_keys(prefix, after)
+                if (stored := records[key]).text is not None
             ]
         return found[:limit]
 
     async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
-        """Add lines to a history."""
+        """Append entries to a history."""
         check_stream(stream)
-        lines = lines_of(entries, batch or self._ids.batch())
+        encoded = encode_entries(entries, batch or self._ids.batch())
         with self._data.lock:
-            kept = self._data.streams.setdefault(stream, {})
-            for line in lines:
-                kept.setdefault(line.id, line.data)
-        self._data.topics.wake([stream])
+            history = self._data.streams.setdefault(stream, {})
+            for entry in encoded:
+                history.setdefault(entry.id, entry.data)
+        self._data.notifier.wake([stream])
 
     async def read(
         self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
     ) -> list[Entry]:
-        """Read history."""
+        """Read entries of a history."""
         check_stream(stream)
         check_after(after)
-        check_page(limit)
+        check_limit(limit)
 
         async def fetch(after: str, limit: int) -> list[Row]:
             with self._data.lock:
-                kept = self._data.streams.get(stream, {})
-                ids = sorted(line_id for line_id in kept if line_id > after)[:limit]
-                return [(line_id, stream, kept[line_id]) for line_id in ids]
+                history = self._data.streams.get(stream, {})
+                ids = sorted(entry_id for entry_id in history if entry_id > after)[:limit]
+                return [(entry_id, stream, history[entry_id]) for entry_id in ids]
 
         return await collect(
-            fetch, entry_of, self._witness.report, after=after, limit=limit, where=parse(where)
+            fetch,
+            decode_entry,
+            self._corruption_log.report,
+            after=after,
+            limit=limit,
+            where=parse(where),
         )
 
     async def discard(self, stream: str, *, older_than: float) -> int:
-        """Forget old lines of a history."""
+        """Delete old entries of a history."""
         check_age(older_than)
         check_stream(stream)
-        end = first_id(self._clock.wall() + -older_than)
+        end = first_id_at(self._clock.wall() + -older_than)
         with self._data.lock:
-            kept = self._data.streams.get(stream, {})
-            old = [line_id for line_id in kept if line_id < end]
-            for line_id in old:
-                del kept[line_id]
+            history = self._data.streams.get(stream, {})
+            old = [entry_id for entry_id in history if entry_id < end]
+            for entry_id in old:
+                del history[entry_id]
         return len(old)
 
     async def bury(self, prefix: str, *, older_than: float = BURIAL_AGE, limit: int = 1000) -> int:
         """Remove old tombstones."""
         check_prefix(prefix)
-        check_page(limit)
+        check_limit(limit)
         check_age(older_than)
         now = self._clock.mono()
         with self._data.lock:
             old = [
                 key
-                for key in self._data.under(prefix)
-                if (slot := self._data.slots[key]).text is None and now - slot.written > older_than
+                for key in self._data.list_keys(prefix)
+                if (stored := self._data.records[key]).text is None
+                and now - stored.written > older_than
             ][:limit]
             for key in old:
                 self._data.remove(key)
         return len(old)
 
     async def drop(self, keys: Sequence[str]) -> None:
-        """Remove records for good."""
+        """Remove records unconditionally."""
         for key in keys:
             check_key(key)
         with self._data.lock:
             for key in keys:
-                if key in self._data.slots:
+                if key in self._data.records:
                     self._data.remove(key)
 
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if something changed."""
-        await self._data.topics.wait(topic, timeout)
+        await self._data.notifier.wait(topic, timeout)
 
     async def now(self) -> Wall | None:
-        """Tell the time: this process's own clock is the store's."""
+        """Return the time of this process's clock."""
         return self._clock.wall()
 
     async def age(self, record: Record) -> float | None:
-        """Tell for how long a version has stood."""
+        """Return for how long a version has been current."""
         with self._data.lock:
-            slot = self._data.slots.get(record.key)
-        if slot is None or (slot.seq, slot.trail) != (record.seq, record.trail):
+            stored = self._data.records.get(record.key)
+        if stored is None or (stored.seq, stored.trail) != (record.seq, record.trail):
             return None
-        return self._clock.mono() - slot.written
+        return self._clock.mono() - stored.written
 
     async def close(self) -> None:
-        """Let go. The records stay while another store of this name is open."""
+        """Do nothing. The records stay while another store of this name is open."""
 
 
-def _read(key: str, slot: _Slot) -> Record:
-    """Make a record of what is kept, of which only the text can have come to harm."""
-    text = slot.text
+def _decode(key: str, stored: _StoredRecord) -> Record:
+    # Only the text can be corrupt.
+    text = stored.text
     value = None if text is None else decode(text, key)
     return Record(
         key,
         value,
-        slot.head.version,
-        slot.seq,
-        slot.epoch,
-        slot.format,
-        slot.trail,
+        stored.head.version,
+        stored.seq,
+        stored.epoch,
+        stored.format,
+        stored.trail,
         deleted=text is None,
     )

@@ -1,7 +1,7 @@
-"""Counts what a store is asked to do, how long it takes, and what that costs.
+"""Counts a store's calls, their duration and their cost.
 
-Requests are money: `Meter.dollars` prices them by the tariff of the store. Nothing is
-sampled; a call that raises is counted too, as an error.
+`Meter.dollars` prices requests by the tariff of the store. Nothing is sampled; a call that
+raises is counted too, as an error.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class CallStats(msgspec.Struct):
-    """What one kind of call came to."""
+    """Totals of one kind of call."""
 
     calls: int = 0
     items: int = 0
-    """Keys, changes, lines or records that went over the wire."""
+    """Keys, changes, entries or records that were sent or received."""
     requests: int = 0
     dollars: float = 0.0
     seconds: float = 0.0
@@ -35,56 +35,56 @@ class Tariff(msgspec.Struct, frozen=True):
     """How a store turns calls into requests, and what a request costs."""
 
     requests: dict[str, tuple[int, int]] = {}
-    """For a kind of call: requests for each call, and for each item of it.
+    """For a kind of call: requests for each call, and for each of its items.
 
-    One for each call where nothing is said. On objects a write is (0, 1), a scan (1, 1).
+    One for each call by default. On objects a write is (0, 1), a scan (1, 1).
     """
     dollars: dict[str, tuple[float, float]] = {}
-    """For a kind of call: the price of each call, and of each item of it."""
+    """For a kind of call: the price of each call, and of each of its items."""
 
     def count(self, call: str, items: int) -> int:
-        """Give the number of requests that a call with that many items makes."""
-        each_call, each_item = self.requests.get(call, (1, 0))
-        return each_call + each_item * items
+        """Return the number of requests of a call with this many items."""
+        per_call, per_item = self.requests.get(call, (1, 0))
+        return per_call + per_item * items
 
     def price(self, call: str, items: int) -> float:
-        """Give what a call with that many items costs."""
-        each_call, each_item = self.dollars.get(call, (0.0, 0.0))
-        return each_call + each_item * items
+        """Return the price of a call with this many items."""
+        per_call, per_item = self.dollars.get(call, (0.0, 0.0))
+        return per_call + per_item * items
 
 
 FREE = Tariff()
-"""One request a call, at no price: what SQL and memory cost."""
+"""One request for each call, at no price: for SQL and memory."""
 
 
 class Meter:
-    """The counts, by kind of call: get, write, heads, scan, append, read, discard, bury, drop."""
+    """Totals by kind of call: get, write, heads, scan, append, read, discard, bury, drop."""
 
     def __init__(self, tariff: Tariff = FREE) -> None:
         self.tariff = tariff
-        self.tallies: dict[str, CallStats] = {}
+        self.stats: dict[str, CallStats] = {}
 
     def __getitem__(self, call: str) -> CallStats:
-        return self.tallies.setdefault(call, CallStats())
+        return self.stats.setdefault(call, CallStats())
 
     @property
     def requests(self) -> int:
-        """All requests together."""
-        return sum(tally.requests for tally in self.tallies.values())
+        """The total number of requests."""
+        return sum(stats.requests for stats in self.stats.values())
 
     @property
     def dollars(self) -> float:
-        """What they cost."""
-        return sum(tally.dollars for tally in self.tallies.values())
+        """The total cost."""
+        return sum(stats.dollars for stats in self.stats.values())
 
 
 class MeteredStore(StoreDecorator):
-    """A store that is watched.
+    """A store whose calls are counted.
 
     Args:
         inner: the store that does the work.
-        meter: where the counts go.
-        clock: measures how long calls take.
+        meter: collects the counts.
+        clock: measures the duration of calls.
     """
 
     def __init__(self, inner: Store, meter: Meter, clock: Clock) -> None:
@@ -93,29 +93,29 @@ class MeteredStore(StoreDecorator):
         self._clock = clock
 
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
-        """Count a call."""
-        tally = self._meter[call]
-        begun = self._clock.mono()
+        """Run and count a call."""
+        stats = self._meter[call]
+        started = self._clock.mono()
         items = sent
         try:
             result = await work()
             if isinstance(result, list):
                 items = len(result)
         except BaseException:
-            tally.errors += 1
+            stats.errors += 1
             raise
         finally:
-            tally.calls += 1
-            tally.items += items
-            tally.requests += self._meter.tariff.count(call, items)
-            tally.dollars += self._meter.tariff.price(call, items)
-            tally.seconds += self._clock.mono() - begun
+            stats.calls += 1
+            stats.items += items
+            stats.requests += self._meter.tariff.count(call, items)
+            stats.dollars += self._meter.tariff.price(call, items)
+            stats.seconds += self._clock.mono() - started
         return result
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Make changes, and count how they went."""
+        """Apply changes, and count their outcomes."""
         outcomes = await super().write(changes)
-        tally = self._meter["write"]
-        tally.conflicts += sum(isinstance(outcome, Conflicted) for outcome in outcomes)
-        tally.unknowns += sum(isinstance(outcome, Unknown) for outcome in outcomes)
+        stats = self._meter["write"]
+        stats.conflicts += sum(isinstance(outcome, Conflicted) for outcome in outcomes)
+        stats.unknowns += sum(isinstance(outcome, Unknown) for outcome in outcomes)
         return outcomes

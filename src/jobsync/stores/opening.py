@@ -1,7 +1,7 @@
-"""From a URL to a store that has been proven to keep the contract.
+"""Opens the store of a URL, after a proof that it keeps the contract.
 
 Stores across a network are probed once, at the first connect ever; the verdict is kept in
-the store. Their writes are settled: a lost reply is followed up.
+the store. Their writes are settled: after a lost reply the outcome is found out.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from jobsync.errors import MissingExtra
 from jobsync.settings import Sources, StoreSettings, resolve
 from jobsync.stores.contract import Store
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.probe import assure, read_verdict
+from jobsync.stores.probe import probe_and_record, read_verdict
 from jobsync.stores.settling import SettlingStore
 from jobsync.stores.sqlite.store import SqliteStore
 
@@ -29,7 +29,7 @@ __all__ = ["open_another", "open_bare", "open_store", "read_url", "require"]
 
 
 async def open_store(url: str | None = None, components: Components | None = None) -> Store:
-    """Open the store that a URL names.
+    """Open the store of a URL.
 
     Args:
         url: `memory://`, `sqlite:///path`, `postgresql://…`, `s3://…`; by default
@@ -38,8 +38,8 @@ async def open_store(url: str | None = None, components: Components | None = Non
         components: time, randomness and events; this machine's by default.
 
     Raises:
-        Invalid: the URL cannot be understood.
-        Misconfigured: what it names cannot serve as a store.
+        Invalid: the URL cannot be parsed.
+        Misconfigured: its target cannot be used as a store.
         Unavailable: it does not answer.
     """
     components = components or Components.system()
@@ -49,7 +49,7 @@ async def open_store(url: str | None = None, components: Components | None = Non
     settling = SettlingStore(store, components)
     try:
         if await read_verdict(store) is None:
-            await assure(settling, components)
+            await probe_and_record(settling, components)
     except BaseException:
         await store.close()
         raise
@@ -57,21 +57,21 @@ async def open_store(url: str | None = None, components: Components | None = Non
 
 
 def read_url(url: str | None = None) -> StoreUrl:
-    """Understand a URL, or the one that the settings name; it means the same ever after.
+    """Parse a URL, or the one in the settings; a relative path becomes absolute.
 
     Raises:
-        Invalid: it cannot be understood.
+        Invalid: it cannot be parsed.
     """
-    here = Path.cwd()
-    sources = Sources.load(os.environ, here)
+    directory = Path.cwd()
+    sources = Sources.load(os.environ, directory)
     settings = resolve(StoreSettings, {"url": url}, sources).value
-    found = parse_url(settings.url, os.environ)
-    # Processes that change their directory must not find another file then.
-    return SqliteUrl(str(here / found.path)) if isinstance(found, SqliteUrl) else found
+    parsed = parse_url(settings.url, os.environ)
+    # A process that changes its directory later must not find another file.
+    return SqliteUrl(str(directory / parsed.path)) if isinstance(parsed, SqliteUrl) else parsed
 
 
 async def open_bare(url: StoreUrl, components: Components) -> Store:
-    """Open a store as it is, neither probed nor settled."""
+    """Open a store without probing and settling."""
     match url:
         case MemoryUrl(name):
             return MemoryStore(name, components)
@@ -90,16 +90,16 @@ async def open_bare(url: StoreUrl, components: Components) -> Store:
 
 
 async def open_another(store: Store, url: StoreUrl, components: Components) -> Store:
-    """Open a second way to where a store is, for another thread; bare, as `open_bare` does."""
-    # What is in memory has no second way, and needs none.
+    """Open the same store again, for another thread, without probing and settling."""
+    # A memory store is thread-safe; a second one would have other records.
     return store if isinstance(url, MemoryUrl) else await open_bare(url, components)
 
 
 def require(scheme: str, package: str, extra: str) -> None:
-    """Refuse to go on without a package.
+    """Check that a package is installed.
 
     Raises:
-        MissingExtra: it is not installed; gives the line that installs it.
+        MissingExtra: it is not installed; has the command that installs it.
     """
     if importlib.util.find_spec(package) is None:
         raise MissingExtra(scheme, package, extra)

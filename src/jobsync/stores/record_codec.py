@@ -1,7 +1,8 @@
-"""From a change to what is stored, and back from what is stored to a record.
+"""Encoding of changes and entries for storage, and decoding of what is stored.
 
-Both directions are the same for every store: a change whose base is in hand determines
-the whole next record, so all that a store decides is whether the base is still there.
+It is the same for every store: a change and its base determine the complete next record, so
+a store decides only whether the base is still current. An entry of a history is identified by
+time, writer and position in its batch, so that sending a batch again adds nothing.
 """
 
 import re
@@ -9,38 +10,50 @@ from collections.abc import Sequence
 
 import msgspec
 
-from jobsync.core.codec import MAX_INTEGER, decode, encode_all
+from jobsync.core.clock import Wall
+from jobsync.core.codec import MAX_INTEGER, MAX_VALUE, Json, decode, encode, encode_all
 from jobsync.core.ids import NONCE_LENGTH, Ids
 from jobsync.core.keys import check_key
 from jobsync.errors import Corrupt, Fenced, Invalid, JobsyncError, NewerFormat
-from jobsync.stores.contract import TRAIL_LENGTH, Change, Put, Record
-from jobsync.stores.history import Line
+from jobsync.stores.contract import TRAIL_LENGTH, Change, Entry, Put, Record
 
 __all__ = [
-    "LIVE_SIZE",
     "MAX_FORMAT",
-    "draft",
-    "revive",
-    "stamp",
-    "unwrap",
-    "unwrap_lines",
-    "wrap",
-    "wrap_lines",
+    "EncodedEntry",
+    "assign_nonces",
+    "build_records",
+    "check_after",
+    "check_stream",
+    "decode_entry",
+    "decode_record",
+    "encode_entries",
+    "first_id_at",
+    "is_trail",
 ]
 
 
 MAX_FORMAT = 999_999_999
-"""The highest format of a value."""
+"""The highest format of a value: with its nine digits the longest tombstone has 255 bytes."""
 
+_MAX_ENTRIES = 10_000
 _is_nonce = re.compile(rf"[A-Za-z0-9_-]{{{NONCE_LENGTH}}}").fullmatch
-_is_trail = re.compile(
+is_trail = re.compile(
     rf"[A-Za-z0-9_-]{{{NONCE_LENGTH}}}(?: [A-Za-z0-9_-]{{{NONCE_LENGTH}}}){{0,{TRAIL_LENGTH - 1}}}"
 ).fullmatch
 _TRAIL_WIDTH = TRAIL_LENGTH * (NONCE_LENGTH + 1) - 1
+_is_batch = re.compile(r"[0-9]{13}-[0-9a-f]{12}").fullmatch
+_is_id = re.compile(r"([0-9]{13})-[0-9a-f]{12}-[0-9]{5}").fullmatch
 
 
-def stamp(changes: Sequence[Change], ids: Ids) -> Sequence[Change]:
-    """Give a nonce to every change that has none."""
+class EncodedEntry(msgspec.Struct, frozen=True):
+    """An entry, ready to be stored."""
+
+    id: str
+    data: bytes
+
+
+def assign_nonces(changes: Sequence[Change], ids: Ids) -> Sequence[Change]:
+    """Return the changes, with a nonce for each one that has none."""
     if all(change.nonce for change in changes):
         return changes
     return [
@@ -49,8 +62,8 @@ def stamp(changes: Sequence[Change], ids: Ids) -> Sequence[Change]:
     ]
 
 
-def draft(changes: Sequence[Change], ids: Ids) -> tuple[list[Record], list[str | None]]:
-    """Check a batch; give the record that each change leaves, and the JSON text of its value.
+def build_records(changes: Sequence[Change], ids: Ids) -> tuple[list[Record], list[str | None]]:
+    """Check a batch; return the record after each change, and the JSON text of its value.
 
     A tombstone has no text.
 
@@ -61,7 +74,8 @@ def draft(changes: Sequence[Change], ids: Ids) -> tuple[list[Record], list[str |
     """
     fresh = iter(ids.nonces([change.nonce for change in changes].count("")))
     records = [
-        _follow(change, _check_nonce(change) if change.nonce else next(fresh)) for change in changes
+        _next_record(change, _check_nonce(change) if change.nonce else next(fresh))
+        for change in changes
     ]
     if len({record.key for record in records}) < len(records):
         raise Invalid(
@@ -77,17 +91,15 @@ def draft(changes: Sequence[Change], ids: Ids) -> tuple[list[Record], list[str |
 
 
 def _check_nonce(change: Change) -> str:
-    """Give the nonce that a change came with, if it may be believed."""
     nonce, base = change.nonce, change.base
     if not _is_nonce(nonce):
-        raise Invalid("nonce", nonce, "is not a nonce", "leave it to the store")
+        raise Invalid("nonce", nonce, "is not a nonce", "let the store generate it")
     if base is not None and nonce in base.trail:
-        raise Invalid("nonce", nonce, "marks a write that this one is based on", "draw another")
+        raise Invalid("nonce", nonce, "marks a write that this one is based on", "use a new one")
     return nonce
 
 
-def _follow(change: Change, nonce: str) -> Record:
-    """Give the record that a change leaves."""
+def _next_record(change: Change, nonce: str) -> Record:
     base, key = change.base, change.key
     if change.epoch is not None or change.format != 1:
         _check_numbers(change)
@@ -97,7 +109,7 @@ def _follow(change: Change, nonce: str) -> Record:
     else:
         epoch = base.epoch if change.epoch is None else change.epoch
         if base.key != key or base.epoch > epoch or base.format > change.format:
-            raise _refuse(change, base)
+            raise _refusal(change, base)
         seq, trail = base.seq + 1, f"{nonce} {base.trail}"[:_TRAIL_WIDTH]
     if isinstance(change, Put):
         return Record(key, change.value, nonce, seq, epoch, change.format, trail)
@@ -111,8 +123,8 @@ def _check_numbers(change: Change) -> None:
         raise Invalid("format", change.format, f"is not between 1 and {MAX_FORMAT:,}", "count up")
 
 
-def _refuse(change: Change, base: Record) -> JobsyncError:
-    """Say why a change may not follow its base."""
+def _refusal(change: Change, base: Record) -> JobsyncError:
+    """Return the reason why a change may not follow its base."""
     key, epoch = change.key, change.epoch
     if base.key != key:
         return Invalid("base", base.key, f"is not a version of {key!r}", "read that record first")
@@ -121,15 +133,15 @@ def _refuse(change: Change, base: Record) -> JobsyncError:
     return NewerFormat(key, base.format, change.format)
 
 
-def revive(
+def decode_record(
     key: str, data: bytes | str | None, seq: int, epoch: int, format: int, trail: str
 ) -> Record:
-    """Make a record of what is stored.
+    """Return the record of stored columns.
 
     Raises:
-        Corrupt: it is not what any version of this library wrote.
+        Corrupt: no version of this library wrote this.
     """
-    if not _is_trail(trail):
+    if not is_trail(trail):
         raise Corrupt(key, f"its trail is {trail!r}")
     if not (0 < seq <= MAX_INTEGER and 0 <= epoch <= MAX_INTEGER and 0 < format <= MAX_FORMAT):
         raise Corrupt(key, f"its numbers are {seq}, {epoch}, {format}")
@@ -137,102 +149,60 @@ def revive(
     return Record(key, value, trail[:NONCE_LENGTH], seq, epoch, format, trail, data is None)
 
 
-# A record as the bytes of one object, and back.
-#
-# An object is a JSON array: the trail of nonces, seq, epoch, format, and the value's own
-# text byte for byte. A tombstone is the same without a value.
-#
-#     `["k3JQ…  8xT1…",2,0,1,{"name":"Ann"}]`
-#     `["Zw0p…  k3JQ…  8xT1…",3,0,1]`
-#
-# A tombstone is always shorter than 256 bytes and a live record never is, being padded with
-# blanks. So a listing, which shows sizes, tells them apart without reading them.
-
-
-LIVE_SIZE = 256
-"""The size in bytes from which on an object is a live record."""
-
-"""The highest format: with its nine digits the longest tombstone has 255 bytes."""
-
-_NONCE = rf"[A-Za-z0-9_-]{{{NONCE_LENGTH}}}"
-
-
-class _Envelope(msgspec.Struct, frozen=True, array_like=True):
-    trail: str
-    seq: int
-    epoch: int
-    format: int
-    value: msgspec.Raw = msgspec.Raw()
-
-
-_open = msgspec.json.Decoder(_Envelope).decode
-_split = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
-
-
-def wrap(record: Record, text: str | None) -> bytes:
-    """Give the object of a record; without a value's text, that of a tombstone.
+def check_stream(stream: str) -> None:
+    """Check that every store can keep a history with this name.
 
     Raises:
-        Invalid: a number is too large, or the nonce is none: its tombstone might not be
-            told from a live record.
+        Invalid: states what is wrong with the name.
     """
-    if not _is_trail(record.trail):
-        raise Invalid("nonce", record.nonce, "is not a nonce", "leave it to the store")
-    _check("seq", record.seq, MAX_INTEGER)
-    _check("epoch", record.epoch, MAX_INTEGER)
-    _check("format", record.format, MAX_FORMAT)
-    head = f'["{record.trail}",{record.seq},{record.epoch},{record.format}'
-    return f"{head}]".encode() if text is None else f"{head},{text}]".encode().ljust(LIVE_SIZE)
+    check_key(stream, "stream")
 
 
-def _check(field: str, number: int, highest: int) -> None:
-    if not 0 <= number <= highest:
-        raise Invalid(field, number, f"is not between 0 and {highest:,}", "use a smaller number")
-
-
-def unwrap(key: str, body: bytes, version: str) -> Record:
-    """Give the record that an object holds.
+def check_after(after: str) -> None:
+    """Check that a position is empty or the id of an entry.
 
     Raises:
-        Corrupt: it is not what any version of this library wrote.
+        Invalid: it is neither.
     """
-    try:
-        envelope = _open(body)
-    except _UNREADABLE as error:
-        raise Corrupt(key, f"not a record ({error})") from error
-    data = bytes(envelope.value)
-    if not _is_trail(envelope.trail):
-        raise Corrupt(key, f"its trail is {envelope.trail!r}")
-    if bool(data) is not (len(body) >= LIVE_SIZE):
-        raise Corrupt(key, f"a {'value' if data else 'tombstone'} in {len(body)} bytes")
-    return Record(
-        key,
-        decode(data, key) if data else None,
-        version,
-        envelope.seq,
-        envelope.epoch,
-        envelope.format,
-        envelope.trail,
-        not data,
-    )
+    if after and not _is_id(after):
+        raise Invalid("after", after, "is not the id of an entry", "pass the last entry's id")
 
 
-def wrap_lines(lines: Sequence[Line]) -> bytes:
-    """Give the object of a batch of lines: a JSON array of their values."""
-    return b"[%b]" % b",".join(line.data for line in lines)
-
-
-def unwrap_lines(key: str, body: bytes, expected: int) -> list[bytes]:
-    """Give the texts of the values in a batch.
+def encode_entries(entries: Sequence[Json], batch: str) -> list[EncodedEntry]:
+    """Encode the entries of one batch, each with its id.
 
     Raises:
-        Corrupt: they are not the lines that its name tells.
+        Invalid: one is not JSON, or together they are too many or too large.
     """
-    try:
-        values = _split(body)
-    except _UNREADABLE as error:
-        raise Corrupt(key, f"not a batch of lines ({error})") from error
-    if len(values) != expected:
-        raise Corrupt(key, f"{len(values)} lines where its name says {expected}")
-    return [bytes(value) for value in values]
+    if not _is_batch(batch):
+        raise Invalid("batch", batch, "is not the name of a batch", "use Ids.batch()")
+    if len(entries) > _MAX_ENTRIES:
+        raise Invalid(
+            "entries", f"{len(entries)} entries", f"are over {_MAX_ENTRIES:,}", "append in parts"
+        )
+    encoded = [
+        EncodedEntry(f"{batch}-{i:05d}", encode(entry, f"entries[{i}]"))
+        for i, entry in enumerate(entries)
+    ]
+    size = sum(len(entry.data) for entry in encoded)
+    if size > MAX_VALUE:
+        raise Invalid("entries", f"{size:,} bytes", f"are over {MAX_VALUE:,}", "append in parts")
+    return encoded
+
+
+def decode_entry(entry_id: str, stream: str, data: bytes | str) -> Entry:
+    """Return the entry of stored columns.
+
+    Raises:
+        Corrupt: no version of this library wrote this.
+    """
+    found = _is_id(entry_id)
+    if found is None:
+        raise Corrupt(f"{stream}#{entry_id}", "its id is not that of an entry")
+    at = Wall(int(found.group(1)) / 1000)
+    return Entry(stream, entry_id, at, decode(data, f"{stream}#{entry_id}"))
+
+
+def first_id_at(at: Wall) -> str:
+    """Return what sorts before every id of that moment and after all earlier ids."""
+    return f"{int(at.seconds * 1000):013d}"

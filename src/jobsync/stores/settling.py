@@ -1,14 +1,14 @@
-"""Finds out what became of a write whose reply was lost.
+"""Settling: finds the outcome of a write whose reply was lost.
 
-Promise: every change ends as applied or conflicted, truly, or stays unknown; nothing is
-applied twice and nothing is reported as the other outcome. It rests on records that keep
-the nonces of their latest 16 writes, and on requests that arrive within 15 minutes.
+Guarantee: every change ends as applied or conflicted, correctly, or stays unknown; nothing is
+applied twice, and no outcome is reported as another. It relies on records that keep the nonces
+of their latest 16 writes, and on requests that arrive within 15 minutes.
 
-How: read the record. If it is still the base, the write is pending: it may be lost or
-still under way, and the one safe thing is to send the identical request again, because
-whichever copy comes second finds its base gone. If the record has moved on, the write was
-applied if and only if its nonce is in the trail; if the trail no longer reaches back to
-the base, nobody can know. After `deadline` seconds nothing is sent any more.
+How: read the record. If it is still the base, the write is pending: it may be lost or still
+in flight. Sending the identical request again is safe, because the second copy to arrive
+conflicts. If the record has changed, the write was applied if and only if its nonce is in the
+trail; if the trail no longer reaches back to the base, the outcome cannot be known. After
+`deadline` seconds nothing is sent again.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ from jobsync.stores.contract import (
     StoreDecorator,
     Unknown,
 )
-from jobsync.stores.record_codec import draft, stamp
+from jobsync.stores.record_codec import assign_nonces, build_records
 
-__all__ = ["DEADLINE", "SettlingStore", "judge"]
+__all__ = ["DEADLINE", "SettlingStore", "judge_write"]
 
 DEADLINE = 30.0
-"""Seconds after which an unknown write is no longer sent again."""
+"""Seconds after which an unknown write is not sent again."""
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 4.0
@@ -42,11 +42,11 @@ _LONGEST_PAUSE = 4.0
 WriteFate: TypeAlias = Literal["pending", "applied", "conflicted", "unknowable"]
 
 
-def judge(base: Record | None, nonce: str, current: Record | None) -> WriteFate:
-    """Say what became of a write, from the record that is there now, tombstone or not."""
+def judge_write(base: Record | None, nonce: str, current: Record | None) -> WriteFate:
+    """Return what happened to a write, given the current record or tombstone."""
     before = 0 if base is None else base.seq
     if current is None:
-        # What was there is gone, and the evidence with it.
+        # The record was removed, and the evidence with it.
         return "pending" if base is None else "unknowable"
     if base is not None and current.version == base.version:
         return "pending"
@@ -56,12 +56,12 @@ def judge(base: Record | None, nonce: str, current: Record | None) -> WriteFate:
 
 
 class SettlingStore(StoreDecorator):
-    """A store whose writes are followed up until their outcome is known.
+    """A store that settles writes with an unknown outcome.
 
     Args:
         inner: the store that does the work.
-        components: the clock that bounds, and the randomness that spreads, what is resent.
-        deadline: seconds to follow up.
+        components: clock and randomness, for the deadline and the pauses between resends.
+        deadline: seconds to try to settle a write.
     """
 
     def __init__(self, inner: Store, components: Components, deadline: float = DEADLINE) -> None:
@@ -72,9 +72,9 @@ class SettlingStore(StoreDecorator):
         self._deadline = deadline
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Make changes, and find out what became of each."""
-        give_up = self._clock.mono() + self._deadline
-        changes = stamp(changes, self._ids)
+        """Apply changes, and settle those with an unknown outcome."""
+        give_up_at = self._clock.mono() + self._deadline
+        changes = assign_nonces(changes, self._ids)
         outcomes = await self.inner.write(changes)
         if Unknown not in map(type, outcomes):
             return outcomes
@@ -83,86 +83,88 @@ class SettlingStore(StoreDecorator):
             for change, outcome in zip(changes, outcomes, strict=True)
             if isinstance(outcome, Unknown)
         }
-        settled = await self._settle(unknown, give_up)
+        settled = await self._settle(unknown, give_up_at)
         return [
             settled.get(change.key, outcome)
             for change, outcome in zip(changes, outcomes, strict=True)
         ]
 
     async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
-        """Add lines to a history; a named batch can be sent until it is there."""
-        give_up = self._clock.mono() + self._deadline
+        """Append entries to a history; a named batch can be sent again until it is stored."""
+        give_up_at = self._clock.mono() + self._deadline
         batch = batch or self._ids.batch()
         pause = _FIRST_PAUSE
-        sent = False
+        may_have_arrived = False
         while True:
             try:
                 return await self.inner.append(stream, entries, batch=batch)
             except OutcomeUnknown:
-                sent = True
-                if self._clock.mono() >= give_up:
+                may_have_arrived = True
+                if self._clock.mono() >= give_up_at:
                     raise
             except (Unavailable, Misconfigured) as error:
-                # Of this copy nothing was written; an earlier one may yet arrive.
-                if not sent:
+                # This copy was not written, but an earlier one may still arrive.
+                if not may_have_arrived:
                     raise
-                if self._clock.mono() >= give_up:
+                if self._clock.mono() >= give_up_at:
                     raise OutcomeUnknown(stream, str(error)) from error
-            pause = await self._rest(pause)
+            pause = await self._sleep(pause)
 
-    async def _settle(self, pending: dict[str, Change], give_up: Mono) -> dict[str, Outcome]:
+    async def _settle(self, pending: dict[str, Change], give_up_at: Mono) -> dict[str, Outcome]:
         """Read, judge and resend until nothing is pending or time is up."""
         settled: dict[str, Outcome] = {}
         pause = _FIRST_PAUSE
         while pending:
-            pending = await self._look(pending, settled)
-            if pending and self._clock.mono() < give_up:
+            pending = await self._judge_pending(pending, settled)
+            if pending and self._clock.mono() < give_up_at:
                 pending = await self._resend(pending, settled)
-            if pending and self._clock.mono() >= give_up:
-                why = Unknown(f"not settled within {self._deadline:g} s")
-                return settled | dict.fromkeys(pending, why)
+            if pending and self._clock.mono() >= give_up_at:
+                unknown = Unknown(f"not settled within {self._deadline:g} s")
+                return settled | dict.fromkeys(pending, unknown)
             if pending:
-                pause = await self._rest(pause)
+                pause = await self._sleep(pause)
         return settled
 
-    async def _look(
+    async def _judge_pending(
         self, pending: dict[str, Change], settled: dict[str, Outcome]
     ) -> dict[str, Change]:
-        """Read the records, settle what they tell, and give what is still pending."""
+        """Read the records and settle what they show; return what is still pending."""
         try:
             found = await self.inner.get_many(list(pending), tombstones=True)
         except (Unavailable, Misconfigured):
-            # Even where rights are gone by now: something was sent before.
+            # Also if the rights were revoked meanwhile: the change was sent before.
             return pending
         except Corrupt as corrupt:
             settled |= dict.fromkeys(pending, Unknown(str(corrupt)))
             return {}
         left: dict[str, Change] = {}
         for change, current in zip(pending.values(), found, strict=True):
-            match judge(change.base, change.nonce, current):
+            match judge_write(change.base, change.nonce, current):
                 case "pending":
                     left[change.key] = change
                 case "applied":
-                    settled[change.key] = Applied(self._made(change, current))
+                    settled[change.key] = Applied(self._record_of(change, current))
                 case "conflicted":
                     settled[change.key] = Conflicted()
                 case "unknowable":
-                    settled[change.key] = Unknown("the record has forgotten this write")
+                    settled[change.key] = Unknown(
+                        "the record no longer has the nonce of this write"
+                    )
         return left
 
-    def _made(self, change: Change, current: Record | None) -> Record:
-        """Give the record that a change left, even if it has been replaced since."""
+    def _record_of(self, change: Change, current: Record | None) -> Record:
+        """Return the record after a change, even if it has been replaced since."""
         if current is not None and current.nonce == change.nonce:
             return current
-        (record,), _ = draft([change], self._ids)
+        (record,), _ = build_records([change], self._ids)
         return record
 
     async def _resend(
         self, pending: dict[str, Change], settled: dict[str, Outcome]
     ) -> dict[str, Change]:
-        """Send the identical requests again; give those that must be looked at again.
+        """Send the identical requests again; return those that must be judged again.
 
-        A conflict is no verdict here: an earlier copy of this very request may have won.
+        A conflict proves nothing here: an earlier copy of the same request may have won.
         """
         try:
             outcomes = await self.inner.write(list(pending.values()))
@@ -176,7 +178,7 @@ class SettlingStore(StoreDecorator):
                 left[change.key] = change
         return left
 
-    async def _rest(self, pause: float) -> float:
-        """Wait a random part of a pause; give the next, longer one."""
+    async def _sleep(self, pause: float) -> float:
+        """Sleep for a random part of the pause; return the next, longer pause."""
         await self._clock.sleep(self._randomness.uniform(0, pause))
         return min(pause * 2, _LONGEST_PAUSE)

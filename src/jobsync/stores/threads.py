@@ -1,10 +1,9 @@
-"""Threads that do blocking work for event loops, many calls at a time.
+"""Thread pool for blocking calls from event loops.
 
-A call costs half the CPU of an executor's: one queue on the way there, one pipe on the
-way back. Threads are started as they are needed, up to a number. A program that
-forgets to close its store still ends: at exit, calls that wait are dropped, those that have
-begun are waited for, and the threads end. A thread that came back from foreign code into an
-interpreter that is gone might take the process down with it.
+A call costs half the CPU of an executor's: one queue to the thread, one pipe back. Threads
+are started as needed, up to a limit. A program that forgets to close its store still exits:
+at exit, queued calls are dropped, running calls are waited for, and the threads end. A thread
+that returned from foreign code into a finalized interpreter could crash the process.
 """
 
 import asyncio
@@ -18,47 +17,47 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, finalize
 
-__all__ = ["WorkThreads", "together"]
+__all__ = ["ThreadPool", "gather_results"]
 
 T = TypeVar("T")
 
-_Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]", "_Mailbox"]
-_Queue = SimpleQueue[_Job | None]
+_Call = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]", "_ReplyPipe"]
+_CallQueue = SimpleQueue[_Call | None]
 
 
-async def together(calls: "Sequence[asyncio.Future[T]]") -> list[T]:
-    """Give the results of calls that are under way, in order."""
-    # Gathering one costs a fifth of a hop.
+async def gather_results(calls: "Sequence[asyncio.Future[T]]") -> list[T]:
+    """Return the results of running calls, in order."""
+    # `gather` of one costs a fifth of a call.
     return [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
 
 
-class _Mailbox:
-    """Where threads leave what they owe to the callers in one event loop.
+class _ReplyPipe:
+    """Delivers results from threads to one event loop.
 
     The loop watches a pipe. With `call_soon_threadsafe`, which makes a handle for each reply
-    and reads its socket until that is empty, a call would cost a third more.
+    and reads its socket until it is empty, a call would cost a third more.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._replies: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
-        self._bell, self._button = os.pipe()
-        os.set_blocking(self._button, False)
-        # Closed with the last thread that might ring, not with the loop.
-        finalize(self, _close, self._bell, self._button).atexit = False
-        loop.add_reader(self._bell, self._empty)
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        # Closed with the last thread that might write, not with the loop.
+        finalize(self, _close, self._read_end, self._write_end).atexit = False
+        loop.add_reader(self._read_end, self._deliver)
 
-    def leave(self, done: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-        """Leave a reply, from any thread. Where the loop is gone, nobody will look."""
+    def send(self, done: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+        """Send a result, from any thread. If the loop is closed, nobody reads it."""
         self._replies.append((done, result, error))
         try:  # noqa: SIM105 - `suppress` costs as much as the rest of this
-            os.write(self._button, b"\0")
+            os.write(self._write_end, b"\0")
         except BlockingIOError:
-            # A pipe that is full rings already.
+            # A full pipe wakes the loop already.
             pass
 
-    def _empty(self) -> None:
-        # First this, then the replies: one that comes in between rings again.
-        os.read(self._bell, 4096)
+    def _deliver(self) -> None:
+        # Read before the replies are taken: one that comes in between wakes the loop again.
+        os.read(self._read_end, 4096)
         while self._replies:
             done, result, error = self._replies.popleft()
             if not done.done():
@@ -73,93 +72,95 @@ def _close(*descriptors: int) -> None:
         os.close(descriptor)
 
 
-_mailboxes: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox]" = WeakKeyDictionary()
+_reply_pipes: "WeakKeyDictionary[asyncio.AbstractEventLoop, _ReplyPipe]" = WeakKeyDictionary()
 
 
-def _mailbox_of(loop: asyncio.AbstractEventLoop) -> _Mailbox:
-    mailbox = _mailboxes.get(loop)
-    if mailbox is None:
-        mailbox = _mailboxes[loop] = _Mailbox(loop)
-    return mailbox
+def _reply_pipe_of(loop: asyncio.AbstractEventLoop) -> _ReplyPipe:
+    pipe = _reply_pipes.get(loop)
+    if pipe is None:
+        pipe = _reply_pipes[loop] = _ReplyPipe(loop)
+    return pipe
 
 
-class WorkThreads:
-    """Runs calls, in the order in which they come and as many at once as there are threads.
+class ThreadPool:
+    """Runs calls in the order of their submission, one in each thread.
 
     Args:
-        name: what the threads are called.
-        count: the most that are started.
-        hurry: called at the end of the program, before it waits for calls that have begun.
+        name: the name of the threads.
+        max_threads: how many are started at most.
+        on_exit: called when the program exits, before it waits for running calls.
     """
 
-    def __init__(self, name: str, count: int, hurry: Callable[[], object] = lambda: None) -> None:
-        self.hurry = hurry
+    def __init__(
+        self, name: str, max_threads: int, on_exit: Callable[[], object] = lambda: None
+    ) -> None:
+        self.on_exit = on_exit
         self._name = name
-        self._count = count
-        self._jobs: _Queue = SimpleQueue()
+        self._max_threads = max_threads
+        self._calls: _CallQueue = SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        # A set, because adding and discarding need no lock; a count would.
-        self._under_way: set[asyncio.Future[Any]] = set()
-        finalize(self, _end, self._jobs, self._threads).atexit = False
-        _all.add(self)
+        # A set, because adding and discarding need no lock; a counter would.
+        self._pending: set[asyncio.Future[Any]] = set()
+        finalize(self, _shutdown, self._calls, self._threads).atexit = False
+        _pools.add(self)
 
     def run(self, call: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
         """Run a call in a thread; await the result.
 
-        A caller that is cancelled stops a call that has not begun. One that has begun
-        runs, or has run, unseen.
+        Cancelling the future stops a call that has not started. One that has started runs to its
+        end, and its result is dropped.
         """
         loop = asyncio.get_running_loop()
-        mailbox = _mailbox_of(loop)
+        pipe = _reply_pipe_of(loop)
         done: asyncio.Future[T] = loop.create_future()
-        self._under_way.add(done)
-        if len(self._under_way) > len(self._threads) < self._count:
+        self._pending.add(done)
+        if len(self._pending) > len(self._threads) < self._max_threads:
             try:
-                self._start()
+                self._start_thread()
             except BaseException:
-                self._under_way.discard(done)
+                self._pending.discard(done)
                 raise
-        self._jobs.put((call, arguments, done, mailbox))
+        self._calls.put((call, arguments, done, pipe))
         return done
 
-    def end(self) -> None:
-        """Let the threads end after the calls that they have. Safe to repeat."""
+    def shutdown(self) -> None:
+        """End the threads after the calls already queued. Safe to repeat."""
         with self._lock:
-            _end(self._jobs, self._threads)
+            _shutdown(self._calls, self._threads)
 
-    def drop(self) -> None:
-        """Forget the calls that have not begun. Nobody is told: for the end of the program."""
+    def drop_queued(self) -> None:
+        """Drop the calls that have not started. Their futures stay pending: for program exit."""
         with suppress(Empty):
             while True:
-                self._jobs.get_nowait()
+                self._calls.get_nowait()
 
     def join(self) -> None:
         """Wait until the threads have ended."""
         for thread in self._threads:
             thread.join()
 
-    def _start(self) -> None:
+    def _start_thread(self) -> None:
         with self._lock:
-            if len(self._threads) < self._count:
-                # Not a method: a thread must not keep alive what forgot to end it.
-                arguments = (self._jobs, self._under_way)
+            if len(self._threads) < self._max_threads:
+                # Not a method: a thread must not keep a forgotten pool alive.
+                arguments = (self._calls, self._pending)
                 thread = threading.Thread(
-                    target=_work, args=arguments, name=self._name, daemon=True
+                    target=_run_calls, args=arguments, name=self._name, daemon=True
                 )
                 try:
                     thread.start()
                 except RuntimeError:
-                    # The system has no more threads; those that there are must do.
+                    # The system has no more threads; use the existing ones.
                     if not self._threads:
                         raise
                 else:
                     self._threads.append(thread)
 
 
-def _work(jobs: _Queue, under_way: "set[asyncio.Future[Any]]") -> None:
-    while (job := jobs.get()) is not None:
-        call, arguments, done, mailbox = job
+def _run_calls(calls: _CallQueue, pending: "set[asyncio.Future[Any]]") -> None:
+    while (item := calls.get()) is not None:
+        call, arguments, done, pipe = item
         result: Any = None
         error: BaseException | None = None
         try:
@@ -167,28 +168,28 @@ def _work(jobs: _Queue, under_way: "set[asyncio.Future[Any]]") -> None:
                 result = call(*arguments)
         except BaseException as raised:  # noqa: BLE001 - the caller gets it
             error = raised
-        # Nothing of this call may live on while the thread waits for the next. The reply is
-        # left last: the loop's thread wakes up at once, and finds the interpreter free.
-        del job, call, arguments
-        under_way.discard(done)
-        mailbox.leave(done, result, error)
-        del done, mailbox, result, error
+        # Keep nothing of this call alive while the thread waits for the next. The reply is sent
+        # last: the loop's thread wakes up at once, and finds the interpreter free.
+        del item, call, arguments
+        pending.discard(done)
+        pipe.send(done, result, error)
+        del done, pipe, result, error
 
 
-def _end(jobs: _Queue, threads: list[threading.Thread]) -> None:
+def _shutdown(calls: _CallQueue, threads: list[threading.Thread]) -> None:
     for _ in threads:
-        jobs.put(None)
+        calls.put(None)
 
 
-_all: "WeakSet[WorkThreads]" = WeakSet()
+_pools: "WeakSet[ThreadPool]" = WeakSet()
 
 
 @atexit.register
-def _end_all() -> None:
-    pools = list(_all)
+def _shutdown_all() -> None:
+    pools = list(_pools)
     for pool in pools:
-        pool.hurry()
-        pool.drop()
-        pool.end()
+        pool.on_exit()
+        pool.drop_queued()
+        pool.shutdown()
     for pool in pools:
         pool.join()

@@ -33,9 +33,9 @@ from jobsync.stores.contract import (
     Where,
 )
 from jobsync.stores.corruption_log import CorruptionLog
-from jobsync.stores.record_codec import stamp
+from jobsync.stores.record_codec import assign_nonces
 from jobsync.stores.settling import SettlingStore
-from jobsync.stores.sql_access import SqlAccess
+from jobsync.stores.sql import SqlAccess
 from jobsync.testing.recording import RecordingStore
 from jobsync.testing.rows import RowLink, SharedRows
 from jobsync.testing.world import Node, World
@@ -158,7 +158,7 @@ class Link(StoreDecorator):
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Send changes, marked so that every copy of the request is the same."""
-        marked = stamp(changes, self._ids)
+        marked = assign_nonces(changes, self._ids)
         if self._strikes(self.weather.undecided):
             await asyncio.sleep(self._draw(self.weather.latency))
             return [Unknown("nothing was decided") for _ in marked]

@@ -20,7 +20,7 @@ from jobsync.queue.backend import (
     Settlement,
 )
 from jobsync.stores.contract import Change, Outcome, Record, Store, StoreDecorator
-from jobsync.stores.record_codec import stamp
+from jobsync.stores.record_codec import assign_nonces
 from jobsync.testing.nodes import Node
 from jobsync.testing.rows import ASKED, Asked, digest
 
@@ -62,7 +62,7 @@ class RecordingStore(StoreDecorator):
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Make changes, and note what each came to."""
         since = len(self._world.history)
-        changes = stamp(changes, self._ids)
+        changes = assign_nonces(changes, self._ids)
         try:
             outcomes = await self.inner.write(changes)
         except _NOTHING_WRITTEN:

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import StoreDecorator
-from jobsync.stores.local_notify import LocalNotifier
-from jobsync.stores.memory import MemoryStore
-from jobsync.stores.sql_access import Parameters, SqliteAccess
-from jobsync.stores.tables import SQLITE_STEPS
+from jobsync.stores.memory import LocalNotifier, MemoryStore
+from jobsync.stores.sql import Parameters, SqliteAccess
+from jobsync.stores.sqlite.file import SQLITE_STEPS
 from jobsync.testing.world import World
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ class Bucket(MemoryStore):
 
 def tombstones(store: MemoryStore) -> list[str]:
     """Give the names of what was deleted and is not buried."""
-    return [key for key, slot in store._data.slots.items() if slot.text is None]
+    return [key for key, slot in store._data.records.items() if slot.text is None]
 
 
 async def use(database: Database) -> None:

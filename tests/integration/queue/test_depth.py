@@ -15,7 +15,7 @@ from jobsync import Components, open_store
 from jobsync.queue.backend import QueueBackend, Settlement
 from jobsync.queue.opening import open_backend
 from jobsync.stores.contract import StoreDecorator
-from jobsync.stores.sql_access import Parameters, PostgresAccess
+from jobsync.stores.sql import Parameters, PostgresAccess
 
 BATCH = 100
 _numbers = itertools.count()
@@ -49,10 +49,10 @@ class Counting(PostgresAccess):
             self.buffers.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
         return await self._inner.run(statement, parameters, place)
 
-    async def run_loudly(
+    async def run_and_notify(
         self, quietly: str, loudly: str, parameters: Mapping[str, Any], topic: str
     ) -> list[Any]:
-        return await self._inner.run_loudly(quietly, loudly, parameters, topic)
+        return await self._inner.run_and_notify(quietly, loudly, parameters, topic)
 
     def wake(self, topic: str) -> None:
         self._inner.wake(topic)

@@ -35,7 +35,7 @@ async def test_calls_items_and_outcomes_are_counted(components: Components) -> N
     await store.append("h", [1, 2, 3])
     await store.read("h")
     await store.wait("n/", 0)
-    counts = {call: (tally.calls, tally.items) for call, tally in meter.tallies.items()}
+    counts = {call: (tally.calls, tally.items) for call, tally in meter.stats.items()}
     assert counts == {
         "write": (2, 3),
         "get": (1, 3),
@@ -56,7 +56,7 @@ async def test_a_tariff_prices_requests(components: Components) -> None:
     await store.write([Put(f"n/{i}", i) for i in range(10)])
     await store.scan("n/")
     await store.get("n/1")
-    assert {call: tally.requests for call, tally in meter.tallies.items()} == {
+    assert {call: tally.requests for call, tally in meter.stats.items()} == {
         "write": 10,
         "scan": 11,
         "get": 1,

@@ -30,8 +30,7 @@ from jobsync import (
     Unknown,
 )
 from jobsync.core.urls import ObjectsUrl, parse_url
-from jobsync.stores.objects.bucket import Bucket
-from jobsync.stores.objects.errors import Refusal
+from jobsync.stores.objects.bucket import Bucket, FailedRequest
 from jobsync.stores.objects.store import ObjectsStore
 
 _BUCKET = "objects"
@@ -156,8 +155,8 @@ async def test_a_damaged_batch_is_reported_and_the_others_are_read(
     """A history goes on behind what cannot be read."""
     for i in range(3):
         await store.append("history/a", [i], batch=f"179473195637{i}-ca547d85fb8b")
-    folder = store._naming.stream("history/a")
-    obstore.put(store._bucket._writes, f"{folder}1794731956371-ca547d85fb8b-00001", b"[")
+    folder = store._names.folder_of_stream("history/a")
+    obstore.put(store._bucket._write_client, f"{folder}1794731956371-ca547d85fb8b-00001", b"[")
     assert [entry.value for entry in await store.read("history/a")] == [0, 2]
     assert "key=history/a#1794731956371-ca547d85fb8b" in caplog.text
 
@@ -210,8 +209,8 @@ async def test_what_was_surely_not_sent_is_unknown_beside_what_was(
     """`Unavailable` promises that nothing was written, so it is raised only if that is true."""
     send = store._bucket._put
 
-    def put(name: str, body: bytes, etag: str | None) -> str | Refusal:
-        return Refusal(sent=False) if name.endswith("/n/1") else send(name, body, etag)
+    def put(name: str, body: bytes, etag: str | None) -> str | FailedRequest:
+        return FailedRequest(was_sent=False) if name.endswith("/n/1") else send(name, body, etag)
 
     monkeypatch.setattr(store._bucket, "_put", put)
     kinds = [type(outcome) for outcome in await store.write([Put("n/1", 1), Put("n/2", 2)])]
@@ -356,10 +355,10 @@ async def test_a_delete_is_carried_out_only_on_the_version_that_it_names(
     """What was written since stays; the server judges, not we."""
     old = await store.create("n/1", 1)
     new = await store.put(old, 2)
-    name = store._naming.record("n/1")
+    name = store._names.of_record("n/1")
     (refusal,) = await store._bucket.delete_unchanged([(name, old.version)])
     assert refusal is not None
-    assert refusal.conflict
+    assert refusal.is_conflict
     assert await store.get("n/1") == new
     assert await store._bucket.delete_unchanged([(name, new.version)]) == [None]
     assert await store.get("n/1") is None
@@ -371,14 +370,14 @@ async def test_burial_leaves_a_record_that_came_back_meanwhile(
     """A tombstone that is replaced between the listing and the delete is not buried."""
     tombstone = await store.delete(await store.create("n/1", 1))
     other = await store.delete(await store.create("n/2", 1))
-    look = store._readable_tombstones
+    look = store._find_tombstones
 
     async def replace_then_look(keys: list[str]) -> set[str]:
         found = await look(keys)
         await store.put(tombstone, "back")
         return found
 
-    monkeypatch.setattr(store, "_readable_tombstones", replace_then_look)
+    monkeypatch.setattr(store, "_find_tombstones", replace_then_look)
     assert await store.bury("n/", older_than=-1) == 1
     back = await store.get("n/1")
     assert back is not None
@@ -391,10 +390,10 @@ async def test_burial_leaves_what_is_small_and_not_ours(
 ) -> None:
     """Size alone buries nothing: what cannot be read is reported and stays."""
     await store.delete(await store.create("n/1", 1))
-    name = store._naming.record("n/odd")
-    obstore.put(store._bucket._writes, name, b"a note")
+    name = store._names.of_record("n/odd")
+    obstore.put(store._bucket._write_client, name, b"a note")
     assert await store.bury("n/", older_than=-1) == 1
-    assert obstore.get(store._bucket._reads, name).bytes() == b"a note"
+    assert obstore.get(store._bucket._read_client, name).bytes() == b"a note"
     assert "key=n/odd" in caplog.text
 
 
@@ -416,11 +415,11 @@ async def test_a_record_that_vanishes_while_scanning_is_skipped(
     """The page is filled with what comes behind it: a short one would mean the end."""
     await store.write([Put(f"n/{i}", i) for i in range(5)])
     read = store._bucket._get
-    gone = store._naming.record("n/1")
+    gone = store._names.of_record("n/1")
 
     def get(name: str) -> object:
         if name == gone:
-            obstore.delete(store._bucket._writes, gone)
+            obstore.delete(store._bucket._write_client, gone)
         return read(name)
 
     monkeypatch.setattr(store._bucket, "_get", get)
@@ -431,8 +430,8 @@ async def test_what_others_put_beside_is_not_listed(store: ObjectsStore) -> None
     """A name that no key has is skipped, however large its object is."""
     await store.create("n/1", 1)
     for name in ("n/a b", "n/1/deeper"):
-        folder = store._naming.level("n/").removesuffix("n/")
-        obstore.put(store._bucket._writes, f"{folder}{name}", b"x" * 300)
+        folder = store._names.folder_of_level("n/").removesuffix("n/")
+        obstore.put(store._bucket._write_client, f"{folder}{name}", b"x" * 300)
     assert [head.key for head in await store.heads("n/")] == ["n/1"]
     assert [record.key for record in await store.scan("n/")] == ["n/1"]
 
@@ -443,7 +442,7 @@ async def test_an_object_of_65_megabytes_is_not_read(
     """Asking for it raises, a listing reports and skips it."""
     await store.create("n/1", 1)
     huge = bytes(65 * 1024 * 1024)
-    obstore.put(store._bucket._writes, store._naming.record("n/huge"), huge)
+    obstore.put(store._bucket._write_client, store._names.of_record("n/huge"), huge)
     with pytest.raises(Corrupt, match=r"n/huge cannot be read.*68,157,440 bytes"):
         await store.get("n/huge")
     assert [record.key for record in await store.scan("n/")] == ["n/1"]
@@ -484,7 +483,7 @@ async def test_a_call_that_was_cancelled_before_it_began_is_not_made(
     await store.close()
     await asyncio.to_thread(store._bucket._threads["work"].join)
     with pytest.raises(FileNotFoundError):
-        obstore.get(store._bucket._reads, store._naming.record("n/1"))
+        obstore.get(store._bucket._read_client, store._names.of_record("n/1"))
 
 
 async def test_a_store_is_not_used_after_a_fork(
@@ -492,7 +491,7 @@ async def test_a_store_is_not_used_after_a_fork(
 ) -> None:
     """In a child the threads are missing, so every call is refused with the fix."""
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    with pytest.raises(Misconfigured, match="Fork first and connect then"):
+    with pytest.raises(Misconfigured, match="Connect after the fork"):
         await store.get("n/1")
 
 
@@ -504,7 +503,7 @@ async def test_a_forked_child_is_refused_a_store_of_its_own(
     await (await ObjectsStore.connect(url)).close()
     if not (child := os.fork()):
         try:
-            with pytest.raises(Misconfigured, match="Fork first and connect then"):
+            with pytest.raises(Misconfigured, match="Connect after the fork"):
                 asyncio.run(ObjectsStore.connect(url))
         except BaseException:  # noqa: BLE001 - its status tells
             os._exit(1)

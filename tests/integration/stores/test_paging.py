@@ -4,7 +4,7 @@ from typing import Any
 
 from jobsync.core.filters import parse
 from jobsync.stores.contract import Record
-from jobsync.stores.paging import collect
+from jobsync.stores.scan import collect
 
 TRAIL = "AAAAAAAAAAAA"
 

@@ -29,8 +29,8 @@ from jobsync import (
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.stores.postgres.connection import PostgresConnection
 from jobsync.stores.postgres.pool import PostgresPool
+from jobsync.stores.postgres.schema import POSTGRES_STEPS
 from jobsync.stores.postgres.store import PostgresStore, schema_sql
-from jobsync.stores.tables import POSTGRES_STEPS
 
 Connect = Callable[..., Awaitable[PostgresStore]]
 
@@ -253,7 +253,7 @@ async def test_a_statement_given_up_is_unknown_and_its_connection_closed(
     url: str, admin: psycopg.Connection[Any], connect: Connect
 ) -> None:
     """After `patience` seconds without an answer the outcome is open, and the store usable."""
-    store = await connect(url, patience=0.3, connections=1)
+    store = await connect(url, statement_timeout=0.3, max_connections=1)
     record = await store.create("n", 0)
     with psycopg.connect(url) as stranger:
         stranger.execute("SELECT 1 FROM jobsync_record FOR UPDATE")
@@ -311,7 +311,7 @@ async def test_connections_that_nobody_needs_any_more_are_closed(
     store = await connect(url)
     await asyncio.gather(*(store._pool.run("SELECT pg_sleep(0.2)") for _ in range(3)))
     assert len(store._pool._idle) == 3
-    monkeypatch.setattr("jobsync.stores.postgres.pool._UNUSED", 0.0)
+    monkeypatch.setattr("jobsync.stores.postgres.pool._MAX_IDLE", 0.0)
     for _ in range(3):
         await store.now()
     assert len(store._pool._idle) == 1
@@ -334,7 +334,7 @@ async def test_waiting_ends_when_another_process_could_have_written(
 ) -> None:
     """A notification of another store ends a wait, also one of many in a row, and of history."""
     waiter, writer = await connect(url), await connect(url)
-    assert waiter._bell._listens
+    assert waiter._notifier._listens
     await begin_to_listen(waiter)
     waiting = asyncio.create_task(waiter.wait("n/", 60))
     async with asyncio.timeout(10):
@@ -372,7 +372,7 @@ async def test_every_kind_of_change_notifies_with_its_commit(
             await writer.append("history/a", [1])
     async with asyncio.timeout(10):
         await waiting
-    assert "ring" not in writer._bell._tasks
+    assert "ring" not in writer._notifier._tasks
 
 
 async def test_only_its_own_topic_ends_a_wait(url: str, connect: Connect) -> None:
@@ -381,7 +381,7 @@ async def test_only_its_own_topic_ends_a_wait(url: str, connect: Connect) -> Non
     made = await writer.create("n/1", 0)
     await writer.create("n/2", 0)
     changed = await writer.put(made, 1)
-    await writer._bell._tasks["ring"]
+    await writer._notifier._tasks["ring"]
     await begin_to_listen(waiter)
     waiting = asyncio.create_task(waiter.wait("n/", 60))
     other = asyncio.create_task(waiter.wait("m/", 60))
@@ -401,7 +401,7 @@ async def test_only_its_own_topic_ends_a_wait(url: str, connect: Connect) -> Non
 async def listen(store: PostgresStore, url: str) -> psycopg.AsyncConnection[Any]:
     """Open a connection that hears what a store notifies of."""
     listener = await psycopg.AsyncConnection.connect(url, autocommit=True)
-    await listener.execute(f'LISTEN "{store._bell.channel}"'.encode())
+    await listener.execute(f'LISTEN "{store._notifier.channel}"'.encode())
     return listener
 
 
@@ -414,7 +414,7 @@ async def test_notifications_are_few_and_the_last_one_comes(url: str, connect: C
     record = await store.create("n/1", 0)
     for i in range(200):
         record = await store.put(record, i)
-    await store._bell._tasks["ring"]
+    await store._notifier._tasks["ring"]
     took = loop.time() - begun
     await store.create("end", 0)
     topics = []
@@ -475,7 +475,7 @@ async def test_pgbouncer_in_transaction_mode_is_enough(
 ) -> None:
     """Without sessions of its own the store polls, prepares nothing, and keeps its promises."""
     first, second = await connect(bouncer.locate(name)), await connect(bouncer.locate(name))
-    assert not first._bell._listens
+    assert not first._notifier._listens
     assert first._pool._prepare_after is None
     await first.create("n", 0)
     await asyncio.gather(*(increment(store, "n") for store in (first, second) for _ in range(20)))
@@ -804,7 +804,7 @@ def test_a_pool_that_connects_lets_its_loop_end(url: str, monkeypatch: pytest.Mo
     """A loop that ends while one more connection is being made does not wait for it."""
 
     async def leave() -> None:
-        pool = PostgresPool(read(url), Components.system(), patience=60, connections=2)
+        pool = PostgresPool(read(url), Components.system(), statement_timeout=60, max_connections=2)
         begun = asyncio.Event()
 
         async def never(*_: object, **__: object) -> None:

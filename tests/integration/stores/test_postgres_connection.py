@@ -41,7 +41,7 @@ async def test_the_loop_goes_on_listening_between_statements(
     """Psycopg leaves the waiting to `wait`, without limits of its own; that is what is fast."""
     for number in range(3):
         assert await connection.run("SELECT %s::int", [number]) == [(number,)]
-        assert connection._is_listening
+        assert connection._is_watching
 
 
 async def test_notifications_may_be_waited_for_in_between(
@@ -76,7 +76,7 @@ async def test_an_error_leaves_the_connection_usable(connection: PostgresConnect
 
 async def test_each_statement_has_all_the_time(connection: PostgresConnection) -> None:
     """One timer serves them all, and is moved on when it rings before the last has had its time."""
-    connection.patience = 0.5
+    connection.statement_timeout = 0.5
     for _ in range(4):
         await connection.run("SELECT pg_sleep(0.3)", ())
     assert not connection.closed
@@ -84,7 +84,7 @@ async def test_each_statement_has_all_the_time(connection: PostgresConnection) -
 
 async def test_a_statement_that_takes_too_long_is_given_up(connection: PostgresConnection) -> None:
     """Its answer would be taken for the next one's, so the connection is closed."""
-    connection.patience = 0.2
+    connection.statement_timeout = 0.2
     await connection.run("SELECT pg_sleep(0.1)", ())
     with pytest.raises(TimeoutError):
         await connection.run("SELECT pg_sleep(60)", ())
@@ -93,10 +93,10 @@ async def test_a_statement_that_takes_too_long_is_given_up(connection: PostgresC
 
 async def test_a_timer_that_rings_for_nobody_is_set_again(connection: PostgresConnection) -> None:
     """After a pause too a statement is given up in time."""
-    connection.patience = 0.1
+    connection.statement_timeout = 0.1
     await connection.run("SELECT 1", ())
-    connection._ring()
-    assert connection._alarm is None
+    connection._check_deadline()
+    assert connection._timer is None
     with pytest.raises(TimeoutError):
         await connection.run("SELECT pg_sleep(60)", ())
 
@@ -113,7 +113,7 @@ async def test_who_is_cancelled_gets_away_at_once(
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert connection.closed or not rounds
-    assert not connection._is_listening
+    assert not connection._is_watching
 
 
 async def test_a_session_that_ended_unasked_is_noticed_once(
@@ -121,14 +121,14 @@ async def test_a_session_that_ended_unasked_is_noticed_once(
 ) -> None:
     """The loop does not come back to it again and again; whoever wants to use it is told."""
     heard = 0
-    go_on = PostgresConnection._go_on
+    go_on = PostgresConnection._advance
 
     def count(self: PostgresConnection, ready: object) -> None:
         nonlocal heard
         heard += 1
         go_on(self, ready)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PostgresConnection, "_go_on", count)
+    monkeypatch.setattr(PostgresConnection, "_advance", count)
     await connection.run("SELECT 1", ())
     assert not connection.is_stale
     heard = 0
@@ -147,8 +147,8 @@ async def test_a_session_that_ends_leaves_nothing_in_the_loop(
     """Not even where somebody has a copy of the socket that libpq closes, as a forked child has."""
     asking = asyncio.create_task(connection.run("SELECT pg_sleep(60)", ()))
     await pass_rounds()
-    assert connection._is_listening
-    ear, copy = connection._ear, os.dup(connection.pgconn.socket)
+    assert connection._is_watching
+    ear, copy = connection._watched_fd, os.dup(connection.pgconn.socket)
     end_session(postgres, connection)
     with pytest.raises(psycopg.OperationalError):
         await asking

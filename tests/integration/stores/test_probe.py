@@ -8,7 +8,7 @@ import pytest
 from jobsync import Applied, Components, Conflicted, Misconfigured, Put, Unknown
 from jobsync.stores.contract import Change, Outcome, StoreDecorator
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.probe import VERDICT_KEY, assure, probe, read_verdict
+from jobsync.stores.probe import VERDICT_KEY, probe, probe_and_record, read_verdict
 
 COMPONENTS = Components.system()
 
@@ -39,7 +39,7 @@ async def test_a_good_store_passes_and_is_left_as_it_was() -> None:
     store = MemoryStore()
     findings = await probe(store, COMPONENTS)
     assert [finding.check for finding in findings if not finding.ok] == []
-    assert store._data.slots == {}
+    assert store._data.records == {}
 
 
 async def test_a_store_that_ignores_conditions_fails() -> None:
@@ -53,7 +53,7 @@ async def test_a_store_that_ignores_conditions_fails() -> None:
         "of many creators one wins",
     }
     with pytest.raises(Misconfigured, match="fails the probe: a name is created once"):
-        await assure(Careless(MemoryStore()), COMPONENTS)
+        await probe_and_record(Careless(MemoryStore()), COMPONENTS)
 
 
 @pytest.mark.parametrize("outcome", [Conflicted(), Unknown("no answer")])
@@ -62,21 +62,21 @@ async def test_a_store_that_refuses_everything_fails(outcome: Outcome) -> None:
     store = Obstinate(MemoryStore())
     store.outcome = outcome
     with pytest.raises(Misconfigured, match="fails the probe"):
-        await assure(store, COMPONENTS)
+        await probe_and_record(store, COMPONENTS)
 
 
 async def test_the_verdict_is_kept() -> None:
     """It is read back, and stored again after somebody deleted it."""
     store = MemoryStore()
     assert await read_verdict(store) is None
-    await assure(store, COMPONENTS)
+    await probe_and_record(store, COMPONENTS)
     verdict = await read_verdict(store)
     assert verdict is not None
     assert "a name is created once" in verdict.passed
     record = await store.get(VERDICT_KEY)
     assert record is not None
     await store.delete(record)
-    await assure(store, COMPONENTS)
+    await probe_and_record(store, COMPONENTS)
     assert await read_verdict(store) is not None
 
 

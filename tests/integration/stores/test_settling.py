@@ -19,7 +19,7 @@ from jobsync import (
 )
 from jobsync.stores.contract import TRAIL_LENGTH, Change, Outcome, StoreDecorator
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.settling import SettlingStore, judge
+from jobsync.stores.settling import SettlingStore, judge_write
 from jobsync.testing import CALM, Link, Weather, World
 
 
@@ -113,7 +113,7 @@ LONG = " ".join(f"{i:012d}" for i in range(TRAIL_LENGTH))
 )
 def test_the_record_tells(base: Record | None, current: Record | None, verdict: str) -> None:
     """A write of nonce A is judged by the trail, as far as that reaches."""
-    assert judge(base, A, current) == verdict
+    assert judge_write(base, A, current) == verdict
 
 
 @in_world()

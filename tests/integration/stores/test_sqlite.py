@@ -26,9 +26,8 @@ from jobsync import (
     open_store,
 )
 from jobsync.stores.sqlite import file as sqlitefile
-from jobsync.stores.sqlite.file import CommitFailed, SqliteFile, filesystem_of
+from jobsync.stores.sqlite.file import SQLITE_STEPS, CommitFailed, SqliteFile, filesystem_of
 from jobsync.stores.sqlite.store import SqliteStore
-from jobsync.stores.tables import SQLITE_STEPS
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 async def store(path: Path) -> AsyncIterator[SqliteStore]:
     """A store that loses patience soon."""
-    store = await SqliteStore.connect(path, patience=0.05)
+    store = await SqliteStore.connect(path, busy_timeout=0.05)
     yield store
     await store.close()
 
@@ -184,7 +183,7 @@ async def _limit_pages(file: SqliteFile, pages: int) -> None:
     def limit() -> None:
         file._connections["write"].execute(f"PRAGMA max_page_count={pages}")
 
-    await file._hop("write", limit)
+    await file._submit("write", limit)
 
 
 async def test_a_lock_held_too_long_is_unavailable(store: SqliteStore, path: Path) -> None:
@@ -322,7 +321,7 @@ async def test_commits_are_synced_to_disk(store: SqliteStore) -> None:
         ]
 
     for file in (store._main, store._sessions):
-        assert await file._hop("write", ask, file) == ["wal", 2]
+        assert await file._submit("write", ask, file) == ["wal", 2]
 
 
 async def test_tombstones_age_by_time_since_boot(path: Path, clock: Any) -> None:

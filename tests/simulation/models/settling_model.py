@@ -8,8 +8,8 @@ Whoever is told *applied* finds its write in the history exactly once. Whoever i
 *conflicted* never does, then or later. *Unknown* is always allowed, but that a record has
 forgotten a write only if more writes came since than it remembers.
 
-The records are the library's own, with trails of their real length: `draft` makes them
-and `judge` judges them.
+The records are the library's own, with trails of their real length: `build_records` makes them
+and `judge_write` judges them.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ from explorer import Model, Step
 
 from jobsync.core.ids import NONCE_LENGTH, Ids
 from jobsync.stores.contract import TRAIL_LENGTH, Change, Delete, Put, Record
-from jobsync.stores.record_codec import draft
-from jobsync.stores.settling import WriteFate, judge
+from jobsync.stores.record_codec import build_records
+from jobsync.stores.settling import WriteFate, judge_write
 
 __all__ = ["MUTATIONS", "WORLDS", "Scene", "SettlingModel"]
 
@@ -43,7 +43,7 @@ def mark(deed: str) -> str:
 @cache
 def leave(change: Change) -> Record:
     """Give the record that a change leaves."""
-    return draft([change], Ids(FakeClock(), SeededRandomness(1)))[0][0]
+    return build_records([change], Ids(FakeClock(), SeededRandomness(1)))[0][0]
 
 
 @cache
@@ -141,7 +141,7 @@ class SettlingModel(Model[State]):
         return leave(change)
 
     def verdict(self, change: Change, record: Record | None) -> WriteFate:
-        return judge(change.base, change.nonce, record)
+        return judge_write(change.base, change.nonce, record)
 
     def believes_conflict(self, writer: Writer) -> bool:
         """Say whether the answer that a condition was false is the verdict."""
@@ -234,7 +234,7 @@ class SettlingModel(Model[State]):
                 yield Step(f"{name} looks: nobody knows", _tell(state, number, told))
 
     def _land(self, state: State, change: Change) -> State:
-        """Let the store judge one copy of a request."""
+        """Let the store judge_write one copy of a request."""
         if not self.fits(change, state.record):
             return state
         applied = (*state.applied, change.nonce)

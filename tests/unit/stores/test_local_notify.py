@@ -2,7 +2,7 @@
 
 import asyncio
 
-from jobsync.stores.local_notify import LocalNotifier
+from jobsync.stores.memory import LocalNotifier
 
 
 def test_a_waiter_whose_loop_is_gone_harms_nobody() -> None:

@@ -9,44 +9,46 @@ from pathlib import Path
 
 import pytest
 
-from jobsync.stores.threads import WorkThreads, together
+from jobsync.stores.threads import ThreadPool, gather_results
 
 
 async def test_results_and_errors_come_back_in_order() -> None:
     """A call that raises does so where it is awaited."""
-    threads = WorkThreads("test", 4)
-    assert await together([threads.run(pow, 2, n) for n in range(10)]) == [2**n for n in range(10)]
-    assert await together([threads.run(pow, 2, 3)]) == [8]
+    threads = ThreadPool("test", 4)
+    assert await gather_results([threads.run(pow, 2, n) for n in range(10)]) == [
+        2**n for n in range(10)
+    ]
+    assert await gather_results([threads.run(pow, 2, 3)]) == [8]
     with pytest.raises(ZeroDivisionError):
         await threads.run(divmod, 1, 0)
-    threads.end()
+    threads.shutdown()
 
 
 async def test_as_many_run_at_once_as_there_are_threads() -> None:
     """All meet at a barrier that opens only to the full number; no more threads are started."""
-    threads = WorkThreads("test-full", 5)
+    threads = ThreadPool("test-full", 5)
     barrier = threading.Barrier(5)
     async with asyncio.timeout(30):
         for _ in range(3):
-            await together([threads.run(barrier.wait) for _ in range(5)])
+            await gather_results([threads.run(barrier.wait) for _ in range(5)])
     assert sum(thread.name == "test-full" for thread in threading.enumerate()) == 5
-    threads.end()
+    threads.shutdown()
     threads.join()
 
 
 async def test_a_single_caller_needs_few_threads() -> None:
     """Threads are started when all are busy, not for each call."""
-    threads = WorkThreads("test-few", 32)
+    threads = ThreadPool("test-few", 32)
     for _ in range(100):
         await threads.run(int)
     assert sum(thread.name == "test-few" for thread in threading.enumerate()) < 8
-    threads.end()
+    threads.shutdown()
     threads.join()
 
 
 def test_who_asked_from_a_loop_that_is_gone_is_forgotten() -> None:
     """The thread goes on to work for others."""
-    threads = WorkThreads("test", 1)
+    threads = ThreadPool("test", 1)
     release = threading.Event()
 
     async def ask_and_leave() -> None:
@@ -58,34 +60,34 @@ def test_who_asked_from_a_loop_that_is_gone_is_forgotten() -> None:
     asyncio.run(ask_and_leave())
     release.set()
     assert asyncio.run(ask()) == 8
-    threads.end()
+    threads.shutdown()
 
 
 async def test_every_reply_arrives_however_many_come_at_once() -> None:
     """Replies that come while others are being handed out are not lost."""
-    threads = WorkThreads("test", 8)
+    threads = ThreadPool("test", 8)
     async with asyncio.timeout(60):
         for _ in range(50):
             asked = [threads.run(pow, n, 2) for n in range(100)]
-            assert await together(asked) == [n * n for n in range(100)]
-    threads.end()
+            assert await gather_results(asked) == [n * n for n in range(100)]
+    threads.shutdown()
 
 
 async def test_a_loop_that_does_not_look_for_long_holds_no_thread_up() -> None:
     """More replies than a pipe has room for: the threads go on, and all of them arrive."""
-    threads = WorkThreads("test", 1)
+    threads = ThreadPool("test", 1)
     finished = threading.Event()
     asked = [threads.run(int) for _ in range(70_000)]
     last = threads.run(finished.set)
     assert finished.wait(60)
-    assert await together(asked) == [0] * len(asked)
+    assert await gather_results(asked) == [0] * len(asked)
     await last
-    threads.end()
+    threads.shutdown()
 
 
 def test_a_loop_that_is_gone_leaves_no_descriptors() -> None:
     """Programs that run loop after loop do not run out of files."""
-    threads = WorkThreads("test", 1)
+    threads = ThreadPool("test", 1)
 
     async def ask() -> int:
         return await threads.run(pow, 2, 3)
@@ -99,12 +101,12 @@ def test_a_loop_that_is_gone_leaves_no_descriptors() -> None:
     for _ in range(10):
         asyncio.run(ask())
     assert count() == before
-    threads.end()
+    threads.shutdown()
 
 
 async def test_a_call_that_was_cancelled_before_it_began_does_not_run() -> None:
     """One that has begun runs to its end, unseen; both leave the thread free for others."""
-    threads = WorkThreads("test", 1)
+    threads = ThreadPool("test", 1)
     begun, release, ran = threading.Event(), threading.Event(), list[str]()
 
     def slow() -> None:
@@ -120,12 +122,12 @@ async def test_a_call_that_was_cancelled_before_it_began_does_not_run() -> None:
     assert await threads.run(pow, 2, 3) == 8
     assert ran == ["begun"]
     assert first.cancelled()
-    threads.end()
+    threads.shutdown()
 
 
 _AT_EXIT = """
 import asyncio, os, threading, time
-from jobsync.stores.threads import WorkThreads
+from jobsync.stores.threads import ThreadPool
 
 def slow():
     begun.set()
@@ -139,7 +141,7 @@ async def main():
         threads.run(os.write, 1, b"queued")
     begun.wait()
 
-begun, threads = threading.Event(), WorkThreads("test", 1)
+begun, threads = threading.Event(), ThreadPool("test", 1)
 asyncio.run(main())
 """
 
@@ -156,7 +158,7 @@ async def test_a_system_without_threads_is_told_and_can_recover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread that cannot start is an error now, not a hang later."""
-    pool = WorkThreads("test", 2)
+    pool = ThreadPool("test", 2)
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -166,4 +168,4 @@ async def test_a_system_without_threads_is_told_and_can_recover(
         with pytest.raises(RuntimeError, match="can't start"):
             await pool.run(int, "1")
     assert await pool.run(int, "2") == 2
-    pool.end()
+    pool.shutdown()

@@ -29,7 +29,7 @@ from jobsync.queue.backend import (
     check_finished,
 )
 from jobsync.stores.corruption_log import CorruptionLog
-from jobsync.stores.sql_access import SqlAccess
+from jobsync.stores.sql import SqlAccess
 
 __all__ = [
     "LAPSED",

@@ -19,8 +19,7 @@ from jobsync.queue.sql.common import look_at
 from jobsync.queue.sql.postgres_queries import MessageStatements
 from jobsync.queue.sql.sqlite import read_clock
 from jobsync.stores.corruption_log import CorruptionLog
-from jobsync.stores.postgres.queries import as_array
-from jobsync.stores.sql_access import PostgresAccess, SqliteAccess
+from jobsync.stores.sql import PostgresAccess, SqliteAccess, as_array
 
 __all__ = [
     "Part",

@@ -29,8 +29,7 @@ from jobsync.queue.sql.common import (
     refuse,
 )
 from jobsync.queue.sql.postgres_queries import MessageStatements
-from jobsync.stores.postgres.queries import as_array
-from jobsync.stores.sql_access import PostgresAccess
+from jobsync.stores.sql import PostgresAccess, as_array
 
 __all__ = ["PostgresBackend"]
 
@@ -81,7 +80,7 @@ class PostgresBackend(SqlBackend):
             quietly, loudly = self._sql.push_one, self._sql.push_one_loudly
         else:
             quietly, loudly = self._sql.push, self._sql.push_loudly
-        await self._access.run_loudly(quietly, loudly, named, self.topic)
+        await self._access.run_and_notify(quietly, loudly, named, self.topic)
 
     async def _push_within(
         self, connection: object, letters: Sequence[NewMessage], payloads: Sequence[bytes]

@@ -28,7 +28,7 @@ from jobsync.queue.sql.common import (
     as_json,
     refuse,
 )
-from jobsync.stores.sql_access import SqliteAccess
+from jobsync.stores.sql import SqliteAccess
 
 __all__ = ["SqliteBackend", "read_clock"]
 

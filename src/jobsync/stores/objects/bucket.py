@@ -1,20 +1,25 @@
-"""A bucket, asked in threads.
+"""Requests to one bucket, made in threads.
 
-Each call is one request to the server (a listing is one for each thousand names), made by
-the object client's blocking interface in a thread of ours: its asynchronous interface can
-abort the interpreter at exit. A conditional write is sent once and never again by itself,
-so that its answer is the answer to this one request; what only reads or deletes is tried
-a few times.
+Each call is one request to the server (a listing is one for each thousand names), by the
+object client's blocking interface: its asynchronous interface can abort the interpreter at
+exit. A conditional write is sent once and never retried here, so that its answer is the
+answer to this one request; reads and deletes are tried a few times.
 
-Sessions and elections have threads of their own: a thousand slow reads do not delay a
-heartbeat. Credentials are handed over behind a function, so that no setting of the
-environment mixes with those of the URL and no repr shows them. Not for use in a forked
-child, not even anew: the client's threads stay behind in the parent, and whoever asked it
-there would wait for ever.
+Sessions and elections have their own threads: a thousand slow reads do not delay a heartbeat.
+Credentials are passed by a function, so that settings of the environment do not mix with those
+of the URL, and no repr shows them. A forked child cannot use a bucket, not even a new one: the
+client's threads stay in the parent, and a call would wait forever.
+
+A request without a definite answer has an unknown outcome: 409 (nothing was decided), 5xx, a
+lost or late reply. A record is absent only if the server says that the *key* is missing. 403
+never means absent, and neither does the 404 of something in front of the server. Only the status,
+the server's short code and how far the request got are read from the client's error text; the
+rest may have addresses, key ids and signatures, and is dropped.
 """
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -30,40 +35,47 @@ from obstore.store import AzureStore, S3Store
 from jobsync.core.secrets import Secret
 from jobsync.core.urls import ObjectsUrl
 from jobsync.errors import JobsyncError, Misconfigured, Unavailable
-from jobsync.stores.objects.errors import Refusal
-from jobsync.stores.threads import WorkThreads, together
+from jobsync.stores.threads import ThreadPool, gather_results
 
 if TYPE_CHECKING:
     from obstore import ListStream, ObjectMeta
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
 
-__all__ = ["MAX_OBJECT", "Body", "Bucket", "Lane", "Listed", "ObjectListing"]
+__all__ = [
+    "MAX_OBJECT",
+    "Bucket",
+    "FailedRequest",
+    "ListedObject",
+    "ObjectListing",
+    "StoredObject",
+    "ThreadGroup",
+]
 
 T = TypeVar("T")
 
-Lane: TypeAlias = Literal["beats", "work"]
-"""Which threads: those of sessions and elections, or those of everything else."""
+ThreadGroup: TypeAlias = Literal["heartbeats", "work"]
+"""The threads of a request: those for sessions and elections, or those for everything else."""
 
 MAX_OBJECT = 64 * 1024 * 1024
 """The largest object that is read into memory, in bytes."""
 
-_THREADS: dict[Lane, int] = {"beats": 4, "work": 32}
+_THREADS: dict[ThreadGroup, int] = {"heartbeats": 4, "work": 32}
 _PAGE = 1000
-_SECONDS = 30
-_CONNECT_SECONDS = 5
-_SIGNED_FOR = timedelta(minutes=5)
-_CONNECTIONS = 8
+_TIMEOUT_SECONDS = 30
+_CONNECT_TIMEOUT_SECONDS = 5
+_SIGNATURE_LIFETIME = timedelta(minutes=5)
+_DELETE_CONNECTIONS = 8
 _DELETED = (200, 204)
-_RAISED = (BaseError, FileNotFoundError)
-_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+_CLIENT_ERRORS = (BaseError, FileNotFoundError)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-_homes: set[int] = set()
-"""The processes, of this one and its parents, in which the client has been used."""
+_client_pids: set[int] = set()
+"""The processes in which the client has been used: this one and its parents."""
 
 _ONCE: "RetryConfig" = {"max_retries": 0}
-_FEW_TIMES: "RetryConfig" = {
+_A_FEW_TIMES: "RetryConfig" = {
     "max_retries": 2,
-    "retry_timeout": timedelta(seconds=_SECONDS),
+    "retry_timeout": timedelta(seconds=_TIMEOUT_SECONDS),
     "backoff": {
         "init_backoff": timedelta(milliseconds=100),
         "max_backoff": timedelta(seconds=2),
@@ -71,21 +83,131 @@ _FEW_TIMES: "RetryConfig" = {
     },
 }
 
+_NOT_FOUND_CODES = ("NoSuchKey", "BlobNotFound")
+_NO_CREDENTIALS = "NoCredentials"
+_RIGHTS_FIX = "allow s3:ListBucket, s3:GetObject, s3:PutObject and s3:DeleteObject on it"
 
-class Body(msgspec.Struct, frozen=True):
+# The server's code, its meaning, and the fix.
+_REFUSALS = {
+    "AccessDenied": ("does not allow this with these credentials", _RIGHTS_FIX),
+    "AccountProblem": ("is closed to this account", "ask the provider"),
+    "AllAccessDisabled": ("is closed to all accounts", "ask the provider"),
+    "AuthorizationHeaderMalformed": ("is in another region", "name it: ?region=…"),
+    "ContainerNotFound": ("names a container that does not exist", "create it first"),
+    "ExpiredToken": ("was given a session token that has expired", "renew it, connect again"),
+    "InvalidAccessKeyId": ("does not know this access key", "correct the key"),
+    "InvalidToken": ("does not accept the session token", "renew it, connect again"),
+    _NO_CREDENTIALS: ("comes without credentials", "write s3://KEY:SECRET@…, or set AWS_…"),
+    "NoSuchBucket": ("names a bucket that does not exist", "create it first"),
+    "NotImplemented": ("has no conditional writes", "use a server that has them"),
+    "PermanentRedirect": ("is in another region", "name it: ?region=…"),
+    "RequestTimeTooSkewed": ("has another time than this machine", "set this machine's clock"),
+    "SignatureDoesNotMatch": ("does not accept this secret for this key", "correct the secret"),
+}
+_RENEWABLE = ("ExpiredToken", "InvalidToken")
+_FORBIDDEN = (401, 403)
+
+_find_status = re.compile(r"status code: ([0-9]{3})").search
+# In a response body, and in the client's text for one of many deletes in a request.
+_find_code = re.compile(r"(?:<Code>|\(code: )([A-Za-z0-9]{1,60})(?:</Code>|\))").search
+_find_kind = re.compile(r"HttpError \{\s*kind: (\w+)").search
+_NOT_SENT = {"Connect"}
+_METADATA_SERVICES = ("169.254.169.254", "169.254.170.2")
+
+
+class FailedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that failed or whose outcome is unknown."""
+
+    status: int = 0
+    """The HTTP status; 0 without an answer, and for one of several deletes in a request."""
+    code: str = ""
+    """The server's error code."""
+    was_sent: bool = True
+    """Whether the request may have reached the server."""
+    is_timeout: bool = False
+    """Whether the request timed out."""
+
+    @classmethod
+    def from_error(cls, error: Exception) -> "FailedRequest":
+        """Read an exception of the client library."""
+        text = str(error)
+        if any(address in text for address in _METADATA_SERVICES):
+            return cls(code=_NO_CREDENTIALS, was_sent=False)
+        if "BareRedirect" in text:
+            return cls(code="PermanentRedirect")
+        status = _find_status(text)
+        if status or _find_code(text):
+            return cls.from_response(int(status.group(1)) if status else 0, text)
+        found = _find_kind(text)
+        kind = found.group(1) if found else ""
+        return cls(was_sent=kind not in _NOT_SENT, is_timeout=kind == "Timeout")
+
+    @classmethod
+    def from_response(cls, status: int, body: str) -> "FailedRequest":
+        """Read a response of the server."""
+        code = _find_code(body)
+        return cls(status=status, code=code.group(1) if code else "")
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the server has no such key."""
+        return self.status == 404 and self.code in _NOT_FOUND_CODES  # noqa: PLR2004 - HTTP's number
+
+    @property
+    def is_conflict(self) -> bool:
+        """Whether a write was refused because its condition was not met.
+
+        If the object to replace is missing, Amazon answers 404, others 412; if the name is in
+        use, Azure answers 409 with its own code.
+        """
+        return self.status == 412 or self.is_absent or self.code == "BlobAlreadyExists"  # noqa: PLR2004
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether it is certain that nothing was written or will be."""
+        return not self.was_sent or self._is_forbidden
+
+    @property
+    def _is_forbidden(self) -> bool:
+        return self.code in _REFUSALS or self.status in _FORBIDDEN
+
+    def __str__(self) -> str:
+        if answer := " ".join(filter(None, [str(self.status or ""), self.code])):
+            return f"the server answered {answer}"
+        if not self.was_sent:
+            return "no connection to the server"
+        return "no answer came in time" if self.is_timeout else "the connection was lost"
+
+    def to_error(self, store: str, *, renews_credentials: bool) -> JobsyncError:
+        """Return the error for the caller, with the fix.
+
+        Args:
+            store: the store's name.
+            renews_credentials: whether the client library finds credentials by itself, so
+                that an expired token will be replaced.
+        """
+        if self._is_forbidden and not (renews_credentials and self.code in _RENEWABLE):
+            problem, fix = _REFUSALS.get(self.code, _REFUSALS["AccessDenied"])
+            return Misconfigured("url", store, f"{problem} ({self})", fix)
+        if not self.was_sent:
+            return Unavailable(store, str(self), "check that it runs, and its address")
+        return Unavailable(store, str(self))
+
+
+class StoredObject(msgspec.Struct, frozen=True):
     """An object that was read."""
 
     etag: str
     size: int
     data: bytes | None
-    """None if it is larger than anything that is read into memory."""
+    """None if it is larger than `MAX_OBJECT`."""
 
 
-class Listed(msgspec.Struct, frozen=True):
-    """An object as a listing shows it."""
+class ListedObject(msgspec.Struct, frozen=True):
+    """An object in a listing."""
 
     name: str
-    """The last segment."""
+    """The last segment of its name."""
     etag: str
     size: int
     modified: datetime
@@ -93,10 +215,10 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class Bucket:
-    """A bucket that is there. Make it with `open`.
+    """An existing bucket.
 
     Args:
-        url: which one, and the credentials.
+        url: the bucket and the credentials.
         bare_etags: whether the server compares ETags without their quotes.
 
     Raises:
@@ -105,158 +227,172 @@ class Bucket:
 
     def __init__(self, url: ObjectsUrl, *, bare_etags: bool) -> None:
         self.name = str(url)
-        if _homes - {os.getpid()}:
-            raise _after_fork(self.name)
-        _homes.add(os.getpid())
-        self.newest = _LONG_AGO
-        """The latest moment of the server's clock that was seen: never ahead of it."""
-        self._writes = _client(url, _ONCE)
-        self._reads = _client(url, _FEW_TIMES)
+        if _client_pids - {os.getpid()}:
+            raise _fork_error(self.name)
+        _client_pids.add(os.getpid())
+        self.latest_seen = _EPOCH
+        """The latest time of the server's clock that was seen: never ahead of it."""
+        self._write_client = _build_client(url, _ONCE)
+        self._read_client = _build_client(url, _A_FEW_TIMES)
         self.bare_etags = bare_etags
-        self._renewing = url.key is None
+        self._renews_credentials = url.key is None
         self._pid = os.getpid()
         self._closed = False
         self._threads = {
-            lane: WorkThreads(f"jobsync-objects-{lane}", count) for lane, count in _THREADS.items()
+            group: ThreadPool(f"jobsync-objects-{group}", count)
+            for group, count in _THREADS.items()
         }
 
     def close(self) -> None:
-        """Let go of the threads. Safe to repeat."""
+        """End the threads. Safe to repeat."""
         self._closed = True
         for threads in self._threads.values():
-            threads.end()
+            threads.shutdown()
 
-    def get(self, name: str, lane: Lane) -> "asyncio.Future[Body | None]":
-        """Read an object; None if there is none."""
-        return self._hop(lane, self._get, name)
+    def get(self, name: str, group: ThreadGroup) -> "asyncio.Future[StoredObject | None]":
+        """Read an object; None if it does not exist."""
+        return self._submit(group, self._get, name)
 
     def put(
-        self, name: str, body: bytes, etag: str | None, lane: Lane
-    ) -> "asyncio.Future[str | Refusal]":
-        """Write an object in place of the one with that ETag, or where there is none.
+        self, name: str, content: bytes, etag: str | None, group: ThreadGroup
+    ) -> "asyncio.Future[str | FailedRequest]":
+        """Replace the object with this ETag, or create one if `etag` is None.
 
-        Gives the new ETag, or why there is none: a refusal is no error here, because it
-        depends on the other changes of a batch what it means.
+        Returns the new ETag, or the failure: it is not raised, because its meaning depends on
+        the other changes of a batch.
         """
-        return self._hop(lane, self._put, name, body, etag)
+        return self._submit(group, self._put, name, content, etag)
 
-    def browse(self, folder: str, lane: Lane, *, after: str = "") -> "ObjectListing":
-        """List the objects of a folder in order, from behind a name on."""
+    def list_folder(self, folder: str, group: ThreadGroup, *, after: str = "") -> "ObjectListing":
+        """List the objects of a folder in order, those after a name."""
         stream = obstore.list(
-            self._reads, folder, offset=f"{folder}{after}" if after else None, chunk_size=_PAGE
+            self._read_client,
+            folder,
+            offset=f"{folder}{after}" if after else None,
+            chunk_size=_PAGE,
         )
-        return ObjectListing(lambda: self._hop(lane, self._page, stream, folder))
+        return ObjectListing(lambda: self._submit(group, self._next_page, stream, folder))
 
-    def delete(self, names: Sequence[str]) -> "asyncio.Future[Refusal | None]":
+    def delete(self, names: Sequence[str]) -> "asyncio.Future[FailedRequest | None]":
         """Delete objects whose names are never used again, a thousand in a request."""
-        return self._hop("work", self._delete, names)
+        return self._submit("work", self._delete, names)
 
-    async def delete_unchanged(self, doomed: Sequence[tuple[str, str]]) -> "list[Refusal | None]":
-        """Delete objects that still have the ETag named with them; tell of each how it went."""
-        slices = [doomed[i::_CONNECTIONS] for i in range(min(_CONNECTIONS, len(doomed)))]
-        done = await together([self._hop("work", self._delete_unchanged, part) for part in slices])
-        return [refusal for part in done for refusal in part]
+    async def delete_unchanged(
+        self, targets: Sequence[tuple[str, str]]
+    ) -> "list[FailedRequest | None]":
+        """Delete objects, given as name and ETag, if unchanged; return the failure of each."""
+        count = min(_DELETE_CONNECTIONS, len(targets))
+        parts = [targets[i::_DELETE_CONNECTIONS] for i in range(count)]
+        results = await gather_results(
+            [self._submit("work", self._delete_unchanged, part) for part in parts]
+        )
+        return [failure for part in results for failure in part]
 
-    def explain(self, refusal: Refusal) -> JobsyncError:
-        """Make the error that tells what to do about a refusal."""
-        return refusal.explain(self.name, renewing=self._renewing)
+    def to_error(self, failure: FailedRequest) -> JobsyncError:
+        """Return the error for the caller, with the fix."""
+        return failure.to_error(self.name, renews_credentials=self._renews_credentials)
 
-    def _hop(self, lane: Lane, call: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
+    def _submit(
+        self, group: ThreadGroup, call: Callable[..., T], *arguments: object
+    ) -> "asyncio.Future[T]":
         if os.getpid() != self._pid:
-            raise _after_fork(self.name)
+            raise _fork_error(self.name)
         if self._closed:
             raise Unavailable(self.name, "the store is closed", "connect again")
-        return self._threads[lane].run(call, *arguments)
+        return self._threads[group].run(call, *arguments)
 
-    def _get(self, name: str) -> Body | None:
+    def _get(self, name: str) -> StoredObject | None:
         try:
-            found = obstore.get(self._reads, name)
+            found = obstore.get(self._read_client, name)
             meta = found.meta
-            self.newest = max(self.newest, meta["last_modified"])
+            self.latest_seen = max(self.latest_seen, meta["last_modified"])
             size = meta["size"]
             data = found.bytes().to_bytes() if size <= MAX_OBJECT else None
-            return Body(meta["e_tag"] or "", size, data)
-        except _RAISED as error:
-            refusal = Refusal.read(error)
-        # Raised out here: within `except` it would carry the client's text as its context.
-        if refusal.absent:
+            return StoredObject(meta["e_tag"] or "", size, data)
+        except _CLIENT_ERRORS as error:
+            failure = FailedRequest.from_error(error)
+        # Raised outside of `except`, where it would have the client's text as its context.
+        if failure.is_absent:
             return None
-        raise self.explain(refusal)
+        raise self.to_error(failure)
 
-    def _put(self, name: str, body: bytes, etag: str | None) -> str | Refusal:
+    def _put(self, name: str, content: bytes, etag: str | None) -> str | FailedRequest:
+        client = self._write_client
         try:
             if etag is None:
-                done = obstore.put(self._writes, name, body, mode="create")
+                reply = obstore.put(client, name, content, mode="create")
             else:
-                done = obstore.put(self._writes, name, body, mode={"e_tag": self._match(etag)})
-        except _RAISED as error:
-            return Refusal.read(error)
-        # Without an ETag nobody can build on it: as good as a lost reply.
-        return done["e_tag"] or Refusal()
+                reply = obstore.put(client, name, content, mode={"e_tag": self._condition(etag)})
+        except _CLIENT_ERRORS as error:
+            return FailedRequest.from_error(error)
+        # Without an ETag no write can follow: the same as a lost reply.
+        return reply["e_tag"] or FailedRequest()
 
-    def _match(self, etag: str) -> str:
+    def _condition(self, etag: str) -> str:
         return etag.strip('"') if self.bare_etags else etag
 
-    def _page(self, stream: "ListStream[Sequence[ObjectMeta]]", folder: str) -> list[Listed]:
+    def _next_page(
+        self, stream: "ListStream[Sequence[ObjectMeta]]", folder: str
+    ) -> list[ListedObject]:
         try:
             page = next(stream, ())
-        except _RAISED as error:
-            refusal = Refusal.read(error)
+        except _CLIENT_ERRORS as error:
+            failure = FailedRequest.from_error(error)
         else:
             skip = len(folder)
             listed = [
-                Listed(m["path"][skip:], m["e_tag"] or "", m["size"], m["last_modified"])
+                ListedObject(m["path"][skip:], m["e_tag"] or "", m["size"], m["last_modified"])
                 for m in page
             ]
-            self.newest = max([self.newest, *(one.modified for one in listed)])
+            self.latest_seen = max([self.latest_seen, *(item.modified for item in listed)])
             return listed
-        raise self.explain(refusal)
+        raise self.to_error(failure)
 
-    def _delete(self, names: Sequence[str]) -> Refusal | None:
+    def _delete(self, names: Sequence[str]) -> FailedRequest | None:
         try:
-            obstore.delete(self._reads, names)
-        except _RAISED as error:
-            return Refusal.read(error)
+            obstore.delete(self._read_client, names)
+        except _CLIENT_ERRORS as error:
+            return FailedRequest.from_error(error)
         return None
 
-    def _delete_unchanged(self, doomed: Sequence[tuple[str, str]]) -> "list[Refusal | None]":
-        names = [name for name, _ in doomed]
-        # The client knows no conditional delete, but signs a request that is one.
-        urls = obstore.sign(self._writes, "DELETE", names, _SIGNED_FOR)
+    def _delete_unchanged(self, targets: Sequence[tuple[str, str]]) -> "list[FailedRequest | None]":
+        names = [name for name, _ in targets]
+        # The client has no conditional delete, but can sign such a request.
+        urls = obstore.sign(self._write_client, "DELETE", names, _SIGNATURE_LIFETIME)
         origin = urlsplit(urls[0])
         connect = HTTPSConnection if origin.scheme == "https" else HTTPConnection
-        with closing(connect(origin.netloc, timeout=_SECONDS)) as connection:
+        with closing(connect(origin.netloc, timeout=_TIMEOUT_SECONDS)) as connection:
             return [
-                _ask(connection, url, self._match(etag))
-                for url, (_, etag) in zip(urls, doomed, strict=True)
+                _send_delete(connection, url, self._condition(etag))
+                for url, (_, etag) in zip(urls, targets, strict=True)
             ]
 
 
 class ObjectListing:
-    """A listing that is under way, one page of the server's at a time.
+    """A listing in progress, read one page of the server at a time.
 
     Args:
-        fetch: gives the next page; an empty one at the end.
+        fetch: returns the next page; an empty one at the end.
     """
 
-    def __init__(self, fetch: Callable[[], "asyncio.Future[list[Listed]]"]) -> None:
+    def __init__(self, fetch: Callable[[], "asyncio.Future[list[ListedObject]]"]) -> None:
         self._fetch = fetch
-        self._page: list[Listed] = []
+        self._page: list[ListedObject] = []
         self._ended = False
 
     async def take(
         self,
-        weight: int,
-        pick: Callable[[Listed], T | None],
+        limit: int,
+        pick: Callable[[ListedObject], T | None],
         weigh: Callable[[T], int] = lambda _: 1,
     ) -> list[T]:
-        """Give what is picked from the next ones, until it weighs enough or the end is there."""
+        """Return what `pick` returns for the next objects, up to a total weight or the end."""
         taken: list[T] = []
-        while weight > 0 and await self._fill():
+        while limit > 0 and await self._fill():
             picked = pick(self._page.pop())
             if picked is not None:
                 taken.append(picked)
-                weight -= weigh(picked)
+                limit -= weigh(picked)
         return taken
 
     async def _fill(self) -> bool:
@@ -266,37 +402,41 @@ class ObjectListing:
         return not self._ended
 
 
-def _ask(connection: HTTPConnection | HTTPSConnection, url: str, etag: str) -> Refusal | None:
+def _send_delete(
+    connection: HTTPConnection | HTTPSConnection, url: str, etag: str
+) -> FailedRequest | None:
     """Send one signed DELETE with a condition."""
     parts = urlsplit(url)
     try:
         connection.request("DELETE", f"{parts.path}?{parts.query}", headers={"If-Match": etag})
-        reply = connection.getresponse()
-        body = reply.read().decode(errors="replace")
+        response = connection.getresponse()
+        body = response.read().decode(errors="replace")
     except (OSError, HTTPException):
         connection.close()
-        return Refusal()
-    return None if reply.status in _DELETED else Refusal.answer(reply.status, body)
+        return FailedRequest()
+    if response.status in _DELETED:
+        return None
+    return FailedRequest.from_response(response.status, body)
 
 
-def _after_fork(name: str) -> Misconfigured:
+def _fork_error(name: str) -> Misconfigured:
     return Misconfigured(
         "store",
         name,
         "a bucket was opened before a fork, and its client does not survive one",
-        "fork first and connect then, or start the process by spawn",
+        "connect after the fork, or start the process by spawn",
     )
 
 
-def _client(url: ObjectsUrl, retries: "RetryConfig") -> S3Store | AzureStore:
+def _build_client(url: ObjectsUrl, retries: "RetryConfig") -> S3Store | AzureStore:
     options: ClientConfig = {
-        "timeout": timedelta(seconds=_SECONDS),
-        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+        "timeout": timedelta(seconds=_TIMEOUT_SECONDS),
+        "connect_timeout": timedelta(seconds=_CONNECT_TIMEOUT_SECONDS),
         "allow_http": url.endpoint.startswith("http://"),
     }
     match url.provider:
         case "s3":
-            return _s3(url, options, retries)
+            return _build_s3_client(url, options, retries)
         case "az":
             try:
                 return AzureStore(url.bucket, client_options=options, retry_config=retries)
@@ -304,7 +444,7 @@ def _client(url: ObjectsUrl, retries: "RetryConfig") -> S3Store | AzureStore:
                 raise Misconfigured(
                     "url",
                     str(url),
-                    "names no account",
+                    "has no account",
                     "set AZURE_STORAGE_ACCOUNT_NAME",
                 ) from None
         case "gs":
@@ -316,30 +456,30 @@ def _client(url: ObjectsUrl, retries: "RetryConfig") -> S3Store | AzureStore:
             )
 
 
-def _s3(url: ObjectsUrl, options: "ClientConfig", retries: "RetryConfig") -> S3Store:
-    # What the environment says about these would else be taken.
-    settled: S3Config = {"conditional_put": "etag", "skip_signature": False}
+def _build_s3_client(url: ObjectsUrl, options: "ClientConfig", retries: "RetryConfig") -> S3Store:
+    # Set explicitly, or the client would read them from the environment.
+    config: S3Config = {"conditional_put": "etag", "skip_signature": False}
     if url.endpoint:
-        settled["endpoint"] = url.endpoint
-        settled["virtual_hosted_style_request"] = False
+        config["endpoint"] = url.endpoint
+        config["virtual_hosted_style_request"] = False
     return S3Store(
         url.bucket,
-        config=settled,
+        config=config,
         region=url.region,
-        credential_provider=_credentials(url.key, url.secret, url.token),
+        credential_provider=_credential_provider(url.key, url.secret, url.token),
         client_options=options,
         retry_config=retries,
     )
 
 
-def _credentials(
+def _credential_provider(
     key: Secret | None, secret: Secret | None, token: Secret | None
 ) -> "Callable[[], S3Credential] | None":
-    """Give what hands over the URL's credentials; None lets the client look for its own."""
+    """Return a function that returns the URL's credentials; None if the client finds its own."""
     if key is None or secret is None:
         return None
 
-    def hand_over() -> "S3Credential":
+    def provide() -> "S3Credential":
         return {
             "access_key_id": key.reveal(),
             "secret_access_key": secret.reveal(),
@@ -347,4 +487,4 @@ def _credentials(
             "expires_at": None,
         }
 
-    return hand_over
+    return provide

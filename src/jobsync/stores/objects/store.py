@@ -1,19 +1,19 @@
-"""Records in a bucket: for fleets that share nothing but an object store.
+"""The object store: for fleets that share nothing but an S3 bucket.
 
 Each record is one object; a change is one conditional PUT, and of several based on one
-version the server carries out one. The version is the object's ETag, and the nonce in the
-object makes every ETag differ. A batch of history is one object that is created once.
+version the server applies one. The version is the object's ETag, and the nonce in the object
+makes every ETag differ. A batch of history entries is one object that is created once.
 
-What it costs: a get, a change, a batch of lines are one request each; `heads` is one for
-each thousand names; `scan` and `read` add one for each object that they read.
+Cost: a get, a change and a batch of entries are one request each; `heads` is one for each
+thousand names; `scan` and `read` add one for each object that they read.
 
-Assumes what the probe proves: conditions are honoured, a listing shows what was written
-before. A bucket is never created. Tombstones of names that may be used again are removed
-only where the server honours a condition on DELETE; elsewhere they stay, which costs
-their storage and their share of each listing. Tombstones grow old by the server's clock,
-of which only the latest moment seen is trusted: burial is late rather than early.
+Assumes what the probe checks: conditions are honoured, and a listing shows what was written
+before it. A bucket is never created. Tombstones of keys that may be used again are removed only
+where the server honours a condition on DELETE; elsewhere they stay, and cost storage and their
+share of each listing. The age of a tombstone is by the server's clock, as the latest time seen,
+so it is removed late rather than early.
 
-Waiting ends early for what this process writes; across processes, polling is the truth.
+Waiting ends early for writes of this process; writes of other processes are found by polling.
 """
 
 import asyncio
@@ -42,29 +42,36 @@ from jobsync.stores.contract import (
     Where,
 )
 from jobsync.stores.corruption_log import CorruptionLog
-from jobsync.stores.history import check_after, entry_of, first_id, lines_of
-from jobsync.stores.local_notify import LocalNotifier
+from jobsync.stores.memory import LocalNotifier
 from jobsync.stores.metered import Tariff
 from jobsync.stores.objects.bucket import (
     MAX_OBJECT,
-    Body,
     Bucket,
-    Lane,
-    Listed,
+    FailedRequest,
+    ListedObject,
     ObjectListing,
+    StoredObject,
+    ThreadGroup,
 )
-from jobsync.stores.objects.errors import Refusal
-from jobsync.stores.objects.layout import BatchName, Naming, is_segment
-from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
-from jobsync.stores.record_codec import (
+from jobsync.stores.objects.layout import (
     LIVE_SIZE,
-    draft,
-    unwrap,
-    unwrap_lines,
-    wrap,
-    wrap_lines,
+    BatchName,
+    ObjectNames,
+    decode_batch,
+    decode_object,
+    encode_batch,
+    encode_object,
+    is_segment,
 )
-from jobsync.stores.threads import together
+from jobsync.stores.record_codec import (
+    build_records,
+    check_after,
+    decode_entry,
+    encode_entries,
+    first_id_at,
+)
+from jobsync.stores.scan import Row, check_age, check_limit, check_listing, collect
+from jobsync.stores.threads import gather_results
 
 __all__ = ["S3_TARIFF", "ObjectsStore"]
 
@@ -84,19 +91,19 @@ S3_TARIFF = Tariff(
         "bury": (_WRITE, _READ),
     },
 )
-"""What Amazon takes in its cheapest regions, where a listing costs as much as a write.
+"""Amazon's prices in its cheapest regions, where a listing costs the same as a write.
 
 Deletes are free. The listing of a scan is priced as one more read.
 """
 
-_BEATS = ("session/", "role/", "request/")
-# With a filter nobody knows how many will match: so many are read at once, and no more.
+_HEARTBEAT_PREFIXES = ("session/", "role/", "request/")
 _READ_AHEAD = 32
+"""Objects read at once with a filter, when it is unknown how many will match."""
 _PAGE = 1000
 
 
 class ObjectsStore(Store):
-    """Records in a bucket. Make it with `connect`."""
+    """Records in a bucket. Create it with `connect`."""
 
     is_billed = True
 
@@ -105,7 +112,7 @@ class ObjectsStore(Store):
     ) -> None:
         self.name = bucket.name
         self._bucket = bucket
-        self._naming = Naming(url.prefix)
+        self._names = ObjectNames(url.prefix)
         self._conditional_delete = conditional_delete
         self.traits = {
             "bare_etags": bucket.bare_etags,
@@ -113,8 +120,8 @@ class ObjectsStore(Store):
         }
         self._clock = components.clock
         self._ids = components.ids
-        self._witness = CorruptionLog(self.name, components.events)
-        self._topics = LocalNotifier.at(
+        self._corruption_log = CorruptionLog(self.name, components.events)
+        self._notifier = LocalNotifier.at(
             f"{url.provider}://{url.endpoint}/{url.bucket}/{url.prefix}"
         )
 
@@ -127,23 +134,23 @@ class ObjectsStore(Store):
         bare_etags: bool = False,
         conditional_delete: bool = False,
     ) -> Self:
-        """Open a bucket that is there: one listing proves it, and that we may look.
+        """Open an existing bucket; one listing checks that it exists and may be read.
 
         Args:
-            url: where it is.
+            url: the bucket and the credentials.
             components: time, randomness and events; this machine's by default.
             bare_etags: whether the server compares ETags without their quotes.
             conditional_delete: whether it honours a condition on DELETE.
 
         Raises:
-            Misconfigured: it cannot serve as a store, with the reason and the fix.
+            Misconfigured: it cannot be used as a store, with the reason and the fix.
             Unavailable: it does not answer.
         """
         components = components or Components.system()
         bucket = Bucket(url, bare_etags=bare_etags)
         store = cls(url, bucket, components, conditional_delete=conditional_delete)
         try:
-            await store._level("session/").take(1, lambda one: one)
+            await store._list_level("session/").take(1, lambda item: item)
         except BaseException:
             bucket.close()
             raise
@@ -152,126 +159,130 @@ class ObjectsStore(Store):
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
     ) -> list[Record | None]:
-        """Read records by name, all at once."""
+        """Read records by key, all at once."""
         for key in keys:
             check_key(key)
         records = [
-            None if body is None else _revive(key, body)
-            for key, body in zip(keys, await self._bodies(keys), strict=True)
+            None if found is None else _decode(key, found)
+            for key, found in zip(keys, await self._get_objects(keys), strict=True)
         ]
         return [
             None if record is None or (record.deleted and not tombstones) else record
             for record in records
         ]
 
-    async def _bodies(self, keys: Sequence[str]) -> list[Body | None]:
-        return await together(
-            [self._bucket.get(self._naming.record(key), _lane(key)) for key in keys]
+    async def _get_objects(self, keys: Sequence[str]) -> list[StoredObject | None]:
+        return await gather_results(
+            [self._bucket.get(self._names.of_record(key), _thread_group(key)) for key in keys]
         )
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Make changes, each by a request of its own, all at once."""
-        records, texts = draft(changes, self._ids)
-        bodies = [*map(wrap, records, texts)]
-        replies = await together([*map(self._send, changes, bodies)])
-        self._raise_if_certain(replies)
-        outcomes = [*map(_judge, records, replies)]
-        self._topics.wake(
-            {parent(done.record.key) for done in outcomes if isinstance(done, Applied)}
+        """Apply changes, each with its own request, all at once."""
+        records, texts = build_records(changes, self._ids)
+        contents = [*map(encode_object, records, texts)]
+        replies = await gather_results([*map(self._send, changes, contents)])
+        self._raise_if_all_rejected(replies)
+        outcomes = [*map(_outcome, records, replies)]
+        self._notifier.wake(
+            {parent(outcome.record.key) for outcome in outcomes if isinstance(outcome, Applied)}
         )
         return outcomes
 
-    def _send(self, change: Change, body: bytes) -> asyncio.Future[str | Refusal]:
+    def _send(self, change: Change, content: bytes) -> asyncio.Future[str | FailedRequest]:
         key = change.key
         version = None if change.base is None else change.base.version
-        return self._bucket.put(self._naming.record(key), body, version, _lane(key))
+        return self._bucket.put(self._names.of_record(key), content, version, _thread_group(key))
 
-    def _raise_if_certain(self, replies: Sequence[str | Refusal]) -> None:
+    def _raise_if_all_rejected(self, replies: Sequence[str | FailedRequest]) -> None:
         """Raise only if nothing at all was written; else each change has its outcome."""
-        refusals = [reply for reply in replies if isinstance(reply, Refusal) and reply.harmless]
-        if refusals and len(refusals) == len(replies):
-            raise self._bucket.explain(refusals[0])
+        rejected = [
+            reply for reply in replies if isinstance(reply, FailedRequest) and reply.is_rejected
+        ]
+        if rejected and len(rejected) == len(replies):
+            raise self._bucket.to_error(rejected[0])
 
     async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
-        """List names and versions: one request for each thousand names."""
-        check_span(prefix, after, limit)
+        """List keys and versions: one request for each thousand keys."""
+        check_listing(prefix, after, limit)
 
-        def pick(one: Listed) -> Head | None:
-            return Head(prefix + one.name, one.etag) if _is_live(one) else None
+        def pick(item: ListedObject) -> Head | None:
+            return Head(prefix + item.name, item.etag) if _is_live(item) else None
 
-        return await self._level(prefix, after).take(limit, pick)
+        return await self._list_level(prefix, after).take(limit, pick)
 
-    def _level(self, prefix: str, after: str = "") -> ObjectListing:
-        folder = self._naming.level(prefix)
-        return self._bucket.browse(folder, _lane(prefix), after=after.removeprefix(prefix))
+    def _list_level(self, prefix: str, after: str = "") -> ObjectListing:
+        folder = self._names.folder_of_level(prefix)
+        return self._bucket.list_folder(
+            folder, _thread_group(prefix), after=after.removeprefix(prefix)
+        )
 
     async def scan(
         self, prefix: str, *, after: str = "", limit: int = 1000, where: Where = None
     ) -> list[Record]:
-        """List records: one request for each thousand names and one for each record."""
-        check_span(prefix, after, limit)
-        wanted = parse(where)
-        listing = self._level(prefix, after)
+        """List records: one request for each thousand keys and one for each record."""
+        check_listing(prefix, after, limit)
+        filter_ = parse(where)
+        listing = self._list_level(prefix, after)
 
-        def pick(one: Listed) -> str | None:
-            return prefix + one.name if _is_live(one) else None
+        def pick(item: ListedObject) -> str | None:
+            return prefix + item.name if _is_live(item) else None
 
         async def fetch(_: str, page: int) -> list[Row]:
             rows: list[Row] = []
-            # What vanished since it was listed leaves a gap; a short page would mean the end.
+            # Objects removed since they were listed leave gaps; a short page would mean the end.
             while len(rows) < page and (keys := await listing.take(page - len(rows), pick)):
-                bodies = await self._bodies(keys)
-                rows += [(key, body) for key, body in zip(keys, bodies, strict=True) if body]
+                objects = await self._get_objects(keys)
+                rows += [(key, found) for key, found in zip(keys, objects, strict=True) if found]
             return rows
 
         return await collect(
             fetch,
-            _revive,
-            self._witness.report,
+            _decode,
+            self._corruption_log.report,
             after=after,
             limit=limit,
-            where=wanted,
-            ahead=_READ_AHEAD,
+            where=filter_,
+            read_ahead=_READ_AHEAD,
         )
 
     async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
-        """Add lines to a history, as one object. Sent again, it must have the same lines."""
-        self._naming.check_stream(stream)
+        """Append entries to a history, as one object. A resend must have the same entries."""
+        self._names.check_stream(stream)
         batch = batch or self._ids.batch()
-        lines = lines_of(entries, batch)
-        if not lines:
+        encoded = encode_entries(entries, batch)
+        if not encoded:
             return
-        name = f"{self._naming.stream(stream)}{BatchName(batch, len(lines))}"
-        reply = await self._bucket.put(name, wrap_lines(lines), None, "work")
-        # A conflict is with ourselves: nobody else has this name.
-        if isinstance(reply, Refusal) and not reply.conflict:
-            raise self._trouble(stream, reply)
-        self._topics.wake([stream])
+        name = f"{self._names.folder_of_stream(stream)}{BatchName(batch, len(encoded))}"
+        reply = await self._bucket.put(name, encode_batch(encoded), None, "work")
+        # A conflict is with an earlier copy: nobody else uses this name.
+        if isinstance(reply, FailedRequest) and not reply.is_conflict:
+            raise self._to_error(stream, reply)
+        self._notifier.wake([stream])
 
-    def _trouble(self, place: str, refusal: Refusal) -> JobsyncError:
-        if refusal.harmless:
-            return self._bucket.explain(refusal)
-        return OutcomeUnknown(place, str(refusal))
+    def _to_error(self, place: str, failure: FailedRequest) -> JobsyncError:
+        if failure.is_rejected:
+            return self._bucket.to_error(failure)
+        return OutcomeUnknown(place, str(failure))
 
     async def read(
         self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
     ) -> list[Entry]:
-        """Read history: one request for each thousand batches and one for each that is read."""
-        self._naming.check_stream(stream)
+        """Read entries: one request for each thousand batches and one for each batch read."""
+        self._names.check_stream(stream)
         check_after(after)
-        check_page(limit)
-        wanted = parse(where)
-        begun, _, seen = after.rpartition("-")
-        folder = self._naming.stream(stream)
-        # The batch of that line may have more of them: go on just before it.
-        listing = self._bucket.browse(folder, "work", after=begun[:-1])
+        check_limit(limit)
+        filter_ = parse(where)
+        after_batch, _, after_index = after.rpartition("-")
+        folder = self._names.folder_of_stream(stream)
+        # The batch of that entry may have more entries: start just before it.
+        listing = self._bucket.list_folder(folder, "work", after=after_batch[:-1])
 
-        def left(name: BatchName) -> int:
-            return name.lines - (int(seen) + 1 if name.batch == begun else 0)
+        def count_left(name: BatchName) -> int:
+            return name.size - (int(after_index) + 1 if name.batch == after_batch else 0)
 
-        def pick(one: Listed) -> BatchName | None:
-            name = BatchName.parse(one.name)
-            return name if name and name.batch >= begun and left(name) > 0 else None
+        def pick(item: ListedObject) -> BatchName | None:
+            name = BatchName.parse(item.name)
+            return name if name and name.batch >= after_batch and count_left(name) > 0 else None
 
         async def fetch(_: str, limit: int) -> list[Row]:
             rows: list[Row] = []
@@ -279,147 +290,146 @@ class ObjectsStore(Store):
                 names := await (
                     listing.take(_READ_AHEAD, pick)
                     if where
-                    else listing.take(limit - len(rows), pick, left)
+                    else listing.take(limit - len(rows), pick, count_left)
                 )
             ):
-                bodies = await together(
+                objects = await gather_results(
                     [self._bucket.get(f"{folder}{name}", "work") for name in names]
                 )
-                for name, body in zip(names, bodies, strict=True):
-                    rows += _lines(stream, name, body, after)
+                for name, found in zip(names, objects, strict=True):
+                    rows += _entry_rows(stream, name, found, after)
             return rows
 
         return await collect(
             fetch,
-            _entry,
-            self._witness.report,
+            _decode_entry,
+            self._corruption_log.report,
             after=after,
             limit=limit,
-            where=wanted,
-            ahead=_READ_AHEAD,
+            where=filter_,
+            read_ahead=_READ_AHEAD,
         )
 
     async def discard(self, stream: str, *, older_than: float) -> int:
-        """Forget old lines of a history: two requests for each thousand batches."""
+        """Delete old entries of a history: two requests for each thousand batches."""
         check_age(older_than)
-        self._naming.check_stream(stream)
-        end = first_id(self._clock.wall() + -older_than)
-        folder = self._naming.stream(stream)
-        listing = self._bucket.browse(folder, "work")
-        gone = 0
-        while names := await listing.take(_PAGE, lambda one: BatchName.parse(one.name)):
+        self._names.check_stream(stream)
+        end = first_id_at(self._clock.wall() + -older_than)
+        folder = self._names.folder_of_stream(stream)
+        listing = self._bucket.list_folder(folder, "work")
+        deleted = 0
+        while names := await listing.take(_PAGE, lambda item: BatchName.parse(item.name)):
             old = [name for name in names if name.batch < end]
-            if old and (refusal := await self._bucket.delete([f"{folder}{name}" for name in old])):
-                raise self._trouble(stream, refusal)
-            gone += sum(name.lines for name in old)
+            if old and (failure := await self._bucket.delete([f"{folder}{name}" for name in old])):
+                raise self._to_error(stream, failure)
+            deleted += sum(name.size for name in old)
             if len(old) < len(names):
                 break
-        return gone
+        return deleted
 
     async def bury(self, prefix: str, *, older_than: float = BURIAL_AGE, limit: int = 1000) -> int:
         """Remove old tombstones, where the server honours a condition on DELETE; else none."""
         check_prefix(prefix)
-        check_page(limit)
+        check_limit(limit)
         check_age(older_than)
         if not self._conditional_delete:
             return 0
 
-        def pick(one: Listed) -> Listed | None:
-            age = (self._bucket.newest - one.modified).total_seconds()
-            old = one.size < LIVE_SIZE and age > older_than
-            return one if old and is_segment(one.name) else None
+        def pick(item: ListedObject) -> ListedObject | None:
+            age = (self._bucket.latest_seen - item.modified).total_seconds()
+            is_old = item.size < LIVE_SIZE and age > older_than
+            return item if is_old and is_segment(item.name) else None
 
-        doomed = await self._level(prefix).take(limit, pick)
-        readable = await self._readable_tombstones([prefix + one.name for one in doomed])
-        folder = self._naming.level(prefix)
-        refusals = await self._bucket.delete_unchanged(
-            [(folder + one.name, one.etag) for one in doomed if prefix + one.name in readable]
+        old = await self._list_level(prefix).take(limit, pick)
+        tombstones = await self._find_tombstones([prefix + item.name for item in old])
+        folder = self._names.folder_of_level(prefix)
+        failures = await self._bucket.delete_unchanged(
+            [(folder + item.name, item.etag) for item in old if prefix + item.name in tombstones]
         )
-        for refusal in refusals:
-            # A conflict: somebody brought the record back, or buried it, in the meantime.
-            if refusal and not refusal.conflict:
-                raise self._trouble(prefix, refusal)
-        return refusals.count(None)
+        for failure in failures:
+            # On a conflict somebody has re-created the record or removed the tombstone.
+            if failure and not failure.is_conflict:
+                raise self._to_error(prefix, failure)
+        return failures.count(None)
 
     async def erase_unchanged(self, record: Record) -> bool:
-        """Delete one object if it still has that version; say whether the server did."""
-        name = self._naming.record(record.key)
-        (refusal,) = await self._bucket.delete_unchanged([(name, record.version)])
-        return refusal is None
+        """Delete one object if it still has that version; return whether the server did."""
+        name = self._names.of_record(record.key)
+        (failure,) = await self._bucket.delete_unchanged([(name, record.version)])
+        return failure is None
 
-    async def _readable_tombstones(self, keys: Sequence[str]) -> set[str]:
-        """Tell tombstones from what is as small and nobody understands: that stays."""
-        found = set()
-        for key, body in zip(keys, await self._bodies(keys), strict=True):
+    async def _find_tombstones(self, keys: Sequence[str]) -> set[str]:
+        """Return the keys that are tombstones; small objects that are corrupt are reported."""
+        tombstones = set()
+        for key, found in zip(keys, await self._get_objects(keys), strict=True):
             try:
-                if body and _revive(key, body).deleted:
-                    found.add(key)
+                if found and _decode(key, found).deleted:
+                    tombstones.add(key)
             except Corrupt as corrupt:
-                self._witness.report(corrupt)
-        return found
+                self._corruption_log.report(corrupt)
+        return tombstones
 
     async def drop(self, keys: Sequence[str]) -> None:
-        """Remove records for good, a thousand in a request."""
+        """Remove records unconditionally, a thousand in a request."""
         for key in keys:
             check_key(key)
         if not keys:
             return
-        refusal = await self._bucket.delete([self._naming.record(key) for key in keys])
-        if refusal:
-            raise self._trouble(keys[0], refusal)
+        failure = await self._bucket.delete([self._names.of_record(key) for key in keys])
+        if failure:
+            raise self._to_error(keys[0], failure)
 
     async def wait(self, topic: str, timeout: float) -> None:
-        """Return early if this process changed something there. Asks the server nothing."""
-        await self._topics.wait(topic, timeout)
+        """Return early if this process changed something there. Makes no request."""
+        await self._notifier.wait(topic, timeout)
 
     async def close(self) -> None:
-        """Let go of the threads; requests under way end by themselves."""
+        """End the threads; requests in flight end by themselves."""
         self._bucket.close()
 
 
-def _lane(key: str) -> Lane:
-    return "beats" if key.startswith(_BEATS) else "work"
+def _thread_group(key: str) -> ThreadGroup:
+    return "heartbeats" if key.startswith(_HEARTBEAT_PREFIXES) else "work"
 
 
-def _is_live(one: Listed) -> bool:
-    return one.size >= LIVE_SIZE and is_segment(one.name)
+def _is_live(item: ListedObject) -> bool:
+    return item.size >= LIVE_SIZE and is_segment(item.name)
 
 
-def _judge(record: Record, reply: str | Refusal) -> Outcome:
-    """Say what became of the change that would leave a record."""
+def _outcome(record: Record, reply: str | FailedRequest) -> Outcome:
     if isinstance(reply, str):
         return Applied(msgspec.structs.replace(record, version=reply))
-    return Conflicted() if reply.conflict else Unknown(str(reply))
+    return Conflicted() if reply.is_conflict else Unknown(str(reply))
 
 
-def _revive(key: str, body: Body) -> Record:
-    return unwrap(key, _data(key, body), body.etag)
+def _decode(key: str, found: StoredObject) -> Record:
+    return decode_object(key, _content(key, found), found.etag)
 
 
-def _data(key: str, body: Body) -> bytes:
-    if body.data is None:
-        raise Corrupt(key, f"{body.size:,} bytes, where {MAX_OBJECT:,} are the most ever read")
-    return body.data
+def _content(key: str, found: StoredObject) -> bytes:
+    if found.data is None:
+        raise Corrupt(key, f"{found.size:,} bytes, more than the {MAX_OBJECT:,} that are read")
+    return found.data
 
 
-def _lines(stream: str, name: BatchName, body: Body | None, after: str) -> list[Row]:
-    """Give the lines of a batch behind an id; for a batch that cannot be read, the reason."""
-    if body is None:
+def _entry_rows(stream: str, name: BatchName, found: StoredObject | None, after: str) -> list[Row]:
+    """Return the entries of a batch after an id; for a corrupt batch, the error."""
+    if found is None:
         return []
     try:
         key = f"{stream}#{name.batch}"
-        values = unwrap_lines(key, _data(key, body), name.lines)
+        values = decode_batch(key, _content(key, found), name.size)
     except Corrupt as corrupt:
         return [(name.batch, stream, corrupt)]
-    ids = [f"{name.batch}-{i:05d}" for i in range(name.lines)]
+    ids = [f"{name.batch}-{i:05d}" for i in range(name.size)]
     return [
-        (line_id, stream, value)
-        for line_id, value in zip(ids, values, strict=True)
-        if line_id > after
+        (entry_id, stream, value)
+        for entry_id, value in zip(ids, values, strict=True)
+        if entry_id > after
     ]
 
 
-def _entry(line_id: str, stream: str, data: bytes | Corrupt) -> Entry:
+def _decode_entry(entry_id: str, stream: str, data: bytes | Corrupt) -> Entry:
     if isinstance(data, Corrupt):
         raise data
-    return entry_of(line_id, stream, data)
+    return decode_entry(entry_id, stream, data)

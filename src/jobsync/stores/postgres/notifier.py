@@ -1,15 +1,15 @@
-"""Waking those who wait, across processes: a hint, on which nothing rests.
+"""Wakes waiters across processes with LISTEN and NOTIFY: only a hint, nothing relies on it.
 
-Where the server's notifications reach us, a waiter is woken within 100 ms of a commit.
-Behind a pooler they do not: then one glance every half second tells whether anything at
-all was committed on the server. Whenever listening begins, everybody wakes once.
+Where the server's notifications are received, a waiter is woken within 100 ms of a commit. Behind
+a pooler they are not: then one query every half second checks whether anything was committed on
+the server. Whenever listening starts, all waiters are woken once.
 
-NOTIFY holds a lock of the whole server at commit, so a process notifies of one topic at
-most once per 50 ms: at once after a pause, then at the end of each 50 ms.
+NOTIFY takes a server-wide lock at commit, so a process notifies a topic at most once in 50 ms:
+at once after a pause, then at the end of each 50 ms.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any
@@ -17,42 +17,45 @@ from typing import Any
 import psycopg
 
 from jobsync.components import Components
-from jobsync.errors import Misconfigured, Unavailable
+from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.postgres.connection import PostgresConnection
-from jobsync.stores.postgres.pool import Lost, PostgresPool
+from jobsync.stores.postgres.pool import PostgresPool, ReplyLost
+from jobsync.stores.sql import Parameters, PostgresAccess
 
-__all__ = ["Notifier", "channel_of", "hears"]
+__all__ = ["Notifier", "PoolAccess", "channel_of", "receives_notifications"]
 
-_REST = 0.05
-_POLL = 0.5
-_PROBE = 0.25
-_PROBE_DIRECT = 5.0
+_COOLDOWN = 0.05
+_POLL_INTERVAL = 0.5
+_PROBE_TIMEOUT = 0.25
+_DIRECT_PROBE_TIMEOUT = 5.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
-_REMEMBERED = 1000
+_MAX_COOLDOWNS = 1000
 
-_RING = "SELECT pg_notify(%s, topic) FROM unnest(%s::text[]) AS t (topic)"
+_NOTIFY = "SELECT pg_notify(%s, topic) FROM unnest(%s::text[]) AS t (topic)"
 # Changes whenever a transaction that wrote anything ends; costs no lock.
-_GLANCE = "SELECT pg_current_snapshot()::text"
+_READ_SNAPSHOT = "SELECT pg_current_snapshot()::text"
 
 
 def channel_of(schema: str) -> str:
-    """Name the channel of a schema; a database has one set of channels for all schemas."""
+    """Return the channel of a schema; all schemas of a database share one set of channels."""
     return f"jobsync_{sha256(schema.encode()).hexdigest()[:16]}"
 
 
-async def hears(listener: PostgresConnection, speaker: PostgresConnection, channel: str) -> bool:
-    """Say whether notifications pass from one connection to another. A pooler stops them."""
+async def receives_notifications(
+    listener: PostgresConnection, sender: PostgresConnection, channel: str
+) -> bool:
+    """Whether notifications pass from one connection to another. A pooler stops them."""
     await listener.execute(_listen_to(channel))
-    cursor = await speaker.execute("SELECT pg_backend_pid(), pg_notify(%s, '')", [channel])
+    cursor = await sender.execute("SELECT pg_backend_pid(), pg_notify(%s, '')", [channel])
     ((server_process, _),) = await cursor.fetchall()
-    # Whoever connects to the server itself knows its process, and will hear it in the end.
-    direct = server_process == speaker.info.backend_pid
-    timeout = _PROBE_DIRECT if direct else _PROBE
-    heard = [note async for note in listener.notifies(timeout=timeout, stop_after=1)]
-    # A pooler's session would go on listening for whoever gets it next.
+    # A direct connection knows the server's process, and will receive it in the end.
+    is_direct = server_process == sender.info.backend_pid
+    timeout = _DIRECT_PROBE_TIMEOUT if is_direct else _PROBE_TIMEOUT
+    received = [note async for note in listener.notifies(timeout=timeout, stop_after=1)]
+    # A pooler's session would keep listening for its next client.
     await listener.execute("UNLISTEN *")
-    return bool(heard)
+    return bool(received)
 
 
 def _listen_to(channel: str) -> bytes:
@@ -60,13 +63,13 @@ def _listen_to(channel: str) -> bytes:
 
 
 class Notifier:
-    """Rings for changes of one schema, and wakes who waits for them.
+    """Notifies of changes in one schema, and wakes waiters in this process.
 
     Args:
         pool: the connections.
-        channel: what this schema's notifications go by.
+        channel: the channel of this schema.
         components: clock and randomness, for pauses.
-        listens: whether notifications reach us.
+        listens: whether notifications are received; else it polls.
     """
 
     def __init__(
@@ -78,78 +81,79 @@ class Notifier:
         self._randomness = components.randomness
         self._listens = listens
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
-        self._resting: dict[str, float] = {}
-        self._late: set[str] = set()
+        self._cooldown_ends: dict[str, float] = {}
+        self._deferred: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None
 
-    def due(self, topics: Iterable[str]) -> list[str]:
-        """Give the topics that may be rung for at once, and take it that they are."""
-        self._check()
+    def take_due(self, topics: Iterable[str]) -> list[str]:
+        """Return the topics that the caller may notify now, and start their cooldown."""
+        self._raise_failure()
         now = self._clock.mono().seconds
-        rung = [
+        due = [
             topic
             for topic in topics
-            # What is late already is rung for soon, whatever comes of this write.
-            if topic not in self._late and self._resting.get(topic, now) <= now
+            # A deferred topic is notified soon, whatever the outcome of this write.
+            if topic not in self._deferred and self._cooldown_ends.get(topic, now) <= now
         ]
-        self._rest(rung, now)
-        return rung
+        self._start_cooldown(due, now)
+        return due
 
-    def ring_later(self, topics: Iterable[str]) -> None:
-        """Ring for these when their rest is over. They were committed just now."""
-        self._late.update(topics)
-        if self._late:
-            self._start("ring", self._ring_late)
+    def notify_later(self, topics: Iterable[str]) -> None:
+        """Notify these topics after their cooldown. Their changes were just committed."""
+        self._deferred.update(topics)
+        if self._deferred:
+            self._start("notify", self._notify_deferred)
 
     async def wait(self, topic: str, timeout: float) -> None:
-        """Return early if it was rung for."""
+        """Return early if the topic was notified."""
         self._pool.check_usable()
         woken = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(topic, set()).add(woken)
-        self._start("hear", self._listen if self._listens else self._poll)
+        self._start("listen", self._listen if self._listens else self._poll)
         try:
             async with asyncio.timeout(timeout):
                 await woken
         except TimeoutError:
             pass
         finally:
-            self._forget(topic, woken)
-        self._check()
+            self._remove(topic, woken)
+        self._raise_failure()
 
     async def close(self) -> None:
-        """Ring for what is late, then stop. Whoever waits is woken."""
+        """Notify the deferred topics, then stop. All waiters are woken."""
         tasks, self._tasks = self._tasks, {}
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
-        if self._late:
-            await self._ring()
+        if self._deferred:
+            await self._notify()
         self._wake_all()
 
-    def _rest(self, topics: Iterable[str], now: float) -> None:
-        if len(self._resting) > _REMEMBERED:
-            self._resting = {topic: end for topic, end in self._resting.items() if end > now}
-        self._resting.update(dict.fromkeys(topics, now + _REST))
+    def _start_cooldown(self, topics: Iterable[str], now: float) -> None:
+        ends = self._cooldown_ends
+        if len(ends) > _MAX_COOLDOWNS:
+            ends = self._cooldown_ends = {topic: end for topic, end in ends.items() if end > now}
+        ends.update(dict.fromkeys(topics, now + _COOLDOWN))
 
-    async def _ring_late(self) -> None:
-        while self._late:
-            await self._clock.sleep(_REST)
-            await self._ring()
+    async def _notify_deferred(self) -> None:
+        while self._deferred:
+            await self._clock.sleep(_COOLDOWN)
+            await self._notify()
 
-    async def _ring(self) -> None:
-        topics, self._late = self._late, set()
-        self._rest(topics, self._clock.mono().seconds)
-        # Whoever waits looks for itself in time; the next caller learns what is wrong.
-        with suppress(Lost, Misconfigured, Unavailable):
-            await self._pool.run(_RING, [self.channel, list(topics)])
+    async def _notify(self) -> None:
+        topics, self._deferred = self._deferred, set()
+        self._start_cooldown(topics, self._clock.mono().seconds)
+        # Waiters poll too; the next statement raises if something is wrong.
+        with suppress(ReplyLost, Misconfigured, Unavailable):
+            await self._pool.run(_NOTIFY, [self.channel, list(topics)])
 
     async def _listen(self) -> None:
-        """Pass on notifications, for ever. Until one listens nobody knows what was missed."""
+        """Pass on notifications until cancelled. Wake all on start: some may have been missed."""
         pause = _FIRST_PAUSE
         while True:
             with suppress(psycopg.OperationalError, Misconfigured, Unavailable):
-                connection = await self._pool.connect_apart()
+                connection = await self._pool.connect()
                 try:
                     await connection.execute(_listen_to(self.channel))
                     self._wake_all()
@@ -162,20 +166,20 @@ class Notifier:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _poll(self) -> None:
-        """Wake everybody whenever the server has changed, while anybody waits."""
-        seen = await self._glance()
+        """Wake all whenever something was committed on the server, while anybody waits."""
+        last = await self._read_snapshot()
         while self._waiting:
-            await self._clock.sleep(_POLL)
-            found = await self._glance()
-            if found != seen:
+            await self._clock.sleep(_POLL_INTERVAL)
+            current = await self._read_snapshot()
+            if current != last:
                 self._wake_all()
-            seen = found
+            last = current
 
-    async def _glance(self) -> str:
+    async def _read_snapshot(self) -> str:
         try:
-            ((snapshot,),) = await self._pool.run(_GLANCE)
-        except (Lost, Misconfigured, Unavailable):
-            # Differs from every snapshot: whoever waits wakes when it goes and when it comes.
+            ((snapshot,),) = await self._pool.run(_READ_SNAPSHOT)
+        except (ReplyLost, Misconfigured, Unavailable):
+            # Differs from every snapshot: all wake when the server goes and when it is back.
             return ""
         return str(snapshot)
 
@@ -188,24 +192,70 @@ class Notifier:
         for topic in self._waiting:
             self._wake(topic)
 
-    def _forget(self, topic: str, woken: asyncio.Future[None]) -> None:
+    def _remove(self, topic: str, woken: asyncio.Future[None]) -> None:
         self._waiting[topic].discard(woken)
         if not self._waiting[topic]:
             del self._waiting[topic]
 
     def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run something in the background until `close`, unless it runs already."""
+        """Run a task in the background until `close`, unless it already runs."""
         task = self._tasks.get(name)
         if task is None or task.done():
             self._tasks[name] = task = asyncio.create_task(work(), name=f"jobsync-{name}")
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_task_end)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = error
             self._wake_all()
 
-    def _check(self) -> None:
-        """Let a mistake in the background be known to whoever comes next."""
+    def _raise_failure(self) -> None:
+        """Raise the error of a background task, if one failed."""
         if self._failure is not None:
             raise self._failure
+
+
+class PoolAccess(PostgresAccess):
+    """Access to a store's tables through its connection pool.
+
+    Args:
+        pool: the connections.
+        notifier: wakes waiters.
+        schema: the schema of jobsync's tables, quoted.
+    """
+
+    def __init__(self, pool: PostgresPool, notifier: Notifier, schema: str) -> None:
+        self.schema = schema
+        self.channel = notifier.channel
+        self._pool = pool
+        self._notifier = notifier
+
+    async def run(self, statement: str, parameters: Parameters, place: str) -> list[Any]:
+        """Run one statement and return its rows."""
+        try:
+            return await self._pool.run(statement, parameters)
+        except ReplyLost as lost:
+            raise OutcomeUnknown(place, str(lost)) from lost
+
+    async def run_and_notify(
+        self, statement: str, notifying: str, parameters: Mapping[str, Any], topic: str
+    ) -> list[Any]:
+        """Run a statement and wake those who wait for the topic, at once or soon."""
+        try:
+            if self._notifier.take_due([topic]):
+                notification = {"channel": self._notifier.channel, "topic": topic}
+                return await self.run(notifying, {**parameters, **notification}, topic)
+            rows = await self.run(statement, parameters, topic)
+        except OutcomeUnknown:
+            self._notifier.notify_later([topic])
+            raise
+        self._notifier.notify_later([topic])
+        return rows
+
+    def wake(self, topic: str) -> None:
+        """Notify the topic, soon."""
+        self._notifier.notify_later([topic])
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Return early if the topic was notified."""
+        await self._notifier.wait(topic, timeout)

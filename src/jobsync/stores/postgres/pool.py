@@ -1,13 +1,13 @@
-"""Connections to one PostgreSQL database, made as needed and used one statement at a time.
+"""Connection pool for one PostgreSQL database.
 
-A statement is one transaction and one round trip. Who runs one gets its rows or learns
-which is true: `Unavailable` or `Misconfigured`, nothing was done; `Lost`, it was sent and
-nobody can say. Statements that the server undid to resolve a deadlock, or for want of a
-serial order, are sent again here, a bounded number of times.
+A statement is one transaction and one round trip. It returns its rows or raises: after
+`Unavailable` or `Misconfigured` nothing was done; after `ReplyLost` it was sent and may have
+happened or not. Statements that the server rolled back because of a deadlock or a serialization
+failure are sent again, a limited number of times.
 
-Time limits are kept on this side, since a pooler forgets what a session was told. A
-connection whose statement was given up is closed and never used again: its answer would
-be taken for that of the next one. After an outage connections come back by themselves.
+Timeouts are on the client's side, because a pooler forgets the settings of a session. A
+connection whose statement timed out is closed and never used again: its late answer would be
+taken for that of the next statement. After an outage the pool reconnects by itself.
 """
 
 import asyncio
@@ -22,25 +22,25 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import Misconfigured, Unavailable
-from jobsync.stores.postgres.connection import PostgresConnection
-from jobsync.stores.postgres.errors import (
-    explain,
-    explain_refusal,
+from jobsync.stores.postgres.connection import (
+    PostgresConnection,
+    connection_error,
     first_line,
-    hide,
+    hide_secrets,
+    statement_error,
 )
-from jobsync.stores.sql_access import Parameters
+from jobsync.stores.sql import Parameters
 
-__all__ = ["Lost", "MalformedJson", "PostgresPool"]
+__all__ = ["MalformedJson", "PostgresPool", "ReplyLost"]
 
 _ATTEMPTS = 12
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.25
-_UNUSED = 600.0
-"""Seconds after which a connection that nobody needed is closed, unless it is the last."""
+_MAX_IDLE = 600.0
+"""Seconds after which an idle connection is closed, unless it is the last."""
 _PREPARE_AFTER = 5
 
-# What a dead network would otherwise hide for hours.
+# A dead network would otherwise be noticed only after hours.
 _DEFAULTS: dict[str, int | str] = {
     "connect_timeout": 5,
     "keepalives_idle": 20,
@@ -51,67 +51,72 @@ _DEFAULTS: dict[str, int | str] = {
 }
 
 
-class Lost(Exception):
-    """A statement was sent and no answer came: done or not done. Never leaves the store."""
+class ReplyLost(Exception):
+    """A statement was sent and no answer came. Only used within the store."""
 
 
 class MalformedJson(Exception):
-    """A condition looked into a value that is not JSON. Never leaves the store."""
+    """A condition read a value that is not JSON. Only used within the store."""
 
 
-class _Undone(Exception):
-    """The server undid a statement that may be sent again as it is."""
+class _RolledBack(Exception):
+    """The server rolled back a statement that may be sent again unchanged."""
 
 
 class PostgresPool:
-    """Connections to one database, for one event loop of one process. They are made as needed.
+    """Connections to one database, for one event loop of one process, opened as needed.
 
     Args:
-        url: where.
+        url: the database.
         components: clock and randomness, for the pauses between attempts.
-        patience: seconds to wait for an answer.
-        connections: how many there are at most.
+        statement_timeout: seconds to wait for an answer.
+        max_connections: how many are open at most.
     """
 
     def __init__(
-        self, url: PostgresUrl, components: Components, *, patience: float, connections: int
+        self,
+        url: PostgresUrl,
+        components: Components,
+        *,
+        statement_timeout: float,
+        max_connections: int,
     ) -> None:
         self.name = str(url)
         self._url = url
-        self._place = _compose(url)
+        self._conninfo = _build_conninfo(url)
         self._clock = components.clock
         self._randomness = components.randomness
-        self._patience = patience
+        self._statement_timeout = statement_timeout
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._prepare_after: int | None = None
-        self._most = connections
-        self._room = asyncio.Semaphore(connections)
+        self._max_connections = max_connections
+        self._slots = asyncio.Semaphore(max_connections)
         self._idle: list[tuple[Mono, PostgresConnection]] = []
-        """Those that nobody uses, and since when; the one that was used last is last."""
+        """Idle connections, each with the time of its last use; the latest is last."""
 
     def prepare_statements(self) -> None:
-        """Let the server keep what is asked often. Behind a pooler that must not be."""
+        """Prepare frequent statements on the server. Must not be used behind a pooler."""
         self._prepare_after = _PREPARE_AFTER
 
-    async def connect_apart(self) -> PostgresConnection:
-        """Open a connection that is not the pool's; the caller closes it.
+    async def connect(self) -> PostgresConnection:
+        """Open a connection outside the pool; the caller closes or releases it.
 
         Raises:
-            Misconfigured: the server refuses us.
+            Misconfigured: the server refuses the connection.
             Unavailable: it cannot be reached.
         """
         self.check_usable()
         try:
             connection = await PostgresConnection.connect(
-                self._place, autocommit=True, prepare_threshold=None
+                self._conninfo, autocommit=True, prepare_threshold=None
             )
         except psycopg.Error as error:
-            # A cause is shown with its error, so one that quotes a secret stays behind.
-            cause = error if hide(self._url, str(error)) == str(error) else None
-            raise explain_refusal(self._url, error) from cause
-        connection.patience = self._patience
+            # A cause is shown with its error, so one that quotes a secret is left out.
+            cause = error if hide_secrets(self._url, str(error)) == str(error) else None
+            raise connection_error(self._url, error) from cause
+        connection.statement_timeout = self._statement_timeout
         return connection
 
     @property
@@ -120,11 +125,11 @@ class PostgresPool:
         return os.getpid() != self._pid
 
     def check_usable(self) -> None:
-        """Refuse to work where the connections cannot.
+        """Check that the pool can be used here.
 
         Raises:
-            Misconfigured: this is another process or event loop than the one they belong to.
-            Unavailable: they are closed.
+            Misconfigured: it belongs to another process or event loop.
+            Unavailable: it is closed.
         """
         if self.is_forked:
             raise Misconfigured(
@@ -141,26 +146,27 @@ class PostgresPool:
             raise Unavailable(self.name, "the store is closed", "connect again")
 
     async def run(self, statement: str, parameters: Parameters = ()) -> list[Any]:
-        """Run one statement and give its rows.
+        """Run one statement and return its rows.
 
         Raises:
-            Lost: nobody can say whether it happened.
-            MalformedJson: it looked into a value that is not JSON; nothing happened.
+            ReplyLost: it may have happened or not.
+            MalformedJson: it read a value that is not JSON; nothing happened.
             Misconfigured, Unavailable: nothing happened.
         """
         pause = _FIRST_PAUSE
         for _ in range(_ATTEMPTS):
             try:
                 return await self._attempt(statement, parameters)
-            except _Undone:
+            except _RolledBack:
                 await self._clock.sleep(self._randomness.uniform(0, pause))
                 pause = min(pause * 2, _LONGEST_PAUSE)
         raise Unavailable(
-            self.name, f"the server undid the statement {_ATTEMPTS} times; nothing was written"
+            self.name,
+            f"the server rolled the statement back {_ATTEMPTS} times; nothing was written",
         )
 
-    async def give(self, connection: PostgresConnection) -> None:
-        """Keep a connection for whoever needs one next, if it can still be used."""
+    async def release(self, connection: PostgresConnection) -> None:
+        """Return a connection to the pool, or close it if it cannot be used again."""
         now = self._clock.mono()
         is_free = connection.pgconn.transaction_status == TransactionStatus.IDLE
         if self._is_closed or not is_free:
@@ -168,86 +174,87 @@ class PostgresPool:
             return
         connection.prepare_threshold = self._prepare_after
         self._idle.append((now, connection))
-        since, oldest = self._idle[0]
-        if oldest is not connection and now - since > _UNUSED:
+        idle_since, oldest = self._idle[0]
+        if oldest is not connection and now - idle_since > _MAX_IDLE:
             del self._idle[0]
             await oldest.close()
 
     async def close(self) -> None:
-        """Close all connections; those in use as soon as they are given back. Safe to repeat."""
+        """Close all connections; those in use when they are released. Safe to repeat."""
         self._is_closed = True
         while self._idle:
             await self._idle.pop()[1].close()
 
     async def _attempt(self, statement: str, parameters: Parameters) -> list[Any]:
         self.check_usable()
-        await self._enter()
+        await self._acquire_slot()
         try:
-            connection = await self._take()
+            connection = await self._acquire()
             try:
                 return await connection.run(statement, parameters)
             except TimeoutError as error:
-                raise Lost(f"no answer within {self._patience:g} s") from error
+                raise ReplyLost(f"no answer within {self._statement_timeout:g} s") from error
             except psycopg.Error as error:
-                raise self._judge(error) from error
+                raise self._to_error(error) from error
             finally:
-                await self.give(connection)
+                await self.release(connection)
         finally:
-            self._room.release()
+            self._slots.release()
 
-    async def _enter(self) -> None:
-        """Wait until there is room for one more statement at a time."""
-        if not self._room.locked():
-            await self._room.acquire()
+    async def _acquire_slot(self) -> None:
+        """Wait until fewer than `max_connections` statements run."""
+        if not self._slots.locked():
+            await self._slots.acquire()
             return
         try:
-            async with asyncio.timeout(self._patience):
-                await self._room.acquire()
+            async with asyncio.timeout(self._statement_timeout):
+                await self._slots.acquire()
         except TimeoutError as error:
             raise Unavailable(
                 self.name,
-                f"all {self._most} connections were busy for {self._patience:g} s",
+                f"all {self._max_connections} connections were busy for "
+                f"{self._statement_timeout:g} s",
                 "allow more connections, or send less at once",
             ) from error
 
-    async def _take(self) -> PostgresConnection:
-        """Get a connection that the server has not closed meanwhile, or make one."""
+    async def _acquire(self) -> PostgresConnection:
+        """Return an idle connection that the server has not closed, or open one."""
         while self._idle:
             _, connection = self._idle.pop()
             if not connection.is_stale:
                 return connection
             await connection.close()
         try:
-            return await self.connect_apart()
+            return await self.connect()
         except Misconfigured as wrong:
-            # It was right once, so it may be again: not a reason to stop for good.
+            # It worked once, so it may work again: not a permanent failure.
             raise Unavailable(self.name, wrong.problem, wrong.fix) from wrong
 
-    def _judge(self, error: psycopg.Error) -> Exception:
+    def _to_error(self, error: psycopg.Error) -> Exception:
         if error.sqlstate in {"40001", "40P01"}:
-            return _Undone()
+            return _RolledBack()
         severity = error.diag.severity_nonlocalized
         if severity is None and not isinstance(error, psycopg.OperationalError):
-            return error  # psycopg's own: nothing was sent, and the mistake is ours
-        # An ERROR ends a statement before its commit. What ends the connection may come
-        # after it.
+            return error  # psycopg's own: nothing was sent, and it is a bug in jobsync
+        # An ERROR ends a statement before its commit. An error that ends the connection may
+        # come after it.
         if severity != "ERROR":
-            return Lost(first_line(self._url, error))
+            return ReplyLost(first_line(self._url, error))
         if isinstance(error, psycopg.DataError) or error.sqlstate == "54001":
             return MalformedJson()
-        return explain(self._url, error)
+        return statement_error(self._url, error)
 
 
-def _compose(url: PostgresUrl) -> str:
-    """Give libpq's form of the URL, with our defaults where it says nothing.
+def _build_conninfo(url: PostgresUrl) -> str:
+    """Return libpq's form of the URL, with jobsync's defaults for parameters that it lacks.
 
     Raises:
         Misconfigured: libpq does not know one of its parameters.
     """
-    given = {name for name, _ in url.params}
-    rest = {name: value for name, value in _DEFAULTS.items() if name not in given}
+    set_names = {name for name, _ in url.params}
+    defaults = {name: value for name, value in _DEFAULTS.items() if name not in set_names}
     try:
-        return make_conninfo(url.reveal(), client_encoding="utf8", **rest)
+        return make_conninfo(url.reveal(), client_encoding="utf8", **defaults)
     except psycopg.ProgrammingError as error:
         problem = first_line(url, error)
         # Without its cause, which could show a value.

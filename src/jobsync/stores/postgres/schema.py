@@ -1,8 +1,8 @@
-"""Jobsync's tables in one PostgreSQL schema: looked for, made, or printed for others to make.
+"""Creates and upgrades jobsync's tables in one PostgreSQL schema.
 
-Whoever connects first makes them, under a lock, so that any number may come at once. Who
-finds them there needs no right to make any. A newer version has only added to what this
-one knows, and is left alone.
+The first process to connect creates them, under a lock, so that any number may connect at
+once. A process that finds them needs no right to create tables. A newer version has only added
+tables and columns, and is left alone. `schema_sql` prints the SQL for an administrator.
 """
 
 from contextlib import suppress
@@ -12,53 +12,33 @@ from psycopg import errors, sql
 
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import Misconfigured, Unavailable
-from jobsync.stores.postgres.connection import PostgresConnection
-from jobsync.stores.postgres.errors import SCHEMA_FIX
-from jobsync.stores.postgres.queries import quote_name
-from jobsync.stores.tables import POSTGRES_STEPS
+from jobsync.stores.postgres.connection import SCHEMA_FIX, PostgresConnection
+from jobsync.stores.sql import fill_in, load_schema_steps, load_sql, quote_name
 
-__all__ = ["find_schema", "schema_sql", "upgrade"]
+__all__ = ["POSTGRES_STEPS", "find_schema", "schema_sql", "upgrade"]
+
+POSTGRES_STEPS = load_schema_steps(__file__, "schema.sql")
+"""Step n brings a schema from version n to n + 1. Safe to repeat."""
+
+_SQL = load_sql(__file__, "schema.sql")
 
 _LOCK = 0x6A6F6273796E63
-"""The advisory lock of all upgrades, "jobsync" in ASCII."""
+"""The key of the advisory lock for upgrades: "jobsync" in ASCII."""
 
 _ROLE = "jobsync_writer"
 _OLDEST_SERVER = 130_000
-_UPGRADES = 5
-
-_FACTS = """
-SELECT current_schema(), current_setting('server_encoding'),
-  current_setting('server_version_num')::integer, pg_is_in_recovery()
-"""
-_VERSION = "SELECT version FROM {schema}.jobsync_schema"
-_HAS_SCHEMA = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
-_MAKE_SCHEMA = "CREATE SCHEMA IF NOT EXISTS {schema}"
-_MAKE_VERSION = (
-    "CREATE TABLE IF NOT EXISTS {schema}.jobsync_schema (version integer NOT NULL)",
-    """
-INSERT INTO {schema}.jobsync_schema
-SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM {schema}.jobsync_schema)
-""",
-)
-_RAISE_VERSION = "UPDATE {schema}.jobsync_schema SET version = greatest(version, {version})"
-_GRANTS = """
-DO $$ BEGIN CREATE ROLE {role} NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
-GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT SELECT ON {schema}.jobsync_schema TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.jobsync_record, {schema}.jobsync_entry,
-  {schema}.jobsync_message, {schema}.jobsync_finished, {schema}.jobsync_pause TO {role};
-"""
+_ATTEMPTS = 5
 
 
 async def find_schema(connection: PostgresConnection, url: PostgresUrl) -> str:
-    """Give the name of the schema to use, after a look at the server.
+    """Check the server; return the name of the schema to use.
 
     Raises:
-        Misconfigured: this server or database cannot serve as a store.
-        Unavailable: it takes no writes now.
+        Misconfigured: this server or database cannot be used as a store.
+        Unavailable: it is read-only now.
     """
-    cursor = await connection.execute(_FACTS)
-    ((schema, encoding, version, standby),) = await cursor.fetchall()
+    cursor = await connection.execute(_SQL["read_server_facts"].encode())
+    ((schema, encoding, version, is_standby),) = await cursor.fetchall()
     name = str(url)
     if version < _OLDEST_SERVER:
         oldest = _OLDEST_SERVER // 10_000
@@ -69,7 +49,7 @@ async def find_schema(connection: PostgresConnection, url: PostgresUrl) -> str:
         raise Misconfigured(
             "url", name, f"is a database in {encoding}", "create one with ENCODING 'UTF8'"
         )
-    if standby:
+    if is_standby:
         raise Unavailable(name, "the server is a standby", "point the url to the primary")
     if not (url.schema or schema):
         raise Misconfigured("url", name, "has no default schema", "name one: ?schema=jobsync")
@@ -80,12 +60,12 @@ async def upgrade(connection: PostgresConnection, url: PostgresUrl, schema: str)
     """Bring the tables up to date, if they are not.
 
     Raises:
-        Misconfigured: they are not there, and we may not make them.
+        Misconfigured: they do not exist, and this role may not create them.
     """
-    if await _version(connection, url, schema) >= len(POSTGRES_STEPS):
+    if await _read_version(connection, url, schema) >= len(POSTGRES_STEPS):
         return
-    for _ in range(_UPGRADES):
-        # Our own kind waits at the lock; these are for strangers who make the same names.
+    for _ in range(_ATTEMPTS):
+        # Other jobsync processes wait at the lock; these are for others who create such names.
         with suppress(
             errors.UniqueViolation,
             errors.DuplicateSchema,
@@ -98,9 +78,9 @@ async def upgrade(connection: PostgresConnection, url: PostgresUrl, schema: str)
     raise Unavailable(str(url), "others change the schema at the same time")
 
 
-async def _version(connection: PostgresConnection, url: PostgresUrl, schema: str) -> int:
+async def _read_version(connection: PostgresConnection, url: PostgresUrl, schema: str) -> int:
     try:
-        cursor = await connection.execute(_within(schema, _VERSION))
+        cursor = await connection.execute(_in_schema(schema, _SQL["read_version"]))
         row = await cursor.fetchone()
     except (errors.UndefinedTable, errors.InvalidSchemaName):
         return 0
@@ -112,59 +92,59 @@ async def _version(connection: PostgresConnection, url: PostgresUrl, schema: str
 async def _upgrade(connection: PostgresConnection, url: PostgresUrl, schema: str) -> None:
     try:
         async with connection.transaction():
-            # Or what others did while we waited at the lock would stay out of sight.
+            # Else the changes of others, made while this waited at the lock, would be invisible.
             await connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-            # Not left to IF NOT EXISTS, which wants the right to create all the same.
-            cursor = await connection.execute(_HAS_SCHEMA, [schema])
+            # IF NOT EXISTS alone would need the right to create even if the schema exists.
+            cursor = await connection.execute(_SQL["find_schema"].encode(), [schema])
             if await cursor.fetchone() is None:
-                await connection.execute(_within(schema, _MAKE_SCHEMA))
+                await connection.execute(_in_schema(schema, _SQL["create_schema"]))
             # In one request: a database may be far away.
-            missing = await _missing(connection, url, schema)
+            missing = await _find_missing(connection, url, schema)
             if missing:
-                await connection.execute(_within(schema, ";\n".join(missing)))
+                await connection.execute(_in_schema(schema, ";\n".join(missing)))
     except errors.InsufficientPrivilege as error:
         raise _not_permitted(url, error) from error
 
 
-async def _missing(connection: PostgresConnection, url: PostgresUrl, schema: str) -> list[str]:
-    """Give what an upgrade has to do, now that nobody else does it."""
+async def _find_missing(connection: PostgresConnection, url: PostgresUrl, schema: str) -> list[str]:
+    """Return the statements of the upgrade, now that the lock is held."""
     cursor = await connection.execute(
         "SELECT to_regclass(%s)", [f"{quote_name(schema)}.jobsync_schema"]
     )
     row = await cursor.fetchone()
-    there = row is not None and row[0] is not None
-    return _steps(await _version(connection, url, schema) if there else 0)
+    exists = row is not None and row[0] is not None
+    return _statements_from(await _read_version(connection, url, schema) if exists else 0)
 
 
-def _steps(version: int) -> list[str]:
-    later = [statement for step in POSTGRES_STEPS[version:] for statement in step]
-    raised = _RAISE_VERSION.replace("{version}", str(len(POSTGRES_STEPS)))
-    return [*_MAKE_VERSION, *later, raised] if later else []
+def _statements_from(version: int) -> list[str]:
+    steps = [statement for step in POSTGRES_STEPS[version:] for statement in step]
+    if not steps:
+        return []
+    raise_version = fill_in(_SQL["raise_version"], {"version": str(len(POSTGRES_STEPS))})
+    return [_SQL["create_version_table"], _SQL["insert_version"], *steps, raise_version]
 
 
 def schema_sql(url: PostgresUrl) -> str:
-    """Give the SQL for an administrator: the tables, and a role that may use no more than them.
+    """Return the SQL for an administrator: the tables, and a role that may use only them.
 
     Safe to run again. Without `?schema=` it is for `public`.
     """
     schema = url.schema or "public"
-    statements = [_MAKE_SCHEMA, *_steps(0)]
-    grants = _GRANTS
+    statements = [_SQL["create_schema"], *_statements_from(0), _SQL["create_role"]]
     if url.user:
-        grants += f"GRANT {{role}} TO {quote_name(url.user)};\n"
-    text = "".join(f"{statement.strip()};\n" for statement in statements)
-    script = f"BEGIN;\n{text}{grants.strip()}\nCOMMIT;\n"
-    return script.replace("{role}", _ROLE).replace("{schema}", quote_name(schema))
+        statements.append(f"GRANT {{role}} TO {quote_name(url.user)}")
+    script = "".join(f"{statement};\n" for statement in ("BEGIN", *statements, "COMMIT"))
+    return fill_in(script, {"role": _ROLE, "schema": quote_name(schema)})
 
 
-def _within(schema: str, statement: str) -> sql.SQL:
+def _in_schema(schema: str, statement: str) -> sql.SQL:
     # Built from this library's own constants and a quoted name.
-    return sql.SQL(statement.replace("{schema}", quote_name(schema)))
+    return sql.SQL(fill_in(statement, {"schema": quote_name(schema)}))
 
 
 def _not_permitted(url: PostgresUrl, error: psycopg.Error) -> Misconfigured:
     problem = (
-        f"has no tables of jobsync, and its role may not make them ({error.diag.message_primary})"
+        f"has no tables of jobsync, and its role may not create them ({error.diag.message_primary})"
     )
     return Misconfigured("url", str(url), problem, SCHEMA_FIX)

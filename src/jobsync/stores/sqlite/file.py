@@ -1,7 +1,7 @@
-"""One SQLite file, a thread that writes and a thread that reads.
+"""One SQLite file, with a thread that writes and a thread that reads.
 
-A transaction is one hop to a thread and back, so the event loop never waits for a disk.
-Errors leave here as jobsync's own, with the fix.
+A transaction runs in a thread, so the event loop never waits for a disk. SQLite's errors are
+raised as jobsync's own, with the fix.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from typing import Any, Self, TypeVar
 
 from jobsync.core.clock import Clock, Mono
 from jobsync.errors import Corrupt, JobsyncError, Misconfigured, Unavailable
-from jobsync.stores.sql_access import Parameters
-from jobsync.stores.tables import SQLITE_STEPS
-from jobsync.stores.threads import WorkThreads
+from jobsync.stores.sql import Parameters, load_schema_steps
+from jobsync.stores.threads import ThreadPool
 
 __all__ = [
     "NETWORK_FILESYSTEMS",
+    "SQLITE_STEPS",
     "CommitFailed",
     "FileChanges",
     "MalformedSqliteJson",
@@ -29,66 +29,10 @@ __all__ = [
     "filesystem_of",
 ]
 
+T = TypeVar("T")
 
-# Whether a file has changed, by what its folder tells of it: no query, nothing opened.
-#
-# To open one of SQLite's files would be dangerous: whoever closes a file gives up all locks that
-# its process holds on it.
-#
-# What counts is not when a file was written but when that can be seen. SQLite writes its log,
-# syncs it, and only then do others see the commit; and file times are as coarse as the kernel's
-# tick, so that a second change may leave the first one's. So a change counts when it is found,
-# and again a few times while a disk may still be at it, each time twice as long after.
-
-
-_FIRST = 0.1
-"""Seconds after a change before it counts again: longer than a tick, and than most syncs."""
-_LAST = 2.0
-"""Seconds between two counts of one change at the most; a disk that is slower is waited for by
-who polls."""
-
-_NEVER = Mono(float("inf"))
-
-
-class FileChanges:
-    """Changes of one file, counted.
-
-    Args:
-        path: which one; it need not be there, nor in reach.
-        clock: this machine's.
-    """
-
-    def __init__(self, path: str, clock: Clock) -> None:
-        self._path = path
-        self._clock = clock
-        self._count = 0
-        self._stamp = self._look()
-        self._pause = _FIRST
-        self._again = _NEVER
-
-    def count(self) -> int:
-        """Give a number that has grown if there may be something new to see."""
-        stamp, now = self._look(), self._clock.mono()
-        if stamp != self._stamp:
-            self._stamp, self._pause = stamp, _FIRST
-        elif now >= self._again:
-            self._pause *= 2
-        else:
-            return self._count
-        self._again = now + self._pause if self._pause <= _LAST else _NEVER
-        self._count += 1
-        return self._count
-
-    def _look(self) -> tuple[int, int, int]:
-        try:
-            found = os.stat(self._path)  # noqa: PTH116 - half the cost of Path.stat
-        except OSError:
-            return (0, 0, 0)
-        return (found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-# Which kind of filesystem a path is on, from the kernel's own list of mounts.
-
+SQLITE_STEPS = load_schema_steps(__file__, "schema.sql")
+"""Step n brings a file from schema version n to n + 1."""
 
 NETWORK_FILESYSTEMS = frozenset(
     {
@@ -96,107 +40,141 @@ NETWORK_FILESYSTEMS = frozenset(
         "glusterfs", "lustre", "ncpfs", "nfs", "nfs4", "smb2", "smb3", "smbfs", "virtiofs",
     }
 )  # fmt: skip
-"""Filesystems on which SQLite's locks or shared memory do not hold between machines."""
-
-_octal = re.compile(r"\\([0-7]{3})")
-
-
-def filesystem_of(path: Path, mountinfo: str) -> str:
-    """Give the type of the filesystem that holds an absolute path, '' if unknown."""
-    best, kind = -1, ""
-    for line in mountinfo.splitlines():
-        mount, separator, source = line.partition(" - ")
-        fields = mount.split(" ")
-        if not separator or len(fields) < 5:  # noqa: PLR2004 - the mount point is the fifth
-            continue
-        point = Path(_octal.sub(lambda match: chr(int(match.group(1), 8)), fields[4]))
-        # A later mount on the same point hides the earlier one.
-        if path.is_relative_to(point) and len(point.parts) >= best:
-            best, kind = len(point.parts), source.split(" ")[0]
-    return kind
-
-
-T = TypeVar("T")
+"""Filesystems on which SQLite's locks or shared memory do not work between machines."""
 
 _OLDEST_SQLITE = (3, 38, 0)
 _BUSY_SLICE = 1.0
 _MOUNTS = Path("/proc/self/mountinfo")
-_KEEP_WAL = 64 * 1024 * 1024
-_POLL = 0.05
+_MAX_WAL_SIZE = 64 * 1024 * 1024
+_POLL_INTERVAL = 0.05
+
+_FIRST_RECOUNT = 0.1
+"""Seconds after a change before it counts again: longer than a tick and than most syncs."""
+_LAST_RECOUNT = 2.0
+"""The longest pause between two counts of one change; for a slower disk, callers poll."""
+_NEVER = Mono(float("inf"))
+
+_octal = re.compile(r"\\([0-7]{3})")
 
 
 class CommitFailed(Exception):
-    """The disk failed during a commit: it may be there or not. Never leaves the store."""
+    """The disk failed during a commit, which may be stored or not. Only used within the store."""
 
 
 class MalformedSqliteJson(Exception):
-    """A condition looked into a value that is not JSON. Never leaves the store."""
+    """A condition read a value that is not JSON. Only used within the store."""
+
+
+class FileChanges:
+    """Counts the changes of one file by its directory entry, without a query or an open.
+
+    Opening one of SQLite's files would be dangerous: closing it releases all locks that the
+    process holds on it.
+
+    A change counts when it can be seen, not when the file was written. SQLite writes its log,
+    syncs it, and only then do others see the commit; and file times are as coarse as the
+    kernel's tick, so a second change may leave the same time. So a change counts when it is found,
+    and again a few times while a disk may still be writing, after pauses that double.
+
+    Args:
+        path: the file; it need not exist or be accessible.
+        clock: this machine's clock.
+    """
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._count = 0
+        self._last_stat = self._stat()
+        self._pause = _FIRST_RECOUNT
+        self._recount_at = _NEVER
+
+    def count(self) -> int:
+        """Return a number that has grown if there may be something new to read."""
+        found, now = self._stat(), self._clock.mono()
+        if found != self._last_stat:
+            self._last_stat, self._pause = found, _FIRST_RECOUNT
+        elif now >= self._recount_at:
+            self._pause *= 2
+        else:
+            return self._count
+        self._recount_at = now + self._pause if self._pause <= _LAST_RECOUNT else _NEVER
+        self._count += 1
+        return self._count
+
+    def _stat(self) -> tuple[int, int, int]:
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - half the cost of Path.stat
+        except OSError:
+            return (0, 0, 0)
+        return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 class SqliteFile:
-    """One file. Make it with `open`.
+    """One file. Create it with `open`.
 
     Attributes:
-        path: where it is.
-        commits: everybody's changes.
-        rings: what `ring` told of, and few others: when commits move from the log to the file.
+        path: the absolute path.
+        commits: the commits of all processes.
+        wakeups: the calls of `notify`, and a few others: when commits move from the log to the
+            file.
     """
 
-    def __init__(self, path: Path, clock: Clock, patience: float) -> None:
+    def __init__(self, path: Path, clock: Clock, busy_timeout: float) -> None:
         # Absolute: the program may change its working directory.
         self.path = path.absolute()
         self._name = str(self.path)
         self.commits = FileChanges(f"{self.path}-wal", clock)
-        self.rings = FileChanges(self._name, clock)
+        self.wakeups = FileChanges(self._name, clock)
         self._clock = clock
-        self._patience = patience
+        self._busy_timeout = busy_timeout
         self._pid = os.getpid()
         self._closing = threading.Event()
         self._threads = {
-            role: WorkThreads(f"jobsync-sqlite-{role}", 1, self._closing.set)
+            role: ThreadPool(f"jobsync-sqlite-{role}", 1, self._closing.set)
             for role in ("write", "read")
         }
         self._connections: dict[str, sqlite3.Connection] = {}
         self._identity = (0, 0)
 
     @classmethod
-    async def open(cls, path: Path, clock: Clock, patience: float) -> Self:
-        """Open a file, making it and its tables if need be.
+    async def open(cls, path: Path, clock: Clock, busy_timeout: float) -> Self:
+        """Open a file; create it and its tables if needed.
 
         Raises:
-            Misconfigured: it cannot serve as a store, with the reason and the fix.
+            Misconfigured: it cannot be used as a store, with the reason and the fix.
         """
-        file = cls(path, clock, patience)
+        file = cls(path, clock, busy_timeout)
         try:
-            await file._hop("write", file._prepare)
-            await file._hop("read", file._connect, "read")
+            await file._submit("write", file._prepare)
+            await file._submit("read", file._connect, "read")
         except BaseException:
             await file.close()
             raise
         return file
 
     def read(self, query: str, parameters: Parameters = ()) -> "asyncio.Future[list[Any]]":
-        """Run a query."""
-        return self._hop("read", self._query, query, parameters)
+        """Run a query and return its rows."""
+        return self._submit("read", self._query, query, parameters)
 
     def write(self, work: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
         """Run work on the connection, in one transaction.
 
         Raises:
-            CommitFailed: nobody can say whether it happened.
+            CommitFailed: it may have happened or not.
         """
-        return self._hop("write", self._transact, work, *arguments)
+        return self._submit("write", self._transact, work, *arguments)
 
     def run(self, statement: str, parameters: Parameters = ()) -> "asyncio.Future[int]":
-        """Run one statement that writes, which is a transaction of its own; count its rows.
+        """Run one writing statement in its own transaction; return the number of its rows.
 
         Raises:
-            CommitFailed: nobody can say whether it happened.
+            CommitFailed: it may have happened or not.
         """
-        return self._hop("write", self._run, statement, parameters)
+        return self._submit("write", self._run_statement, statement, parameters)
 
-    def ring(self) -> None:
-        """Let those look who wait for `rings`, in whichever process, soon."""
+    def notify(self) -> None:
+        """Wake those who wait for `wakeups`, in all processes, soon."""
         if not self._closing.is_set():
             self._threads["write"].run(self._touch)
 
@@ -204,25 +182,25 @@ class SqliteFile:
         self,
         changes: FileChanges,
         timeout: float,
-        rest: Callable[[float], Awaitable[bool | None]],
+        sleep: Callable[[float], Awaitable[bool | None]],
     ) -> None:
-        """Return early if there may be something new to see: a hint.
+        """Return early if there may be something new to read; only a hint.
 
         Args:
-            changes: of what, `commits` or `rings`.
-            timeout: seconds to wait at the most.
-            rest: lets some seconds pass; True says that somebody wants to look before.
+            changes: what to wait for, `commits` or `wakeups`.
+            timeout: seconds to wait at most.
+            sleep: waits some seconds; returns True if it was woken before.
         """
         self._check_usable()
-        seen, give_up = changes.count(), self._clock.mono() + timeout
-        while (left := give_up - self._clock.mono()) > 0:
-            is_called = await rest(min(_POLL, left))
+        seen, deadline = changes.count(), self._clock.mono() + timeout
+        while (left := deadline - self._clock.mono()) > 0:
+            is_woken = await sleep(min(_POLL_INTERVAL, left))
             self._check_usable()
-            if is_called or changes.count() != seen:
+            if is_woken or changes.count() != seen:
                 return
 
     async def close(self) -> None:
-        """Close both connections, after the calls that they have. Safe to repeat.
+        """Close both connections, after the calls already queued. Safe to repeat.
 
         A forked child leaves them to its parent: its copies of the threads do not run.
         """
@@ -231,9 +209,9 @@ class SqliteFile:
         self._closing.set()
         for role, thread in self._threads.items():
             await thread.run(self._disconnect, role)
-            thread.end()
+            thread.shutdown()
 
-    def _hop(self, role: str, call: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
+    def _submit(self, role: str, call: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
         self._check_usable()
         return self._threads[role].run(call, *arguments)
 
@@ -246,7 +224,7 @@ class SqliteFile:
             raise Unavailable(self._name, "the store is closed", "connect again")
 
     def _prepare(self) -> None:
-        check_place(self.path)
+        check_location(self.path)
         self._connect("write")
         self._transact(_upgrade)
 
@@ -254,12 +232,14 @@ class SqliteFile:
         try:
             connection = sqlite3.connect(self.path, timeout=_BUSY_SLICE, isolation_level=None)
             self._connections[role] = connection
-            mode = self._patiently(lambda: connection.execute("PRAGMA journal_mode=WAL").fetchone())
+            mode = self._retry_while_locked(
+                lambda: connection.execute("PRAGMA journal_mode=WAL").fetchone()
+            )
             connection.execute("PRAGMA synchronous=FULL")
-            connection.execute(f"PRAGMA journal_size_limit={_KEEP_WAL}")
+            connection.execute(f"PRAGMA journal_size_limit={_MAX_WAL_SIZE}")
             found = self.path.stat()
         except sqlite3.Error as error:
-            raise self._explain(error) from error
+            raise self._to_error(error) from error
         if mode != ("wal",):
             raise Misconfigured(
                 "url", str(self.path), f"stays in journal mode {mode[0]!r}", "use a local disk"
@@ -271,73 +251,81 @@ class SqliteFile:
             connection.close()
 
     def _query(self, query: str, parameters: Parameters) -> list[Any]:
-        self._look()
+        self._check_identity()
         connection = self._connections["read"]
         try:
-            return self._patiently(lambda: connection.execute(query, parameters).fetchall())
+            return self._retry_while_locked(
+                lambda: connection.execute(query, parameters).fetchall()
+            )
         except sqlite3.Error as error:
             if str(error) == "malformed JSON":
                 raise MalformedSqliteJson from error
-            raise self._explain(error) from error
+            raise self._to_error(error) from error
 
     def _transact(self, work: Callable[..., T], *arguments: Any) -> T:
-        self._look()
+        self._check_identity()
         connection = self._connections["write"]
         try:
-            self._patiently(connection.execute, "BEGIN IMMEDIATE")
+            self._retry_while_locked(connection.execute, "BEGIN IMMEDIATE")
             try:
                 result = work(connection, *arguments)
                 self._commit(connection, "COMMIT")
             finally:
                 if connection.in_transaction:
-                    # What went wrong before is what the caller must hear of.
+                    # The caller must get the first error, not this one.
                     with suppress(sqlite3.Error):
                         connection.execute("ROLLBACK")
         except sqlite3.Error as error:
-            raise self._explain(error) from error
+            raise self._to_error(error) from error
         return result
 
-    def _run(self, statement: str, parameters: Parameters) -> int:
-        self._look()
+    def _run_statement(self, statement: str, parameters: Parameters) -> int:
+        self._check_identity()
         connection = self._connections["write"]
         try:
-            return self._patiently(self._commit, connection, statement, parameters).rowcount
+            return self._retry_while_locked(
+                self._commit, connection, statement, parameters
+            ).rowcount
         except sqlite3.Error as error:
-            raise self._explain(error) from error
+            raise self._to_error(error) from error
 
     def _commit(
         self, connection: sqlite3.Connection, statement: str, parameters: Parameters = ()
     ) -> sqlite3.Cursor:
-        """Run a statement that commits."""
+        """Run a statement that commits.
+
+        Raises:
+            CommitFailed: the commit may be stored or not.
+        """
         try:
             return connection.execute(statement, parameters)
         except sqlite3.OperationalError as error:
-            # A full disk is noticed before the commit mark is written. Any other failure
-            # may leave the mark behind, to be found when the file is next opened.
+            # A full disk is noticed before the commit mark is written. Any other failure may
+            # leave the mark behind, to be found when the file is opened again.
             if _code(error) == sqlite3.SQLITE_IOERR:
                 raise CommitFailed(str(error)) from error
             raise
 
-    def _patiently(self, attempt: Callable[..., T], *arguments: Any) -> T:
-        """Try until the lock is free. SQLite's own waiting is unfair, and skipped in places."""
-        begun = self._clock.mono()
+    def _retry_while_locked(self, attempt: Callable[..., T], *arguments: Any) -> T:
+        """Retry until the lock is free. SQLite's own waiting is unfair and sometimes skipped."""
+        started = self._clock.mono()
         while True:
             try:
                 return attempt(*arguments)
             except sqlite3.OperationalError as error:
                 if _code(error) not in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
                     raise
-                waited = self._clock.mono() - begun
-                if waited >= self._patience or self._closing.wait(0.005):
+                waited = self._clock.mono() - started
+                if waited >= self._busy_timeout or self._closing.wait(0.005):
                     raise
 
     def _touch(self) -> None:
-        # A hint, on which nothing rests; who may not give it leaves it.
+        # Only a hint: without the right to touch the file it is left out.
         with suppress(OSError):
             os.utime(self._name)
 
-    def _look(self) -> None:
-        """Refuse to go on when the file is no longer the one that was opened."""
+    def _check_identity(self) -> None:
+        """Raise if the file is no longer the one that was opened."""
         try:
             found = os.stat(self._name)  # noqa: PTH116 - half the cost of Path.stat
         except OSError:
@@ -349,13 +337,13 @@ class SqliteFile:
                 "put it back, then connect again",
             )
 
-    def _explain(self, error: sqlite3.Error) -> JobsyncError:
+    def _to_error(self, error: sqlite3.Error) -> JobsyncError:
         name = self._name
         match _code(error):
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return Unavailable(
                     name,
-                    f"another process held the write lock for {self._patience:g} s",
+                    f"another process held the write lock for {self._busy_timeout:g} s",
                     "find the transaction that stays open, and end it",
                 )
             case sqlite3.SQLITE_FULL:
@@ -386,12 +374,30 @@ class SqliteFile:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """Give the primary result code."""
+    """Return the primary result code."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
-def check_place(path: Path) -> None:
-    """Refuse a place where SQLite cannot keep its promises.
+def filesystem_of(path: Path, mountinfo: str) -> str:
+    """Return the type of the filesystem of an absolute path, from the kernel's list of mounts.
+
+    Returns "" if it is unknown.
+    """
+    best, kind = -1, ""
+    for line in mountinfo.splitlines():
+        mount, separator, source = line.partition(" - ")
+        fields = mount.split(" ")
+        if not separator or len(fields) < 5:  # noqa: PLR2004 - the mount point is the fifth
+            continue
+        point = Path(_octal.sub(lambda match: chr(int(match.group(1), 8)), fields[4]))
+        # A later mount on the same point hides the earlier one.
+        if path.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), source.split(" ")[0]
+    return kind
+
+
+def check_location(path: Path) -> None:
+    """Raise if SQLite cannot keep its guarantees at this path.
 
     Raises:
         Misconfigured: with the reason and the fix.
@@ -425,16 +431,16 @@ def check_place(path: Path) -> None:
 
 
 def _upgrade(connection: sqlite3.Connection) -> None:
-    """Bring the tables up to date. Runs in a transaction, so that one process does it."""
+    """Bring the tables up to date, in a transaction, so that only one process does it."""
     connection.execute(
         "CREATE TABLE IF NOT EXISTS jobsync_schema (version INTEGER NOT NULL) STRICT"
     )
     row = connection.execute("SELECT version FROM jobsync_schema").fetchone()
     if row is None:
         connection.execute("INSERT INTO jobsync_schema VALUES (0)")
-    # Changes nothing: a file that cannot be written is found now, not at the first write.
+    # Changes nothing, but fails now, not at the first write, if the file cannot be written.
     connection.execute("UPDATE jobsync_schema SET version = version")
-    # A newer version than ours has only added to what we know.
+    # A newer version than ours has only added to it.
     for step in SQLITE_STEPS[0 if row is None else row[0] :]:
         for statement in step:
             connection.execute(statement)

@@ -1,14 +1,13 @@
-"""Records in an SQLite file: the embedded default, for many processes on one machine.
+"""The SQLite store: the embedded default, for many processes on one machine.
 
-Every commit is synced to disk. Writers of all processes take turns; a reader never stops
-them. Sessions and elections live in a second file beside the first, so that a long
-transaction of the user's cannot starve a heartbeat. A caller never sees "database is
-locked": it waits, for `patience` seconds at most, then gets `Unavailable`.
+Every commit is synced to disk. Writers of all processes take turns; readers never block
+them. Sessions and elections are in a second file beside the first, so that a long user
+transaction cannot starve a heartbeat. A caller never sees "database is locked": it waits
+for up to `busy_timeout` seconds, then gets `Unavailable`.
 
-Assumes a local filesystem (network filesystems are refused) and that the file is neither
-removed nor replaced while open (each access looks, and refuses from then on). An error
-of the disk at the moment of COMMIT leaves the outcome unknown; every other error means
-that nothing was written.
+Assumes a local filesystem (network filesystems are refused) and that the file is not removed or
+replaced while open (each access checks this, and fails from then on). A disk error during COMMIT
+leaves the outcome unknown; after every other error nothing was written.
 """
 
 import asyncio
@@ -42,54 +41,64 @@ from jobsync.stores.contract import (
     Where,
 )
 from jobsync.stores.corruption_log import CorruptionLog
-from jobsync.stores.filter_sql import (
-    Dialect,
-    JsonKind,
-    SqlCondition,
-    filter_to_sql,
-)
-from jobsync.stores.history import (
+from jobsync.stores.memory import LocalNotifier
+from jobsync.stores.record_codec import (
+    build_records,
     check_after,
     check_stream,
-    entry_of,
-    first_id,
-    lines_of,
+    decode_entry,
+    decode_record,
+    encode_entries,
+    first_id_at,
 )
-from jobsync.stores.local_notify import LocalNotifier
-from jobsync.stores.paging import Row, check_age, check_page, check_span, collect
-from jobsync.stores.record_codec import draft, revive
-from jobsync.stores.sql_access import Parameters, SqliteAccess
-from jobsync.stores.sqlite.file import (
-    CommitFailed,
-    MalformedSqliteJson,
-    SqliteFile,
+from jobsync.stores.scan import (
+    Dialect,
+    JsonKind,
+    Row,
+    SqlCondition,
+    check_age,
+    check_limit,
+    check_listing,
+    collect,
+    filter_to_sql,
 )
+from jobsync.stores.sql import Parameters, SqliteAccess, load_sql
+from jobsync.stores.sqlite.file import CommitFailed, MalformedSqliteJson, SqliteFile
 
 __all__ = ["FileAccess", "SqliteStore"]
 
-
-# The narrow way into an SQLite store.
-
-
 T = TypeVar("T")
+
+BUSY_TIMEOUT = 30.0
+"""Seconds to wait for other writers: far longer than any transaction of this library."""
+
+_SQL = load_sql(__file__, "queries.sql")
+_GET, _CREATE, _REPLACE = _SQL["get"], _SQL["create"], _SQL["replace"]
+
+_IN_SESSION_FILE = ("session/", "role/", "request/")
+_WATCHED = ("role/", "request/")
+"""Keys in the session file that others wait for; heartbeats change the other ones all the time."""
+
+_KEY = 7
+"""The index of the key in the parameters of a row."""
 
 
 class FileAccess(SqliteAccess):
-    """Reads and writes one file.
+    """Access to one file for tables beside the records.
 
     Args:
-        file: which one.
-        clock: this machine's.
+        file: the file.
+        clock: this machine's clock.
     """
 
     def __init__(self, file: SqliteFile, clock: Clock) -> None:
         self.clock = clock
         self.path = file.path
         self._file = file
-        self._topics = LocalNotifier.at(str(file.path))
+        self._notifier = LocalNotifier.at(str(file.path))
 
     async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
-        """Run a query."""
+        """Run a query and return its rows."""
         return await self._file.read(query, parameters)
 
     async def write(self, work: Callable[[sqlite3.Connection], T], place: str) -> T:
@@ -100,63 +109,16 @@ class FileAccess(SqliteAccess):
             raise OutcomeUnknown(place, str(failed)) from failed
 
     def wake(self, topic: str) -> None:
-        """Let those who wait in this process look; others see that the file has changed."""
-        self._topics.wake([topic])
+        """Wake waiters in this process; other processes see that the file has changed."""
+        self._notifier.wake([topic])
 
     async def wait(self, topic: str, timeout: float) -> None:
-        """Return early if the topic was woken here, or if anybody has changed the file."""
-        await self._file.wait(self._file.commits, timeout, partial(self._topics.wait, topic))
-
-
-PATIENCE = 30.0
-"""Seconds to wait for other writers: far longer than any transaction of this library."""
-
-_IN_SESSION_FILE = ("session/", "role/", "request/")
-_RUNG_FOR = ("role/", "request/")
-"""What is waited for in the file of the sessions, which beats change all the time."""
-
-# As bytes: text that is not UTF-8 would fail the whole query, not its own row.
-_VALUE = "CAST(value AS BLOB)"
-_COLUMNS = f"key, {_VALUE}, seq, epoch, format, trail"
-_GET = f"SELECT {_COLUMNS} FROM jobsync_record WHERE key IN (SELECT value FROM json_each(?))"
-# One level only: nothing but the last segment may follow the prefix.
-_LEVEL = "key > ? AND key < ? AND instr(substr(key, ?), '/') = 0"
-_HEADS = (
-    f"SELECT key, trail FROM jobsync_record WHERE {_LEVEL} AND value IS NOT NULL "
-    "ORDER BY key LIMIT ?"
-)
-_SCAN = (
-    f"SELECT {_COLUMNS} FROM jobsync_record WHERE {_LEVEL} AND value IS NOT NULL AND {{where}} "
-    "ORDER BY key LIMIT ?"
-)
-_CREATE = (
-    "INSERT INTO jobsync_record (value, seq, epoch, format, trail, boot, written, key) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-)
-_REPLACE = (
-    "UPDATE jobsync_record SET value = ?, seq = ?, epoch = ?, format = ?, trail = ?, boot = ?, "
-    "written = ? WHERE key = ? AND seq = ? AND trail = ?"
-)
-_WRITTEN = "SELECT boot, written FROM jobsync_record WHERE key = ? AND seq = ? AND trail = ?"
-# A tombstone of an earlier boot is older than any request that is still under way.
-_BURY = (
-    f"DELETE FROM jobsync_record WHERE key IN (SELECT key FROM jobsync_record WHERE {_LEVEL} "
-    "AND value IS NULL AND (boot <> ? OR written > ? OR written < ?) LIMIT ?)"
-)
-_DROP = "DELETE FROM jobsync_record WHERE key IN (SELECT value FROM json_each(?))"
-_APPEND = "INSERT INTO jobsync_entry (stream, id, value) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-_READ = (
-    f"SELECT id, stream, {_VALUE} FROM jobsync_entry WHERE stream = ? AND id > ? AND {{where}} "
-    "ORDER BY id LIMIT ?"
-)
-_DISCARD = "DELETE FROM jobsync_entry WHERE stream = ? AND id < ?"
-
-_KEY = 7
-"""Where among the parameters of a row its key stands."""
+        """Return early if the topic was woken here, or if any process has changed the file."""
+        await self._file.wait(self._file.commits, timeout, partial(self._notifier.wait, topic))
 
 
 class SqliteStore(Store):
-    """Records in a file and, for sessions, in a second one beside it. Make it with `connect`."""
+    """Records in a file, sessions in a second file beside it. Create it with `connect`."""
 
     def __init__(self, main: SqliteFile, sessions: SqliteFile, components: Components) -> None:
         self.name = f"sqlite:///{main.path}"
@@ -165,164 +127,182 @@ class SqliteStore(Store):
         self._access = FileAccess(main, components.clock)
         self._clock = components.clock
         self._ids = components.ids
-        self._witness = CorruptionLog(self.name, components.events)
+        self._corruption_log = CorruptionLog(self.name, components.events)
 
     @classmethod
     async def connect(
-        cls, path: Path, components: Components | None = None, *, patience: float = PATIENCE
+        cls,
+        path: Path,
+        components: Components | None = None,
+        *,
+        busy_timeout: float = BUSY_TIMEOUT,
     ) -> Self:
-        """Open both files, making them and their tables if need be.
+        """Open both files; create them and their tables if needed.
 
         Raises:
-            Misconfigured: they cannot serve as a store, with the reason and the fix.
+            Misconfigured: they cannot be used as a store, with the reason and the fix.
         """
         components = components or Components.system()
-        main = await SqliteFile.open(path, components.clock, patience)
+        main = await SqliteFile.open(path, components.clock, busy_timeout)
         try:
-            beside = main.path.with_name(f"{path.name}-sessions")
-            sessions = await SqliteFile.open(beside, components.clock, patience)
+            session_path = main.path.with_name(f"{path.name}-sessions")
+            sessions = await SqliteFile.open(session_path, components.clock, busy_timeout)
         except BaseException:
             await main.close()
             raise
         return cls(main, sessions, components)
 
-    def _file(self, key: str) -> SqliteFile:
+    def _file_of(self, key: str) -> SqliteFile:
         return self._sessions if key.startswith(_IN_SESSION_FILE) else self._main
 
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
     ) -> list[Record | None]:
-        """Read records by name."""
+        """Read records by key."""
         for key in keys:
             check_key(key)
         rows: dict[str, tuple[Any, ...]] = {}
-        for file in {self._file(key): None for key in keys}:
-            wanted = [key for key in keys if self._file(key) is file]
+        for file in {self._file_of(key): None for key in keys}:
+            wanted = [key for key in keys if self._file_of(key) is file]
             rows |= {row[0]: row for row in await file.read(_GET, [_json(wanted)])}
         return [
-            None if row is None or (row[1] is None and not tombstones) else revive(*row)
+            None if row is None or (row[1] is None and not tombstones) else decode_record(*row)
             for row in map(rows.get, keys)
         ]
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Make changes, those to one file in one transaction."""
-        records, texts = draft(changes, self._ids)
+        """Apply changes, those to one file in one transaction."""
+        records, texts = build_records(changes, self._ids)
         failed: dict[str, Outcome] = {}
-        begun = False
-        for file, rows in self._sort(changes, records, texts):
+        may_have_written = False
+        for file, rows in self._split_by_file(changes, records, texts):
             try:
                 failed |= dict.fromkeys(await _apply(file, rows), Conflicted())
             except CommitFailed as error:
                 failed |= dict.fromkeys(rows.keys(), Unknown(str(error)))
             except JobsyncError as error:
-                # To raise would be to say that nothing was written.
-                if not begun:
+                # An error would mean that nothing was written.
+                if not may_have_written:
                     raise
                 failed |= dict.fromkeys(rows.keys(), Unknown(str(error)))
-            begun = True
-            if file is self._sessions and rows.are_rung_for():
-                file.ring()
+            may_have_written = True
+            if file is self._sessions and rows.has_watched_key():
+                file.notify()
         if not failed:
             return [*map(Applied, records)]
         return [failed.get(record.key) or Applied(record) for record in records]
 
-    def _sort(
+    def _split_by_file(
         self, changes: Sequence[Change], records: list[Record], texts: list[str | None]
     ) -> "list[tuple[SqliteFile, _RecordRows]]":
-        """Give the rows to write in each file, sessions first."""
+        """Return the rows to write in each file, sessions first."""
         boot, now = self._clock.boot(), self._clock.mono().seconds
         sessions, main = _RecordRows([], []), _RecordRows([], [])
         for change, record, text in zip(changes, records, texts, strict=True):
             key, seq, trail = record.key, record.seq, record.trail
             epoch, form, base = record.epoch, record.format, change.base
             rows = sessions if key.startswith(_IN_SESSION_FILE) else main
-            # Written out twice: a tuple is dear to take apart and make again.
+            # Written out twice: unpacking and rebuilding a tuple is slow.
             if base is None:
                 rows.created.append((text, seq, epoch, form, trail, boot, now, key))
             else:
                 rows.replaced.append(
                     (text, seq, epoch, form, trail, boot, now, key, base.seq, base.trail)
                 )
-        both = ((self._sessions, sessions), (self._main, main))
-        return [(file, rows) for file, rows in both if rows.created or rows.replaced]
+        files = ((self._sessions, sessions), (self._main, main))
+        return [(file, rows) for file, rows in files if rows.created or rows.replaced]
 
     async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
-        """List names and versions."""
-        check_span(prefix, after, limit)
-        rows = await self._file(prefix).read(_HEADS, [*_level(prefix, after), limit])
+        """List keys and versions."""
+        check_listing(prefix, after, limit)
+        rows = await self._file_of(prefix).read(_SQL["heads"], [*_level(prefix, after), limit])
         return [Head(key, trail[:NONCE_LENGTH]) for key, trail in rows]
 
     async def scan(
         self, prefix: str, *, after: str = "", limit: int = 1000, where: Where = None
     ) -> list[Record]:
         """List records."""
-        check_span(prefix, after, limit)
-        wanted = filters.parse(where)
+        check_listing(prefix, after, limit)
+        filter_ = filters.parse(where)
 
         async def fetch(after: str, limit: int) -> list[Row]:
-            return await _narrowed(self._file(prefix), _SCAN, _level(prefix, after), limit, wanted)
+            return await _read_filtered(
+                self._file_of(prefix), _SQL["scan"], _level(prefix, after), limit, filter_
+            )
 
         return await collect(
-            fetch, revive, self._witness.report, after=after, limit=limit, where=wanted
+            fetch,
+            decode_record,
+            self._corruption_log.report,
+            after=after,
+            limit=limit,
+            where=filter_,
         )
 
     async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
-        """Add lines to a history, in one transaction."""
+        """Append entries to a history, in one transaction."""
         check_stream(stream)
         rows = [
-            (stream, line.id, line.data.decode())
-            for line in lines_of(entries, batch or self._ids.batch())
+            (stream, entry.id, entry.data.decode())
+            for entry in encode_entries(entries, batch or self._ids.batch())
         ]
         try:
-            await self._file(stream).write(sqlite3.Connection.executemany, _APPEND, rows)
+            await self._file_of(stream).write(sqlite3.Connection.executemany, _SQL["append"], rows)
         except CommitFailed as failed:
             raise OutcomeUnknown(stream, str(failed)) from failed
 
     async def read(
         self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
     ) -> list[Entry]:
-        """Read history."""
+        """Read entries of a history."""
         check_stream(stream)
         check_after(after)
-        check_page(limit)
-        wanted = filters.parse(where)
+        check_limit(limit)
+        filter_ = filters.parse(where)
 
         async def fetch(after: str, limit: int) -> list[Row]:
-            return await _narrowed(self._file(stream), _READ, (stream, after), limit, wanted)
+            return await _read_filtered(
+                self._file_of(stream), _SQL["read"], (stream, after), limit, filter_
+            )
 
         return await collect(
-            fetch, entry_of, self._witness.report, after=after, limit=limit, where=wanted
+            fetch,
+            decode_entry,
+            self._corruption_log.report,
+            after=after,
+            limit=limit,
+            where=filter_,
         )
 
     async def discard(self, stream: str, *, older_than: float) -> int:
-        """Forget old lines of a history."""
+        """Delete old entries of a history."""
         check_age(older_than)
         check_stream(stream)
-        end = first_id(self._clock.wall() + -older_than)
-        return await self._remove(stream, _DISCARD, (stream, end))
+        end = first_id_at(self._clock.wall() + -older_than)
+        return await self._remove(stream, _SQL["discard"], (stream, end))
 
     async def bury(self, prefix: str, *, older_than: float = BURIAL_AGE, limit: int = 1000) -> int:
         """Remove old tombstones."""
         check_prefix(prefix)
-        check_page(limit)
+        check_limit(limit)
         check_age(older_than)
         now = self._clock.mono().seconds
         age = (self._clock.boot(), now, now - older_than)
-        return await self._remove(prefix, _BURY, (*_level(prefix, ""), *age, limit))
+        return await self._remove(prefix, _SQL["bury"], (*_level(prefix, ""), *age, limit))
 
     async def _remove(self, place: str, statement: str, parameters: Sequence[object]) -> int:
         try:
-            return await self._file(place).run(statement, parameters)
+            return await self._file_of(place).run(statement, parameters)
         except CommitFailed as failed:
             raise OutcomeUnknown(place, str(failed)) from failed
 
     async def drop(self, keys: Sequence[str]) -> None:
-        """Remove records for good."""
+        """Remove records unconditionally."""
         for key in keys:
             check_key(key)
-        for file in {self._file(key): None for key in keys}:
-            part = [key for key in keys if self._file(key) is file]
-            await self._remove(part[0], _DROP, [_json(part)])
+        for file in {self._file_of(key): None for key in keys}:
+            part = [key for key in keys if self._file_of(key) is file]
+            await self._remove(part[0], _SQL["drop"], [_json(part)])
 
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if anything in the file changed, in this process or another."""
@@ -330,22 +310,22 @@ class SqliteStore(Store):
             await self._access.wait(topic, timeout)
             return
         file = self._sessions
-        changes = file.rings if topic.startswith(_RUNG_FOR) else file.commits
+        changes = file.wakeups if topic.startswith(_WATCHED) else file.commits
         await file.wait(changes, timeout, self._clock.sleep)
 
     @property
     def sql(self) -> FileAccess:
-        """The way into the main file."""
+        """Access to the main file."""
         return self._access
 
     async def now(self) -> Wall | None:
-        """Tell the time: all processes on a file share this machine's clock."""
+        """Return the time of this machine's clock, which all processes on a file share."""
         return self._clock.wall()
 
     async def age(self, record: Record) -> float | None:
-        """Tell for how long a version has stood; what an earlier boot wrote is infinitely old."""
-        wanted = [record.key, record.seq, record.trail]
-        rows = await self._file(record.key).read(_WRITTEN, wanted)
+        """Return for how long a version has been current; infinite if from an earlier boot."""
+        version = [record.key, record.seq, record.trail]
+        rows = await self._file_of(record.key).read(_SQL["written"], version)
         if not rows:
             return None
         ((boot, written),) = rows
@@ -357,22 +337,22 @@ class SqliteStore(Store):
 
 
 class _RecordRows(msgspec.Struct, frozen=True):
-    """What is to be written in one file: the parameters of its statements."""
+    """The parameters of the statements that write records in one file."""
 
     created: list[tuple[Any, ...]]
     replaced: list[tuple[Any, ...]]
 
     def keys(self) -> list[str]:
-        """Name the records."""
+        """Return the keys of the records."""
         return [row[_KEY] for row in (*self.created, *self.replaced)]
 
-    def are_rung_for(self) -> bool:
-        """Say whether somebody may wait for one of the records."""
-        return any(row[_KEY].startswith(_RUNG_FOR) for row in (*self.created, *self.replaced))
+    def has_watched_key(self) -> bool:
+        """Whether others may wait for one of the records."""
+        return any(row[_KEY].startswith(_WATCHED) for row in (*self.created, *self.replaced))
 
 
 async def _apply(file: SqliteFile, rows: _RecordRows) -> list[str]:
-    """Write rows; give the keys of those that were refused."""
+    """Write rows; return the keys of those that conflicted."""
     match rows.created, rows.replaced:
         case [row], []:
             return [] if await file.run(_CREATE, row) else [row[_KEY]]
@@ -391,7 +371,7 @@ def _apply_many(connection: sqlite3.Connection, rows: _RecordRows) -> list[str]:
         written += connection.executemany(_REPLACE, rows.replaced).rowcount
     if written == len(rows.created) + len(rows.replaced):
         return []
-    # Together is fastest; which ones were refused is found one by one.
+    # One batch is fastest; after a conflict, write them one by one to find which ones conflict.
     connection.execute("ROLLBACK TO batch")
     return [
         row[_KEY]
@@ -401,10 +381,10 @@ def _apply_many(connection: sqlite3.Connection, rows: _RecordRows) -> list[str]:
     ]
 
 
-async def _narrowed(
+async def _read_filtered(
     file: SqliteFile, query: str, span: Sequence[Any], limit: int, where: filters.Filter
 ) -> list[Row]:
-    """Let SQL drop what cannot match; where a value is not JSON, read them all."""
+    """Read rows without those that cannot match; if a value is not JSON, read all rows."""
     condition = filter_to_sql(where, _DIALECT)
     try:
         return await file.read(
@@ -415,7 +395,7 @@ async def _narrowed(
 
 
 def _level(prefix: str, after: str) -> tuple[str, str, int]:
-    # "0" follows "/", so this is the end of everything under the prefix.
+    # "0" follows "/", so the second value is the end of the keys under the prefix.
     return (after or prefix, f"{prefix[:-1]}0", len(prefix) + 1)
 
 
@@ -423,7 +403,7 @@ def _json(keys: list[str]) -> str:
     return msgspec.json.encode(keys).decode()
 
 
-def _step_into(path: filters.Path) -> str:
+def _json_path(path: filters.Path) -> str:
     return "$" + "".join(f'."{step}"' for step in path)
 
 
@@ -435,11 +415,11 @@ def _kind_is(path: filters.Path, kind: JsonKind) -> SqlCondition:
             sql = "coalesce(json_type(value, ?) IN ('integer', 'real'), 0)"
         case _:
             sql = f"json_type(value, ?) IS '{kind}'"
-    return SqlCondition(sql, (_step_into(path),))
+    return SqlCondition(sql, (_json_path(path),))
 
 
 def _extract(path: filters.Path) -> SqlCondition:
-    return SqlCondition("json_extract(value, ?)", (_step_into(path),))
+    return SqlCondition("json_extract(value, ?)", (_json_path(path),))
 
 
 _DIALECT = Dialect(_kind_is, _extract, _extract, "?")

@@ -1,9 +1,8 @@
-"""A connection to an SQLite store for people's own SQL, written as for PostgreSQL.
+"""A connection to an SQLite store for the user's own SQL, used like one to PostgreSQL.
 
-Every statement is a transaction of its own, or part of the block of `transaction()`.
-Parameters are marked by `%s`. Dates and times go in as text in UTC, the form in which
-jobsync's views have them; a time without a zone is the process's. Where another process
-writes, a statement waits.
+Every statement is its own transaction, or part of a `transaction()` block. Placeholders are
+`%s`. Dates and times are stored as text in UTC, as in jobsync's views; a time without a zone is
+in the process's zone. A statement waits while another process writes.
 """
 
 import datetime as dt
@@ -19,19 +18,19 @@ from jobsync.errors import Invalid
 
 __all__ = ["SqliteConnection"]
 
-_PATIENCE = 30.0
-_marks = re.compile(r"%(.?)", re.DOTALL)
+_BUSY_TIMEOUT = 30.0
+_placeholders = re.compile(r"%(.?)", re.DOTALL)
 
 
 class SqliteConnection:
-    """An open file, and beside it, as `sessions`, the one with the sessions.
+    """A connection to the store's file, with the session file attached as `sessions`.
 
-    It may be used by one thread at a time.
+    One thread may use it at a time.
 
     Args:
         path: the file.
-        clock: tells when something happened that was dated by the machine's start.
-        zone: whose time a time without a zone is; the process's own, if None.
+        clock: converts times since the machine's boot to times of day.
+        zone: the zone of times without one; the process's zone if None.
     """
 
     def __init__(self, path: Path, clock: Clock, zone: dt.tzinfo | None = None) -> None:
@@ -39,35 +38,35 @@ class SqliteConnection:
         self._zone = zone
         self._depth = 0
         self._inner = sqlite3.connect(
-            path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
+            path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
         )
-        beside = path.with_name(f"{path.name}-sessions")
-        self._inner.execute("ATTACH DATABASE ? AS sessions", [str(beside)])
-        self._inner.create_function("jobsync_instant", 2, self._instant)
+        session_path = path.with_name(f"{path.name}-sessions")
+        self._inner.execute("ATTACH DATABASE ? AS sessions", [str(session_path)])
+        self._inner.create_function("jobsync_instant", 2, self._to_wall_time)
 
     def execute(self, statement: str, parameters: Sequence[Any] | None = None) -> sqlite3.Cursor:
-        """Run a statement; `%s` stands for each parameter, `%%` for a percent sign.
+        """Run a statement; `%s` is a placeholder, `%%` a percent sign.
 
         Raises:
-            Invalid: a parameter is marked in another way.
-            sqlite3.Error: SQLite refuses it.
+            Invalid: there is another placeholder.
+            sqlite3.Error: SQLite refuses the statement.
         """
         if parameters is None:
             return self._inner.execute(statement)
-        return self._inner.execute(_mark(statement), self._adapt(parameters))
+        return self._inner.execute(_to_sqlite(statement), self._adapt(parameters))
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> sqlite3.Cursor:
         """Run a statement once for each row of parameters, in one transaction."""
         with self.transaction():
-            return self._inner.executemany(_mark(statement), map(self._adapt, rows))
+            return self._inner.executemany(_to_sqlite(statement), map(self._adapt, rows))
 
     def cursor(self) -> sqlite3.Cursor:
-        """Give a cursor of the driver's own, which marks parameters by `?`."""
+        """Return a cursor of the driver, whose placeholder is `?`."""
         return self._inner.cursor()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Do what stands in a block together, or not at all. Blocks may stand in blocks."""
+        """Run a block as one transaction. Blocks can be nested."""
         name = f"block_{self._depth}"
         self._inner.execute(f"SAVEPOINT {name}" if self._depth else "BEGIN IMMEDIATE")
         self._depth += 1
@@ -86,35 +85,35 @@ class SqliteConnection:
 
     @property
     def closed(self) -> bool:
-        """Whether it can be used no more."""
+        """Whether the connection is closed."""
         try:
             return self._inner.total_changes < 0
         except sqlite3.ProgrammingError:
             return True
 
     def _adapt(self, parameters: Sequence[Any]) -> list[Any]:
-        return [self._to_text(each) for each in parameters]
+        return [self._to_text(value) for value in parameters]
 
     def _to_text(self, value: Any) -> Any:
         if isinstance(value, dt.datetime):
-            known = value.replace(tzinfo=self._zone) if value.tzinfo is None else value
-            # Without a zone, `astimezone` takes it for the process's.
-            return known.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+            zoned = value.replace(tzinfo=self._zone) if value.tzinfo is None else value
+            # Without a zone, `astimezone` assumes the process's.
+            return zoned.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
         return value.isoformat() if isinstance(value, dt.date) else value
 
-    def _instant(self, boot: int | None, seconds: float | None) -> float | None:
-        """Give the time of day of something that was dated by the machine's start."""
+    def _to_wall_time(self, boot: int | None, seconds: float | None) -> float | None:
+        """Return the Unix time of a number of seconds since a boot; None for another boot."""
         if seconds is None or boot != self._clock.boot():
             return None
         return self._clock.wall().seconds - (self._clock.mono().seconds - seconds)
 
 
-def _mark(statement: str) -> str:
-    """Mark parameters as SQLite does."""
-    return _marks.sub(_translate, statement)
+def _to_sqlite(statement: str) -> str:
+    """Replace the placeholders with SQLite's."""
+    return _placeholders.sub(_translate_placeholder, statement)
 
 
-def _translate(found: re.Match[str]) -> str:
+def _translate_placeholder(found: re.Match[str]) -> str:
     match found.group(1):
         case "s":
             return "?"
@@ -122,4 +121,4 @@ def _translate(found: re.Match[str]) -> str:
             return "%"
         case other:
             fix = "write %s for a parameter and %% for a percent sign"
-            raise Invalid("statement", f"%{other}", "is no parameter", fix)
+            raise Invalid("statement", f"%{other}", "is not a placeholder", fix)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jobsync.stores.sql_files import fill_in, load_sql
+from jobsync.stores.sql import fill_in, load_sql
 
 TEXT = """
 -- Statements on records.

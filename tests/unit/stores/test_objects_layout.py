@@ -12,16 +12,17 @@ from jobsync.core.ids import NONCE_LENGTH
 from jobsync.core.keys import MAX_KEY
 from jobsync.core.urls import MAX_PREFIX
 from jobsync.stores.contract import TRAIL_LENGTH
-from jobsync.stores.history import lines_of
-from jobsync.stores.objects.layout import BatchName, Naming, is_segment
-from jobsync.stores.record_codec import (
+from jobsync.stores.objects.layout import (
     LIVE_SIZE,
-    MAX_FORMAT,
-    unwrap,
-    unwrap_lines,
-    wrap,
-    wrap_lines,
+    BatchName,
+    ObjectNames,
+    decode_batch,
+    decode_object,
+    encode_batch,
+    encode_object,
+    is_segment,
 )
+from jobsync.stores.record_codec import MAX_FORMAT, encode_entries
 
 nonces = st.text("abcXYZ019-_", min_size=NONCE_LENGTH, max_size=NONCE_LENGTH)
 trails = st.lists(nonces, min_size=1, max_size=TRAIL_LENGTH).map(" ".join)
@@ -45,10 +46,10 @@ def test_a_record_comes_back_and_is_never_small(
 ) -> None:
     """Whatever it holds, a live record has 256 bytes or more, its value's text among them."""
     made = record(value, trail, seq, epoch, format)
-    body = wrap(made, encode(value).decode())
+    body = encode_object(made, encode(value).decode())
     assert len(body) >= LIVE_SIZE
     assert encode(value) in body
-    assert unwrap("a/b", body, "v") == made
+    assert decode_object("a/b", body, "v") == made
 
 
 @given(trails, counts, counts, st.integers(0, MAX_FORMAT))
@@ -57,15 +58,15 @@ def test_a_tombstone_comes_back_and_is_always_small(
 ) -> None:
     """Whatever its numbers, a tombstone has fewer than 256 bytes."""
     made = record(None, trail, seq, epoch, format, deleted=True)
-    body = wrap(made, None)
+    body = encode_object(made, None)
     assert len(body) < LIVE_SIZE
-    assert unwrap("a/b", body, "v") == made
+    assert decode_object("a/b", body, "v") == made
 
 
 def test_the_longest_tombstone_just_fits() -> None:
     """At the highest of everything it has 255 bytes, and one more of anything is refused."""
     trail = " ".join(["x" * NONCE_LENGTH] * TRAIL_LENGTH)
-    body = wrap(record(None, trail, MAX_INTEGER, MAX_INTEGER, MAX_FORMAT), None)
+    body = encode_object(record(None, trail, MAX_INTEGER, MAX_INTEGER, MAX_FORMAT), None)
     assert len(body) == LIVE_SIZE - 1
     for numbers in [
         (MAX_INTEGER + 1, 0, 1),
@@ -74,14 +75,14 @@ def test_the_longest_tombstone_just_fits() -> None:
         (1, -1, 1),
     ]:
         with pytest.raises(Invalid, match="is not between 0 and"):
-            wrap(record(None, trail, *numbers), "1")
+            encode_object(record(None, trail, *numbers), "1")
 
 
 @pytest.mark.parametrize("nonce", ["", "short", 'quo"te-12345', "x" * 13])
 def test_a_strange_nonce_is_refused(nonce: str) -> None:
     """What is not a nonce could make a tombstone long, or no JSON."""
     with pytest.raises(Invalid, match="is not a nonce"):
-        wrap(record(1, nonce, 1, 0, 1), "1")
+        encode_object(record(1, nonce, 1, 0, 1), "1")
 
 
 TRAIL = "x" * NONCE_LENGTH
@@ -106,14 +107,14 @@ TRAIL = "x" * NONCE_LENGTH
 def test_what_we_never_wrote_is_corrupt(body: bytes) -> None:
     """Cut short, of the wrong type, or of a size that would lie in a listing."""
     with pytest.raises(Corrupt, match="a/b cannot be read"):
-        unwrap("a/b", body, "v")
+        decode_object("a/b", body, "v")
 
 
 @given(st.lists(json_values, max_size=5))
 def test_a_batch_of_lines_comes_back(values: list[Any]) -> None:
     """Each line's own text, in order."""
-    lines = lines_of(values, "1794731956371-ca547d85fb8b")
-    texts = unwrap_lines("h", wrap_lines(lines), len(values))
+    lines = encode_entries(values, "1794731956371-ca547d85fb8b")
+    texts = decode_batch("h", encode_batch(lines), len(values))
     assert texts == [line.data for line in lines]
 
 
@@ -121,38 +122,38 @@ def test_a_batch_of_lines_comes_back(values: list[Any]) -> None:
 def test_a_batch_must_have_the_lines_that_its_name_tells(body: bytes) -> None:
     """Fewer or more, or no batch at all, is corrupt."""
     with pytest.raises(Corrupt):
-        unwrap_lines("h", body, 2)
+        decode_batch("h", body, 2)
 
 
 def test_no_folder_holds_two_levels() -> None:
     """A key and what lies below it never share a folder, so tree order is byte order."""
-    naming = Naming("app")
-    assert naming.record("a") == "app/r1/a"
-    assert naming.record("a/b") == "app/r2/a/b"
-    assert naming.level("a/") == "app/r2/a/"
-    assert naming.stream("a/b") == "app/h2/a/b/"
-    assert Naming("").record("a") == "r1/a"
+    names = ObjectNames("app")
+    assert names.of_record("a") == "app/r1/a"
+    assert names.of_record("a/b") == "app/r2/a/b"
+    assert names.folder_of_level("a/") == "app/r2/a/"
+    assert names.folder_of_stream("a/b") == "app/h2/a/b/"
+    assert ObjectNames("").of_record("a") == "r1/a"
 
 
 @given(st.integers(0, MAX_PREFIX), st.integers(1, MAX_KEY))
 def test_every_name_is_one_that_s3_takes(prefix: int, length: int) -> None:
     """With the longest prefix, what is accepted makes at most 1,024 bytes."""
-    naming = Naming("p" * prefix)
+    names = ObjectNames("p" * prefix)
     key = "/".join(["k" * 99] * 7)[:length].rstrip("/")
-    assert len(naming.record(key)) <= 1024
+    assert len(names.of_record(key)) <= 1024
     try:
-        naming.check_stream(key)
+        names.check_stream(key)
     except Invalid:
         return
-    assert len(f"{naming.stream(key)}{BatchName('0' * 26, 10_000)}") <= 1024
+    assert len(f"{names.folder_of_stream(key)}{BatchName('0' * 26, 10_000)}") <= 1024
 
 
 def test_a_stream_that_leaves_no_room_is_refused() -> None:
     """Beside a long prefix, a history's name is shorter than a key may be."""
     longest = "/".join(["k" * 100] * 7)[:MAX_KEY]
-    Naming("p").check_stream(longest)
+    ObjectNames("p").check_stream(longest)
     with pytest.raises(Invalid, match="at most"):
-        Naming("p" * MAX_PREFIX).check_stream(longest)
+        ObjectNames("p" * MAX_PREFIX).check_stream(longest)
 
 
 def test_what_others_put_there_is_told_by_its_name() -> None:

@@ -1,33 +1,35 @@
-"""What a failed request means, read from the words of the object client."""
+"""The meaning of a failed request, read from the object client's error text."""
 
 import pytest
 
 from jobsync import Misconfigured, Unavailable
-from jobsync.stores.objects.errors import Refusal
+from jobsync.stores.objects.bucket import FailedRequest
 
 _PUT = "Error performing PUT http://h/jobs/k in 1ms - "
 
 
-def answered(status: int, code: str = "") -> Refusal:
-    """Read an answer in the client's words."""
+def answered(status: int, code: str = "") -> FailedRequest:
+    """Return the failure of a response, from the client's text."""
     body = f"<Error><Code>{code}</Code><Message>m</Message></Error>" if code else "<html>no</html>"
     text = f"{_PUT}Server returned non-2xx status code: {status} Words: {body}"
-    return Refusal.read(ValueError(text))
+    return FailedRequest.from_error(ValueError(text))
 
 
-def one_delete(code: str) -> Refusal:
-    """Read the answer to one of many deletes in a request, in the client's words."""
-    return Refusal.read(ValueError(f"DeleteObjects request failed for key k: Oh (code: {code})"))
+def one_delete(code: str) -> FailedRequest:
+    """Return the failure of one of many deletes in a request, from the client's text."""
+    return FailedRequest.from_error(
+        ValueError(f"DeleteObjects request failed for key k: Oh (code: {code})")
+    )
 
 
-def unanswered(kind: str) -> Refusal:
-    """Read a failure of the network in the client's words."""
+def unanswered(kind: str) -> FailedRequest:
+    """Return a network failure, from the client's text."""
     debug = f"inner: Http(\n  HttpError {{\n    kind: {kind},\n    source: reqwest::Error"
-    return Refusal.read(ValueError(f"{_PUT}HTTP error: error sending request\n{debug}"))
+    return FailedRequest.from_error(ValueError(f"{_PUT}HTTP error: error sending request\n{debug}"))
 
 
 @pytest.mark.parametrize(
-    ("refusal", "absent", "conflict", "harmless"),
+    ("failure", "absent", "conflict", "rejected"),
     [
         (answered(412, "PreconditionFailed"), False, True, False),
         (answered(404, "NoSuchKey"), True, True, False),
@@ -47,18 +49,22 @@ def unanswered(kind: str) -> Refusal:
         (unanswered("Connect"), False, False, True),
         (unanswered("Timeout"), False, False, False),
         (unanswered("Request"), False, False, False),
-        (Refusal.read(ValueError("inner: BareRedirect")), False, False, True),
+        (FailedRequest.from_error(ValueError("inner: BareRedirect")), False, False, True),
     ],
 )
 def test_only_a_definite_answer_decides(
-    refusal: Refusal, *, absent: bool, conflict: bool, harmless: bool
+    failure: FailedRequest, *, absent: bool, conflict: bool, rejected: bool
 ) -> None:
     """412 and a missing key are conflicts; 409, 5xx, lost and late replies decide nothing."""
-    assert (refusal.absent, refusal.conflict, refusal.harmless) == (absent, conflict, harmless)
+    assert (failure.is_absent, failure.is_conflict, failure.is_rejected) == (
+        absent,
+        conflict,
+        rejected,
+    )
 
 
 @pytest.mark.parametrize(
-    ("refusal", "kind", "words"),
+    ("failure", "kind", "words"),
     [
         (answered(403, "SignatureDoesNotMatch"), Misconfigured, "Correct the secret"),
         (answered(403, "InvalidAccessKeyId"), Misconfigured, "Correct the key"),
@@ -73,30 +79,30 @@ def test_only_a_definite_answer_decides(
         (unanswered("Timeout"), Unavailable, "no answer came in time"),
         (unanswered("Request"), Unavailable, "the connection was lost"),
         (
-            Refusal.read(ValueError("PUT http://169.254.169.254/latest/api/token")),
+            FailedRequest.from_error(ValueError("PUT http://169.254.169.254/latest/api/token")),
             Misconfigured,
             "without credentials",
         ),
     ],
 )
-def test_the_error_tells_what_to_do(refusal: Refusal, kind: type[Exception], words: str) -> None:
-    """Set-up that is wrong is told from a server that cannot answer now; both with the fix."""
-    error = refusal.explain("s3://***@h/jobs", renewing=False)
+def test_the_error_has_the_fix(failure: FailedRequest, kind: type[Exception], words: str) -> None:
+    """A wrong set-up and a server that cannot answer now are different errors; both have a fix."""
+    error = failure.to_error("s3://***@h/jobs", renews_credentials=False)
     assert type(error) is kind
     with pytest.raises(kind, match=words):
         raise error
 
 
-def test_a_token_that_is_renewed_by_itself_is_only_late() -> None:
-    """Where the client looks for credentials, an expired one will be followed by another."""
-    error = answered(400, "ExpiredToken").explain("s3://jobs", renewing=True)
+def test_an_expired_token_that_is_renewed_is_temporary() -> None:
+    """If the client finds its credentials itself, it will replace an expired token."""
+    error = answered(400, "ExpiredToken").to_error("s3://jobs", renews_credentials=True)
     assert isinstance(error, Unavailable)
 
 
-def test_nothing_but_the_code_is_taken_from_the_text() -> None:
-    """Addresses, key ids and messages stay behind."""
-    refusal = Refusal.answer(
+def test_only_the_code_is_read_from_the_text() -> None:
+    """Addresses, key ids and messages are dropped."""
+    failure = FailedRequest.from_response(
         403, "<Code>InvalidAccessKeyId</Code><AWSAccessKeyId>AKIDME</AWSAccessKeyId>"
     )
-    shown = f"{refusal!r} {refusal} {refusal.explain('s3://jobs', renewing=False)!r}"
+    shown = f"{failure!r} {failure} {failure.to_error('s3://jobs', renews_credentials=False)!r}"
     assert "AKIDME" not in shown

@@ -1,42 +1,141 @@
-"""A filter as an SQL condition that never loses a match.
+"""Filtered reads: rows are read in order, page by page, until enough of them match.
 
-SQL narrows, the reference matcher decides. The condition is true for every row whose
-document matches, and maybe for a few more: where SQL would be inexact (the last digit of
-a float, the inside of arrays, odd field names) it lets rows through. Negation turns
-"too many" into "too few", so it is pushed down to the leaves first.
+SQL narrows, the reference matcher decides. `filter_to_sql` builds a condition that is true
+for every row whose document matches, and perhaps for a few more: where SQL would be inexact
+(the last digit of a float, the inside of arrays, odd field names) it lets rows through. Negation
+would turn "too many" into "too few", so it is pushed down to the leaves first. `collect` then
+applies the matcher, so that every store returns the same records.
 """
 
 import re
-from collections.abc import Callable
-from typing import Literal, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from jobsync.core.filters import All, AnyOf, Compare, Equals, Exists, Filter, Not, Path
+from jobsync.core.codec import Json
+from jobsync.core.filters import All, AnyOf, Compare, Equals, Exists, Filter, Not, Path, matches
+from jobsync.core.keys import check_key, check_prefix
+from jobsync.errors import Corrupt, Invalid
 
-__all__ = ["Dialect", "JsonKind", "SqlCondition", "filter_to_sql"]
+__all__ = [
+    "Dialect",
+    "JsonKind",
+    "Row",
+    "SqlCondition",
+    "check_age",
+    "check_limit",
+    "check_listing",
+    "collect",
+    "filter_to_sql",
+]
+
+_MAX_LIMIT = 100_000
+_MAX_AGE = 1e9
+_READ_AHEAD = 256
+"""The fewest rows to read at once when a filter may drop most of them."""
+
+Row = tuple[str, *tuple[Any, ...]]
+"""A row of a store: the key or id to continue after, then the columns to decode."""
 
 _MAX_PARAMETERS = 5_000
-"""Beyond this the rows are cheaper to read than the condition."""
+"""Beyond this, reading the rows is cheaper than the condition."""
 
 # Quotes and backslashes in a field name are escaped in JSON text, which SQLite before
-# 3.43 compares as it stands.
+# 3.43 compares without decoding.
 _is_plain_step = re.compile(r'[^"\\\x00-\x1f]+').fullmatch
-
 
 JsonKind: TypeAlias = Literal[
     "missing", "null", "true", "false", "number", "text", "array", "object"
 ]
 
 
+class _Item(Protocol):
+    @property
+    def value(self) -> Json: ...
+
+
+Item = TypeVar("Item", bound=_Item)
+
+
+def check_limit(limit: int) -> None:
+    """Check the size of a page.
+
+    Raises:
+        Invalid: it is not a number from 1 to 100,000.
+    """
+    if type(limit) is not int or not 1 <= limit <= _MAX_LIMIT:
+        raise Invalid("limit", limit, f"is not between 1 and {_MAX_LIMIT:,}", "read page by page")
+
+
+def check_age(older_than: float) -> None:
+    """Check an age in seconds.
+
+    Raises:
+        Invalid: it is not a finite number of seconds.
+    """
+    if not -_MAX_AGE <= older_than <= _MAX_AGE:
+        raise Invalid("older_than", older_than, "is not a number of seconds", "write 3600.0")
+
+
+def check_listing(prefix: str, after: str, limit: int) -> None:
+    """Check the arguments of a listing.
+
+    Raises:
+        Invalid: one of them is wrong.
+    """
+    check_prefix(prefix)
+    check_limit(limit)
+    if after:
+        check_key(after, "after")
+        if not after.startswith(prefix):
+            raise Invalid(
+                "after", after, f"is not under {prefix!r}", "pass the last key of the previous page"
+            )
+
+
+async def collect(
+    fetch: Callable[[str, int], Awaitable[Sequence[Row]]],
+    decode: Callable[..., Item],
+    report: Callable[[Corrupt], None],
+    *,
+    after: str,
+    limit: int,
+    where: Filter,
+    read_ahead: int = _READ_AHEAD,
+) -> list[Item]:
+    """Fetch and decode rows until `limit` of them match or none are left.
+
+    Rows that cannot be decoded are reported and skipped.
+    """
+    found: list[Item] = []
+    matches_all = where == All(())
+    page = limit if matches_all else max(limit, read_ahead)
+    while True:
+        rows = await fetch(after, page)
+        for row in rows:
+            try:
+                item = decode(*row)
+            except Corrupt as corrupt:
+                report(corrupt)
+                continue
+            if matches_all or matches(where, item.value):
+                found.append(item)
+                if len(found) == limit:
+                    return found
+        if len(rows) < page:
+            return found
+        after = rows[-1][0]
+
+
 class SqlCondition(msgspec.Struct, frozen=True):
-    """SQL text with its parameters. Never null, so that it can be negated."""
+    """An SQL condition with its parameters. Never NULL, so that it can be negated."""
 
     sql: str
     parameters: tuple[object, ...] = ()
 
     def negated(self) -> "SqlCondition":
-        """Turn an exact condition around."""
+        """Return the negation. The condition must be exact."""
         return SqlCondition(f"NOT ({self.sql})", self.parameters)
 
 
@@ -45,20 +144,20 @@ _FALSE = SqlCondition("1=0")
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """How one database looks into the JSON document of its column `value`."""
+    """How one database reads the JSON document in its column `value`."""
 
     kind_is: Callable[[Path, JsonKind], SqlCondition]
-    """Whether the field has that JSON type; never null."""
+    """The condition that the field has this JSON type; never NULL."""
     text: Callable[[Path], SqlCondition]
-    """The field as text, once it is known to be."""
+    """The field as text, once it is known to be text."""
     number: Callable[[Path], SqlCondition]
-    """The field as a number, once it is known to be."""
-    mark: str
+    """The field as a number, once it is known to be a number."""
+    placeholder: str
     """The placeholder of a parameter."""
 
 
 def filter_to_sql(where: Filter, dialect: Dialect) -> SqlCondition:
-    """Give a condition that holds for every row whose document matches."""
+    """Return a condition that is true for every row whose document matches."""
     condition = _narrow(where, dialect, negated=False)
     return condition if len(condition.parameters) <= _MAX_PARAMETERS else _TRUE
 
@@ -107,7 +206,7 @@ def _compare(where: Compare, dialect: Dialect, *, negated: bool) -> SqlCondition
     value, order = where.value, where.order
     if isinstance(value, str):
         return _exact(_text(where.path, order, value, dialect), negated=negated)
-    # Widen what must let rows through; under a negation, what must hold them back.
+    # Widen the range so that rows are let through; under a negation, narrow it.
     outward = _slack(value) if (order[0] == "<") is not negated else -_slack(value)
     return _exact(_number(where.path, order, value + outward, dialect), negated=negated)
 
@@ -131,10 +230,10 @@ def _number(path: Path, operator: str, value: float, dialect: Dialect) -> SqlCon
 def _typed(
     path: Path, kind: JsonKind, found: SqlCondition, operator: str, value: object, dialect: Dialect
 ) -> SqlCondition:
-    """Compare within one type. CASE, because AND promises no order of evaluation."""
+    """Compare within one type. CASE, because AND has no fixed order of evaluation."""
     typed = dialect.kind_is(path, kind)
     return SqlCondition(
-        f"CASE WHEN {typed.sql} THEN {found.sql} {operator} {dialect.mark} ELSE 1=0 END",
+        f"CASE WHEN {typed.sql} THEN {found.sql} {operator} {dialect.placeholder} ELSE 1=0 END",
         (*typed.parameters, *found.parameters, value),
     )
 
