@@ -38,8 +38,7 @@ from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores import postgres, sqlite
 from jobsync.stores.contract import TRAIL_LENGTH
 from jobsync.stores.opening import require
-from jobsync.stores.postgres.queries import quote_name
-from jobsync.stores.sql_files import fill_in, load_sql
+from jobsync.stores.sql import fill_in, load_sql, quote_name
 from jobsync.stores.sqlite.user_connection import SqliteConnection
 
 if TYPE_CHECKING:
@@ -184,11 +183,11 @@ class SqlViews:
         match self._url:
             case PostgresUrl() as url:
                 require("postgresql", "psycopg", "postgres")
-                from jobsync.stores.postgres.user_connection import (  # noqa: PLC0415 - an extra
-                    connect_postgres,
+                from jobsync.stores.postgres.connection import (  # noqa: PLC0415 - an extra
+                    connect_user,
                 )
 
-                return connect_postgres(url, self._zone or find_time_zone())
+                return connect_user(url, self._zone or find_time_zone())
             case SqliteUrl(path):
                 connection = self._open_file(path)
                 if _has_relation(connection, "sessions", f"{self._keys.name}session"):
@@ -208,7 +207,7 @@ class SqlViews:
     def _install_on_postgres(self, url: PostgresUrl, node: str) -> None:
         import psycopg  # noqa: PLC0415 - an extra
 
-        from jobsync.stores.postgres.errors import explain  # noqa: PLC0415 - likewise
+        from jobsync.stores.postgres.connection import statement_error  # noqa: PLC0415 - likewise
 
         with self.connect() as connection:
             try:
@@ -217,7 +216,7 @@ class SqlViews:
                 name, fix = self._keys.name, "run what `jobsync schema` prints"
                 self._events.emit(ViewsMissing(node=node, appname=name, reason=str(error), fix=fix))
             except psycopg.Error as error:
-                raise explain(url, error) from error
+                raise statement_error(url, error) from error
 
     def _install_on_sqlite(self, url: SqliteUrl) -> None:
         connection = self._open_file(url.path)
