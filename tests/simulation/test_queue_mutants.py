@@ -6,6 +6,7 @@ is compared.
 """
 
 import logging
+import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,11 +23,9 @@ from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import Message, NewMessage, Receipt, Settlement
 from jobsync.queue.completer import Completer
 from jobsync.queue.in_flight import Delivery, InFlight, Quarantine
-from jobsync.queue.sql import common as rows
-from jobsync.queue.sql import sqlite as rows_sqlite
-from jobsync.queue.sql import sqlite_queries as sql
+from jobsync.queue.sql import common, sqlite
 from jobsync.queue.sql.common import SettlementRow, SqlBackend
-from jobsync.queue.sql.sqlite import SqliteBackend
+from jobsync.queue.sql.sqlite import SQL, SqliteBackend
 from jobsync.queue.worker import Worker
 from jobsync.testing import check_story, run_story
 
@@ -35,22 +34,22 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 def without(patch: pytest.MonkeyPatch, statement: str, *conditions: str) -> None:
     """Leave conditions out of a statement."""
-    text: str = getattr(sql, statement)
+    text = SQL[statement]
     for condition in conditions:
         assert condition in text
         text = text.replace(condition, "")
-    patch.setattr(sql, statement, text)
+    patch.setitem(SQL, statement, text)
 
 
 def settles_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
     """A receipt settles a message although another worker has claimed it since."""
-    for statement in ("COMPLETE", "REMOVE_COMPLETED", "FINISH", "PUT_BACK"):
+    for statement in ("complete", "delete_completed", "finish", "requeue"):
         without(patch, statement, " AND claim = :claim")
 
 
 def settles_what_has_ended(patch: pytest.MonkeyPatch) -> None:
     """A receipt completes a message although its claim was ended."""
-    for statement in ("COMPLETE", "REMOVE_COMPLETED"):
+    for statement in ("complete", "delete_completed"):
         without(patch, statement, " AND claim = :claim", " AND state = 'claimed'")
 
 
@@ -74,31 +73,31 @@ def takes_a_lost_reply_for_a_refusal(patch: pytest.MonkeyPatch) -> None:
         except OutcomeUnknown:
             return set()
 
-    patch.setattr(SqlBackend, "_persist", persist)
+    patch.setattr(SqlBackend, "_settle_until_answered", persist)
 
 
 def forgets_how_it_was_settled(patch: pytest.MonkeyPatch) -> None:
     """What is sent again because its reply was lost is called stale."""
-    patch.setattr(sql, "SETTLED", "SELECT 0 WHERE :id <> :mark")
+    patch.setitem(SQL, "was_settled", "SELECT 0 WHERE :id <> :mark")
 
 
 def claims_what_is_claimed(patch: pytest.MonkeyPatch) -> None:
     """A claim does not ask whether the one before it has ended."""
-    claimable = sql.READY.replace("state = 'ready'", "state IN ('ready', 'claimed')")
-    patch.setattr(sql, "READY", claimable)
+    claimable = SQL["select_ready"].replace("state = 'ready'", "state IN ('ready', 'claimed')")
+    patch.setitem(SQL, "select_ready", claimable)
 
 
 def ends_claims_that_stand(patch: pytest.MonkeyPatch) -> None:
     """A claim is ended half-way, because time is short."""
-    early = sql.FIND_LAPSED.replace("due <= :mono", "due <= :mono + 15")
-    patch.setattr(sql, "FIND_LAPSED", early)
+    early = SQL["find_lapsed"].replace("due <= :mono", "due <= :mono + 15")
+    patch.setitem(SQL, "find_lapsed", early)
 
 
 def ends_claims_of_the_silent(patch: pytest.MonkeyPatch) -> None:
     """A worker takes every other for dead."""
 
     async def look(self: Any) -> None:
-        others = {*await self._port.holders()} - {self._membership.incarnation}
+        others = {*await self._port.list_holders()} - {self._membership.incarnation}
         self._ended(await self._port.end_claims(others))
 
     patch.setattr("jobsync.queue.reaper.Reaper._look", look)
@@ -106,33 +105,31 @@ def ends_claims_of_the_silent(patch: pytest.MonkeyPatch) -> None:
 
 def extends_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
     """A receipt extends a claim that another worker has."""
-    without(patch, "EXTEND", " AND claim = :claim")
+    without(patch, "extend", " AND claim = :claim")
 
 
 def extends_what_has_ended(patch: pytest.MonkeyPatch) -> None:
     """A receipt brings a claim back to life that was ended."""
-    revived = sql.EXTEND.replace("SET due", "SET state = 'claimed', claim = :claim, due")
+    revived = SQL["extend"].replace("SET due", "SET state = 'claimed', claim = :claim, due")
     revived = revived.replace(" AND claim = :claim AND state = 'claimed'", "")
-    patch.setattr(sql, "EXTEND", revived)
+    patch.setitem(SQL, "extend", revived)
 
 
 def charges_nobody_for_dying_alone(patch: pytest.MonkeyPatch) -> None:
     """A message that kills its workers is never dead."""
-    patch.setattr(rows_sqlite, "decide_lapse", lambda **_: "spare")
+    patch.setattr(sqlite, "decide_lapse", lambda **_: "spare")
 
 
 def charges_everybody_for_a_death(patch: pytest.MonkeyPatch) -> None:
     """Whatever a worker had in hand has spent an attempt when it dies."""
     decide = messages.decide_lapse
-    patch.setattr(
-        rows_sqlite, "decide_lapse", lambda **facts: decide(**{**facts, "is_suspect": True})
-    )
+    patch.setattr(sqlite, "decide_lapse", lambda **facts: decide(**{**facts, "is_suspect": True}))
 
 
 def charges_what_is_given_back(patch: pytest.MonkeyPatch) -> None:
     """A deployment spends an attempt of everything that was in hand."""
     counted = {**MOVES, "release": replace(MOVES["release"], returns=False)}
-    patch.setattr(rows, "MOVES", counted)
+    patch.setattr(common, "MOVES", counted)
 
 
 def tries_once_more(patch: pytest.MonkeyPatch) -> None:
@@ -201,7 +198,7 @@ def keeps_a_suspect_that_it_lost(patch: pytest.MonkeyPatch) -> None:
 
 def claims_before_the_time(patch: pytest.MonkeyPatch) -> None:
     """A delay delays nothing."""
-    without(patch, "LATE", " AND due <= :now")
+    without(patch, "select_waiting", " AND due <= :now")
 
 
 def pushes_one_by_one(patch: pytest.MonkeyPatch) -> None:
@@ -239,7 +236,7 @@ def acknowledges_in_doubt(patch: pytest.MonkeyPatch) -> None:
     async def is_there(self: SqliteBackend, ids: Sequence[str]) -> bool:
         return True
 
-    patch.setattr(SqliteBackend, "_is_there", is_there)
+    patch.setattr(SqliteBackend, "_exists", is_there)
 
 
 def forgets_its_doubt(patch: pytest.MonkeyPatch) -> None:
@@ -247,11 +244,11 @@ def forgets_its_doubt(patch: pytest.MonkeyPatch) -> None:
 
     async def is_there(self: SqlBackend, ids: Sequence[str]) -> bool:
         try:
-            return await self._is_there(ids)
+            return await self._exists(ids)
         except Unavailable:
             return False
 
-    patch.setattr(SqlBackend, "_is_surely_there", is_there)
+    patch.setattr(SqlBackend, "_has_arrived", is_there)
 
 
 def fails_of_what_it_cannot_read(patch: pytest.MonkeyPatch) -> None:
@@ -265,7 +262,7 @@ def fails_of_what_it_cannot_read(patch: pytest.MonkeyPatch) -> None:
             ]
         )
 
-    patch.setattr(SqlBackend, "_set_aside", set_aside)
+    patch.setattr(SqlBackend, "_bury_unreadable", set_aside)
 
 
 def buries_without_a_grave(patch: pytest.MonkeyPatch) -> None:
@@ -277,20 +274,20 @@ def buries_without_a_grave(patch: pytest.MonkeyPatch) -> None:
             connection.execute("DELETE FROM jobsync_finished WHERE id = ?", [ended.id])
         return ended
 
-    was = rows_sqlite._lapse
-    patch.setattr(rows_sqlite, "_lapse", lapse)
+    was = sqlite._end_lapsed
+    patch.setattr(sqlite, "_end_lapsed", lapse)
 
 
 def buries_without_the_error(patch: pytest.MonkeyPatch) -> None:
     """A dead letter does not say what it died of."""
-    text = sql.FINISH.replace(f"errors || {sql._LINE}", "errors")
-    assert text != sql.FINISH
-    patch.setattr(sql, "FINISH", text)
+    text = re.sub(r"errors \|\| CASE.*? END", "errors", SQL["finish"], flags=re.DOTALL)
+    assert text != SQL["finish"]
+    patch.setitem(SQL, "finish", text)
 
 
 def runs_suspects_in_company(patch: pytest.MonkeyPatch) -> None:
     """A suspect is claimed with others, and they with it."""
-    without(patch, "LATE", " AND suspect = :suspects")
+    without(patch, "select_waiting", " AND suspect = :suspects")
 
 
 def claims_beside_a_suspect(patch: pytest.MonkeyPatch) -> None:

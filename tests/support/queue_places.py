@@ -11,8 +11,7 @@ from places_postgres import PostgresPlace
 
 from jobsync import Components, OutcomeUnknown, Store
 from jobsync.queue.backend import QueueBackend
-from jobsync.queue.opening import open_backend, open_directory
-from jobsync.queue.sql.directory import QueueDirectory
+from jobsync.queue.sql import QueueDirectory, open_backend, open_directory
 from jobsync.stores.contract import StoreDecorator
 from jobsync.stores.sql import (
     Parameters,

@@ -213,7 +213,7 @@ def _look(url: str | None) -> list[QueueStatus]:
 
 def _ask_queue(url: str | None, queue: str, question: Callable[[QueueBackend], Awaitable[T]]) -> T:
     """Put a question to a queue that is there."""
-    from jobsync.queue.opening import open_backend
+    from jobsync.queue.sql import open_backend
     from jobsync.status.queues import read_queues_status
 
     async def put(store: Store, components: Components) -> T:

@@ -1,31 +1,32 @@
-"""Where the messages of one queue are kept: a handful of batch methods, each all it needs.
+"""Where the messages of one queue are stored: a few batch methods that a store implements.
 
-What every port promises:
+Guarantees of every backend:
 
-- An acknowledged push is delivered at least once or found among the dead letters. A push
-  is all or nothing; one whose outcome is unknown raises `OutcomeUnknown`.
+- An acknowledged push is delivered at least once or is among the dead letters. A push is all
+  or nothing; one with an unknown outcome raises `OutcomeUnknown`.
 - A message has at most one live claim.
-- A stale receipt can neither complete, extend nor fail a message. A receipt is stale once
-  the store says so: its claim was settled in another way, or has lapsed and was ended.
-- To settle again in the same way changes nothing and is no error, so that a lost reply is
-  followed up by the identical request.
-- `deliveries` only grows. A message whose attempts are spent is found among the dead
-  letters, with its payload and every error. Of those that a worker had in hand when it died
-  none has spent an attempt, unless it ran alone: see `core.messages`.
+- A stale receipt cannot complete, extend or fail a message. A receipt is stale once the store
+  says so: its claim was settled in another way, or it lapsed and was ended.
+- Settling again in the same way changes nothing and is not an error, so a caller that lost a
+  reply repeats the identical request.
+- `deliveries` only grows. A message without attempts left is among the dead letters, with its
+  payload and every error. When a worker dies, its messages in flight spend no attempt, except
+  one that ran alone: see `core.messages`.
 - A delayed message is not claimed before its time, by the store's clock.
-- What cannot be read is set aside among the dead letters, as it is, and reported.
-- While a queue is paused nobody claims of it: no claim that begins after `pause` has returned
-  brings anything, whoever makes it. What is in hand then goes on.
+- An unreadable message is moved to the dead letters unchanged, and reported.
+- While a queue is paused, no claim that starts after `pause` has returned gets a message.
+  Messages in flight continue.
 
-A claim ends when it is settled, when it was not extended for its visibility, by the
-store's clock, or when its session is dead; the last two by `end_claims`, which anybody may
-call. Until then it stands, even if it is late.
+A claim ends when it is settled, when it was not extended within its visibility timeout (by the
+store's clock), or when its session is dead. `end_claims` ends the last two kinds, and anyone may
+call it. Until then the claim stands, even if it is late.
 
-A port is one file that inherits `QueueBackend` and passes the conformance suite.
+A backend is one module that inherits `QueueBackend` and passes the conformance suite.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -34,7 +35,7 @@ from jobsync.core.messages import FINISHED, MOVES, MessageState, Transition
 from jobsync.errors import Invalid
 
 __all__ = [
-    "DEFAULT",
+    "DEFAULT_NAMESPACE",
     "MAX_MESSAGE",
     "ClaimResult",
     "EndedClaim",
@@ -44,71 +45,80 @@ __all__ = [
     "NewMessage",
     "Pause",
     "QueueBackend",
+    "QueueContent",
+    "QueuePart",
     "Receipt",
     "Settlement",
     "WorkerStatus",
-    "describe_worker_status",
+    "build_worker_facts",
+    "check_finished",
     "name_queue",
     "read_worker_statuses",
 ]
 
-
-# What a process that handles messages tells the others of it, with its session.
-#
-# Told when it begins, when it pauses and when it ends: whoever looks can tell a queue whose
-# workers are busy from one that nobody works on. Costs a beat each time, and nothing else.
-
-
-_PREFIX = "queue:"
-
-
-class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One process's part in a queue."""
-
-    concurrency: int
-    """How many handlers it runs at once."""
-    is_paused: bool = False
-    """Whether that process alone claims nothing for now."""
-
-
-def describe_worker_status(queue: str, duty: WorkerStatus | None) -> dict[str, Json]:
-    """Give the fact to tell; None says that the process has done with the queue."""
-    return {f"{_PREFIX}{queue}": None if duty is None else msgspec.to_builtins(duty)}
-
-
-def read_worker_statuses(facts: Mapping[str, Json]) -> dict[str, WorkerStatus]:
-    """Give the queues that a session tells of; nothing of what newer code may have told."""
-    duties = {}
-    for name, told in facts.items():
-        if name.startswith(_PREFIX) and told is not None:
-            try:
-                duties[name.removeprefix(_PREFIX)] = msgspec.convert(told, WorkerStatus)
-            except msgspec.ValidationError:
-                continue
-    return duties
-
+DEFAULT_NAMESPACE = "default"
+"""The namespace of plugins that have none of their own."""
 
 MAX_MESSAGE = 256 * 1024
 """The largest encoded message, in bytes."""
 
 _ENDINGS: tuple[Transition, ...] = ("complete", "cancel", "retry", "bury", "release", "snooze")
+_FACT_PREFIX = "queue:"
+
+QueuePart: TypeAlias = Literal["queue", "dead"]
+"""The messages of a queue that are not finished, or its dead letters."""
+
+
+def name_queue(namespace: str, resource: str) -> str:
+    """Return the stored name of a queue: its namespace and the resource with its schema."""
+    return f"{namespace}/{resource}"
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One process's work on a queue, as its session reports it.
+
+    Reported when the process starts, pauses and stops, so that readers can tell a queue with
+    busy workers from one without workers. Each report costs one heartbeat.
+    """
+
+    concurrency: int
+    """How many handlers it runs at once."""
+    is_paused: bool = False
+    """Whether this process alone claims nothing for now."""
+
+
+def build_worker_facts(queue: str, status: WorkerStatus | None) -> dict[str, Json]:
+    """Return the session facts to report; without a status, the process no longer works."""
+    return {f"{_FACT_PREFIX}{queue}": None if status is None else msgspec.to_builtins(status)}
+
+
+def read_worker_statuses(facts: Mapping[str, Json]) -> dict[str, WorkerStatus]:
+    """Return a session's statuses by queue, without those that newer code may have written."""
+    statuses = {}
+    for name, fact in facts.items():
+        if name.startswith(_FACT_PREFIX) and fact is not None:
+            try:
+                statuses[name.removeprefix(_FACT_PREFIX)] = msgspec.convert(fact, WorkerStatus)
+            except msgspec.ValidationError:
+                continue
+    return statuses
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message to push."""
 
     id: str
-    """Nobody else's: `Ids.records` makes such names."""
+    """Unique: `Ids.records` makes such ids."""
     value: Json
     max_attempts: int
     delay: float = 0.0
     """Seconds before which it is not claimed."""
     timeout: float | None = None
-    """Seconds that its handler may take; None leaves it to the queue."""
+    """Seconds that its handler may take; None for the queue's default."""
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """Proof of a claim: names the message, and the very delivery."""
+    """Proof of a claim: the message and its exact delivery."""
 
     id: str
     deliveries: int
@@ -123,7 +133,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
     at: float = 0.0
     """Unix seconds, by the store's clock."""
     session: str = ""
-    """Who had claimed it."""
+    """The session that had claimed it."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -132,41 +142,41 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     receipt: Receipt
     value: Json
     attempt: int
-    """Which attempt this is, counted from 1."""
+    """The number of this attempt, counted from 1."""
     max_attempts: int
     timeout: float | None
     is_suspect: bool
-    """Whether its last claim lapsed: it may have killed its worker, and is to run alone."""
+    """Whether its last claim lapsed: it may have killed its worker, and must run alone."""
     enqueued: float
     """Unix seconds, by the store's clock."""
 
     @property
     def id(self) -> str:
-        """Name the message."""
+        """The message's id."""
         return self.receipt.id
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
-    """What a claim brought."""
+    """The messages of a claim, and when there may be more."""
 
     messages: list[Message]
     suspects: bool
     """Whether there are suspects to claim now."""
     due: float | None
-    """Seconds until a delay is over; None if none is."""
+    """Seconds until a delay ends; None if none does."""
     lapse: float | None
-    """Seconds until a claim lapses, of anybody's; None if nobody has claimed anything."""
+    """Seconds until any worker's claim lapses; None if there are no claims."""
     more: bool
-    """Whether there may be more: as many were found as were asked for, readable or not."""
+    """Whether there may be more: as many were found as requested, readable or not."""
 
     @property
     def next(self) -> float | None:
-        """Seconds until something happens by itself, as far as is known; None if nothing does."""
-        return min((each for each in (self.due, self.lapse) if each is not None), default=None)
+        """Seconds until the next known change that nobody causes; None if there is none."""
+        return min((time for time in (self.due, self.lapse) if time is not None), default=None)
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How a claim is to end.
+    """How a claim shall end.
 
     Raises:
         Invalid: the move does not end a claim.
@@ -175,17 +185,18 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     receipt: Receipt
     move: Transition
     delay: float = 0.0
-    """Seconds to wait before the next delivery, where there is one."""
+    """Seconds before the next delivery, if there is one."""
     error: str = ""
-    """What went wrong, if anything; kept with the message."""
+    """The error, if there was one; stored with the message."""
 
     def __post_init__(self) -> None:
         if self.move not in _ENDINGS:
-            raise Invalid("move", self.move, "settles nothing", f"use one of {', '.join(_ENDINGS)}")
+            fix = f"use one of {', '.join(_ENDINGS)}"
+            raise Invalid("move", self.move, "does not settle a claim", fix)
 
     @property
     def target(self) -> MessageState:
-        """The state that it leads to."""
+        """The state that the message moves to."""
         return MOVES[self.move].target
 
 
@@ -194,50 +205,62 @@ class EndedClaim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     id: str
     state: MessageState
-    """Waiting for somebody else, or dead because its attempts are spent."""
+    """Waiting for another worker, or dead because no attempts are left."""
     attempt: int
     session: str
-    """Who had claimed it."""
+    """The session that had claimed it."""
 
 
 class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it stands, for whoever looks."""
+    """A stored message, for display."""
 
     queue: str
     id: str
     state: MessageState
     value: Json
-    """None where it is not kept: of what was completed."""
+    """None if it is no longer stored: completed messages."""
     attempts: int
     deliveries: int
     max_attempts: int
     errors: tuple[Failure, ...]
     session: str
-    """Who has claimed it, or had when it was finished."""
+    """The session that has claimed it, or had when it was finished."""
     is_suspect: bool
-    """Whether its last claim lapsed: it may have killed its worker, and is to run alone."""
+    """Whether its last claim lapsed: it may have killed its worker, and must run alone."""
     enqueued: float
-    """Unix seconds, by the store's clock, as all times here."""
+    """Unix seconds by the store's clock, as are all times here."""
     due: float | None
-    """When its pause is over, or when its claim lapses unless renewed."""
+    """When its delay ends, or when its claim lapses unless renewed."""
     claimed: float | None
-    """Since when it is claimed; unknown where older code has claimed it."""
+    """When it was claimed; unknown if older code claimed it."""
     finished: float | None
     seen: float
-    """When this was so."""
+    """When this was read."""
     is_readable: bool = True
     """Whether its payload is JSON; if not, `value` is its text."""
     cursor: str
-    """Pass it as `after` to look on from here."""
+    """Pass it as `after` to continue from here."""
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """That nobody claims of a queue."""
+    """The pause of a queue: nobody claims from it."""
 
     since: float
     """Unix seconds, by the store's clock."""
     reason: str
     """For people; may be empty."""
+
+
+class QueueContent(msgspec.Struct, kw_only=True):
+    """What is in one queue."""
+
+    counts: dict[MessageState, int] = {}
+    """The number of messages in each state that occurs."""
+    oldest: float | None = None
+    """When the oldest unclaimed message was pushed; Unix seconds."""
+    claims: dict[str, int] = {}
+    """The number of messages that each session has claimed."""
+    pause: Pause | None = None
 
 
 class QueueBackend(ABC):
@@ -250,84 +273,86 @@ class QueueBackend(ABC):
     queue: str
 
     @abstractmethod
-    async def push(self, letters: Sequence[NewMessage]) -> None:
-        """Add messages, all or none, in order.
+    async def push(self, new_messages: Sequence[NewMessage]) -> None:
+        """Add messages in order, all or none.
 
         Raises:
-            Invalid: one is not JSON or too large; nothing was added.
-            OutcomeUnknown: nobody can say.
+            Invalid: a message is not JSON or too large; nothing was added.
+            OutcomeUnknown: they may or may not have been added.
             Unavailable: nothing was added.
         """
 
     @abstractmethod
-    async def push_within(self, connection: object, letters: Sequence[NewMessage]) -> None:
-        """Add messages in a transaction of the caller's: they are there once it commits.
+    async def push_within(self, connection: object, new_messages: Sequence[NewMessage]) -> None:
+        """Add messages in the caller's transaction: they exist once it commits.
 
         Args:
-            connection: to the very database where the messages are kept.
-            letters: what to add.
+            connection: to the same database that stores the queue.
+            new_messages: the messages to add.
 
         Raises:
-            Invalid: it is no such connection, or a message cannot be kept.
+            Invalid: the connection is another one, or a message cannot be stored.
         """
 
     @abstractmethod
     async def claim(
         self, limit: int, *, session: str, visibility: float, suspects: bool = False
     ) -> ClaimResult:
-        """Claim messages whose time has come: those that waited first, then in order.
+        """Claim due messages: first those that waited, then the others in order.
 
         Args:
-            limit: at most so many.
-            session: on whose behalf; its death ends the claims.
-            visibility: seconds for which they hold unless extended.
-            suspects: claim suspects, and nothing else; they are not claimed otherwise.
+            limit: the largest number of messages.
+            session: the session to claim for; its death ends the claims.
+            visibility: seconds until the claims lapse unless extended.
+            suspects: claim only suspects; otherwise only messages that are not suspects.
 
         Raises:
-            Unavailable: nothing is in hand. What may have been claimed lapses by itself.
+            Unavailable: nothing is in flight. A claim that happened anyway lapses by itself.
         """
 
     @abstractmethod
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        """End claims, each as told; False says that the receipt is stale and nothing was done.
+        """End claims; False means that the receipt is stale and nothing was done.
 
         Raises:
-            OutcomeUnknown: nobody can say; to send the same again is safe.
-            Unavailable: nothing was done by this call.
+            OutcomeUnknown: they may or may not have ended; sending the same again is safe.
+            Unavailable: this call did nothing.
         """
 
     @abstractmethod
     async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
-        """Let claims hold for so many seconds from now; False says that the receipt is stale.
+        """Extend claims to this many seconds from now; False means that the receipt is stale.
 
         Raises:
-            Unavailable: no answer; to send the same again is safe.
+            Unavailable: no answer; sending the same again is safe.
         """
 
     @abstractmethod
     async def end_claims(
         self, dead: Collection[str] = (), *, keep: Collection[str] = ()
     ) -> list[EndedClaim]:
-        """End the claims that have lapsed, and those of sessions that are dead, by a write.
+        """End the claims that have lapsed and those of dead sessions, by a write.
 
-        Those of the messages to keep, which the caller has in hand, are not ended.
+        Each message becomes a suspect and spends no attempt. A message that was a suspect
+        before spends an attempt, and becomes a dead letter if it was the last.
 
-        Each message becomes a suspect and has spent nothing. One that was a suspect before
-        has spent an attempt, and is a dead letter if that was the last.
+        Args:
+            dead: the sessions that are dead.
+            keep: messages that the caller has in flight; their claims are not ended.
 
         Raises:
-            Unavailable: no answer; to call again is safe.
+            Unavailable: no answer; calling again is safe.
         """
 
     @abstractmethod
-    async def holders(self) -> list[str]:
-        """Give the sessions that have claimed anything."""
+    async def list_holders(self) -> list[str]:
+        """Return the sessions that hold claims."""
 
     @abstractmethod
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
     ) -> list[MessageInfo]:
-        """Look at messages in a state, the oldest first; fewer than `limit` means the end."""
+        """Return messages in a state, the oldest first; fewer than `limit` means the end."""
 
     @abstractmethod
     async def count(self) -> Mapping[MessageState, int]:
@@ -335,69 +360,57 @@ class QueueBackend(ABC):
 
     @abstractmethod
     async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
-        """Give dead letters, those named or all, a new life with all attempts; count them.
+        """Queue dead letters again with all their attempts; return how many.
 
-        What was cancelled comes back only by name.
+        Without ids, all dead letters. Cancelled messages are queued again only by id.
 
         Raises:
-            OutcomeUnknown: nobody can say; to call again is safe.
+            OutcomeUnknown: it may or may not have happened; calling again is safe.
         """
 
     @abstractmethod
     async def purge(self, states: Collection[MessageState]) -> int:
-        """Remove the messages in these states for good; count them.
+        """Remove the messages in these states for good; return how many.
 
         Raises:
-            OutcomeUnknown: nobody can say; to call again is safe.
+            OutcomeUnknown: it may or may not have happened; calling again is safe.
         """
 
     @abstractmethod
     async def forget(self, state: MessageState, *, older_than: float, limit: int = 10_000) -> int:
-        """Remove messages that were finished so many seconds ago; count them.
+        """Remove messages that were finished this many seconds ago; return how many.
 
         Raises:
-            Invalid: it is no state of what is finished.
-            OutcomeUnknown: nobody can say; to call again is safe.
+            Invalid: messages in this state are not finished.
+            OutcomeUnknown: it may or may not have happened; calling again is safe.
         """
 
     @abstractmethod
     async def pause(self, reason: str = "") -> bool:
-        """Let nobody claim from now on; False says that it was paused before, and is as it was.
+        """Stop all claims from now on; False means that it was paused, and nothing changed.
 
         Raises:
-            Unavailable: no answer; to call again is safe.
+            Unavailable: no answer; calling again is safe.
         """
 
     @abstractmethod
     async def resume(self) -> bool:
-        """Let everybody claim again; False says that it was not paused.
+        """Allow claims again; False means that it was not paused.
 
         Raises:
-            Unavailable: no answer; to call again is safe.
+            Unavailable: no answer; calling again is safe.
         """
 
     @abstractmethod
     async def wait(self, timeout: float) -> None:
-        """Return early if there is something new to claim. A hint: asking is the truth."""
+        """Return early if there may be something new to claim. A hint: only a claim tells."""
 
 
 def check_finished(state: MessageState) -> None:
-    """Refuse to forget what is still to be handled.
+    """Check that messages in a state are finished.
 
     Raises:
-        Invalid: names the states that can be.
+        Invalid: they are not; the error lists the states that are.
     """
     if state not in FINISHED:
         raise Invalid("state", state, "is not finished", f"use one of {', '.join(FINISHED)}")
-
-
-# How a queue is called: its namespace, and the resource whose schema its messages obey.
-
-
-DEFAULT = "default"
-"""The namespace of plugins that have none of their own."""
-
-
-def name_queue(namespace: str, resource: str) -> str:
-    """Give the name by which the store knows a queue."""
-    return f"{namespace}/{resource}"

@@ -13,10 +13,10 @@ from jobsync.database.database import Database
 from jobsync.database.plugin import check_plugin_name
 from jobsync.database.resource import Resource
 from jobsync.errors import Incomplete, Invalid, OutcomeUnknown, Unavailable
-from jobsync.queue.backend import DEFAULT, NewMessage, QueueBackend, name_queue
-from jobsync.queue.opening import open_backend
+from jobsync.queue.backend import DEFAULT_NAMESPACE, NewMessage, QueueBackend, name_queue
 from jobsync.queue.settings import QueueSettings
-from jobsync.queue.sql.common import MOST
+from jobsync.queue.sql import open_backend
+from jobsync.queue.sql.common import MAX_BATCH
 from jobsync.settings import Sources, resolve
 
 __all__ = ["build_messages", "enqueue_messages"]
@@ -88,7 +88,7 @@ async def enqueue_messages(
         max_attempts=max_attempts,
     )
     port = open_backend(database.store, name_queue(namespace, name), components)
-    for start in range(0, len(letters), MOST):
+    for start in range(0, len(letters), MAX_BATCH):
         await _push_part(port, letters, start)
     return [letter.id for letter in letters]
 
@@ -98,12 +98,12 @@ def _read_name(text: str) -> tuple[str, str]:
     namespace, _, resource = text.rpartition("/")
     if not resource or "/" in namespace:
         raise Invalid("queue", text, "is no queue's name", "write tasks, or emails/tasks")
-    return check_plugin_name("namespace", namespace or DEFAULT), resource
+    return check_plugin_name("namespace", namespace or DEFAULT_NAMESPACE), resource
 
 
 async def _push_part(port: QueueBackend, letters: Sequence[NewMessage], start: int) -> None:
     try:
-        await port.push(letters[start : start + MOST])
+        await port.push(letters[start : start + MAX_BATCH])
     except (OutcomeUnknown, Unavailable) as error:
         if not start:
             raise
@@ -112,8 +112,8 @@ async def _push_part(port: QueueBackend, letters: Sequence[NewMessage], start: i
         raise Incomplete(
             port.queue,
             written=ids[:start],
-            unknown=ids[start : start + MOST] if is_unknown else (),
-            unsent=ids[start + MOST if is_unknown else start :],
+            unknown=ids[start : start + MAX_BATCH] if is_unknown else (),
+            unsent=ids[start + MAX_BATCH if is_unknown else start :],
         ) from error
 
 

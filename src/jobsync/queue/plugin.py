@@ -52,17 +52,16 @@ from jobsync.queue.backend import (
     Message,
     MessageInfo,
     QueueBackend,
+    QueuePart,
     WorkerStatus,
-    describe_worker_status,
+    build_worker_facts,
     name_queue,
 )
 from jobsync.queue.enqueue import build_messages
 from jobsync.queue.executor import Executor, Handler, describe
 from jobsync.queue.in_flight import Delivery
-from jobsync.queue.opening import open_backend
-from jobsync.queue.records import MessageRecords
 from jobsync.queue.settings import QueueSettings, translate
-from jobsync.queue.sql.directory import Part
+from jobsync.queue.sql import MessageRecords, open_backend
 from jobsync.queue.worker import Worker, WorkerListener, find_caller
 from jobsync.settings import Sources, resolve
 
@@ -327,7 +326,7 @@ class QueuePlugin(CoordinatorPlugin):
         if self.resource not in database.resources:
             await database.create_resource(self.resource)
         database.resources[self.resource].set_queue(self)
-        for part in get_args(Part):
+        for part in get_args(QueuePart):
             records = MessageRecords(database.store, database.components, self.queue, part)
             database.add_view(f"plg_{self.namespace}_{self.resource}_{part}", records)
         database.events.on(WorkerDied.name, self._end_claims_of)
@@ -356,7 +355,7 @@ class QueuePlugin(CoordinatorPlugin):
             return
         self._worker = self._working = None
         worker.stop(_share(self.database.time_left))
-        self._get_membership().publish(**describe_worker_status(self.queue, None))
+        self._get_membership().publish(**build_worker_facts(self.queue, None))
         await asyncio.wait([working])
         self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
 
@@ -428,7 +427,7 @@ class QueuePlugin(CoordinatorPlugin):
             self._worker.is_paused = self._is_paused
             self._worker.wake()
             duty = WorkerStatus(concurrency=self.settings.concurrency, is_paused=self._is_paused)
-            self._get_membership().publish(**describe_worker_status(self.queue, duty))
+            self._get_membership().publish(**build_worker_facts(self.queue, duty))
 
     def _make_worker(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:
         if self._executor is None:

@@ -61,7 +61,7 @@ class Reaper:
     async def _look(self) -> None:
         membership = self._membership
         try:
-            others = {*await self._port.holders()} - {membership.incarnation}
+            others = {*await self._port.list_holders()} - {membership.incarnation}
             membership.watch(self._purpose, others)
             dead = {each for each in others if membership.is_dead(each)}
             if dead:

@@ -12,15 +12,15 @@ from jobsync.components import Components
 from jobsync.core.messages import MessageState
 from jobsync.errors import NotFound, closest_name
 from jobsync.queue.backend import (
-    DEFAULT,
+    DEFAULT_NAMESPACE,
     MessageInfo,
     Pause,
+    QueueContent,
     WorkerStatus,
     name_queue,
     read_worker_statuses,
 )
-from jobsync.queue.opening import open_directory
-from jobsync.queue.sql.directory import QueueContent, QueueDirectory
+from jobsync.queue.sql import QueueDirectory, open_directory
 from jobsync.status.sessions import (
     SessionCondition,
     SessionStatus,
@@ -130,7 +130,7 @@ class QueuesStatus:
         )
 
     def _complete(self, name: str) -> str:
-        full = name if "/" in name else name_queue(DEFAULT, name)
+        full = name if "/" in name else name_queue(DEFAULT_NAMESPACE, name)
         if full in self._contents:
             return full
         alike = [each for each in self._contents if each.endswith(f"/{name}")]
@@ -180,7 +180,7 @@ async def read_queues_status(store: Store, components: Components) -> QueuesStat
         Unavailable: the store does not answer.
     """
     directory = open_directory(store, components)
-    contents = await directory.look()
+    contents = await directory.read_contents()
     return QueuesStatus(
         directory, contents, (await read_cluster_status(store, components)).sessions
     )

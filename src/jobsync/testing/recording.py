@@ -99,17 +99,17 @@ class RecordingBackend(QueueBackend):
         self._node = node
         self._world = node.world
 
-    async def push(self, letters: Sequence[NewMessage]) -> None:
+    async def push(self, new_messages: Sequence[NewMessage]) -> None:
         """Add messages, all or none, in order."""
         told = [
             [each.id, digest(encode(each.value, "message").decode()), each.delay, each.max_attempts]
-            for each in letters
+            for each in new_messages
         ]
-        await self._ask("push", lambda: self._inner.push(letters), messages=told)
+        await self._ask("push", lambda: self._inner.push(new_messages), messages=told)
 
-    async def push_within(self, connection: object, letters: Sequence[NewMessage]) -> None:
+    async def push_within(self, connection: object, new_messages: Sequence[NewMessage]) -> None:
         """Add messages in a transaction of the caller's."""
-        await self._inner.push_within(connection, letters)
+        await self._inner.push_within(connection, new_messages)
 
     async def claim(
         self, limit: int, *, session: str, visibility: float, suspects: bool = False
@@ -158,9 +158,9 @@ class RecordingBackend(QueueBackend):
             keep=sorted(keep),
         )
 
-    async def holders(self) -> list[str]:
+    async def list_holders(self) -> list[str]:
         """Give the sessions that have claimed anything."""
-        return await self._inner.holders()
+        return await self._inner.list_holders()
 
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
@@ -173,7 +173,7 @@ class RecordingBackend(QueueBackend):
         return await self._inner.count()
 
     async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
-        """Give dead letters a new life."""
+        """Give dead new_messages a new life."""
         return await self._ask("redrive", lambda: self._inner.redrive(ids, limit=limit))
 
     async def purge(self, states: Collection[MessageState]) -> int:

@@ -226,7 +226,8 @@ def test_a_store_without_queues_is_named(tmp_path: Path) -> None:
     done = run("memory://", "queues", "list")
     assert (done.returncode, done.stdout) == (1, "")
     assert (
-        "cannot keep queues yet (got 'memory://'). Use sqlite:/// or postgresql://" in done.stderr
+        "does not support queues yet (got 'memory://'). Use sqlite:/// or postgresql://"
+        in done.stderr
     )
     missing = run(f"sqlite:///{tmp_path / 'none.db'}", "queues", "list")
     assert "there is no such file" in missing.stderr

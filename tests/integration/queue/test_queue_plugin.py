@@ -32,7 +32,7 @@ from jobsync.events import known_events
 from jobsync.queue.backend import ClaimResult, NewMessage
 from jobsync.queue.executor import THREADS
 from jobsync.queue.in_flight import Delivery
-from jobsync.queue.opening import open_backend
+from jobsync.queue.sql import open_backend
 from jobsync.queue.sql.common import SqlBackend
 from jobsync.queue.worker import Worker
 

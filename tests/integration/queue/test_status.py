@@ -108,7 +108,7 @@ async def test_more_than_a_batch_is_posted_in_parts(
 ) -> None:
     """In order; if the store fails in between, it is told what is there and what is not."""
     await db.create_resource("emails")
-    monkeypatch.setattr(posting, "MOST", 2)
+    monkeypatch.setattr(posting, "MAX_BATCH", 2)
     ids = await enqueue_messages(db, "emails", [{"n": n} for n in range(5)])
     assert (await look(db)).queue("emails").counts == {"ready": 5}
     push, calls = SqliteBackend.push, list[int]()

@@ -1,8 +1,8 @@
-"""A queue's messages as rows of an SQL database: what both databases have in common.
+"""What the queue backends on SQLite and PostgreSQL have in common.
 
-A batch is one statement, or one transaction. Claims are judged by the database's clock. A
-settlement whose reply was lost is sent again until an answer comes: the row, or what is left
-of it in the table of what is finished, remembers how its latest claims were settled.
+A message is a row. A batch is one statement or one transaction. Claims are judged by the
+database's clock. A settlement whose reply was lost is sent again until an answer arrives: the
+row, or its copy among the finished messages, records how its latest claims were settled.
 """
 
 from abc import abstractmethod
@@ -33,86 +33,61 @@ from jobsync.stores.sql import SqlAccess
 
 __all__ = [
     "LAPSED",
-    "MOST",
+    "MAX_BATCH",
     "SPARED",
+    "ClaimedRow",
     "ClaimedRows",
-    "Found",
     "SettlementRow",
     "SqlBackend",
-    "as_json",
-    "driver_of",
-    "look_at",
-    "refuse",
+    "build_connection_error",
+    "encode_error",
+    "read_infos",
 ]
 
-
-# The driver's connection behind whatever a caller holds, so that a push joins its transaction.
-#
-# SQLAlchemy's connections lead to it by `driver_connection`; it need not be installed here.
-
-
-def driver_of(connection: object) -> object:
-    """Give the connection that the database's driver made."""
-    held: Any = connection
-    # An asynchronous connection of SQLAlchemy's has a plain one inside.
-    held = getattr(held, "sync_connection", None) or held
-    if not hasattr(held, "driver_connection"):
-        inside = getattr(held, "connection", None)
-        held = inside if hasattr(inside, "driver_connection") else held
-    return getattr(held, "driver_connection", held)
-
-
-def refuse(connection: object, problem: str, fix: str) -> Invalid:
-    """Say why a transaction cannot be joined."""
-    kind = type(connection)
-    return Invalid("connection", f"{kind.__module__}.{kind.__qualname__}", problem, fix)
-
-
-MOST = 10_000
-"""The largest batch."""
+MAX_BATCH = 10_000
+"""The largest number of messages in a batch."""
 
 LAPSED = "nobody settled it: its worker died, or fell silent for too long"
-"""The error that a message keeps of a claim that was ended."""
+"""The error stored for a claim that was ended."""
 
 SPARED = f"{LAPSED}; with others in hand, so that no attempt is spent"
-"""Likewise, of a claim in company."""
+"""The error stored for a claim that was ended while other messages were in flight."""
 
-_PATIENCE = 30.0
-"""Seconds after which an unknown settlement is no longer sent again."""
+_GIVE_UP_AFTER = 30.0
+"""Seconds after which a settlement with an unknown outcome is not sent again."""
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 4.0
 _LONGEST_ERROR = 2000
 
-_Lines = list[Failure]
+_Failures = list[Failure]
 
-
-Found: TypeAlias = tuple[str, bytes | str, int, int, int, float | None, bool, float]
-"""A message that was claimed, as its row tells: its id, payload, deliveries, those returned, most
-attempts, timeout, whether it is a suspect, and when it was enqueued."""
+ClaimedRow: TypeAlias = tuple[str, bytes | str, int, int, int, float | None, bool, float]
+"""A claimed message: id, payload, deliveries, returned deliveries, most attempts, timeout, whether
+it is a suspect, and when it was enqueued."""
 
 _ID: Final = 0
 _DELIVERIES: Final = 2
-"""Places in such a row."""
+"""Indices in such a row."""
 
 
 class ClaimedRows(NamedTuple):
-    """What a claim found."""
+    """The rows of a claim; the other fields are as in `ClaimResult`."""
 
-    rows: list[Found]
+    rows: list[ClaimedRow]
     suspects: bool
     due: float | None
     lapse: float | None
 
 
 class SettlementRow(NamedTuple):
-    """A settlement, as the database takes it."""
+    """A settlement as parameters of a statement."""
 
     id: str
     claim: str
     target: MessageState
     mark: str
-    """How this claim was settled; the row remembers it."""
+    """How this claim was settled; the row records it."""
     delay: float
     back: int
     error: str | None
@@ -120,10 +95,10 @@ class SettlementRow(NamedTuple):
 
 
 class SqlBackend(QueueBackend):
-    """What is the same on both databases.
+    """Base class for the backends on SQL databases.
 
     Args:
-        access: the way to the tables.
+        access: the connection to the tables.
         queue: its name.
         components: time, randomness and events.
     """
@@ -134,114 +109,119 @@ class SqlBackend(QueueBackend):
         self._clock = components.clock
         self._randomness = components.randomness
         self._ids = components.ids
-        self._witness = CorruptionLog(self.topic, components.events)
-        self._hints = access
+        self._corruption_log = CorruptionLog(self.topic, components.events)
+        self._notifications = access
 
-    async def push(self, letters: Sequence[NewMessage]) -> None:
+    async def push(self, new_messages: Sequence[NewMessage]) -> None:
         """Add messages, all or none."""
-        if not letters:
+        if not new_messages:
             return
-        payloads = _encode(letters)
+        payloads = _encode(new_messages)
         try:
-            await self._push(letters, payloads)
+            await self._push(new_messages, payloads)
         except OutcomeUnknown as unknown:
-            # What is not there may yet arrive, or have come and gone: it is not sent again.
-            if not await self._is_surely_there([each.id for each in letters]):
+            # Missing messages may still arrive, or may be gone already: never send them again.
+            if not await self._has_arrived([message.id for message in new_messages]):
                 raise unknown from None
 
-    async def push_within(self, connection: object, letters: Sequence[NewMessage]) -> None:
-        """Add messages in a transaction of the caller's."""
-        driver = driver_of(connection)
-        if letters:
-            await self._push_within(driver, letters, _encode(letters))
+    async def push_within(self, connection: object, new_messages: Sequence[NewMessage]) -> None:
+        """Add messages in the caller's transaction."""
+        driver_connection = _unwrap_connection(connection)
+        if new_messages:
+            await self._push_within(driver_connection, new_messages, _encode(new_messages))
 
     async def claim(
         self, limit: int, *, session: str, visibility: float, suspects: bool = False
     ) -> ClaimResult:
-        """Claim messages; set aside those that cannot be read."""
+        """Claim messages; bury those that cannot be read."""
         (claim,) = self._ids.nonces(1)
-        taken = await self._claim(limit, claim, session, visibility, suspects=suspects)
+        claimed = await self._claim(limit, claim, session, visibility, suspects=suspects)
         messages: list[Message] = []
         unreadable: list[tuple[Receipt, Corrupt]] = []
-        for row in taken.rows:
+        for row in claimed.rows:
             receipt = Receipt(row[_ID], row[_DELIVERIES], claim)
             try:
-                messages.append(_revive(receipt, row))
+                messages.append(_read_message(receipt, row))
             except Corrupt as corrupt:
                 unreadable.append((receipt, corrupt))
         if unreadable:
-            await self._set_aside(unreadable)
-        more = len(taken.rows) >= limit
-        return ClaimResult(messages, taken.suspects, taken.due, taken.lapse, more)
+            await self._bury_unreadable(unreadable)
+        more = len(claimed.rows) >= limit
+        return ClaimResult(messages, claimed.suspects, claimed.due, claimed.lapse, more)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        """End claims, and follow up a lost reply."""
+        """End claims; send them again if a reply was lost."""
         if not settlements:
             return []
-        batch = [_tell(settlement) for settlement in settlements]
-        if len({each.id for each in batch}) < len(batch):
-            raise Invalid("settlements", len(batch), "name a message twice", "settle each once")
-        settled = await self._persist(batch)
-        if any(each.target == "waiting" and not each.delay for each in batch):
-            self._hints.wake(self.topic)
-        return [each.id in settled for each in batch]
+        batch = [_build_row(settlement) for settlement in settlements]
+        if len({row.id for row in batch}) < len(batch):
+            problem = "contain a message twice"
+            raise Invalid("settlements", len(batch), problem, "settle each message once")
+        settled = await self._settle_until_answered(batch)
+        if any(row.target == "waiting" and not row.delay for row in batch):
+            self._notifications.wake(self.topic)
+        return [row.id in settled for row in batch]
 
     async def end_claims(
         self, dead: Collection[str] = (), *, keep: Collection[str] = ()
     ) -> list[EndedClaim]:
-        """End the claims that nobody will settle, and let others have the messages."""
+        """End the claims that nobody will settle, so that others can claim the messages."""
         ended = await self._end_claims(dead, keep)
         if ended:
-            self._hints.wake(self.topic)
+            self._notifications.wake(self.topic)
         return ended
 
     async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
-        """Give dead letters a new life."""
+        """Queue dead letters again."""
         count = await self._redrive(ids, limit)
-        self._hints.wake(self.topic)
+        self._notifications.wake(self.topic)
         return count
 
     async def wait(self, timeout: float) -> None:
-        """Return early if there is something new to claim."""
-        await self._hints.wait(self.topic, timeout)
+        """Return early if there may be something new to claim."""
+        await self._notifications.wait(self.topic, timeout)
 
-    async def forget(self, state: MessageState, *, older_than: float, limit: int = MOST) -> int:
-        """Remove what was finished long ago."""
+    async def forget(
+        self, state: MessageState, *, older_than: float, limit: int = MAX_BATCH
+    ) -> int:
+        """Remove messages that were finished long ago."""
         check_finished(state)
         return await self._forget(state, older_than, limit)
 
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
     ) -> list[MessageInfo]:
-        """Look at messages; leave out what cannot be read, and report it."""
+        """Return messages; skip and report those that cannot be read."""
         rows = await (
             self._browse_live(state, after, limit)
             if state in LIVE
             else self._browse_finished(state, after, limit)
         )
-        return look_at(rows, self._witness)
+        return read_infos(rows, self._corruption_log)
 
     async def count(self) -> Mapping[MessageState, int]:
         """Count the messages in each state."""
         return {state: count for state, count in await self._count() if count}
 
     async def resume(self) -> bool:
-        """Let everybody claim again, and look at once."""
+        """Allow claims again, and wake the workers."""
         was_paused = await self._resume()
-        self._hints.wake(self.topic)
+        self._notifications.wake(self.topic)
         return was_paused
 
     @abstractmethod
-    async def _push(self, letters: Sequence[NewMessage], payloads: Sequence[bytes]) -> None: ...
-
-    @abstractmethod
-    async def _push_within(
-        self, connection: object, letters: Sequence[NewMessage], payloads: Sequence[bytes]
+    async def _push(
+        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> None: ...
 
     @abstractmethod
-    async def _is_there(self, ids: Sequence[str]) -> bool:
-        """Say whether one of these messages is there, finished or not."""
+    async def _push_within(
+        self, connection: object, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> None: ...
+
+    @abstractmethod
+    async def _exists(self, ids: Sequence[str]) -> bool:
+        """Whether any of these messages exists, finished or not."""
 
     @abstractmethod
     async def _claim(
@@ -250,7 +230,7 @@ class SqlBackend(QueueBackend):
 
     @abstractmethod
     async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
-        """End claims; give those that are settled so, by this call or an earlier one."""
+        """End claims; return the ids of those settled so, by this call or an earlier one."""
 
     @abstractmethod
     async def _end_claims(
@@ -275,16 +255,17 @@ class SqlBackend(QueueBackend):
     @abstractmethod
     async def _resume(self) -> bool: ...
 
-    async def _is_surely_there(self, ids: Sequence[str]) -> bool:
+    async def _has_arrived(self, ids: Sequence[str]) -> bool:
+        """Whether a push with an unknown outcome is known to have arrived."""
         try:
-            return await self._is_there(ids)
+            return await self._exists(ids)
         except JobsyncError:
-            # Whatever keeps us from looking: of the push it says nothing.
+            # A failed check says nothing about the push.
             return False
 
-    async def _persist(self, batch: Sequence[SettlementRow]) -> set[str]:
-        """Settle; once something was sent, until an answer comes or time is up."""
-        give_up = self._clock.mono() + _PATIENCE
+    async def _settle_until_answered(self, batch: Sequence[SettlementRow]) -> set[str]:
+        """Settle; once a request may have arrived, repeat it until an answer or the time limit."""
+        give_up = self._clock.mono() + _GIVE_UP_AFTER
         pause = _FIRST_PAUSE
         unknown: OutcomeUnknown | None = None
         while True:
@@ -293,7 +274,7 @@ class SqlBackend(QueueBackend):
             except OutcomeUnknown as error:
                 unknown = error
             except Unavailable:
-                # Of this copy nothing was done; an earlier one may have been.
+                # This request did nothing; an earlier one may have arrived.
                 if unknown is None:
                     raise
             if self._clock.mono() >= give_up:
@@ -301,28 +282,49 @@ class SqlBackend(QueueBackend):
             await self._clock.sleep(self._randomness.uniform(pause / 2, pause))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
-    async def _set_aside(self, unreadable: Sequence[tuple[Receipt, Corrupt]]) -> None:
+    async def _bury_unreadable(self, unreadable: Sequence[tuple[Receipt, Corrupt]]) -> None:
         for _, corrupt in unreadable:
-            self._witness.report(corrupt)
+            self._corruption_log.report(corrupt)
         batch = [
-            _tell(Settlement(receipt=receipt, move="bury", error=str(corrupt)))
+            _build_row(Settlement(receipt=receipt, move="bury", error=str(corrupt)))
             for receipt, corrupt in unreadable
         ]
         try:
             await self._settle(batch)
         except (OutcomeUnknown, Unavailable):
-            # Those that can be read do not wait: it lapses, and is set aside by who claims it next.
+            # Readable messages do not wait for this. The claim lapses, and whoever claims the
+            # message next buries it.
             return
 
 
-def _encode(letters: Sequence[NewMessage]) -> list[bytes]:
-    if len(letters) > MOST:
-        many = f"{len(letters):,} messages"
-        raise Invalid("messages", many, f"are over {MOST:,}", "push in parts")
-    return [encode(each.value, "message", limit=MAX_MESSAGE) for each in letters]
+def _unwrap_connection(connection: object) -> object:
+    """Return the database driver's connection, so that a push joins its transaction.
+
+    SQLAlchemy's connections provide it as `driver_connection`; SQLAlchemy need not be installed.
+    """
+    found: Any = connection
+    # An asynchronous SQLAlchemy connection wraps a synchronous one.
+    found = getattr(found, "sync_connection", None) or found
+    if not hasattr(found, "driver_connection"):
+        inner = getattr(found, "connection", None)
+        found = inner if hasattr(inner, "driver_connection") else found
+    return getattr(found, "driver_connection", found)
 
 
-def _tell(settlement: Settlement) -> SettlementRow:
+def build_connection_error(connection: object, problem: str, fix: str) -> Invalid:
+    """Return the error for a connection whose transaction cannot be joined."""
+    kind = type(connection)
+    return Invalid("connection", f"{kind.__module__}.{kind.__qualname__}", problem, fix)
+
+
+def _encode(new_messages: Sequence[NewMessage]) -> list[bytes]:
+    if len(new_messages) > MAX_BATCH:
+        size = f"{len(new_messages):,} messages"
+        raise Invalid("messages", size, f"must be {MAX_BATCH:,} or fewer", "push in parts")
+    return [encode(message.value, "message", limit=MAX_MESSAGE) for message in new_messages]
+
+
+def _build_row(settlement: Settlement) -> SettlementRow:
     receipt, error = settlement.receipt, settlement.error
     step = MOVES[settlement.move]
     return SettlementRow(
@@ -332,17 +334,17 @@ def _tell(settlement: Settlement) -> SettlementRow:
         f"{receipt.claim}:{settlement.move}",
         settlement.delay,
         int(step.returns),
-        as_json(error) if error else None,
+        encode_error(error) if error else None,
     )
 
 
-def as_json(text: str) -> str:
-    """Give an error's text as JSON, cut, without what a database cannot hold."""
+def encode_error(text: str) -> str:
+    """Return an error as JSON, shortened, without characters that a database cannot store."""
     plain = text[:_LONGEST_ERROR].replace("\0", "\\0").encode(errors="replace").decode()
     return msgspec.json.encode(plain).decode()
 
 
-def _revive(receipt: Receipt, row: Found) -> Message:
+def _read_message(receipt: Receipt, row: ClaimedRow) -> Message:
     name, payload, deliveries, returned, max_attempts, timeout, suspect, enqueued = row
     return Message(
         receipt=receipt,
@@ -355,8 +357,8 @@ def _revive(receipt: Receipt, row: Found) -> Message:
     )
 
 
-class _MessageRow(NamedTuple):
-    """A message that somebody looks at."""
+class _InfoRow(NamedTuple):
+    """The row of a message, for display."""
 
     queue: str
     id: str
@@ -376,19 +378,19 @@ class _MessageRow(NamedTuple):
     cursor: str
 
 
-def look_at(rows: Sequence[Sequence[Any]], witness: CorruptionLog) -> list[MessageInfo]:
-    """Give messages; leave out what cannot be understood, and report it."""
-    kept = []
+def read_infos(rows: Sequence[Sequence[Any]], log: CorruptionLog) -> list[MessageInfo]:
+    """Return the readable messages, and report the others."""
+    infos = []
     for row in rows:
         try:
-            kept.append(_look_at(_MessageRow(*row)))
+            infos.append(_read_info(_InfoRow(*row)))
         except Corrupt as corrupt:
-            witness.report(corrupt)
-    return kept
+            log.report(corrupt)
+    return infos
 
 
-def _look_at(row: _MessageRow) -> MessageInfo:
-    value, is_readable = _decode_or_show(row.payload, row.id)
+def _read_info(row: _InfoRow) -> MessageInfo:
+    value, is_readable = _decode_or_text(row.payload, row.id)
     return MessageInfo(
         queue=row.queue,
         id=row.id,
@@ -397,7 +399,7 @@ def _look_at(row: _MessageRow) -> MessageInfo:
         attempts=row.deliveries - row.returned,
         deliveries=row.deliveries,
         max_attempts=row.max_attempts,
-        errors=tuple(_read_errors(row.errors, row.id)),
+        errors=tuple(_read_failures(row.errors, row.id)),
         session=row.session,
         is_suspect=bool(row.suspect),
         enqueued=row.enqueued,
@@ -410,8 +412,8 @@ def _look_at(row: _MessageRow) -> MessageInfo:
     )
 
 
-def _decode_or_show(payload: bytes | str | None, name: str) -> tuple[Any, bool]:
-    """Give a payload; of what is not JSON, its text, so that somebody can look at it."""
+def _decode_or_text(payload: bytes | str | None, name: str) -> tuple[Any, bool]:
+    """Return a payload and True; if it is not JSON, its text and False."""
     if payload is None:
         return None, True
     try:
@@ -421,8 +423,8 @@ def _decode_or_show(payload: bytes | str | None, name: str) -> tuple[Any, bool]:
         return text, False
 
 
-def _read_errors(lines: str, name: str) -> _Lines:
+def _read_failures(lines: str, name: str) -> _Failures:
     try:
-        return msgspec.json.decode(f"[{','.join(lines.splitlines())}]", type=_Lines)
+        return msgspec.json.decode(f"[{','.join(lines.splitlines())}]", type=_Failures)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise Corrupt(f"message {name}", f"its errors are not JSON ({error})") from error

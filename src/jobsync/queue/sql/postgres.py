@@ -1,8 +1,8 @@
-"""A queue's messages in a PostgreSQL database, claimed by `FOR UPDATE SKIP LOCKED`.
+"""The queue backend on PostgreSQL, with claims by `FOR UPDATE SKIP LOCKED`.
 
-A claim looks only where something can be: not below the lowest position that it found
-ready before. What others pushed in a transaction that lasted longer, or had claimed in one
-that was undone, stands below; a look at everything, now and then, finds that.
+A claim usually scans only from the lowest position that an earlier claim found ready. Below it
+may be messages that others pushed in a longer transaction, or claimed in one that was rolled
+back. A full scan from time to time finds them.
 """
 
 import asyncio
@@ -17,53 +17,55 @@ from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.messages import MessageState
 from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.queue.backend import EndedClaim, NewMessage, Receipt
+from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt
+from jobsync.queue.sql import TOPIC, MessageGroup, QueueDirectory
 from jobsync.queue.sql.common import (
     LAPSED,
-    MOST,
+    MAX_BATCH,
     SPARED,
     ClaimedRows,
     SettlementRow,
     SqlBackend,
-    as_json,
-    refuse,
+    build_connection_error,
+    encode_error,
 )
-from jobsync.queue.sql.postgres_queries import MessageStatements
-from jobsync.stores.sql import PostgresAccess, as_array
+from jobsync.stores.sql import PostgresAccess, as_array, fill_in, load_sql
 
-__all__ = ["PostgresBackend"]
+__all__ = ["PostgresBackend", "PostgresQueueDirectory"]
 
-_WHICH = "pass a psycopg connection to the database that the queue is in"
+_SQL = load_sql(__file__, "postgres.sql")
+
+_FIX = "pass a psycopg connection to the database that the queue is in"
 
 _SINCE_EVER = 3e9
 """Seconds: longer ago than any message was due."""
 
 _SINCE = 120.0
-"""Seconds to look back for what is due: more than any statement of this library takes."""
+"""Seconds to look back for due messages: more than any statement of this library takes."""
 
-_LOOK_AGAIN = 0.5
-"""Seconds between looks at everything while there is nothing to do."""
+_IDLE_SCAN_INTERVAL = 0.5
+"""Seconds between full scans while there is nothing to do."""
 
-_LOOK_AT_ALL = 5.0
-"""Seconds between looks at everything while there is much to do, if they are cheap."""
+_BUSY_SCAN_INTERVAL = 5.0
+"""Seconds between full scans while there is much to do, if they are cheap."""
 
-_SHARE = 50
-"""A look at everything that took long is followed by this many times as long without."""
+_SCAN_SHARE = 50
+"""After a slow full scan the next one waits this many times its duration."""
 
 
-class _Floor(msgspec.Struct):
-    """Below what nothing is expected, and when everything is to be looked at again."""
+class _ScanState(msgspec.Struct):
+    """Where the next claim starts, and when the next full scan is due."""
 
-    position: int = 0
-    look_at_all: Mono = Mono(float("-inf"))
-    looked: Mono = Mono(float("-inf"))
+    floor: int = 0
+    next_full: Mono = Mono(float("-inf"))
+    last_full: Mono = Mono(float("-inf"))
 
 
 class PostgresBackend(SqlBackend):
-    """Messages in a schema.
+    """The messages of a queue in a schema.
 
     Args:
-        access: the way to the tables.
+        access: the connection to the tables.
         queue: its name.
         components: time, randomness and events.
     """
@@ -71,82 +73,84 @@ class PostgresBackend(SqlBackend):
     def __init__(self, access: PostgresAccess, queue: str, components: Components) -> None:
         super().__init__(access, queue, components)
         self._access = access
-        self._sql = MessageStatements.within(access.schema)
-        self._floor = _Floor()
+        self._sql = _fill_in_schema(access.schema)
+        self._scan = _ScanState()
 
-    async def _push(self, letters: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
-        named = self._name(letters, payloads)
-        if len(letters) == 1:
-            quietly, loudly = self._sql.push_one, self._sql.push_one_loudly
-        else:
-            quietly, loudly = self._sql.push, self._sql.push_loudly
-        await self._access.run_and_notify(quietly, loudly, named, self.topic)
+    async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
+        parameters = self._build_parameters(new_messages, payloads)
+        name = "push_one" if len(new_messages) == 1 else "push"
+        await self._access.run_and_notify(
+            self._sql[name], self._sql[f"{name}_and_notify"], parameters, self.topic
+        )
 
     async def _push_within(
-        self, connection: object, letters: Sequence[NewMessage], payloads: Sequence[bytes]
+        self, connection: object, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> None:
-        loudly = self._sql.push_one_loudly if len(letters) == 1 else self._sql.push_loudly
-        statement = loudly.encode()
-        notice = {"channel": self._access.channel, "topic": self.topic}
-        named = {**self._name(letters, payloads), **notice}
+        name = "push_one_and_notify" if len(new_messages) == 1 else "push_and_notify"
+        statement = self._sql[name].encode()
+        notification = {"channel": self._access.channel, "topic": self.topic}
+        parameters = {**self._build_parameters(new_messages, payloads), **notification}
         try:
             match connection:
                 case AsyncConnection():
-                    await connection.execute(statement, named)
+                    await connection.execute(statement, parameters)
                 case Connection():
-                    await asyncio.to_thread(connection.execute, statement, named)
+                    await asyncio.to_thread(connection.execute, statement, parameters)
                 case _:
-                    raise refuse(connection, "is not psycopg's", _WHICH)
+                    raise build_connection_error(connection, "is not a psycopg connection", _FIX)
         except UndefinedTable as error:
-            raise refuse(connection, "leads to another database", _WHICH) from error
+            raise build_connection_error(connection, "is to another database", _FIX) from error
 
-    def _name(self, letters: Sequence[NewMessage], payloads: Sequence[bytes]) -> dict[str, Any]:
-        """Give the parameters of a push: of one message, or of many."""
-        if len(letters) == 1:
-            (letter,), (payload,) = letters, payloads
+    def _build_parameters(
+        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> dict[str, Any]:
+        """Return the parameters of a push of one message, or of many."""
+        if len(new_messages) == 1:
+            (message,), (payload,) = new_messages, payloads
             return {
                 "queue": self.queue,
-                "id": letter.id,
+                "id": message.id,
                 "payload": payload.decode(),
-                "delay": float(letter.delay),
-                "max_attempts": letter.max_attempts,
-                "timeout": letter.timeout,
+                "delay": float(message.delay),
+                "max_attempts": message.max_attempts,
+                "timeout": message.timeout,
             }
         return {
             "queue": self.queue,
-            "ids": as_array([each.id for each in letters]),
+            "ids": as_array([message.id for message in new_messages]),
             "payloads": as_array([payload.decode() for payload in payloads]),
-            "delays": as_array([float(each.delay) for each in letters]),
-            "max_attempts": as_array([each.max_attempts for each in letters]),
-            "timeouts": as_array([each.timeout for each in letters]),
+            "delays": as_array([float(message.delay) for message in new_messages]),
+            "max_attempts": as_array([message.max_attempts for message in new_messages]),
+            "timeouts": as_array([message.timeout for message in new_messages]),
         }
 
-    async def _is_there(self, ids: Sequence[str]) -> bool:
-        named = {"ids": as_array(ids)}
-        ((there,),) = await self._access.run(self._sql.pushed, named, self.topic)
-        return bool(there)
+    async def _exists(self, ids: Sequence[str]) -> bool:
+        ((exists,),) = await self._run("exists", {"ids": as_array(ids)})
+        return bool(exists)
 
     async def _claim(
         self, limit: int, claim: str, session: str, visibility: float, *, suspects: bool
     ) -> ClaimedRows:
-        begun = self._clock.mono()
-        whole = suspects or begun >= self._floor.look_at_all
-        taken = await self._look(limit, claim, session, visibility, suspects=suspects, whole=whole)
+        start = self._clock.mono()
+        is_full = suspects or start >= self._scan.next_full
+        claimed = await self._claim_once(
+            limit, claim, session, visibility, suspects=suspects, is_full=is_full
+        )
         if suspects:
-            return taken
-        if whole:
-            self._note_look(begun)
-        elif not taken.rows and begun - self._floor.looked >= _LOOK_AGAIN:
-            self._floor.look_at_all = begun
+            return claimed
+        if is_full:
+            self._schedule_full_scan(start)
+        elif not claimed.rows and start - self._scan.last_full >= _IDLE_SCAN_INTERVAL:
+            self._scan.next_full = start
             return await self._claim(limit, claim, session, visibility, suspects=False)
-        return taken
+        return claimed
 
-    def _note_look(self, begun: Mono) -> None:
+    def _schedule_full_scan(self, start: Mono) -> None:
         now = self._clock.mono()
-        self._floor.looked = now
-        self._floor.look_at_all = now + max(_LOOK_AT_ALL, _SHARE * (now - begun))
+        self._scan.last_full = now
+        self._scan.next_full = now + max(_BUSY_SCAN_INTERVAL, _SCAN_SHARE * (now - start))
 
-    async def _look(
+    async def _claim_once(
         self,
         limit: int,
         claim: str,
@@ -154,35 +158,34 @@ class PostgresBackend(SqlBackend):
         visibility: float,
         *,
         suspects: bool,
-        whole: bool,
+        is_full: bool,
     ) -> ClaimedRows:
-        named = {
+        parameters = {
             "queue": self.queue,
             "claim": claim,
             "session": session,
             "visibility": float(visibility),
             "limit": limit,
             "suspects": suspects,
-            "floor": 0 if whole else self._floor.position,
-            "since": _SINCE_EVER if whole else _SINCE,
+            "floor": 0 if is_full else self._scan.floor,
+            "since": _SINCE_EVER if is_full else _SINCE,
         }
         try:
-            rows = await self._access.run(self._sql.claim, named, self.topic)
+            rows = await self._run("claim", parameters)
         except OutcomeUnknown as unknown:
             return await self._find_claimed(claim, visibility, unknown)
-        lowest, more, due, lapse = rows[0][:4]
+        lowest, has_suspects, due, lapse = rows[0][:4]
         if lowest is not None:
-            self._floor.position = lowest
-        found = [row[5:] for row in rows if row[4] is not None]
-        return ClaimedRows(found, more, due, lapse)
+            self._scan.floor = lowest
+        claimed = [row[5:] for row in rows if row[4] is not None]
+        return ClaimedRows(claimed, has_suspects, due, lapse)
 
     async def _find_claimed(
         self, claim: str, visibility: float, unknown: OutcomeUnknown
     ) -> ClaimedRows:
-        """Give what a claim has brought whose reply was lost."""
-        named = {"queue": self.queue, "claim": claim}
+        """Return the messages of a claim whose reply was lost."""
         try:
-            rows = await self._access.run(self._sql.claimed, named, self.topic)
+            rows = await self._run("find_claimed", {"queue": self.queue, "claim": claim})
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from unknown
         if not rows:
@@ -191,103 +194,146 @@ class PostgresBackend(SqlBackend):
 
     async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
         columns = {
-            "ids": as_array([each.id for each in batch]),
-            "claims": as_array([each.claim for each in batch]),
-            "targets": as_array([each.target for each in batch]),
-            "marks": as_array([each.mark for each in batch]),
-            "delays": as_array([float(each.delay) for each in batch]),
-            "returns": as_array([each.back for each in batch]),
-            "errors": as_array([each.error for each in batch]),
+            "ids": as_array([row.id for row in batch]),
+            "claims": as_array([row.claim for row in batch]),
+            "targets": as_array([row.target for row in batch]),
+            "marks": as_array([row.mark for row in batch]),
+            "delays": as_array([float(row.delay) for row in batch]),
+            "returns": as_array([row.back for row in batch]),
+            "errors": as_array([row.error for row in batch]),
         }
-        settled = {
-            name for (name,) in await self._access.run(self._sql.settle, columns, self.topic)
-        }
-        if left := [each for each in batch if each.id not in settled]:
-            named = {
-                "ids": as_array([each.id for each in left]),
-                "marks": as_array([each.mark for each in left]),
+        settled = {name for (name,) in await self._run("settle", columns)}
+        if rest := [row for row in batch if row.id not in settled]:
+            parameters = {
+                "ids": as_array([row.id for row in rest]),
+                "marks": as_array([row.mark for row in rest]),
             }
-            before = await self._access.run(self._sql.settled, named, self.topic)
-            settled.update(name for (name,) in before)
+            settled.update(name for (name,) in await self._run("was_settled", parameters))
         return settled
 
     async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
-        """Let claims hold on."""
-        named = {
-            "ids": as_array([each.id for each in receipts]),
-            "claims": as_array([each.claim for each in receipts]),
+        """Extend claims."""
+        parameters = {
+            "ids": as_array([receipt.id for receipt in receipts]),
+            "claims": as_array([receipt.claim for receipt in receipts]),
             "visibility": float(visibility),
         }
-        extended = {name for (name,) in await self._try(self._sql.extend, named)}
-        return [each.id in extended for each in receipts]
+        extended = {name for (name,) in await self._run_repeatable("extend", parameters)}
+        return [receipt.id in extended for receipt in receipts]
 
     async def _end_claims(self, dead: Collection[str], keep: Collection[str]) -> list[EndedClaim]:
-        named = {
+        parameters = {
             "queue": self.queue,
             "dead": as_array(list(dead)),
             "keep": as_array(list(keep)),
-            "lapsed": as_json(LAPSED),
-            "spared": as_json(SPARED),
-            "limit": MOST,
+            "lapsed": encode_error(LAPSED),
+            "spared": encode_error(SPARED),
+            "limit": MAX_BATCH,
         }
         return [
             EndedClaim(id=name, state=state, attempt=attempt, session=session)
-            for name, state, attempt, session in await self._try(self._sql.end_claims, named)
+            for name, state, attempt, session in await self._run_repeatable(
+                "end_claims", parameters
+            )
         ]
 
-    async def holders(self) -> list[str]:
-        """Give the sessions that have claimed anything."""
-        rows = await self._try(self._sql.holders, {"queue": self.queue})
+    async def list_holders(self) -> list[str]:
+        """Return the sessions that hold claims."""
+        rows = await self._run_repeatable("list_holders", {"queue": self.queue})
         return [session for (session,) in rows]
 
     async def _browse_live(self, state: MessageState, after: str, limit: int) -> list[Any]:
-        named = {"queue": self.queue, "state": state, "after": after, "limit": limit}
-        return await self._try(self._sql.browse_live, named)
+        parameters = {"queue": self.queue, "state": state, "after": after, "limit": limit}
+        return await self._run_repeatable("browse_live", parameters)
 
     async def _browse_finished(self, state: MessageState, after: str, limit: int) -> list[Any]:
-        named = {"queue": self.queue, "state": state, "after": after, "limit": limit}
-        return await self._try(self._sql.browse_finished, named)
+        parameters = {"queue": self.queue, "state": state, "after": after, "limit": limit}
+        return await self._run_repeatable("browse_finished", parameters)
 
     async def _count(self) -> list[tuple[MessageState, int]]:
-        return await self._try(self._sql.count, {"queue": self.queue})
+        return await self._run_repeatable("count", {"queue": self.queue})
 
     async def _redrive(self, ids: Collection[str] | None, limit: int) -> int:
-        named = {
+        parameters = {
             "queue": self.queue,
             "ids": as_array(list(ids or ())),
             "all": ids is None,
             "limit": limit,
         }
-        ((count,),) = await self._access.run(self._sql.redrive, named, self.topic)
+        ((count,),) = await self._run("redrive", parameters)
         return int(count)
 
     async def purge(self, states: Collection[MessageState]) -> int:
         """Remove messages for good."""
-        named = {"queue": self.queue, "states": as_array(list(states))}
-        ((count,),) = await self._access.run(self._sql.purge, named, self.topic)
+        parameters = {"queue": self.queue, "states": as_array(list(states))}
+        ((count,),) = await self._run("purge", parameters)
         return int(count)
 
     async def pause(self, reason: str = "") -> bool:
-        """Let nobody claim."""
-        named = {"queue": self.queue, "reason": reason}
-        return bool(await self._try(self._sql.pause, named))
+        """Stop all claims."""
+        return bool(await self._run_repeatable("pause", {"queue": self.queue, "reason": reason}))
 
     async def _resume(self) -> bool:
-        return bool(await self._try(self._sql.resume, {"queue": self.queue}))
+        return bool(await self._run_repeatable("resume", {"queue": self.queue}))
 
     async def _forget(self, state: MessageState, older_than: float, limit: int) -> int:
-        named = {
+        parameters = {
             "queue": self.queue,
             "state": state,
             "older_than": float(older_than),
             "limit": limit,
         }
-        ((count,),) = await self._access.run(self._sql.forget, named, self.topic)
+        ((count,),) = await self._run("forget", parameters)
         return int(count)
 
-    async def _try(self, statement: str, parameters: Mapping[str, Any]) -> list[Any]:
-        """Run what may be run again, whatever became of it."""
+    async def _run(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
+        return await self._access.run(self._sql[name], parameters, self.topic)
+
+    async def _run_repeatable(self, name: str, parameters: Mapping[str, Any]) -> list[Any]:
+        """Run a statement that may be run again, whatever its outcome was."""
         try:
-            return await self._access.run(statement, parameters, self.topic)
+            return await self._run(name, parameters)
         except OutcomeUnknown as unknown:
             raise Unavailable(self.topic, unknown.detail) from unknown
+
+
+class PostgresQueueDirectory(QueueDirectory):
+    """All queues in a schema.
+
+    Args:
+        access: the connection to the tables.
+        components: where unreadable messages are reported.
+    """
+
+    def __init__(self, access: PostgresAccess, components: Components) -> None:
+        super().__init__(components)
+        self._access = access
+        self._sql = _fill_in_schema(access.schema)
+
+    async def _summarize(self) -> Sequence[MessageGroup]:
+        return await self._run("summarize", {})
+
+    async def _list_pauses(self) -> Sequence[tuple[str, float, str]]:
+        return await self._run("list_pauses", {})
+
+    async def _find(self, ids: Collection[str]) -> Sequence[Sequence[Any]]:
+        return await self._run("find", {"ids": as_array([*ids])})
+
+    async def _list(
+        self, queue: str, part: QueuePart, after: str, limit: int
+    ) -> Sequence[Sequence[Any]]:
+        parameters = {"queue": queue, "after": after, "limit": limit}
+        return await self._run("list_dead" if part == "dead" else "list_live", parameters)
+
+    async def _run(self, name: str, parameters: Mapping[str, Any]) -> Sequence[Any]:
+        try:
+            return await self._access.run(self._sql[name], parameters, TOPIC)
+        except OutcomeUnknown as unknown:
+            raise Unavailable(TOPIC, unknown.detail) from unknown
+
+
+def _fill_in_schema(schema: str) -> dict[str, str]:
+    """Return the statements for a schema, which is a quoted name."""
+    # The name may contain the character that marks parameters.
+    values = {"schema": schema.replace("%", "%%")}
+    return {name: fill_in(text, values) for name, text in _SQL.items()}

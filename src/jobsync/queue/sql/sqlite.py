@@ -1,8 +1,8 @@
-"""A queue's messages in an SQLite file.
+"""The queue backend on SQLite.
 
-Delays count by the wall clock, so that they outlast a restart of the machine. Claims count by
-the time since boot, which no step of the wall clock touches; those of an earlier boot have
-lapsed.
+Delays are counted by the wall clock, so they survive a restart of the machine. Claims are counted
+by the time since boot, which is independent of changes of the wall clock; claims of an earlier
+boot have lapsed.
 """
 
 import sqlite3
@@ -15,34 +15,36 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.messages import MOVES, MessageState, decide_lapse
 from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.queue.backend import EndedClaim, NewMessage, Receipt
-from jobsync.queue.sql import sqlite_queries as sql
+from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt
+from jobsync.queue.sql import MessageGroup, QueueDirectory
 from jobsync.queue.sql.common import (
     LAPSED,
-    MOST,
+    MAX_BATCH,
     SPARED,
+    ClaimedRow,
     ClaimedRows,
-    Found,
     SettlementRow,
     SqlBackend,
-    as_json,
-    refuse,
+    build_connection_error,
+    encode_error,
 )
-from jobsync.stores.sql import SqliteAccess
+from jobsync.stores.sql import SqliteAccess, load_sql
 
-__all__ = ["SqliteBackend", "read_clock"]
+__all__ = ["SQL", "SqliteBackend", "SqliteQueueDirectory"]
+
+SQL = load_sql(__file__, "sqlite.sql")
 
 _ID, _FINISHED = 1, 13
-"""Places in a row that somebody looks at."""
+"""Indices in the row of a message for display."""
 
-_WHICH = "pass a sqlite3 connection to the file that the queue is in"
+_FIX = "pass a sqlite3 connection to the file that the queue is in"
 
 
 class SqliteBackend(SqlBackend):
-    """Messages in a file.
+    """The messages of a queue in a file.
 
     Args:
-        access: the way to the file.
+        access: the connection to the file.
         queue: its name.
         components: time, randomness and events.
     """
@@ -52,25 +54,26 @@ class SqliteBackend(SqlBackend):
         self._access = access
         self._is_idle = False
 
-    async def _push(self, letters: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
+    async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
         def work(connection: sqlite3.Connection) -> None:
-            connection.executemany(sql.PUSH, self._name(letters, payloads))
+            connection.executemany(SQL["push"], self._build_parameters(new_messages, payloads))
 
         await self._access.write(work, self.topic)
         self._access.wake(self.topic)
 
     async def _push_within(
-        self, connection: object, letters: Sequence[NewMessage], payloads: Sequence[bytes]
+        self, connection: object, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> None:
         if not isinstance(connection, sqlite3.Connection):
-            raise refuse(connection, "is not sqlite3's", _WHICH)
+            raise build_connection_error(connection, "is not a sqlite3 connection", _FIX)
         self._check_file(connection)
-        # Otherwise sqlite3 begins one by itself, or every row would be a transaction.
-        is_alone = connection.isolation_level is None and not connection.in_transaction
-        if is_alone:
+        # In the other cases sqlite3 begins a transaction itself, or there is one. Without it
+        # every row would be a transaction.
+        needs_transaction = connection.isolation_level is None and not connection.in_transaction
+        if needs_transaction:
             connection.execute("BEGIN IMMEDIATE")
-        connection.executemany(sql.PUSH, self._name(letters, payloads))
-        if is_alone:
+        connection.executemany(SQL["push"], self._build_parameters(new_messages, payloads))
+        if needs_transaction:
             connection.execute("COMMIT")
 
     def _check_file(self, connection: sqlite3.Connection) -> None:
@@ -78,98 +81,101 @@ class SqliteBackend(SqlBackend):
         cursor.row_factory = None
         (_, _, name) = cursor.execute("PRAGMA database_list").fetchone()
         if self._access.path is None or not (name and self._access.path.samefile(name)):
-            raise refuse(connection, f"leads to {name or 'memory'}", _WHICH)
+            raise build_connection_error(connection, f"is to {name or 'memory'}", _FIX)
 
-    def _name(
-        self, letters: Sequence[NewMessage], payloads: Sequence[bytes]
+    def _build_parameters(
+        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> list[dict[str, Any]]:
-        """Give the parameters of a push."""
         now = self._now()
         return [
             {
                 "queue": self.queue,
-                "id": letter.id,
-                "state": "waiting" if letter.delay > 0 else "ready",
-                "due": now + letter.delay,
+                "id": message.id,
+                "state": "waiting" if message.delay > 0 else "ready",
+                "due": now + message.delay,
                 "payload": payload.decode(),
-                "max_attempts": letter.max_attempts,
-                "timeout": letter.timeout,
+                "max_attempts": message.max_attempts,
+                "timeout": message.timeout,
                 "now": now,
             }
-            for letter, payload in zip(letters, payloads, strict=True)
+            for message, payload in zip(new_messages, payloads, strict=True)
         ]
 
-    async def _is_there(self, ids: Sequence[str]) -> bool:
-        ((there,),) = await self._access.read(sql.PUSHED, {"ids": _json(list(ids))})
-        return bool(there)
+    async def _exists(self, ids: Sequence[str]) -> bool:
+        ((exists,),) = await self._access.read(SQL["exists"], {"ids": _json(list(ids))})
+        return bool(exists)
 
     async def _claim(
         self, limit: int, claim: str, session: str, visibility: float, *, suspects: bool
     ) -> ClaimedRows:
-        named = {"queue": self.queue, "suspects": suspects, "limit": limit}
+        parameters = {"queue": self.queue, "suspects": suspects, "limit": limit}
 
         def work(connection: sqlite3.Connection) -> ClaimedRows:
-            named["now"] = self._now()
+            parameters["now"] = self._now()
             boot, mono = self._since_boot()
-            rows = connection.execute(sql.LATE, named).fetchall()
+            rows = connection.execute(SQL["select_waiting"], parameters).fetchall()
             if not suspects and len(rows) < limit:
-                rest = {**named, "limit": limit - len(rows)}
-                rows += connection.execute(sql.READY, rest).fetchall()
+                rest = {**parameters, "limit": limit - len(rows)}
+                rows += connection.execute(SQL["select_ready"], rest).fetchall()
             if rows:
-                taken = {
+                values = {
                     "claim": claim,
                     "session": session,
                     "due": mono + visibility,
                     "boot": boot,
-                    "now": named["now"],
+                    "now": parameters["now"],
                     "positions": _json([row[0] for row in rows]),
                 }
-                connection.execute(sql.CLAIM, taken)
-            outlook = connection.execute(sql.OUTLOOK, named).fetchone()
-            return self._look_out([row[1:] for row in sorted(rows)], outlook)
+                connection.execute(SQL["claim"], values)
+            outlook = connection.execute(SQL["outlook"], parameters).fetchone()
+            return self._build_result([row[1:] for row in sorted(rows)], outlook)
 
         if self._is_idle:
-            # Whoever only looks keeps nobody from writing.
-            named["now"] = self._now()
-            (outlook,) = await self._access.read(sql.OUTLOOK, named)
+            # A read blocks no writer.
+            parameters["now"] = self._now()
+            (outlook,) = await self._access.read(SQL["outlook"], parameters)
             if not outlook[0]:
-                return self._look_out([], outlook)
+                return self._build_result([], outlook)
         try:
-            taken = await self._access.write(work, self.topic)
+            claimed = await self._access.write(work, self.topic)
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
-        self._is_idle = len(taken.rows) < limit
-        return taken
+        self._is_idle = len(claimed.rows) < limit
+        return claimed
 
-    def _look_out(self, rows: list[Found], outlook: Sequence[Any]) -> ClaimedRows:
-        """Give what was found, and the seconds until something happens by itself."""
+    def _build_result(self, rows: list[ClaimedRow], outlook: Sequence[Any]) -> ClaimedRows:
         now, (boot, mono) = self._now(), self._since_boot()
-        _, suspects, due, suspect_due, lapse, since = outlook
-        dues = [each - now for each in (due, suspect_due) if each is not None]
-        lapses = None if lapse is None else (lapse - mono if since == boot else 0.0)
-        return ClaimedRows(rows, bool(suspects), min(dues, default=None), lapses)
+        _, suspects, due, suspect_due, lapse, lapse_boot = outlook
+        delays = [time - now for time in (due, suspect_due) if time is not None]
+        lapses_in = None if lapse is None else (lapse - mono if lapse_boot == boot else 0.0)
+        return ClaimedRows(rows, bool(suspects), min(delays, default=None), lapses_in)
 
     async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
         def work(connection: sqlite3.Connection) -> set[str]:
             now = self._now()
             settled = _complete(connection, batch, now)
-            rest = [told for told in batch if told.id not in settled]
-            return settled.union(told.id for told in rest if _end(connection, told, now))
+            rest = [row for row in batch if row.id not in settled]
+            return settled.union(row.id for row in rest if _settle_one(connection, row, now))
 
         return await self._access.write(work, self.topic)
 
     async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
-        """Let claims hold on."""
+        """Extend claims."""
 
         def work(connection: sqlite3.Connection) -> list[bool]:
             boot, mono = self._since_boot()
             return [
                 connection.execute(
-                    sql.EXTEND,
-                    {"id": each.id, "claim": each.claim, "boot": boot, "due": mono + visibility},
+                    SQL["extend"],
+                    {
+                        "id": receipt.id,
+                        "claim": receipt.claim,
+                        "boot": boot,
+                        "due": mono + visibility,
+                    },
                 ).rowcount
                 > 0
-                for each in receipts
+                for receipt in receipts
             ]
 
         try:
@@ -181,59 +187,61 @@ class SqliteBackend(SqlBackend):
 
         def work(connection: sqlite3.Connection) -> list[EndedClaim]:
             now, (boot, mono) = self._now(), self._since_boot()
-            named = {
+            parameters = {
                 "queue": self.queue,
                 "boot": boot,
                 "mono": mono,
                 "dead": _json(list(dead)),
                 "keep": _json(list(keep)),
-                "limit": MOST,
+                "limit": MAX_BATCH,
             }
-            found = connection.execute(sql.FIND_LAPSED, named).fetchall()
-            return [_lapse(connection, row, now) for row in found]
+            rows = connection.execute(SQL["find_lapsed"], parameters).fetchall()
+            return [_end_lapsed(connection, row, now) for row in rows]
 
         try:
             return await self._access.write(work, self.topic)
         except OutcomeUnknown as error:
             raise Unavailable(self.topic, error.detail) from error
 
-    async def holders(self) -> list[str]:
-        """Give the sessions that have claimed anything."""
-        rows = await self._access.read(sql.HOLDERS, {"queue": self.queue})
+    async def list_holders(self) -> list[str]:
+        """Return the sessions that hold claims."""
+        rows = await self._access.read(SQL["list_holders"], {"queue": self.queue})
         return [session for (session,) in rows]
 
     async def _browse_live(self, state: MessageState, after: str, limit: int) -> list[Any]:
-        named = {"queue": self.queue, "state": state, "after": after or "0", "limit": limit}
-        return await self._access.read(sql.BROWSE_LIVE, {**named, **read_clock(self._access)})
+        parameters = {"queue": self.queue, "state": state, "after": after or "0", "limit": limit}
+        times = _read_clock(self._access)
+        return await self._access.read(SQL["browse_live"], {**parameters, **times})
 
     async def _browse_finished(self, state: MessageState, after: str, limit: int) -> list[Any]:
         since, _, name = after.partition(" ")
-        named = {
+        parameters = {
             "queue": self.queue,
             "state": state,
             "since": float(since or 0),
             "after": name,
             "limit": limit,
+            "now": self._now(),
         }
-        rows = await self._access.read(sql.BROWSE_FINISHED, {**named, "now": self._now()})
+        rows = await self._access.read(SQL["browse_finished"], parameters)
         return [(*row[:-1], f"{row[_FINISHED]!r} {row[_ID]}") for row in rows]
 
     async def _count(self) -> list[tuple[MessageState, int]]:
-        return await self._access.read(sql.COUNT, {"queue": self.queue})
+        return await self._access.read(SQL["count"], {"queue": self.queue})
 
     async def _redrive(self, ids: Collection[str] | None, limit: int) -> int:
 
         def work(connection: sqlite3.Connection) -> int:
-            named = {
+            parameters = {
                 "queue": self.queue,
                 "now": self._now(),
                 "ids": _json(list(ids or ())),
                 "all": ids is None,
                 "limit": limit,
             }
-            back = [name for (name,) in connection.execute(sql.REDRIVE, named)]
-            connection.execute(sql.REMOVE_FINISHED, {"ids": _json(back)})
-            return len(back)
+            redriven = [name for (name,) in connection.execute(SQL["redrive"], parameters)]
+            connection.execute(SQL["delete_finished"], {"ids": _json(redriven)})
+            return len(redriven)
 
         return await self._access.write(work, self.topic)
 
@@ -241,22 +249,22 @@ class SqliteBackend(SqlBackend):
         """Remove messages for good."""
 
         def work(connection: sqlite3.Connection) -> int:
-            named = {"queue": self.queue, "states": _json(list(states))}
-            statements = (sql.PURGE_LIVE, sql.PURGE_FINISHED)
-            return sum(connection.execute(each, named).rowcount for each in statements)
+            parameters = {"queue": self.queue, "states": _json(list(states))}
+            statements = (SQL["purge_live"], SQL["purge_finished"])
+            return sum(connection.execute(text, parameters).rowcount for text in statements)
 
         return await self._access.write(work, self.topic)
 
     async def pause(self, reason: str = "") -> bool:
-        """Let nobody claim."""
-        return await self._steer(sql.PAUSE, {"now": self._now(), "reason": reason})
+        """Stop all claims."""
+        return await self._set_pause(SQL["pause"], {"now": self._now(), "reason": reason})
 
     async def _resume(self) -> bool:
-        return await self._steer(sql.RESUME, {})
+        return await self._set_pause(SQL["resume"], {})
 
-    async def _steer(self, statement: str, named: Mapping[str, Any]) -> bool:
+    async def _set_pause(self, statement: str, parameters: Mapping[str, Any]) -> bool:
         def work(connection: sqlite3.Connection) -> bool:
-            return connection.execute(statement, {**named, "queue": self.queue}).rowcount > 0
+            return connection.execute(statement, {**parameters, "queue": self.queue}).rowcount > 0
 
         try:
             return await self._access.write(work, self.topic)
@@ -266,8 +274,8 @@ class SqliteBackend(SqlBackend):
     async def _forget(self, state: MessageState, older_than: float, limit: int) -> int:
         def work(connection: sqlite3.Connection) -> int:
             before = self._now() - older_than
-            named = {"queue": self.queue, "state": state, "before": before, "limit": limit}
-            return connection.execute(sql.FORGET, named).rowcount
+            parameters = {"queue": self.queue, "state": state, "before": before, "limit": limit}
+            return connection.execute(SQL["forget"], parameters).rowcount
 
         return await self._access.write(work, self.topic)
 
@@ -278,8 +286,38 @@ class SqliteBackend(SqlBackend):
         return self._access.clock.boot(), self._access.clock.mono().seconds
 
 
-def read_clock(access: SqliteAccess) -> dict[str, float]:
-    """Give the time by which a look tells when claims lapse."""
+class SqliteQueueDirectory(QueueDirectory):
+    """All queues in a file.
+
+    Args:
+        access: the connection to the file.
+        components: where unreadable messages are reported.
+    """
+
+    def __init__(self, access: SqliteAccess, components: Components) -> None:
+        super().__init__(components)
+        self._access = access
+
+    async def _summarize(self) -> Sequence[MessageGroup]:
+        return await self._access.read(SQL["summarize"])
+
+    async def _list_pauses(self) -> Sequence[tuple[str, float, str]]:
+        return await self._access.read(SQL["list_pauses"])
+
+    async def _find(self, ids: Collection[str]) -> Sequence[Sequence[Any]]:
+        parameters = {"ids": _json([*ids]), **_read_clock(self._access)}
+        return await self._access.read(SQL["find"], parameters)
+
+    async def _list(
+        self, queue: str, part: QueuePart, after: str, limit: int
+    ) -> Sequence[Sequence[Any]]:
+        query = SQL["list_dead" if part == "dead" else "list_live"]
+        parameters = {"queue": queue, "after": after, "limit": limit, **_read_clock(self._access)}
+        return await self._access.read(query, parameters)
+
+
+def _read_clock(access: SqliteAccess) -> dict[str, float]:
+    """Return the times from which a query computes when claims lapse."""
     clock = access.clock
     return {"now": clock.wall().seconds, "boot": clock.boot(), "mono": clock.mono().seconds}
 
@@ -287,51 +325,51 @@ def read_clock(access: SqliteAccess) -> dict[str, float]:
 def _complete(
     connection: sqlite3.Connection, batch: Sequence[SettlementRow], now: float
 ) -> set[str]:
-    """End claims that went well, by two statements each; give the messages where all did."""
-    good: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for told in batch:
-        if told.target == "completed" and told.error is None:
-            good[told.claim, told.mark].append(told.id)
+    """Complete the messages of each claim by two statements; return those of complete claims."""
+    ids_by_claim: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in batch:
+        if row.target == "completed" and row.error is None:
+            ids_by_claim[row.claim, row.mark].append(row.id)
     settled: set[str] = set()
-    for (claim, mark), ids in good.items():
-        named = {"ids": _json(ids), "claim": claim, "mark": mark, "now": now}
-        count = connection.execute(sql.COMPLETE, named).rowcount
-        connection.execute(sql.REMOVE_COMPLETED, named)
+    for (claim, mark), ids in ids_by_claim.items():
+        parameters = {"ids": _json(ids), "claim": claim, "mark": mark, "now": now}
+        count = connection.execute(SQL["complete"], parameters).rowcount
+        connection.execute(SQL["delete_completed"], parameters)
         if count == len(ids):
             settled.update(ids)
     return settled
 
 
-def _end(connection: sqlite3.Connection, told: SettlementRow, now: float) -> bool:
-    """End a claim; say whether it is settled so, by now or before."""
-    named = {**told._asdict(), "now": now, "due": now + told.delay, "suspect": 0}
-    if told.target == "waiting":
-        done = connection.execute(sql.PUT_BACK, named).rowcount > 0
-    elif done := connection.execute(sql.FINISH, named).rowcount > 0:
-        connection.execute(sql.REMOVE, named)
-    return done or bool(connection.execute(sql.SETTLED, named).fetchone()[0])
+def _settle_one(connection: sqlite3.Connection, row: SettlementRow, now: float) -> bool:
+    """End a claim; return whether it is settled in this way, now or before."""
+    parameters = {**row._asdict(), "now": now, "due": now + row.delay, "suspect": 0}
+    if row.target == "waiting":
+        settled = connection.execute(SQL["requeue"], parameters).rowcount > 0
+    elif settled := connection.execute(SQL["finish"], parameters).rowcount > 0:
+        connection.execute(SQL["delete_live"], parameters)
+    return settled or bool(connection.execute(SQL["was_settled"], parameters).fetchone()[0])
 
 
-def _lapse(connection: sqlite3.Connection, row: Sequence[Any], now: float) -> EndedClaim:
+def _end_lapsed(connection: sqlite3.Connection, row: Sequence[Any], now: float) -> EndedClaim:
     name, claim, attempt, max_attempts, suspect, session = row
     move = decide_lapse(is_suspect=bool(suspect), attempts=attempt, max_attempts=max_attempts)
     step = MOVES[move]
-    named = {
+    parameters = {
         "id": name,
         "claim": claim,
         "target": step.target,
         "mark": "",
-        "error": as_json(SPARED if step.returns else LAPSED),
+        "error": encode_error(SPARED if step.returns else LAPSED),
         "now": now,
         "due": now,
         "back": step.returns,
         "suspect": 1,
     }
     if step.target == "waiting":
-        connection.execute(sql.PUT_BACK, named)
+        connection.execute(SQL["requeue"], parameters)
     else:
-        connection.execute(sql.FINISH, named)
-        connection.execute(sql.REMOVE, named)
+        connection.execute(SQL["finish"], parameters)
+        connection.execute(SQL["delete_live"], parameters)
     return EndedClaim(id=name, state=step.target, attempt=attempt, session=session)
 
 
