@@ -15,7 +15,7 @@ import servers
 from chance import FakeClock, SeededRandomness
 
 from jobsync import Components
-from jobsync.core.ids import Ids
+from jobsync.components import Ids
 from jobsync.core.urls import ObjectsUrl, parse_url
 from jobsync.stores.objects.quirks import Quirks, detect_quirks
 

@@ -1,21 +1,80 @@
-"""What every part of jobsync takes from outside: time, randomness, and a place to tell facts.
+"""What every part of jobsync gets from outside: a clock, randomness, ids and events.
 
-Handing them in is what lets the same code run under a virtual clock.
+They are passed in, so that the same code runs under a virtual clock.
 """
 
+import base64
 from typing import Self
 
 import msgspec
 
-from jobsync.core.clock import Clock, SystemClock, SystemRandomness
-from jobsync.core.ids import Ids, Randomness
+from jobsync.core.clock import Clock, Randomness, SystemClock, SystemRandomness
 from jobsync.events import Events
 
-__all__ = ["Components"]
+__all__ = ["NONCE_LENGTH", "Components", "Ids"]
+
+NONCE_LENGTH = 12
+_NONCE_BYTES = NONCE_LENGTH * 3 // 4
+_UUID_BYTES = 10
+_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
+
+
+class Ids:
+    """Generates unique ids from a clock and randomness.
+
+    A nonce marks one write: 72 random bits, drawn anew each time, so that a forked child can
+    never repeat its parent's. Ids of workers and records sort by the time of their creation,
+    so that "first in lexicographic order" and "oldest" are the same rule.
+
+    Args:
+        clock: dates the ids that sort by time.
+        randomness: makes them unique.
+    """
+
+    def __init__(self, clock: Clock, randomness: Randomness) -> None:
+        self._clock = clock
+        self._randomness = randomness
+
+    def nonces(self, count: int) -> list[str]:
+        """Return new nonces, one for each write."""
+        if not count:
+            return []
+        text = base64.urlsafe_b64encode(self._randomness.bytes(_NONCE_BYTES * count)).decode()
+        return [text[i : i + NONCE_LENGTH] for i in range(0, NONCE_LENGTH * count, NONCE_LENGTH)]
+
+    def worker(self) -> str:
+        """Return the id of a new worker. Sorts by start time."""
+        return f"worker-{self._millis()}-{self._hex(6)}"
+
+    def incarnation(self, worker: str) -> str:
+        """Return the id of one run of a worker. Sorts as the worker's id does."""
+        return f"{worker}.{self._hex(4)}"
+
+    def batch(self) -> str:
+        """Return the id of a batch of history entries. Sorts by its writer's time."""
+        return f"{self._millis()}-{self._hex(6)}"
+
+    def records(self, count: int) -> list[str]:
+        """Return sorted ids for new records: UUIDs (version 7), which sort by time."""
+        stamp = int(self._clock.wall().seconds * 1000).to_bytes(6, "big").hex()
+        drawn = self._randomness.bytes(_UUID_BYTES * count).hex()
+        return sorted(
+            # "7" is the version; of the digit after the next dash only two bits are random.
+            f"{stamp[:8]}-{stamp[8:]}-7{drawn[i : i + 3]}-{_VARIANT[drawn[i + 3]]}"
+            f"{drawn[i + 4 : i + 7]}-{drawn[i + 7 : i + 19]}"
+            for i in range(0, 2 * _UUID_BYTES * count, 2 * _UUID_BYTES)
+        )
+
+    def _millis(self) -> str:
+        # 13 digits hold every instant from 2001 to 2286 at one width.
+        return f"{int(self._clock.wall().seconds * 1000):013d}"
+
+    def _hex(self, count: int) -> str:
+        return self._randomness.bytes(count).hex()
 
 
 class Components(msgspec.Struct, frozen=True, kw_only=True):
-    """One set for a store and everything above it."""
+    """One set of components, shared by a store and everything above it."""
 
     clock: Clock
     randomness: Randomness
@@ -23,10 +82,10 @@ class Components(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def system(cls) -> Self:
-        """Give this machine's own."""
+        """Return this machine's clock and randomness, with new events."""
         return cls(clock=SystemClock(), randomness=SystemRandomness(), events=Events())
 
     @property
     def ids(self) -> Ids:
-        """Give a maker of names that uses this clock and this randomness."""
+        """Return a generator of ids that uses this clock and this randomness."""
         return Ids(self.clock, self.randomness)

@@ -22,7 +22,7 @@ from jobsync import (
     NotFound,
     Resource,
 )
-from jobsync.core.ids import Ids
+from jobsync.components import Ids
 from jobsync.core.keys import escape
 from jobsync.stores.metered import Meter, MeteredStore
 from jobsync.stores.objects.store import S3_TARIFF

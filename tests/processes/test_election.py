@@ -23,8 +23,8 @@ from jobsync.core.trust import Timing
 
 SEED = 20261115
 NODES = 5
-TIMING = Timing(beat=1, timeout=4)
-PATIENT = Timing(beat=1, timeout=10)
+TIMING = Timing(heartbeat=1, timeout=4)
+PATIENT = Timing(heartbeat=1, timeout=10)
 """For elections that a busy machine must not disturb."""
 
 
@@ -158,7 +158,7 @@ async def settle(election: ElectionProcesses) -> float:
 def assert_led_in_time(leader: CandidateProcess, promoted: Fact, quiet: float) -> None:
     """Check that a leader was found within two timeouts, counted in its own heartbeats."""
     # It may send extra ones, to say that it is a candidate and what it holds.
-    allowed = 2 * TIMING.timeout / TIMING.beat + 2
+    allowed = 2 * TIMING.timeout / TIMING.heartbeat + 2
     assert leader.count_heartbeats(quiet, promoted.at) <= allowed
 
 
@@ -219,7 +219,7 @@ async def test_a_clean_stop_has_a_successor_within_a_beat(
         "clean stop",
         url=kind,
         stops=len(took),
-        beat_s=PATIENT.beat,
+        beat_s=PATIENT.heartbeat,
         median_s=round(statistics.median(took), 2),
         worst_s=round(max(took), 2),
     )
@@ -269,7 +269,7 @@ async def test_user_code_that_blocks_its_loop_does_not_cost_the_leadership(
 
 async def test_a_starved_heartbeat_warns_with_its_lag(locate: Locate, tmp_path: Path) -> None:
     """C code that holds the GIL, or a frozen process, delays heartbeats; an event reports it."""
-    held = 2 * TIMING.beat
+    held = 2 * TIMING.heartbeat
     async with ElectionProcesses(locate("sqlite"), tmp_path / "facts", TIMING) as election:
         (candidate,) = await election.start(1)
         await election.reported("joined", [candidate])
@@ -279,7 +279,7 @@ async def test_a_starved_heartbeat_warns_with_its_lag(locate: Locate, tmp_path: 
         late = "coord:heartbeat-late"
         await until(lambda: candidate.has_reported(late), "a late heartbeat is reported")
         event = candidate.last(late)
-        assert TIMING.timeout / 10 < event["lag"] < done - begun + TIMING.beat
+        assert TIMING.timeout / 10 < event["lag"] < done - begun + TIMING.heartbeat
         assert event["worker_timeout"] == TIMING.timeout
 
         paused = now()

@@ -72,7 +72,7 @@ class Counted(NamedTuple):
     async def _look_between_beats(self, beats: int) -> tuple[int, int]:
         """Give what was counted until half a beat after some more, when nothing is under way."""
         await self.beat(beats)
-        await asyncio.sleep(self.membership.timing.beat / 2)
+        await asyncio.sleep(self.membership.timing.heartbeat / 2)
         return self.meter.requests, self.proxy.requests
 
 
@@ -121,7 +121,7 @@ async def count_idle(url: str, settings: CoordinatorSettings, beats: int) -> dic
             *(each.count_requests(beats) for each in (first, of_one, of_two))
         )
         timing = DEFAULTS.timing(first.membership.store)
-    a_minute = MINUTE / timing.beat / beats
+    a_minute = MINUTE / timing.heartbeat / beats
     names = ("leader", "follower", "follower_of_two")
     return {
         name: {"metered": round(metered * a_minute, 1), "sent": round(sent * a_minute, 1)}

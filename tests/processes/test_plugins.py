@@ -17,7 +17,7 @@ from jobsync import Record, open_store
 from jobsync.coordination.session import SESSIONS
 from jobsync.core.trust import Timing
 
-TIMING = Timing(beat=1, timeout=4)
+TIMING = Timing(heartbeat=1, timeout=4)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

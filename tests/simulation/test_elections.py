@@ -133,7 +133,7 @@ def test_one_leads_two_timeouts_and_a_beat_after_all_is_well(
             await asyncio.sleep(fleet.world.dice.uniform(0, 120))
             for link in fleet.links:
                 link.requests_pass = True
-            await asyncio.sleep(SLOW * (2 * TIMING.timeout + TIMING.beat))
+            await asyncio.sleep(SLOW * (2 * TIMING.timeout + TIMING.heartbeat))
             fleet.judge_rest()
 
     fleet.tell(story)
@@ -163,7 +163,7 @@ def test_a_clean_release_hands_over_within_a_beat(
             leader.stop()
             assert leader.life is not None
             await leader.life
-            await asyncio.sleep(beats * TIMING.beat)
+            await asyncio.sleep(beats * TIMING.heartbeat)
             assert one(fleet.leaders()) is not leader
             fleet.follow(leader)
             await asyncio.sleep(fleet.world.dice.uniform(60, 70))
@@ -187,7 +187,7 @@ def test_who_is_dead_is_followed_as_soon_as_that_is_written(seed: int) -> None:
             deaths = fleet.deaths
             fleet.replace(leader)
             await until(lambda deaths=deaths: fleet.deaths > deaths, interval=0.1)  # type: ignore[misc]
-            await asyncio.sleep(0.1 * TIMING.beat)
+            await asyncio.sleep(0.1 * TIMING.heartbeat)
             assert one(fleet.leaders()) is oldest(fleet)
 
     fleet.tell(story)
@@ -297,7 +297,7 @@ def test_who_is_desired_leads_next_but_not_before_its_time(store: type[MemorySto
         assert await asked == name_of(leader)
         await asyncio.sleep(5)
         assert fleet.leaders() == [leader]
-        await asyncio.sleep(SLOW * (20 - 15 + 2 * TIMING.beat) + patience)
+        await asyncio.sleep(SLOW * (20 - 15 + 2 * TIMING.heartbeat) + patience)
         assert fleet.leaders() == [desired]
 
     fleet.tell(story)
@@ -312,7 +312,7 @@ def test_by_force_alone_anybody_else_leads() -> None:
         await asyncio.sleep(30)
         leader = one(fleet.leaders())
         await ask(leader, force=True)
-        await asyncio.sleep(SLOW * TIMING.beat)
+        await asyncio.sleep(SLOW * TIMING.heartbeat)
         assert one(fleet.leaders()) is not leader
 
     fleet.tell(story)
@@ -331,7 +331,7 @@ def test_a_later_wish_replaces_an_earlier_one() -> None:
         first, second = others(fleet)[:2]
         for desired in (first, second):
             await ask(first, force=True, desired_coordinator=name_of(desired))
-        await asyncio.sleep(SLOW * (20 + TIMING.beat))
+        await asyncio.sleep(SLOW * (20 + TIMING.heartbeat))
         assert fleet.leaders() == [second]
 
     fleet.tell(story)
@@ -353,7 +353,7 @@ def test_a_wish_that_nobody_can_meet_costs_little() -> None:
         await asyncio.sleep(120)
         assert fleet.leaders() == [leader]
         sent = leader.link.requests
-        await asyncio.sleep(20 * TIMING.beat)
+        await asyncio.sleep(20 * TIMING.heartbeat)
         # A beat, a look, a listing, and twice for the work; a few more for requests and renewals.
         assert leader.link.requests - sent <= 20 * 1.05 * 5 + 20
 
@@ -393,7 +393,7 @@ def test_a_mandate_is_renewed_and_ends_with_the_oldest(store: type[MemoryStore])
         assert renewed.new_epoch == renewed.until
         assert younger.node.clock.wall().seconds < renewed.until
         fleet.start(older)
-        await asyncio.sleep(SLOW * (60 + 2 * TIMING.beat))
+        await asyncio.sleep(SLOW * (60 + 2 * TIMING.heartbeat))
         assert fleet.leaders() == [older]
         await asyncio.sleep(200)
         assert fleet.leaders() == [older]
@@ -513,7 +513,7 @@ def test_the_first_election_goes_through_all_phases() -> None:
         assert coordinator(elected).is_coordinator
         (gained,) = elected.told("coord:coordinator-promoted")
         assert gained.timestamp == pytest.approx(1_700_000_011, abs=1)
-        await asyncio.sleep(TIMING.beat)
+        await asyncio.sleep(TIMING.heartbeat)
         for worker in fleet.workers:
             told = worker.told("coord:cold-start-phase-changed")
             assert [each.phase for each in told] == ["observing", "electing", "preparing", "ready"]
@@ -558,7 +558,7 @@ def test_a_cold_start_can_be_skipped() -> None:
 
     async def story() -> None:
         fleet.start_all()
-        await asyncio.sleep(TIMING.beat + 1)
+        await asyncio.sleep(TIMING.heartbeat + 1)
         assert coordinator(one(fleet.leaders())).is_coordinator
         assert all(phases(worker) == ["ready"] for worker in fleet.workers)
 
@@ -572,7 +572,7 @@ def test_a_cold_start_can_be_skipped() -> None:
         ({"worker_timeout": 90_000}, r"got 30000.*Did you mean 30\?|Did you mean 90\?"),
         (
             {"heartbeat_interval": 10, "worker_timeout": 20},
-            "worker_timeout .*three beats of 10.*got 20",
+            "worker_timeout .*three heartbeats of 10.*got 20",
         ),
         (
             {"cold_start_observation_window": 15_000},
@@ -597,9 +597,9 @@ def test_the_defaults_go_by_the_price_of_the_store() -> None:
     """Beats of 5 s where a request costs nothing; of 30 s, and a cold start, where it costs."""
     cheap, dear = MemoryStore(), DearStore()
     timing = CoordinatorSettings().timing(cheap)
-    assert (timing.beat, timing.timeout) == (5, 15)
+    assert (timing.heartbeat, timing.timeout) == (5, 15)
     timing = CoordinatorSettings().timing(dear)
-    assert (timing.beat, timing.timeout) == (30, 90)
+    assert (timing.heartbeat, timing.timeout) == (30, 90)
     work = CoordinatorSettings().for_store(dear, timing)
     assert (work.cold_start_observation_window, work.cold_start_preparation_delay) == (15, 5)
     work = SETTINGS.for_store(cheap, TIMING)

@@ -15,7 +15,7 @@ from mutants import catches
 
 from jobsync.coordination.session import Session
 from jobsync.core.assignment import Ownership, Plan, holders_of, pack_holders, tokens_of
-from jobsync.core.transfers import Transfers
+from jobsync.core.handover import Transfers
 from jobsync.jobs.claims import Claims, ClaimState
 from jobsync.jobs.job_node import JobNode
 from jobsync.jobs.owned_tokens import OwnedTokens
@@ -85,7 +85,7 @@ def takes_the_silent_for_dead(patch: pytest.MonkeyPatch) -> None:
     """A leader deals anew what a node has that it did not hear of for a beat or two."""
 
     def find(self: Rebalancer) -> frozenset[str]:
-        now, beat = self._clock.mono(), self._membership.timing.beat
+        now, beat = self._clock.mono(), self._membership.timing.heartbeat
         watches = self._membership._member._observer._watches
         watched = self._membership.watched("dealing")
         seen = {each: watches[each] for each in watched if each in watches}

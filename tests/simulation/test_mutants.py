@@ -148,8 +148,8 @@ def count_from_the_start_of_a_read(patch: pytest.MonkeyPatch) -> None:
         before = dict(self._watches)
         living = update(self, found)
         for each, watch in self._watches.items():
-            if each in found and before.get(each) is not watch and watch.since == watch.looked:
-                self._watches[each] = Watch(watch.version, asked[self], watch.looked)
+            if each in found and before.get(each) is not watch and watch.since == watch.last_read:
+                self._watches[each] = Watch(watch.version, asked[self], watch.last_read)
         return living
 
     patch.setattr(MemberLoop, "_check", ask)

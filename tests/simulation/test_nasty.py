@@ -23,7 +23,7 @@ from jobsync.stores.memory import MemoryStore
 from jobsync.testing.network import CALM, Weather
 from jobsync.testing.world import Node
 
-BEATS = 1.06 * TIMING.beat
+BEATS = 1.06 * TIMING.heartbeat
 """A beat by the slowest clock, and the way to the store and back."""
 TIMEOUTS = 1.06 * TIMING.timeout
 
@@ -85,7 +85,7 @@ def test_a_corrupt_session_is_left_alone(junk: Any, store: Any) -> None:
         aside = [event.key for event in leader.told("store:record-set-aside")]
         assert aside == [key]
         before = leader.link.requests
-        await asyncio.sleep(20 * TIMING.beat)
+        await asyncio.sleep(20 * TIMING.heartbeat)
         # Beat, look and list; what the work does; nothing for the junk.
         assert leader.link.requests - before <= 20 * 1.05 * 6 + 6
         fleet.judge_rest()
@@ -160,7 +160,7 @@ def test_a_session_that_cannot_even_be_read_disturbs_nobody() -> None:
         await asyncio.sleep(4 * TIMEOUTS)
         assert len(leader.told("store:record-set-aside")) == 1
         before = leader.link.requests
-        await asyncio.sleep(20 * TIMING.beat)
+        await asyncio.sleep(20 * TIMING.heartbeat)
         assert leader.link.requests - before <= 20 * 1.05 * 6 + 6
         fleet.judge_rest()
 
@@ -251,7 +251,7 @@ def test_a_corrupt_role_is_told_of_and_left_alone(junk: Any) -> None:
         await fleet.overwrite(ROLE, spoilt)
         await asyncio.sleep(20)
         before = [each.link.requests for each in fleet.workers]
-        await asyncio.sleep(20 * TIMING.beat)
+        await asyncio.sleep(20 * TIMING.heartbeat)
         for worker, sent in zip(fleet.workers, before, strict=True):
             assert len(worker.told("coord:election-halted")) == 1
             # Beat and look, and twice what a leader does besides.
@@ -378,7 +378,7 @@ def test_who_died_before_the_first_election_is_waited_for_once() -> None:
         first.node.kill()
         for worker in others:
             fleet.start(worker)
-        await asyncio.sleep(TIMING.beat / 2 + 3 * BEATS)
+        await asyncio.sleep(TIMING.heartbeat / 2 + 3 * BEATS)
         fleet.judge_rest()
 
     fleet.tell(story)
@@ -658,7 +658,7 @@ def test_rights_that_are_gone_for_a_while_cost_the_lead_and_nothing_else() -> No
         await asyncio.sleep(600)
         for link, sent in zip(fleet.links, before, strict=True):
             # A beat and a look, and nobody leads.
-            assert link.requests - sent <= 2 * 1.05 * 600 / TIMING.beat + 4
+            assert link.requests - sent <= 2 * 1.05 * 600 / TIMING.heartbeat + 4
             link.refusal = None
         await asyncio.sleep(2 * TIMEOUTS)
         fleet.judge_rest()
@@ -694,7 +694,7 @@ def test_a_singleton_that_cannot_be_sealed_yet_is_sealed_later(refusal: Exceptio
         await asyncio.sleep(30)
         leader = one(fleet.leaders())
         sent = leader.link.requests
-        await asyncio.sleep(20 * TIMING.beat)
+        await asyncio.sleep(20 * TIMING.heartbeat)
         assert leader.link.requests - sent <= 20 * 1.05 * 6
         for link in fleet.links:
             link.refusal = None
@@ -724,7 +724,7 @@ def test_a_store_that_stops_telling_of_changes_ends_nobody() -> None:
         await asyncio.sleep(120)
         fleet.judge_rest()
         before = fleet.workers[-1].link.requests
-        await asyncio.sleep(20 * TIMING.beat)
+        await asyncio.sleep(20 * TIMING.heartbeat)
         assert fleet.workers[-1].link.requests - before <= 20 * 1.05 * 7
 
     fleet.tell(story)
@@ -1058,7 +1058,7 @@ def test_a_storm_of_refusals_is_met_with_few_requests() -> None:
         await asyncio.sleep(600)
         for worker, sent in before.items():
             # A beat and a look; the few that got through may have led, and worked.
-            assert worker.link.requests - sent <= 5 * 1.05 * 600 / TIMING.beat
+            assert worker.link.requests - sent <= 5 * 1.05 * 600 / TIMING.heartbeat
         for link in fleet.links:
             link.weather = CALM
         await asyncio.sleep(2 * TIMEOUTS + BEATS)
@@ -1109,7 +1109,7 @@ def test_all_die_and_others_start_a_week_later() -> None:
     fleet.tell(story)
 
 
-@pytest.mark.parametrize("period", [TIMING.beat, TIMING.beat / 2])
+@pytest.mark.parametrize("period", [TIMING.heartbeat, TIMING.heartbeat / 2])
 def test_a_way_that_flaps_at_the_beat_changes_little(period: float) -> None:
     """The leader's way is open for one beat and shut for the next, for ten minutes.
 
@@ -1169,7 +1169,7 @@ def test_a_role_that_cannot_even_be_read_disturbs_nothing_else() -> None:
         fleet.store._data.notifier.wake(["role/default/"])
         await asyncio.sleep(60)
         before = [link.requests for link in fleet.links]
-        await asyncio.sleep(20 * TIMING.beat)
+        await asyncio.sleep(20 * TIMING.heartbeat)
         for worker, sent in zip(fleet.workers, before, strict=True):
             assert len(worker.told("store:record-set-aside")) == 1
             assert worker.link.requests - sent <= 20 * 1.05 * 11

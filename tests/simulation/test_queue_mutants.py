@@ -18,7 +18,7 @@ from mutants import catches
 
 from jobsync.core import messages
 from jobsync.core.clock import Mono
-from jobsync.core.messages import MOVES
+from jobsync.core.messages import TRANSITIONS
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import Message, NewMessage, Receipt, Settlement
 from jobsync.queue.completer import Completer
@@ -128,8 +128,8 @@ def charges_everybody_for_a_death(patch: pytest.MonkeyPatch) -> None:
 
 def charges_what_is_given_back(patch: pytest.MonkeyPatch) -> None:
     """A deployment spends an attempt of everything that was in hand."""
-    counted = {**MOVES, "release": replace(MOVES["release"], returns=False)}
-    patch.setattr(common, "MOVES", counted)
+    counted = {**TRANSITIONS, "release": replace(TRANSITIONS["release"], returns=False)}
+    patch.setattr(common, "TRANSITIONS", counted)
 
 
 def tries_once_more(patch: pytest.MonkeyPatch) -> None:

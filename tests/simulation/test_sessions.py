@@ -63,7 +63,7 @@ def test_a_killed_process_is_called_dead_in_time() -> None:
         fleet.start_all()
         await asyncio.sleep(60)
         fleet.leaders()[0].node.kill()
-        await asyncio.sleep(1.06 * (TIMING.timeout + TIMING.beat) + 1)
+        await asyncio.sleep(1.06 * (TIMING.timeout + TIMING.heartbeat) + 1)
         assert sum(worker.is_trusted for worker in fleet.workers) == len(fleet.workers) - 1
         fleet.judge_rest()
 

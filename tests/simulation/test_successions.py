@@ -39,7 +39,7 @@ class Succession:
 
     async def led(self, *works: str) -> list[Worker]:
         """Wait until somebody leads each of some works; give who."""
-        await until(lambda: all(map(self._leaders, works)), interval=TIMING.beat / 100)
+        await until(lambda: all(map(self._leaders, works)), interval=TIMING.heartbeat / 100)
         return [self._leaders(work)[0] for work in works]
 
     def _leaders(self, work: str) -> list[Worker]:
@@ -73,7 +73,7 @@ class Succession:
             elif (
                 each.what == "gained" and details["work"] == work and details["epoch"] - 1 in freed
             ):
-                found.append((each.at - freed[details["epoch"] - 1]) / TIMING.beat)
+                found.append((each.at - freed[details["epoch"] - 1]) / TIMING.heartbeat)
         return found
 
 
@@ -94,11 +94,11 @@ def test_who_comes_and_goes_faster_than_others_look_is_followed_within_a_beat(se
             await succession.stop(leader)
             heir = succession.oldest()
             assert set(await succession.led(*fleet.works)) == {heir}
-            await asyncio.sleep(succession.dice.uniform(0.2, 0.9) * TIMING.beat)
+            await asyncio.sleep(succession.dice.uniform(0.2, 0.9) * TIMING.heartbeat)
             fresh = fleet.follow(leader)
             await until(
                 lambda fresh=fresh: len(fresh.coordinators) == len(fleet.works),  # type: ignore[misc]
-                interval=TIMING.beat / 100,
+                interval=TIMING.heartbeat / 100,
             )
 
     fleet.tell(story)
@@ -113,7 +113,7 @@ def test_a_phase_that_ends_during_a_look_is_not_missed() -> None:
     Found: it looked again a beat later, and led that much later.
     """
     succession = Succession(6, size=0)
-    window, delay = TIMING.beat / 2, 0.001
+    window, delay = TIMING.heartbeat / 2, 0.001
 
     async def story() -> None:
         worker = succession.fleet.add("first", ("schedule",))
@@ -121,7 +121,7 @@ def test_a_phase_that_ends_during_a_look_is_not_missed() -> None:
         succession.fleet.start(worker)
         assert await succession.led("schedule") == [worker]
         times = {e.phase: e.duration for e in worker.told("coord:cold-start-phase-changed")}
-        assert window < times["preparing"] < times["ready"] < window + TIMING.beat / 10
+        assert window < times["preparing"] < times["ready"] < window + TIMING.heartbeat / 10
 
     succession.fleet.tell(story)
 
@@ -140,7 +140,7 @@ def test_who_leads_one_work_finds_in_time_that_another_is_free() -> None:
         await succession.led("sweep")
         await older.stand("sweep")
         for number in range(20):
-            await asyncio.sleep(succession.dice.uniform(2, 3) * TIMING.beat)
+            await asyncio.sleep(succession.dice.uniform(2, 3) * TIMING.heartbeat)
             await succession.stop(younger)
             assert await succession.led("sweep") == [older]
             await older.coordinators["sweep"].stop()
@@ -164,7 +164,7 @@ def test_works_that_are_given_up_one_after_the_other_are_all_found() -> None:
     def end_slowly(worker: Worker, work: str) -> Hooks:
         async def stop(term: Term) -> None:
             worker.note(work, "lost", term)
-            await worker.node.clock.sleep(TIMING.beat / 10)
+            await worker.node.clock.sleep(TIMING.heartbeat / 10)
 
         return replace(take_note(worker, work), on_stop=stop)
 
@@ -174,7 +174,7 @@ def test_works_that_are_given_up_one_after_the_other_are_all_found() -> None:
         fleet.start_all()
         for _ in range(40):
             leader, _ = await succession.led(*fleet.works)
-            await asyncio.sleep(succession.dice.uniform(2, 3) * TIMING.beat)
+            await asyncio.sleep(succession.dice.uniform(2, 3) * TIMING.heartbeat)
             await succession.stop(leader)
             fleet.follow(leader)
 
@@ -200,10 +200,10 @@ def test_works_that_are_given_up_together_are_taken_together() -> None:
         fleet.start_all()
         for _ in range(40):
             leader, _ = await succession.led(*fleet.works)
-            await asyncio.sleep(succession.dice.uniform(2, 3) * TIMING.beat)
+            await asyncio.sleep(succession.dice.uniform(2, 3) * TIMING.heartbeat)
             leader.stop()
             first, second = await asyncio.gather(*map(wait_for, fleet.works))
-            assert abs(second - first) < TIMING.beat / 2
+            assert abs(second - first) < TIMING.heartbeat / 2
             fleet.follow(leader)
 
     fleet.tell(story)
@@ -235,7 +235,7 @@ def test_a_term_that_came_and_went_ends_a_cold_start() -> None:
     Found: it prepared as if nobody had ever led, and all waited for it.
     """
     succession = Succession(9, size=0)
-    cautious = replace(SETTINGS, cold_start_preparation_delay=TIMING.beat)
+    cautious = replace(SETTINGS, cold_start_preparation_delay=TIMING.heartbeat)
 
     async def story() -> None:
         quick, slow = (succession.add(name, "schedule") for name in ("quick", "slow"))
@@ -263,9 +263,9 @@ def test_nobody_gives_way_for_longer_than_a_beat_after_the_release(seed: int) ->
         leader = succession.add("leader", "schedule")
         await succession.led("schedule")
         elder = succession.add("elder", "schedule")
-        await asyncio.sleep(succession.dice.uniform(0.1, 1) * TIMING.beat)
+        await asyncio.sleep(succession.dice.uniform(0.1, 1) * TIMING.heartbeat)
         younger = succession.add("younger", "schedule")
-        await asyncio.sleep(succession.dice.uniform(2, 3) * TIMING.beat)
+        await asyncio.sleep(succession.dice.uniform(2, 3) * TIMING.heartbeat)
         elder.node.kill()
         await succession.stop(leader)
         assert await succession.led("schedule") == [younger]

@@ -66,9 +66,9 @@ class ElectionProcesses(ProcessGroup[CandidateProcess]):
         """Start a process that joins when it is released."""
         roles = self.roles if roles is None else roles
         settings = {
-            "heartbeat_interval": self._timing.beat,
+            "heartbeat_interval": self._timing.heartbeat,
             "worker_timeout": self._timing.timeout,
-            "coordinator_work_interval": self._timing.beat / 4,
+            "coordinator_work_interval": self._timing.heartbeat / 4,
         }
         worker = self.launch(
             self._script,

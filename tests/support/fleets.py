@@ -45,7 +45,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-TIMING = Timing(beat=5, timeout=15)
+TIMING = Timing(heartbeat=5, timeout=15)
 SETTINGS = CoordinatorSettings(heartbeat_interval=5, worker_timeout=15)
 HOUR = 3600.0
 SINGLETON = "single/ledger"
@@ -109,7 +109,7 @@ class Worker:
                 for work in self.works:
                     await self.stand(work)
             except (Unavailable, Misconfigured):
-                await self.node.clock.sleep(TIMING.beat)
+                await self.node.clock.sleep(TIMING.heartbeat)
                 continue
             await self._stop.wait()
             await membership.leave()
@@ -397,10 +397,10 @@ class Fleet:
     async def judge_recovery(self) -> None:
         """Check that all comes right, once, within two timeouts and a beat of the slowest clock."""
         loop = self.world.loop
-        end = loop.time() + (1 + 2 * self._rate) * (2 * TIMING.timeout + TIMING.beat)
+        end = loop.time() + (1 + 2 * self._rate) * (2 * TIMING.timeout + TIMING.heartbeat)
         # Nobody tells that all is well: it is looked at from outside.
         while (wrong := self._find_wrong()) and loop.time() < end:  # noqa: ASYNC110
-            await asyncio.sleep(TIMING.beat / 10)
+            await asyncio.sleep(TIMING.heartbeat / 10)
         for each in wrong:
             self._blame("EL1", f"two timeouts after all went well {each}")
 

@@ -71,7 +71,7 @@ async def _warm_up(fleet: Fleet) -> Worker:
     """Start everybody, each at its own moment of a beat; give the one that leads."""
     for worker in fleet.workers:
         fleet.start(worker)
-        await asyncio.sleep(fleet.world.dice.uniform(0, TIMING.beat))
+        await asyncio.sleep(fleet.world.dice.uniform(0, TIMING.heartbeat))
     await asyncio.sleep(62)
     (leader,) = fleet.leaders()
     return leader
@@ -121,12 +121,12 @@ def short_outages(seed: int) -> list[Violation]:
         await _warm_up(fleet)
         for _ in range(5):
             # Whoever looks out of step with its beats may look before a lapse and after it.
-            await asyncio.sleep(fleet.world.dice.uniform(0, TIMING.beat))
+            await asyncio.sleep(fleet.world.dice.uniform(0, TIMING.heartbeat))
             fleet.store._data.notifier.wake(["role/default/"])
-            await asyncio.sleep(2 * TIMING.beat)
+            await asyncio.sleep(2 * TIMING.heartbeat)
             for link in fleet.links:
                 link.weather = Weather(refused=1.0)
-            await asyncio.sleep(2.2 * TIMING.beat)
+            await asyncio.sleep(2.2 * TIMING.heartbeat)
             for link in fleet.links:
                 link.weather = CALM
             await asyncio.sleep(2 * TIMING.timeout)
@@ -166,7 +166,7 @@ def slow_looks(seed: int) -> list[Violation]:
                 worker.link.slow_reads = 4.0
         await asyncio.sleep(60)
         leader.link.requests_pass = False
-        await asyncio.sleep(TIMING.beat)
+        await asyncio.sleep(TIMING.heartbeat)
         for worker in fleet.workers:
             worker.link.slow_reads = 0.0
         await asyncio.sleep(3 * TIMING.timeout)
@@ -184,7 +184,7 @@ def a_beat_in_two_copies(seed: int) -> list[Violation]:
         assert leader.membership is not None
         key = f"session/{leader.membership.incarnation}"
         leader.link.delays, leader.link.slow_replies = (key, 0.08), 4.6
-        await asyncio.sleep(TIMING.beat + 0.1)
+        await asyncio.sleep(TIMING.heartbeat + 0.1)
         # No later beat arrives.
         leader.link.delays = (key, 1000.0)
         await asyncio.sleep(3 * TIMING.timeout)
@@ -243,7 +243,7 @@ def a_clean_stop() -> list[Violation]:
 
     async def story() -> None:
         (await _warm_up(fleet)).stop()
-        await asyncio.sleep(2 * TIMING.beat)
+        await asyncio.sleep(2 * TIMING.heartbeat)
         fleet.judge_rest("EL2")
 
     return _tell(fleet, story)
@@ -290,7 +290,7 @@ def a_dead_elder() -> list[Violation]:
         elder.node.kill()
         for worker in others:
             fleet.start(worker)
-        await asyncio.sleep(TIMING.timeout + 2 * TIMING.beat)
+        await asyncio.sleep(TIMING.timeout + 2 * TIMING.heartbeat)
         fleet.judge_rest()
 
     return _tell(fleet, story)
@@ -312,7 +312,7 @@ def a_forced_hand_over(seed: int) -> list[Violation]:
             force=True, desired_coordinator=desired.membership.worker_id
         )
         await desired.run(asking)
-        await asyncio.sleep(2 * TIMING.beat)
+        await asyncio.sleep(2 * TIMING.heartbeat)
         if fleet.leaders() != [desired]:
             found = "another worker leads than was asked for"
             fleet.violations.append(Violation("EL5", found))
@@ -363,7 +363,7 @@ def a_late_write(seed: int) -> list[Violation]:
     async def story() -> None:
         leader = await _warm_up(fleet)
         leader.link.delays = (SINGLETON, 40.0)
-        await asyncio.sleep(1.05 * TIMING.beat + 3)
+        await asyncio.sleep(1.05 * TIMING.heartbeat + 3)
         leader.node.kill()
         for worker in fleet.workers:
             # So that it has read, and not written, when that one lands.

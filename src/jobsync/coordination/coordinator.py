@@ -114,7 +114,7 @@ class Coordinator:
         self._membership = membership
         self.election = election
         self._hooks = hooks
-        self._interval = settings.coordinator_work_interval or membership.timing.beat
+        self._interval = settings.coordinator_work_interval or membership.timing.heartbeat
         self._governs = governs
         self._clock = membership.components.clock
         self._events = membership.components.events
@@ -300,7 +300,7 @@ class Coordinator:
 
     async def _seal(self, term: Term) -> bool:
         """Seal the governed singletons before anything else; return whether the term may go on."""
-        beat = self._membership.timing.beat
+        beat = self._membership.timing.heartbeat
         pause, reported = beat / 10, ""
         while True:
             try:

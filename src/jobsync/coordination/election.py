@@ -153,7 +153,7 @@ class Election:
         role, seen = self._role, self._first_seen
         moments = [self.cold_start.next_change, self._defer_until]
         if role is not None and role.successor is not None and seen is not None:
-            moments.append(seen + self._timing.beat)
+            moments.append(seen + self._timing.heartbeat)
         known = (moment for moment in moments if moment is not None)
         return min((moment for moment in known if moment > since), default=None)
 
@@ -353,7 +353,7 @@ class Election:
         if role is None or role.owner is not None or self._first_seen is None:
             return False
         has_successor = role.successor not in {None, session.incarnation}
-        return has_successor and self._clock.mono() - self._first_seen < self._timing.beat
+        return has_successor and self._clock.mono() - self._first_seen < self._timing.heartbeat
 
     def _should_defer(self, role: Role | None, eligible: Iterable[str]) -> bool:
         """Whether to wait, once and up to a heartbeat after the release, for an older candidate."""
@@ -361,14 +361,14 @@ class Election:
             # The former holder is about to withdraw its candidacy.
             former = None if role is None else role.former
             is_first = all(each >= self.session.incarnation or each == former for each in eligible)
-            wait = 0.0 if is_first else self._timing.beat - self._seconds_free(role)
+            wait = 0.0 if is_first else self._timing.heartbeat - self._seconds_free(role)
             self._defer_until = self._clock.mono() + wait
         return self._clock.mono() < self._defer_until
 
     def _seconds_free(self, role: Role | None) -> float:
         if role is None:
             return 0.0
-        return role.seconds_free(self._clock.wall().seconds, self._timing.beat)
+        return role.seconds_free(self._clock.wall().seconds, self._timing.heartbeat)
 
     async def _remove_dead_owner(self, role: Role | None) -> None:
         """Remove a dead owner from the role, so that the candidates we defer to are notified."""

@@ -69,7 +69,7 @@ class MemberLoop:
         self.seen: Mapping[str, SessionRecord] = {}
         """The latest records of the sessions that lead this worker, or that it watches."""
         self._store = store
-        self._settled = SettlingStore(store, components, deadline=timing.beat)
+        self._settled = SettlingStore(store, components, deadline=timing.heartbeat)
         self._components = components
         self._clock = components.clock
         self._events = components.events
@@ -81,8 +81,8 @@ class MemberLoop:
         self._closing: list[Election] = []
         """Closed elections whose role a late write may still give to this worker."""
         self._observer = Observer(self._settled, components, timing)
-        self._heartbeat_now = Wakeup(components.clock, timing.beat / 100)
-        self._check_now = Wakeup(components.clock, timing.beat / 100)
+        self._heartbeat_now = Wakeup(components.clock, timing.heartbeat / 100)
+        self._check_now = Wakeup(components.clock, timing.heartbeat / 100)
         self._roles_changed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._is_outage_reported = False
@@ -216,15 +216,15 @@ class MemberLoop:
                 await self._send_heartbeat()
             except _OUTAGE_ERRORS as error:
                 self._report_outage(error)
-            await self._heartbeat_now.wait(started + self._timing.beat)
+            await self._heartbeat_now.wait(started + self._timing.heartbeat)
 
     async def _watch_lag(self) -> None:
         """Warn when this thread wakes up late, whether or not a heartbeat is under way."""
         timeout = self._timing.timeout
         while True:
             # Separate from the heartbeats: a slow store does not make this thread late.
-            due = self._clock.mono() + self._timing.beat
-            await self._clock.sleep(self._timing.beat)
+            due = self._clock.mono() + self._timing.heartbeat
+            await self._clock.sleep(self._timing.heartbeat)
             lag = self._clock.mono() - due
             if lag > timeout / 10:
                 late = HeartbeatLate(worker_id=self._worker, lag=lag, worker_timeout=timeout)
@@ -270,7 +270,7 @@ class MemberLoop:
 
         The last check missed what fell due while it ran, so that is due now.
         """
-        interval = self._timing.beat * (CHECK_FRACTION if self._must_poll_roles else 1.0)
+        interval = self._timing.heartbeat * (CHECK_FRACTION if self._must_poll_roles else 1.0)
         moments = [self._observer.next_expiry(since)]
         moments += [election.next_change(since) for election in self.elections.values()]
         return min([started + interval, *(each for each in moments if each is not None)])
@@ -395,7 +395,7 @@ class MemberLoop:
         try:
             await self._settled.wait(topic, _WAIT_TIMEOUT)
         except _OUTAGE_ERRORS:
-            await self._clock.sleep(self._timing.beat)
+            await self._clock.sleep(self._timing.heartbeat)
 
     def _report_outage(self, error: Exception) -> None:
         if not self._is_outage_reported:

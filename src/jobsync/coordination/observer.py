@@ -63,7 +63,7 @@ class Observer:
         watch = self._watches.get(incarnation)
         is_missing = watch is not None and watch.version is None
         return incarnation in self._dead or (
-            is_missing and watch is not None and watch.expired(self._timeout(incarnation))
+            is_missing and watch is not None and watch.has_expired(self._timeout(incarnation))
         )
 
     def expect(self, incarnation: str, timeout: float) -> None:
@@ -155,7 +155,7 @@ class Observer:
         if not self._watches:
             return None
         moments = [
-            watch.expires(self._timeout(incarnation))
+            watch.expires_at(self._timeout(incarnation))
             for incarnation, watch in self._watches.items()
         ]
         return min((moment for moment in moments if moment > since), default=None)
@@ -191,7 +191,7 @@ class Observer:
     def _watch(self, incarnation: str, version: str | None, now: Mono) -> None:
         watch = self._watches.get(incarnation)
         self._watches[incarnation] = (
-            Watch(version, now, now) if watch is None else watch.look(version, now, self._timing)
+            Watch(version, now, now) if watch is None else watch.observe(version, now, self._timing)
         )
 
     def _mark_dead(self, incarnation: str, now: Mono) -> None:
@@ -203,7 +203,7 @@ class Observer:
         return self._timeouts.get(incarnation, self._timing.timeout)
 
     def _is_expired(self, incarnation: str) -> bool:
-        return self._watches[incarnation].expired(self._timeout(incarnation))
+        return self._watches[incarnation].has_expired(self._timeout(incarnation))
 
     async def _declare_dead(self, incarnation: str) -> bool:
         """Write a session's death in place of the very version that was watched, or not at all."""

@@ -112,7 +112,7 @@ class Session:
         self.works: tuple[str, ...] = ()
         self.holds: dict[str, int] = {}
         self.facts = dict(facts or {})
-        self._store = SettlingStore(store, components, deadline=timing.beat)
+        self._store = SettlingStore(store, components, deadline=timing.heartbeat)
         self._clock = components.clock
         self._ids = components.ids
         self._timing = timing

@@ -77,11 +77,11 @@ class CoordinatorSettings(Settings, frozen=True, kw_only=True):
         if beat is None:
             default = 30.0 if is_billed else 5.0
             beat = default if timeout is None else min(default, timeout / 3)
-        return Timing(beat=beat, timeout=3 * beat if timeout is None else timeout)
+        return Timing(heartbeat=beat, timeout=3 * beat if timeout is None else timeout)
 
     def for_store(self, store: Store, timing: Timing) -> ElectionSettings:
         """Return the settings of elections in a store."""
-        beat = timing.beat if store.is_billed else 0.0
+        beat = timing.heartbeat if store.is_billed else 0.0
         window, delay = self.cold_start_observation_window, self.cold_start_preparation_delay
         return ElectionSettings(
             min_epoch_duration=self.min_epoch_duration,

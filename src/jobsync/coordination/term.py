@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from jobsync.components import Ids
 from jobsync.core.codec import Json
-from jobsync.core.ids import Ids
 from jobsync.errors import Fenced
 from jobsync.stores.contract import Applied, Put, Record, Store, Unknown, unwrap
 

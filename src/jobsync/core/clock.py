@@ -1,9 +1,11 @@
-"""Time as an argument.
+"""Time and randomness, passed in as arguments.
 
-Wall time says when something happened, for people and for cron; it may jump.
-Monotonic time says how long ago something happened on this machine; it counts
-through a suspend. They are different types: subtracting or comparing one with the
-other is an error for the type checker and at run time.
+Wall time is the time of day, for people and for cron; it may jump. Monotonic time measures
+how long ago something happened on this machine; it counts through a suspend. They are
+different types: subtracting or comparing one with the other is an error for the type checker
+and at run time.
+
+`SystemClock` and `SystemRandomness` are the only code that reads the machine's own.
 """
 
 import asyncio
@@ -12,48 +14,60 @@ import random
 import time
 from functools import cache
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 import msgspec
 
-__all__ = ["Clock", "Mono", "SystemClock", "SystemRandomness", "Wall"]
+__all__ = [
+    "Clock",
+    "Mono",
+    "Randomness",
+    "Seconds",
+    "SystemClock",
+    "SystemRandomness",
+    "Wall",
+    "backoff_limit",
+]
+
+Seconds: TypeAlias = float
+"""A duration. Every duration in jobsync is in seconds, unless its name ends in another unit."""
 
 
-class _Point(msgspec.Struct, frozen=True, order=True):
+class _Instant(msgspec.Struct, frozen=True, order=True):
     """A point in time on one time line, in seconds."""
 
     seconds: float
 
-    def __sub__(self, earlier: Self) -> float:
+    def __sub__(self, earlier: Self) -> Seconds:
         if type(self) is not type(earlier):
             return NotImplemented
         return self.seconds - earlier.seconds
 
-    def __add__(self, seconds: float) -> Self:
+    def __add__(self, seconds: Seconds) -> Self:
         return type(self)(self.seconds + seconds)
 
 
-class Wall(_Point, frozen=True, order=True):
-    """Seconds since 1970 in UTC, as this machine believes."""
+class Wall(_Instant, frozen=True, order=True):
+    """Seconds since 1970 in UTC, according to this machine."""
 
 
-class Mono(_Point, frozen=True, order=True):
+class Mono(_Instant, frozen=True, order=True):
     """Seconds since this machine was started. Comparable within one boot only."""
 
 
 class Clock(Protocol):
-    """Where time comes from."""
+    """Source of time."""
 
     def wall(self) -> Wall:
-        """Tell the time of day."""
+        """Return the time of day."""
         ...
 
     def mono(self) -> Mono:
-        """Tell the time since boot, including time spent suspended."""
+        """Return the time since boot, including time spent suspended."""
         ...
 
     def boot(self) -> int:
-        """Identify this boot of the machine: `Mono` values of two boots do not compare."""
+        """Return an id of this boot: `Mono` values of two boots do not compare."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -61,7 +75,28 @@ class Clock(Protocol):
         ...
 
 
-# The real clock and the real randomness: the one file that asks the machine.
+class Randomness(Protocol):
+    """Source of randomness."""
+
+    def bytes(self, count: int) -> bytes:
+        """Return bytes that nobody can guess or repeat."""
+        ...
+
+    def uniform(self, low: float, high: float) -> float:
+        """Return a number between two bounds."""
+        ...
+
+
+def backoff_limit(attempt: int, *, first: Seconds, most: Seconds) -> Seconds:
+    """Return the longest pause before an attempt: doubled each time, up to `most`.
+
+    There is no pause before the first attempt. The caller draws between zero and this limit
+    (full jitter), so that callers that failed together do not retry together.
+    """
+    if attempt <= 0:
+        return 0.0
+    # Beyond 60 doublings the bound has long been reached.
+    return float(min(first * 2 ** min(attempt - 1, 60), most))
 
 
 # Linux stops CLOCK_MONOTONIC while suspended; a lease must not stand still meanwhile.
@@ -73,15 +108,15 @@ class SystemClock:
     """This machine's clocks."""
 
     def wall(self) -> Wall:
-        """Tell the time of day."""
+        """Return the time of day."""
         return Wall(time.time())
 
     def mono(self) -> Mono:
-        """Tell the time since boot, including time spent suspended."""
+        """Return the time since boot, including time spent suspended."""
         return Mono(time.clock_gettime(_SINCE_BOOT))
 
     def boot(self) -> int:
-        """Identify this boot, or give 0 where the system does not say."""
+        """Return an id of this boot, or 0 if the system has none."""
         return _read_boot_id()
 
     async def sleep(self, seconds: float) -> None:
@@ -93,7 +128,7 @@ class SystemClock:
 def _read_boot_id() -> int:
     if not _BOOT_ID.exists():
         return 0
-    # 60 bits: what every SQL integer holds.
+    # 60 bits fit every SQL integer.
     return int(_BOOT_ID.read_text(encoding="ascii").replace("-", "")[:15], 16)
 
 
@@ -104,9 +139,9 @@ class SystemRandomness:
         self._random = random.SystemRandom()
 
     def bytes(self, count: int) -> bytes:
-        """Draw bytes that nobody can guess or repeat."""
+        """Return bytes that nobody can guess or repeat."""
         return os.urandom(count)
 
     def uniform(self, low: float, high: float) -> float:
-        """Draw a number between two bounds."""
+        """Return a number between two bounds."""
         return self._random.uniform(low, high)

@@ -1,24 +1,24 @@
-"""What can become of a message, and who decides it. Pure.
+"""The life of a message: its states, the transitions between them, and who decides. Pure.
 
-A message is in one state at a time, and moves only as this table says:
+A message is in one state at a time, and changes only by these transitions:
 
-    push       ──▶ ready, or waiting where it has a delay
+    push       ──▶ ready, or waiting if it has a delay
     claim      ready, waiting ──▶ claimed
     complete   claimed ──▶ completed
     cancel     claimed ──▶ cancelled
     retry      claimed ──▶ waiting      after a failure, with a pause
     bury       claimed ──▶ dead         after the last failure
-    release    claimed ──▶ waiting      given back untouched: spends no attempt
-    snooze     claimed ──▶ waiting      later, at its own wish: spends no attempt
-    lapse      claimed ──▶ waiting      its claimant died or fell silent while it ran alone
-    spare      claimed ──▶ waiting      likewise, in company: spends no attempt
+    release    claimed ──▶ waiting      returned without being handled: no attempt is counted
+    snooze     claimed ──▶ waiting      the handler asked for later: no attempt is counted
+    lapse      claimed ──▶ waiting      its worker died or fell silent while it ran alone
+    spare      claimed ──▶ waiting      the same, but it ran beside others: no attempt is counted
     redrive    dead, cancelled ──▶ waiting
 
-`deliveries` counts the claims, `returned` those that spend nothing; the difference are the
-attempts. A message whose claim nobody settled may have killed its worker, or may have been
-there when another one did. Nobody can tell, so it is spared, becomes a suspect, and runs alone
-until somebody settles it. Who dies of a suspect dies of nothing else: that is an attempt, and
-the last one makes a dead letter.
+`deliveries` counts the claims, `returned` the claims that count as no attempt; the attempts
+are the difference. A message whose claim was never settled may have killed its worker, or may
+only have been there when another message did. The two cannot be told apart, so it is spared,
+becomes a suspect, and runs alone until it is settled. A worker that dies with a suspect dies
+of that suspect alone: that counts as an attempt, and the last attempt makes a dead letter.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,14 +26,14 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from jobsync.core.clock import Seconds, backoff_limit
 from jobsync.core.codec import Json
-from jobsync.core.retry import backoff_limit
 from jobsync.errors import Invalid
 
 __all__ = [
     "FINISHED",
     "LIVE",
-    "MOVES",
+    "TRANSITIONS",
     "Backoff",
     "Cancel",
     "Completed",
@@ -43,8 +43,8 @@ __all__ = [
     "Retries",
     "Returned",
     "Snooze",
-    "Step",
     "Transition",
+    "TransitionRule",
     "decide",
     "decide_lapse",
     "default_backoff",
@@ -54,62 +54,65 @@ __all__ = [
 MessageState: TypeAlias = Literal["ready", "waiting", "claimed", "completed", "cancelled", "dead"]
 
 LIVE: tuple[MessageState, ...] = ("ready", "waiting", "claimed")
-"""States of messages that are still to be handled."""
+"""States of messages that are yet to be handled."""
 
 FINISHED: tuple[MessageState, ...] = ("completed", "cancelled", "dead")
-"""States of messages that are not handled any more, unless somebody asks for it."""
+"""States of messages that are handled no more, unless somebody redrives them."""
 
 Transition: TypeAlias = Literal[
     "claim", "complete", "cancel", "retry", "bury", "release", "snooze", "lapse", "spare", "redrive"
 ]
 
 
-class Step(msgspec.Struct, frozen=True):
-    """From which states a move leads where, and whether the claim that it ends is uncounted."""
+class TransitionRule(msgspec.Struct, frozen=True):
+    """The states before and after a transition.
+
+    `returns` is whether the claim that it ends counts as no attempt.
+    """
 
     sources: tuple[MessageState, ...]
     target: MessageState
     returns: bool = False
 
 
-MOVES: Mapping[Transition, Step] = {
-    "claim": Step(("ready", "waiting"), "claimed"),
-    "complete": Step(("claimed",), "completed"),
-    "cancel": Step(("claimed",), "cancelled"),
-    "retry": Step(("claimed",), "waiting"),
-    "bury": Step(("claimed",), "dead"),
-    "release": Step(("claimed",), "waiting", returns=True),
-    "snooze": Step(("claimed",), "waiting", returns=True),
-    "lapse": Step(("claimed",), "waiting"),
-    "spare": Step(("claimed",), "waiting", returns=True),
-    "redrive": Step(("dead", "cancelled"), "waiting"),
+TRANSITIONS: Mapping[Transition, TransitionRule] = {
+    "claim": TransitionRule(("ready", "waiting"), "claimed"),
+    "complete": TransitionRule(("claimed",), "completed"),
+    "cancel": TransitionRule(("claimed",), "cancelled"),
+    "retry": TransitionRule(("claimed",), "waiting"),
+    "bury": TransitionRule(("claimed",), "dead"),
+    "release": TransitionRule(("claimed",), "waiting", returns=True),
+    "snooze": TransitionRule(("claimed",), "waiting", returns=True),
+    "lapse": TransitionRule(("claimed",), "waiting"),
+    "spare": TransitionRule(("claimed",), "waiting", returns=True),
+    "redrive": TransitionRule(("dead", "cancelled"), "waiting"),
 }
 
 Backoff: TypeAlias = Callable[[int], float]
-"""Given how often a message has failed, gives the seconds to wait before the next attempt."""
+"""Takes the number of failures so far; returns the seconds to wait before the next attempt."""
 
-LONGEST_PAUSE = 32.0
-"""Seconds: the sixth failure and all later ones wait so long."""
+LONGEST_PAUSE: Seconds = 32.0
+"""The pause after the sixth failure and all later ones."""
 
 _JITTER = 0.1
-_LONGEST_DELAY = 366 * 86_400.0
+_MAX_DELAY = 366 * 86_400.0
 
 
-def default_backoff(failures: int) -> float:
-    """Wait 1, 2, 4, 8, 16, 32, 32 … seconds."""
+def default_backoff(failures: int) -> Seconds:
+    """Return 1, 2, 4, 8, 16, 32, 32 … seconds."""
     return backoff_limit(failures, first=1.0, most=LONGEST_PAUSE)
 
 
 class Retries(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a message is tried, and how long it rests in between.
+    """How often a message is tried, and the pauses in between.
 
     Attributes:
         max_attempts: 4: three retries after the first attempt.
-        backoff: the rest after each failure; up to a tenth is added, so that messages
+        backoff: the pause after each failure; up to a tenth is added, so that messages
             that failed together do not come back together.
 
     Raises:
-        Invalid: a message would never be tried.
+        Invalid: `max_attempts` is below 1.
     """
 
     max_attempts: int = 4
@@ -117,54 +120,56 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
-            raise Invalid("max_attempts", self.max_attempts, "is less than 1", "give 1 or more")
+            raise Invalid(
+                "max_attempts", self.max_attempts, "must be 1 or more", "use 1 for no retry"
+            )
 
-    def pause(self, failures: int, draw: float) -> float:
-        """Give the rest after a failure; `draw` is between 0 and 1.
+    def pause(self, failures: int, draw: float) -> Seconds:
+        """Return the pause after a failure; `draw` is between 0 and 1.
 
         Raises:
-            Invalid: the user's own function gives no duration.
+            Invalid: the user's own function did not return a duration.
         """
         pause: Any = self.backoff(failures)
-        if not (isinstance(pause, int | float) and 0 <= pause <= _LONGEST_DELAY):
-            raise Invalid("backoff", pause, "is no duration", "give seconds, 0 or more")
+        if not (isinstance(pause, int | float) and 0 <= pause <= _MAX_DELAY):
+            raise Invalid("backoff", pause, "must return 0 seconds to 366 days", "return a number")
         return float(pause) * (1 + _JITTER * draw)
 
 
 class Completed(msgspec.Struct, frozen=True):
-    """The handler has returned."""
+    """The handler returned."""
 
     result: Json = None
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The handler has raised, was too slow, or said so."""
+    """The handler raised, was too slow, or reported a failure."""
 
     error: str
     cause: Exception | None = None
-    """What it has raised."""
+    """The exception that it raised."""
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """The handler did not run, or was told to stop: as if it had never been claimed."""
+    """The handler did not run, or was stopped: as if the message had never been claimed."""
 
 
 class Snooze(msgspec.Struct, frozen=True):
-    """Returned by a handler: try this message again in so many seconds; spends no attempt.
+    """Returned by a handler: try this message again in `seconds`. No attempt is counted.
 
     Raises:
-        Invalid: that is no duration.
+        Invalid: `seconds` is out of range.
     """
 
     seconds: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seconds <= _LONGEST_DELAY:
-            raise Invalid("seconds", self.seconds, "is no duration", "give 0 to 366 days")
+        if not 0 <= self.seconds <= _MAX_DELAY:
+            raise Invalid("seconds", self.seconds, "must be 0 seconds to 366 days", "use fewer")
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """Returned by a handler: this message need not be handled, neither now nor later."""
+    """Returned by a handler: this message is not to be handled, now or later."""
 
     reason: str = ""
 
@@ -173,12 +178,12 @@ HandlerVerdict: TypeAlias = Completed | Failed | Returned | Snooze | Cancel
 
 
 def has_spent(attempts: int, max_attempts: int) -> bool:
-    """Say whether a message that fails now was tried for the last time."""
+    """Whether a message that fails now has no attempt left."""
     return attempts >= max_attempts
 
 
 def decide_lapse(*, is_suspect: bool, attempts: int, max_attempts: int) -> Transition:
-    """Give the move of a message whose claimant died or fell silent."""
+    """Return the transition of a message whose worker died or fell silent."""
     if not is_suspect:
         return "spare"
     return "bury" if has_spent(attempts, max_attempts) else "lapse"
@@ -186,14 +191,14 @@ def decide_lapse(*, is_suspect: bool, attempts: int, max_attempts: int) -> Trans
 
 def decide(
     outcome: HandlerVerdict, *, attempt: int, max_attempts: int, retries: Retries, draw: float
-) -> tuple[Transition, float]:
-    """Give the move that an outcome leads to, and the seconds to wait before the next attempt.
+) -> tuple[Transition, Seconds]:
+    """Return the transition after an outcome, and the pause before the next attempt.
 
     Args:
         outcome: how the attempt ended.
-        attempt: which one it was, counted from 1.
-        max_attempts: how many this message has.
-        retries: how long it rests.
+        attempt: its number, counted from 1.
+        max_attempts: the limit for this message.
+        retries: the pauses between attempts.
         draw: a random number between 0 and 1.
     """
     match outcome:

@@ -1,12 +1,23 @@
-"""Pins: tasks that only certain nodes may do.
+"""Pins: tasks that only certain nodes may do. Pure.
 
 A pin names one task and the nodes that may do it, as patterns: the first pattern that any
 member matches is in force, the others are fallbacks. Several pins of one task are
-alternatives: a node that satisfies one of them may do it. A task whose pins nobody matches
+alternatives: a node that satisfies one of them may do it. A task whose pins no node matches
 waits; nothing else does.
 
-Patterns are those of SQL's LIKE, as PostgreSQL reads them: `%` is any text, `_` one
-character, a backslash makes the next character plain; upper and lower case differ.
+Patterns are those of SQL's LIKE in PostgreSQL: `%` is any text, `_` one character, a backslash
+makes the next character literal; case matters.
+
+A node stores all its pins in one document, the sheet, because it replaces all of them in one
+write. The sheet is compact, because pins come by the thousand and most of them share all but
+the task:
+
+    created_by  the node
+    batches     {patterns, reason, created_at, expires_at, tasks, tokens}: what the pins share,
+                and their tasks; the tokens are those of the tasks, in the same order, for
+                readers in SQL
+
+10,000 pins take from 150 KB, where patterns are shared, to 1.5 MB, where each has its own.
 """
 
 import re
@@ -23,7 +34,7 @@ from jobsync.errors import Corrupt, Invalid
 
 __all__ = [
     "Pin",
-    "Wishes",
+    "PinnedNodes",
     "check_pattern",
     "in_force",
     "like",
@@ -31,6 +42,7 @@ __all__ = [
     "pattern_in_force",
     "read_sheet",
     "resolve",
+    "unpack_nodes",
     "write_sheet",
 ]
 
@@ -40,26 +52,26 @@ _parts = re.compile(r"\\.|%|_|[^\\%_]+|\\", re.DOTALL).findall
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One registration. Several of one task are alternatives."""
+    """One registration. Several pins of one task are alternatives."""
 
     task: str
     token: int
     """The task's token, found once when the pin is made."""
     patterns: tuple[str, ...]
-    """Which nodes; the first that anybody matches counts."""
+    """The nodes that may do it; the first pattern that any node matches is in force."""
     reason: str | None = None
     created_by: str = ""
     created_at: float = 0.0
     expires_at: float | None = None
-    """When it ends, in seconds since 1970; None is never."""
+    """In seconds since 1970; None is never."""
 
 
-class Wishes(msgspec.Struct, frozen=True):
-    """What the pins ask. Nodes are a set of bits: bit n is the node at place n."""
+class PinnedNodes(msgspec.Struct, frozen=True):
+    """The nodes that the pins allow. Nodes are a bit set: bit n is the node with index n."""
 
     tokens: Mapping[int, int]
-    """For each token with pinned tasks that somebody matches: who satisfies all of them, or
-    one who satisfies the most."""
+    """For each token with pinned tasks that some node matches: the nodes that satisfy all of
+    them, or one node that satisfies the most."""
     tasks: Mapping[str, int]
     """For each pinned task the nodes that may do it."""
     token_of: Mapping[str, int]
@@ -67,7 +79,7 @@ class Wishes(msgspec.Struct, frozen=True):
 
 
 def like(pattern: str) -> Callable[[str], bool]:
-    """Give the test that a pattern stands for.
+    """Return the test of a name against a pattern.
 
     Raises:
         Invalid: it ends in a lone backslash.
@@ -79,13 +91,13 @@ def like(pattern: str) -> Callable[[str], bool]:
 
 
 def check_pattern(pattern: str) -> None:
-    """Refuse what matches nothing or means nothing.
+    """Check a pattern.
 
     Raises:
-        Invalid: says what is wrong with it.
+        Invalid: it is empty or ends in a lone backslash.
     """
     if not pattern:
-        raise Invalid("node_pattern", pattern, "names no node", "give a name, or % for any")
+        raise Invalid("node_pattern", pattern, "must not be empty", "use a name, or % for any node")
     like(pattern)
 
 
@@ -102,36 +114,36 @@ def _translate(part: str) -> str:
             return "."
         case "\\":
             raise Invalid(
-                "node_pattern", part, "ends in a backslash", r"write \\ for a plain backslash"
+                "node_pattern", part, "must not end in a backslash", r"write \\ for a literal one"
             )
         case _:
             return re.escape(part.removeprefix("\\") if part[0] == "\\" else part)
 
 
 def in_force(pins: Iterable[Pin], now: Wall) -> list[Pin]:
-    """Give the pins that have not expired."""
+    """Return the pins that have not expired."""
     return [pin for pin in pins if pin.expires_at is None or now.seconds < pin.expires_at]
 
 
 def pattern_in_force(patterns: Iterable[str], names: Collection[str]) -> str | None:
-    """Give the first pattern of a pin that any of the nodes matches."""
+    """Return the first pattern of a pin that any of the nodes matches."""
     return next((p for p in patterns if any(map(like(p), names))), None)
 
 
-def resolve(pins: Collection[Pin], names: Mapping[int, str]) -> Wishes:
-    """Find out what the pins ask of the members, given by place and name."""
+def resolve(pins: Collection[Pin], names: Mapping[int, str]) -> PinnedNodes:
+    """Return the members that the pins allow. `names` has each member's name by its index."""
     match = _Matcher(names).match
     token_of = {pin.task: pin.token for pin in pins}
     tasks = {pin.task: match(pin.patterns) for pin in pins}
     if len(tasks) < len(pins):
-        # Some have several, which are alternatives.
+        # Several pins of one task are alternatives.
         for pin in pins:
             tasks[pin.task] |= match(pin.patterns)
-    return Wishes(_find_agreed(tasks, token_of), tasks, token_of)
+    return PinnedNodes(_find_agreed(tasks, token_of), tasks, token_of)
 
 
 def _find_agreed(tasks: Mapping[str, int], token_of: Mapping[str, int]) -> dict[int, int]:
-    """Give, for each token, the nodes that satisfy all of its pinned tasks, or the most."""
+    """Return for each token the nodes that satisfy all of its pinned tasks, or the most."""
     tokens, sets = token_of.values(), tasks.values()
     agreed: dict[int, int] = {}
     for token, nodes in zip(tokens, sets, strict=True):
@@ -142,56 +154,44 @@ def _find_agreed(tasks: Mapping[str, int], token_of: Mapping[str, int]) -> dict[
         for token, nodes in zip(tokens, sets, strict=True):
             if token in votes:
                 votes[token].append(nodes)
-    places = cache(_places)
-    for token, given in votes.items():
-        agreed[token] = _elect(token, chain.from_iterable(map(places, given)))
+    unpack = cache(unpack_nodes)
+    for token, ballots in votes.items():
+        agreed[token] = _elect(token, chain.from_iterable(map(unpack, ballots)))
     return agreed
 
 
-def _elect(token: int, named: Iterable[int]) -> int:
-    """Give the bit of one of the places that are named most often, another for every token."""
-    counts = Counter(named)
+def _elect(token: int, votes: Iterable[int]) -> int:
+    """Return the bit of one of the nodes with most votes; the token breaks a tie."""
+    counts = Counter(votes)
     most = max(counts.values())
-    tied = sorted(place for place, count in counts.items() if count == most)
+    tied = sorted(node for node, count in counts.items() if count == most)
     return 1 << tied[token % len(tied)]
 
 
-def _places(nodes: int) -> list[int]:
-    return [place for place in range(nodes.bit_length()) if nodes >> place & 1]
+def unpack_nodes(nodes: int) -> list[int]:
+    """Return the indexes in a bit set, in order."""
+    return [index for index in range(nodes.bit_length()) if nodes >> index & 1]
 
 
 class _Matcher:
-    """Finds the members that patterns mean. Each list of patterns is looked at once."""
+    """Finds the members that match patterns. Each list of patterns is evaluated once."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self._names = names
         self._by_name: defaultdict[str, int] = defaultdict(int)
-        for place, name in names.items():
-            self._by_name[name] |= 1 << place
+        for index, name in names.items():
+            self._by_name[name] |= 1 << index
         self.match = cache(self._match_first)
 
     def _match_first(self, patterns: tuple[str, ...]) -> int:
-        """Give who matches the first pattern that anybody matches."""
+        """Return the members that match the first pattern that any member matches."""
         return next(filter(None, map(self._match, patterns)), 0)
 
     def _match(self, pattern: str) -> int:
         if not _has_wildcard(pattern):
             return self._by_name.get(pattern, 0)
         matches = like(pattern)
-        return sum(1 << place for place, name in self._names.items() if matches(name))
-
-
-# A sheet of pins: all that one node has registered, in one document.
-#
-# One document, because its node replaces all its pins in one write. Compact, because pins
-# come by the thousand and most of them say the same of many tasks:
-#
-#     created_by  the node
-#     batches     {patterns, reason, created_at, expires_at, tasks, tokens}: what is said, and
-#                 of which tasks; the tokens are those of the tasks, in the same order, for
-#                 readers in SQL
-#
-# 10,000 pins take from 150 KB, where patterns are shared, to 1.5 MB, where each has its own.
+        return sum(1 << index for index, name in self._names.items() if matches(name))
 
 
 class _PinBatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -208,19 +208,19 @@ class _StoredSheet(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def merge(pins: Iterable[Pin], new: Iterable[Pin]) -> list[Pin]:
-    """Add pins of one node to its others; who says the same of a task again renews it."""
-    found = {(pin.task, pin.patterns): pin for pin in pins}
-    found.update(((pin.task, pin.patterns), pin) for pin in new)
-    return list(found.values())
+    """Add pins to a node's others; a pin with the same task and patterns is replaced."""
+    merged = {(pin.task, pin.patterns): pin for pin in pins}
+    merged.update(((pin.task, pin.patterns), pin) for pin in new)
+    return list(merged.values())
 
 
 def write_sheet(creator: str, pins: Iterable[Pin]) -> Json:
-    """Give the document of one node's pins."""
+    """Return the document of one node's pins."""
     batches: dict[tuple[object, ...], tuple[list[str], list[int]]] = {}
     for pin in pins:
-        said = (pin.patterns, pin.reason, pin.created_at, pin.expires_at)
-        if (batch := batches.get(said)) is None:
-            batch = batches[said] = ([], [])
+        shared = (pin.patterns, pin.reason, pin.created_at, pin.expires_at)
+        if (batch := batches.get(shared)) is None:
+            batch = batches[shared] = ([], [])
         batch[0].append(pin.task)
         batch[1].append(pin.token)
     return {
@@ -240,12 +240,12 @@ def write_sheet(creator: str, pins: Iterable[Pin]) -> Json:
 
 
 def read_sheet(document: Json, key: str, token_of: Callable[[str], int]) -> list[Pin]:
-    """Give the pins of a document.
+    """Return the pins of a document.
 
-    Tokens are found anew: the fleet may have had another number of them.
+    Tokens are computed anew: the fleet may have had another number of them.
 
     Raises:
-        Corrupt: it is not what any version of this library wrote; names the key.
+        Corrupt: no version of this library wrote it; names the key.
     """
     try:
         sheet = msgspec.convert(document, _StoredSheet)

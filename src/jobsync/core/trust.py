@@ -1,105 +1,106 @@
-"""How long a session may trust itself, and when others may call it dead. Pure.
+"""How long a session may trust itself, and when others may declare it dead. Pure.
 
 One formula keeps the two apart:
 
-    trusted until  =  first send of the last beat that was applied  +  timeout - margin
-    expired at     =  return of the first read that showed that beat +  timeout
+    trusted until  =  first send of the last heartbeat that was applied  +  timeout - margin
+    expires at     =  return of the first read that showed that heartbeat +  timeout
 
-The read returns after the beat was sent, so with clocks that run at the same rate the
-holder stops at least `margin` before anybody may call it dead. The margin pays for clocks
-whose rates differ by up to 5 %.
+The read returns after the heartbeat was sent. With clocks that run at the same rate, the
+session therefore stops at least `margin` before anybody may declare it dead. The margin
+covers clocks whose rates differ by up to 5 %.
 """
 
 import msgspec
 
-from jobsync.core.clock import Mono
+from jobsync.core.clock import Mono, Seconds
 from jobsync.errors import Invalid
 
 __all__ = ["Timing", "Watch", "check_duration"]
 
-_LONGEST = 3600.0
+_MAX_DURATION = 3600.0
 
 
-def check_duration(field: str, value: float | None, *, least: float | None = None) -> None:
-    """Refuse a duration that was probably given in milliseconds, or is none.
+def check_duration(field: str, value: Seconds | None, *, least: Seconds | None = None) -> None:
+    """Check a duration of at most an hour; a longer one was probably given in milliseconds.
 
     Raises:
-        Invalid: says which number was probably meant.
+        Invalid: it is out of range; suggests the number that was probably meant.
     """
-    if value is None or (least is not None and least <= value <= _LONGEST):
+    if value is None or (least is not None and least <= value <= _MAX_DURATION):
         return
-    if not 0 < value <= _LONGEST:
+    if not 0 < value <= _MAX_DURATION:
         wanted = "more than 0" if least is None else f"{least:g} or more"
-        fix = f"did you mean {value / 1000:g}?" if value > _LONGEST else f"give {wanted}"
-        raise Invalid(field, value, "durations are seconds", fix)
+        fix = f"did you mean {value / 1000:g}?" if value > _MAX_DURATION else f"use {wanted}"
+        problem = f"must be a number of seconds, {wanted} and at most {_MAX_DURATION:g}"
+        raise Invalid(field, value, problem, fix)
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a session beats, and after how long a silence it is dead.
+    """The interval of a session's heartbeat, and the silence after which the session is dead.
 
     Raises:
-        Invalid: they do not fit together; says which number to change.
+        Invalid: the two do not fit together; states which number to change.
     """
 
-    beat: float
-    timeout: float
+    heartbeat: Seconds
+    timeout: Seconds
 
     def __post_init__(self) -> None:
-        # Asked of every session that is read; what follows only says what is wrong.
-        least = max(3 * self.beat, 2 * self.beat + self.margin)
-        if self.beat > 0 and least <= self.timeout <= _LONGEST:
+        # Runs for every session that is read; the rest only explains what is wrong.
+        least = max(3 * self.heartbeat, 2 * self.heartbeat + self.margin)
+        if self.heartbeat > 0 and least <= self.timeout <= _MAX_DURATION:
             return
-        check_duration("heartbeat_interval", self.beat)
+        check_duration("heartbeat_interval", self.heartbeat)
         check_duration("worker_timeout", self.timeout)
-        if self.timeout < 3 * self.beat:
+        if self.timeout < 3 * self.heartbeat:
             raise Invalid(
                 "worker_timeout",
                 self.timeout,
-                f"is less than three beats of {self.beat:g} s",
-                f"give at least {3 * self.beat:g}, or beat more often",
+                f"must be at least three heartbeats of {self.heartbeat:g} s",
+                f"use {3 * self.heartbeat:g} or more, or a shorter heartbeat",
             )
-        if self.timeout - self.margin < 2 * self.beat:
+        if self.timeout - self.margin < 2 * self.heartbeat:
             raise Invalid(
                 "worker_timeout",
                 self.timeout,
-                f"leaves less than two beats after the margin of {self.margin:g} s",
-                f"give at least {2 * self.beat + 0.2:g}, or beat more often",
+                f"must leave two heartbeats after the margin of {self.margin:g} s",
+                f"use {2 * self.heartbeat + 0.2:g} or more, or a shorter heartbeat",
             )
 
     @property
-    def margin(self) -> float:
-        """What separates the end of trust from the moment of death."""
+    def margin(self) -> Seconds:
+        """Return the time between the end of trust and the moment of death."""
         return max(0.2, self.timeout / 10)
 
     def trusted_until(self, first_send: Mono) -> Mono:
-        """Give the moment up to which a beat lets its session trust itself."""
+        """Return the moment until which an applied heartbeat lets its session trust itself."""
         return first_send + (self.timeout - self.margin)
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """What an observer knows of one session. None is the version of what is not there."""
+    """What an observer knows of one session. The version of an absent session is None."""
 
     version: str | None
     since: Mono
     """When the first read that showed this version returned."""
-    looked: Mono
+    last_read: Mono
     """When the latest read returned."""
 
-    def look(self, version: str | None, returned: Mono, timing: Timing) -> "Watch":
-        """Take in another read.
+    def observe(self, version: str | None, returned: Mono, timing: Timing) -> "Watch":
+        """Return the watch after another read.
 
-        An observer that could not look in time starts its count again: an outage of the
-        store silences everybody and must kill nobody.
+        An observer that could not read in time starts its count again: an outage of the store
+        silences every session and must kill none.
         """
-        blind = returned - self.looked > 2 * timing.beat
-        if blind or version != self.version:
+        was_blind = returned - self.last_read > 2 * timing.heartbeat
+        if was_blind or version != self.version:
             return Watch(version, returned, returned)
         return Watch(version, self.since, returned)
 
-    def expires(self, timeout: float) -> Mono:
-        """Give the moment from which a look that still shows this version proves death."""
+    def expires_at(self, timeout: Seconds) -> Mono:
+        """Return the moment from which a read that still shows this version proves death."""
         return self.since + timeout
 
-    def expired(self, timeout: float) -> bool:
-        """Say whether this version was seen, without a gap, for the whole timeout."""
-        return self.looked >= self.expires(timeout)
+    def has_expired(self, timeout: Seconds) -> bool:
+        """Whether this version was seen, without a gap, for all of the timeout."""
+        return self.last_read >= self.expires_at(timeout)

@@ -16,9 +16,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from jobsync.components import Components
+from jobsync.components import NONCE_LENGTH, Components
 from jobsync.core.codec import Json
-from jobsync.core.ids import NONCE_LENGTH
 from jobsync.core.keys import MAX_SEGMENT, escape
 from jobsync.errors import Corrupt, Invalid, OutcomeUnknown
 from jobsync.stores.contract import BURIAL_AGE, Outcome, Put, Record, Store, Unknown

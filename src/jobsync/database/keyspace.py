@@ -15,9 +15,9 @@ from typing import TypeAlias, cast
 import msgspec
 
 from jobsync.components import Components
+from jobsync.core.clock import backoff_limit
 from jobsync.core.codec import Json, encode_all
 from jobsync.core.keys import escape, unescape
-from jobsync.core.retry import backoff_limit
 from jobsync.errors import Conflict, JobsyncError
 from jobsync.stores.contract import Applied, Change, Conflicted, Put, Record, Store, Unknown, unwrap
 

@@ -138,7 +138,7 @@ class _BorrowedStore(StoreDecorator):
 def _check_timing(membership: Membership, settings: CoordinatorSettings) -> None:
     timing = membership.timing
     for field, requested, current in (
-        ("heartbeat_interval", settings.heartbeat_interval, timing.beat),
+        ("heartbeat_interval", settings.heartbeat_interval, timing.heartbeat),
         ("worker_timeout", settings.worker_timeout, timing.timeout),
     ):
         if requested is not None and requested != current:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from jobsync.components import Components
-from jobsync.core.retry import backoff_limit
+from jobsync.core.clock import backoff_limit
 from jobsync.errors import Invalid, Unavailable
 from jobsync.events import Event
 

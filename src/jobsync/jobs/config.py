@@ -207,7 +207,7 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
         """
         interval, timeout = (name in self.given for name in _BEATS)
         return _make_timing(
-            self.heartbeat_interval_sec if interval else usual.beat,
+            self.heartbeat_interval_sec if interval else usual.heartbeat,
             self.heartbeat_timeout_sec if timeout else usual.timeout,
         )
 
@@ -240,7 +240,7 @@ def usual_reclaim_delay(timeout: float) -> float:
 def _make_timing(beat: float, timeout: float) -> Timing:
     """Make a timing; what is wrong with it is said in the names of the settings."""
     try:
-        return Timing(beat=beat, timeout=timeout)
+        return Timing(heartbeat=beat, timeout=timeout)
     except Invalid as error:
         name = _BEATS[error.field == "worker_timeout"]
         raise Invalid(name, error.value, error.problem, error.fix) from None

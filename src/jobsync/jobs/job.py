@@ -553,7 +553,7 @@ class Job:
             return {}
         is_billed = isinstance(read_url(url), ObjectsUrl)
         timing = self.settings.timing(CoordinatorSettings().timing_of(is_billed=is_billed))
-        return {"heartbeat_interval": timing.beat, "worker_timeout": timing.timeout}
+        return {"heartbeat_interval": timing.heartbeat, "worker_timeout": timing.timeout}
 
     async def _start(self) -> None:
         """Take the name, and wait for this node's share."""

@@ -192,7 +192,7 @@ class JobNode:
             left = until - self._clock.mono()
             if left <= 0:
                 return False
-            await self._wait_for_change(min(left, self.membership.timing.beat))
+            await self._wait_for_change(min(left, self.membership.timing.heartbeat))
         return True
 
     async def stop(self, wait: float) -> None:
@@ -270,7 +270,7 @@ class JobNode:
     @property
     def pace(self) -> float:
         """The most seconds between looks of one who waits for others: each look is paid for."""
-        return self.membership.timing.beat / 2
+        return self.membership.timing.heartbeat / 2
 
     @property
     def count(self) -> int:
@@ -387,7 +387,7 @@ class JobNode:
             except NameTaken:
                 raise
             except _PASSING:
-                await self._clock.sleep(self.membership.timing.beat / 2)
+                await self._clock.sleep(self.membership.timing.heartbeat / 2)
 
     async def _follow(self, heard: WaitForChange) -> None:
         """Do once what is to be done, then wait until there may be more."""

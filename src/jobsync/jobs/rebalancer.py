@@ -132,7 +132,7 @@ class Rebalancer:
                     # What stands is read again: a write may have happened.
                     plan = self.number = self._decided_on = None
                     is_told = True
-                    await self._clock.sleep(self._membership.timing.beat / 2)
+                    await self._clock.sleep(self._membership.timing.heartbeat / 2)
         except Fenced:
             return
         finally:
@@ -242,7 +242,7 @@ class Rebalancer:
     def _rest(self, plan: Plan) -> float:
         """Give the time until it is to be looked at anyway, whether or not a node says a word."""
         is_moving = bool(plan.assignment.moves) or any(e.revoked for e in plan.exceptions.tasks)
-        patience = self._membership.timing.beat if is_moving else self._patience
+        patience = self._membership.timing.heartbeat if is_moving else self._patience
         return min(patience, self._pins_left())
 
     async def _hear_of_death(self) -> None:

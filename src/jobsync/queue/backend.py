@@ -31,7 +31,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from jobsync.core.codec import Json
-from jobsync.core.messages import FINISHED, MOVES, MessageState, Transition
+from jobsync.core.messages import FINISHED, TRANSITIONS, MessageState, Transition
 from jobsync.errors import Invalid
 
 __all__ = [
@@ -197,7 +197,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def target(self) -> MessageState:
         """The state that the message moves to."""
-        return MOVES[self.move].target
+        return TRANSITIONS[self.move].target
 
 
 class EndedClaim(msgspec.Struct, frozen=True, kw_only=True, gc=False):

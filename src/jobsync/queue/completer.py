@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from jobsync.components import Components
-from jobsync.core.retry import backoff_limit
+from jobsync.core.clock import backoff_limit
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import QueueBackend, Settlement
 from jobsync.queue.in_flight import Delivery

@@ -51,7 +51,7 @@ class Reaper:
         looked = Mono(float("-inf"))
         try:
             while True:
-                await self._membership.change(self._membership.timing.beat)
+                await self._membership.change(self._membership.timing.heartbeat)
                 if not self.is_quiet and self._clock.mono() - looked >= _SHORTEST_REST:
                     looked = self._clock.mono()
                     await self._look()

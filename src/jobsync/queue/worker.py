@@ -20,9 +20,8 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
-from jobsync.core.clock import Mono
+from jobsync.core.clock import Mono, backoff_limit
 from jobsync.core.messages import Failed, HandlerVerdict, Retries, Returned, Transition, decide
-from jobsync.core.retry import backoff_limit
 from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.backend import (
     ClaimResult,

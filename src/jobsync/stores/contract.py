@@ -26,9 +26,9 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from jobsync.components import NONCE_LENGTH
 from jobsync.core.clock import Wall
 from jobsync.core.codec import Json
-from jobsync.core.ids import NONCE_LENGTH
 from jobsync.errors import Conflict, OutcomeUnknown
 from jobsync.stores.sql import SqlAccess
 

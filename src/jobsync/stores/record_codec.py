@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from jobsync.components import NONCE_LENGTH, Ids
 from jobsync.core.clock import Wall
 from jobsync.core.codec import MAX_INTEGER, MAX_VALUE, Json, decode, encode, encode_all
-from jobsync.core.ids import NONCE_LENGTH, Ids
 from jobsync.core.keys import check_key
 from jobsync.errors import Corrupt, Fenced, Invalid, JobsyncError, NewerFormat
 from jobsync.stores.contract import TRAIL_LENGTH, Change, Entry, Put, Record

@@ -138,7 +138,9 @@ def test_impossible_settings_are_refused_with_the_fix() -> None:
     """No tokens, and a timeout of less than three beats."""
     with pytest.raises(Invalid, match=r"total_tokens .*got 0.*Give 1 to"):
         CoordinationConfig(total_tokens=0)
-    with pytest.raises(Invalid, match=r"heartbeat_timeout_sec=10.*three beats.*at least 15"):
+    with pytest.raises(
+        Invalid, match=r"heartbeat_timeout_sec .*three heartbeats.*got 10.*Use 15 or more"
+    ):
         CoordinationConfig(heartbeat_interval_sec=5, heartbeat_timeout_sec=10)
 
 
@@ -146,7 +148,7 @@ def test_a_beat_that_does_not_fit_the_store_s_timeout_is_refused_in_our_words(me
     """Only one of the two was given: the error names the other as a job's setting."""
     slow = CoordinationConfig(heartbeat_interval_sec=10)
     with (
-        pytest.raises(Invalid, match=r"heartbeat_timeout_sec .*got 15.*Give at least 30"),
+        pytest.raises(Invalid, match=r"heartbeat_timeout_sec .*got 15.*Use 30 or more"),
         Job("a", "s", coordination_config=slow, url=memory),
     ):
         pass

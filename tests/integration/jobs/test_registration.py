@@ -69,7 +69,7 @@ class Street:
             worker="w",
             state=state,  # type: ignore[arg-type]
             beat=1,
-            timing=Timing(beat=5, timeout=15),
+            timing=Timing(heartbeat=5, timeout=15),
             works=(),
             holds={},
             facts={},

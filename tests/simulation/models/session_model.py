@@ -114,9 +114,9 @@ def look(timing: Timing, watched: Watched | None, read: Read) -> tuple[Watched, 
     before = Watch(version, now, now)
     if watched is not None:
         before = Watch(str(watched.version), Mono(-watched.since), Mono(-watched.looked))
-    after = before.look(version, now, timing)
-    ages = (int(-after.since.seconds), int(-after.looked.seconds))
-    return Watched(int(str(after.version)), *ages), after.expired(timing.timeout)
+    after = before.observe(version, now, timing)
+    ages = (int(-after.since.seconds), int(-after.last_read.seconds))
+    return Watched(int(str(after.version)), *ages), after.has_expired(timing.timeout)
 
 
 class SessionModel(Model[State]):
@@ -264,7 +264,7 @@ class SessionModel(Model[State]):
         cap = self._timeout
         watched, read = state.watched, state.read
         if watched is not None:
-            looked = min(watched.looked + rate, 2 * int(self._timing.beat) + 1)
+            looked = min(watched.looked + rate, 2 * int(self._timing.heartbeat) + 1)
             watched = Watched(watched.version, min(watched.since + rate, cap), looked)
         if read is not None and self.counts_from_start:
             read = Read(read.version, min(read.age + rate, cap))
@@ -390,8 +390,8 @@ class TrustIsCached(SessionModel):
         return state.life == "live"
 
 
-SHORT = Timing(beat=TICK, timeout=3 * TICK)
-LONG = Timing(beat=2 * TICK, timeout=6 * TICK)
+SHORT = Timing(heartbeat=TICK, timeout=3 * TICK)
+LONG = Timing(heartbeat=2 * TICK, timeout=6 * TICK)
 
 WORLDS = {
     "short": Scene(SHORT, rates=(FAST,)),

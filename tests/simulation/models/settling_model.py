@@ -20,7 +20,7 @@ import msgspec
 from chance import FakeClock, SeededRandomness
 from explorer import Model, Step
 
-from jobsync.core.ids import NONCE_LENGTH, Ids
+from jobsync.components import NONCE_LENGTH, Ids
 from jobsync.stores.contract import TRAIL_LENGTH, Change, Delete, Put, Record
 from jobsync.stores.record_codec import build_records
 from jobsync.stores.settling import WriteFate, judge_write

@@ -15,9 +15,8 @@ from handovers import Fleet, Peer, Rule, covering, heal, is_newer, start, steps
 from msgspec.structs import replace
 
 from jobsync.core.assignment import Plan
-from jobsync.core.handover import _Draft, assign
+from jobsync.core.handover import Transfers, _Draft, assign
 from jobsync.core.pins import Pin
-from jobsync.core.transfers import Transfers
 
 TASKS = ("any", "pinned", "otherwise")
 PINS = (
@@ -222,7 +221,7 @@ def pin_without_revoking(patch: pytest.MonkeyPatch) -> None:
         self._token_of[task] = token
         self._tasks.holders.setdefault(task, 0)
 
-    patch.setattr(_Draft, "_part", wrong)
+    patch.setattr(_Draft, "_add_exception", wrong)
 
 
 def unpin_without_waiting(patch: pytest.MonkeyPatch) -> None:
@@ -233,7 +232,7 @@ def unpin_without_waiting(patch: pytest.MonkeyPatch) -> None:
             del self._tasks.holders[task]
             self._tasks.moving.pop(task, None)
 
-    patch.setattr(_Draft, "_reunite", wrong)
+    patch.setattr(_Draft, "_remove_exceptions", wrong)
 
 
 @pytest.mark.parametrize(

@@ -90,11 +90,11 @@ async def test_one_membership_stands_once_for_a_work() -> None:
     ("options", "message"),
     [
         ({"heartbeat_interval": 30_000}, r"heartbeat_interval .*got 30000.*Did you mean 30\?"),
-        ({"worker_timeout": 10, "heartbeat_interval": 5}, "less than three beats"),
+        ({"worker_timeout": 10, "heartbeat_interval": 5}, "at least three heartbeats"),
         ({"min_epoch_duration": 400}, "min_epoch_duration .*max_epoch_duration=300 .*got 400"),
         ({"cold_start_observation_window": 15_000}, r"Did you mean 15\?"),
-        ({"cold_start_preparation_delay": -1}, "Give 0 or more"),
-        ({"coordinator_work_interval": 0}, "Give more than 0"),
+        ({"cold_start_preparation_delay": -1}, "Use 0 or more"),
+        ({"coordinator_work_interval": 0}, "Use more than 0"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, float], message: str) -> None:

@@ -8,7 +8,7 @@ from jobsync.core.trust import Timing
 from jobsync.events import Events
 from jobsync.stores.memory import MemoryStore
 
-TIMING = Timing(beat=5, timeout=15)
+TIMING = Timing(heartbeat=5, timeout=15)
 
 
 async def test_what_falls_due_during_a_look_is_due_after_it() -> None:

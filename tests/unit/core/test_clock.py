@@ -1,4 +1,4 @@
-"""Two time lines that do not mix, and the machine's own clocks."""
+"""Two time lines that do not mix, the machine's own clocks, and pauses between attempts."""
 
 import operator
 from collections.abc import Callable
@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from jobsync.core.clock import Clock, Mono, SystemClock, Wall
+from jobsync.core.clock import Clock, Mono, SystemClock, Wall, backoff_limit
 
 
 def test_a_difference_is_in_seconds() -> None:
-    """Two points on one line differ by seconds."""
+    """Two instants on one line differ by seconds."""
     assert Wall(12.5) - Wall(10.0) == 2.5
     assert Mono(1.0) - Mono(4.0) == -3.0
 
 
-def test_a_point_moves_along_its_own_line() -> None:
-    """Adding seconds gives a point of the same kind."""
+def test_an_instant_moves_along_its_own_line() -> None:
+    """Adding seconds gives an instant of the same kind."""
     later = Mono(1.0) + 2.5
     assert later == Mono(3.5)
     assert type(later) is Mono
@@ -26,7 +26,7 @@ def test_a_point_moves_along_its_own_line() -> None:
     "mix", [operator.sub, operator.lt, operator.le, operator.gt, operator.ge, operator.add]
 )
 def test_wall_and_mono_do_not_mix(mix: Callable[[Any, Any], Any]) -> None:
-    """Subtracting, comparing or adding points of two lines is an error, both ways."""
+    """Subtracting, comparing or adding instants of two lines is an error, both ways."""
     with pytest.raises(TypeError):
         mix(Wall(1.0), Mono(1.0))
     with pytest.raises(TypeError):
@@ -34,21 +34,21 @@ def test_wall_and_mono_do_not_mix(mix: Callable[[Any, Any], Any]) -> None:
 
 
 def test_equal_numbers_on_two_lines_are_not_equal() -> None:
-    """The same number of seconds on two lines is not the same point."""
+    """The same number of seconds on two lines is not the same instant."""
     wall: Any = Wall(1.0)
     assert wall != Mono(1.0)
 
 
-def test_points_of_one_line_have_an_order() -> None:
-    """Points sort from early to late."""
+def test_instants_of_one_line_have_an_order() -> None:
+    """Instants sort from early to late."""
     assert sorted([Mono(3.0), Mono(1.0), Mono(2.0)]) == [Mono(1.0), Mono(2.0), Mono(3.0)]
 
 
-def test_a_point_cannot_be_changed() -> None:
-    """A point that was handed out stays where it is."""
-    point: Any = Wall(1.0)
+def test_an_instant_cannot_be_changed() -> None:
+    """An instant is immutable."""
+    instant: Any = Wall(1.0)
     with pytest.raises(AttributeError):
-        point.seconds = 2.0
+        instant.seconds = 2.0
 
 
 def test_the_machine_never_counts_backwards() -> None:
@@ -64,8 +64,8 @@ def test_the_machine_knows_the_time_of_day() -> None:
     assert SystemClock().wall() > Wall(1_700_000_000.0)
 
 
-def test_a_boot_has_one_number() -> None:
-    """The number of this boot is the same for every reader, and fits a SQL integer."""
+def test_a_boot_has_one_id() -> None:
+    """The id of this boot is the same for every reader, and fits a SQL integer."""
     boot = SystemClock().boot()
     assert boot == SystemClock().boot()
     assert 0 <= boot < 2**60
@@ -76,3 +76,9 @@ async def test_sleeping_moves_a_fake_clock(clock: Clock) -> None:
     wall, mono = clock.wall(), clock.mono()
     await clock.sleep(90.0)
     assert (clock.wall() - wall, clock.mono() - mono) == (90.0, 90.0)
+
+
+def test_pauses_double_up_to_a_bound() -> None:
+    """The bound holds for any number of attempts."""
+    pauses = [backoff_limit(n, first=0.5, most=3) for n in (0, 1, 2, 3, 4, 5, 10**9)]
+    assert pauses == [0, 0.5, 1, 2, 3, 3, 3]

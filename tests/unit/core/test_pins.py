@@ -45,7 +45,7 @@ def test_an_escaped_name_matches_itself_alone(name: str, other: str) -> None:
     assert like(escaped)(other) == (name == other)
 
 
-@pytest.mark.parametrize(("pattern", "fix"), [("", "Give a name"), ("a%\\", r"Write \\\\")])
+@pytest.mark.parametrize(("pattern", "fix"), [("", "Use a name"), ("a%\\", r"Write \\\\")])
 def test_patterns_without_meaning_are_refused(pattern: str, fix: str) -> None:
     """As PostgreSQL refuses a backslash at the end."""
     with pytest.raises(Invalid, match=f"node_pattern.*{fix}"):

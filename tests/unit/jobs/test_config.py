@@ -18,8 +18,8 @@ from jobsync.core.trust import Timing
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.jobs.config import _VARIABLES, CoordinationConfig, resolve_coordination
 
-SQL = Timing(beat=5, timeout=15)
-OBJECTS = Timing(beat=30, timeout=90)
+SQL = Timing(heartbeat=5, timeout=15)
+OBJECTS = Timing(heartbeat=30, timeout=90)
 
 
 def test_defaults_are_those_of_the_guide() -> None:
@@ -75,12 +75,12 @@ def test_what_the_guide_prints_is_taken(options: dict[str, Any]) -> None:
         ({"hash_function": "sha1"}, r"hash_function .* \(got 'sha1'\)\. Give 'md5' or 'sha256'"),
         (
             {"heartbeat_interval_sec": 5, "heartbeat_timeout_sec": 14},
-            r"heartbeat_timeout_sec is less than three beats.*got 14.0.*Give at least 15",
+            r"heartbeat_timeout_sec must .*three heartbeats.*got 14.0.*Use 15 or more",
         ),
         ({"heartbeat_interval_sec": 0}, r"heartbeat_interval_sec is not above 0 \(got 0.0\)"),
         (
             {"heartbeat_interval_sec": 30_000},
-            r"heartbeat_interval_sec durations are seconds \(got 30000.0\)\. Did you mean 30\?",
+            r"heartbeat_interval_sec .*seconds.* \(got 30000.0\)\. Did you mean 30\?",
         ),
         ({"rebalance_check_interval_sec": -1}, "rebalance_check_interval_sec .*got -1.0"),
         ({"health_check_interval_sec": float("nan")}, "health_check_interval_sec is not fin"),
@@ -119,8 +119,8 @@ def test_beats_that_were_not_given_suit_the_store() -> None:
     given = CoordinationConfig(heartbeat_interval_sec=5, heartbeat_timeout_sec=15)
     assert given.timing(OBJECTS) == SQL
     one = CoordinationConfig(heartbeat_interval_sec=20)
-    assert one.timing(OBJECTS) == Timing(beat=20, timeout=90)
-    with pytest.raises(Invalid, match=r"heartbeat_timeout_sec .*got 15.*Give at least 60"):
+    assert one.timing(OBJECTS) == Timing(heartbeat=20, timeout=90)
+    with pytest.raises(Invalid, match=r"heartbeat_timeout_sec .*got 15.*Use 60 or more"):
         one.timing(SQL)
 
 
@@ -317,7 +317,7 @@ def test_every_documented_variable_is_read() -> None:
         "SYNC_SQL_PROFILE": "x",
     }
     found = resolve_coordination(environ=environ)
-    assert found.value.timing(SQL) == Timing(beat=1, timeout=4)
+    assert found.value.timing(SQL) == Timing(heartbeat=1, timeout=4)
     assert found.value.reveal_url() == "postgresql://me:s3cret@db:6432/jobs"
     assert {origin.where for origin in found.origins.values() if origin.where} == environ.keys()
 
@@ -350,7 +350,7 @@ def test_an_unknown_name_in_a_config_is_refused(shape: Any) -> None:
         (
             {"SYNC_HEARTBEAT_INTERVAL": "5", "SYNC_HEARTBEAT_TIMEOUT": "6"},
             "SYNC_HEARTBEAT_TIMEOUT",
-            "give at least 15, or beat more often",
+            "use 15 or more, or a shorter heartbeat",
         ),
     ],
 )

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobsync import Corrupt, Invalid, Record
+from jobsync.components import NONCE_LENGTH
 from jobsync.core.codec import MAX_INTEGER, encode
-from jobsync.core.ids import NONCE_LENGTH
 from jobsync.core.keys import MAX_KEY
 from jobsync.core.urls import MAX_PREFIX
 from jobsync.stores.contract import TRAIL_LENGTH

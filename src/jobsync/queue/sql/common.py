@@ -13,7 +13,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.codec import decode, encode
-from jobsync.core.messages import LIVE, MOVES, MessageState
+from jobsync.core.messages import LIVE, TRANSITIONS, MessageState
 from jobsync.errors import Corrupt, Invalid, JobsyncError, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import (
     MAX_MESSAGE,
@@ -326,7 +326,7 @@ def _encode(new_messages: Sequence[NewMessage]) -> list[bytes]:
 
 def _build_row(settlement: Settlement) -> SettlementRow:
     receipt, error = settlement.receipt, settlement.error
-    step = MOVES[settlement.move]
+    step = TRANSITIONS[settlement.move]
     return SettlementRow(
         receipt.id,
         receipt.claim,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from jobsync.components import Components
-from jobsync.core.messages import MOVES, MessageState, decide_lapse
+from jobsync.core.messages import TRANSITIONS, MessageState, decide_lapse
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt
 from jobsync.queue.sql import MessageGroup, QueueDirectory
@@ -353,7 +353,7 @@ def _settle_one(connection: sqlite3.Connection, row: SettlementRow, now: float) 
 def _end_lapsed(connection: sqlite3.Connection, row: Sequence[Any], now: float) -> EndedClaim:
     name, claim, attempt, max_attempts, suspect, session = row
     move = decide_lapse(is_suspect=bool(suspect), attempts=attempt, max_attempts=max_attempts)
-    step = MOVES[move]
+    step = TRANSITIONS[move]
     parameters = {
         "id": name,
         "claim": claim,

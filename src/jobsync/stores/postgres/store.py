@@ -19,11 +19,10 @@ from typing import Any, Self
 
 import psycopg
 
-from jobsync.components import Components
+from jobsync.components import NONCE_LENGTH, Components
 from jobsync.core import filters
 from jobsync.core.clock import Wall
 from jobsync.core.codec import Json
-from jobsync.core.ids import NONCE_LENGTH
 from jobsync.core.keys import check_key, check_prefix, parent
 from jobsync.core.urls import PostgresUrl
 from jobsync.errors import OutcomeUnknown, Unavailable

@@ -20,11 +20,10 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from jobsync.components import Components
+from jobsync.components import NONCE_LENGTH, Components
 from jobsync.core import filters
 from jobsync.core.clock import Clock, Wall
 from jobsync.core.codec import Json
-from jobsync.core.ids import NONCE_LENGTH
 from jobsync.core.keys import check_key, check_prefix
 from jobsync.errors import JobsyncError, OutcomeUnknown
 from jobsync.stores.contract import (

@@ -1,4 +1,4 @@
-"""Names that nobody else makes."""
+"""Ids are unique, and sort by time."""
 
 import re
 import uuid
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from jobsync.components import NONCE_LENGTH, Ids
 from jobsync.core.clock import Clock, SystemClock, SystemRandomness
-from jobsync.core.ids import NONCE_LENGTH, Ids
 from jobsync.core.keys import check_key
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1000])
-def test_as_many_nonces_as_asked_for(ids: Ids, count: int) -> None:
+def test_there_is_one_nonce_for_each_write(ids: Ids, count: int) -> None:
     """Every write gets a nonce, and no two are the same."""
     nonces = ids.nonces(count)
     assert len(nonces) == count
@@ -32,8 +32,8 @@ def test_nonces_of_two_calls_differ(ids: Ids) -> None:
     assert not set(ids.nonces(100)) & set(ids.nonces(100))
 
 
-def test_the_machine_makes_unlike_nonces() -> None:
-    """Two makers on one machine share no nonce."""
+def test_generators_share_no_nonce() -> None:
+    """Two generators on one machine draw different nonces."""
     one, two = (Ids(SystemClock(), SystemRandomness()) for _ in range(2))
     assert not set(one.nonces(1000)) & set(two.nonces(1000))
 
@@ -46,11 +46,11 @@ def test_a_worker_id_has_one_width(ids: Ids, clock: Clock) -> None:
 @pytest.mark.parametrize("step", [0.002, 1.0, 1e3, 1e9])
 async def test_worker_ids_sort_by_start(ids: Ids, clock: Clock, step: float) -> None:
     """The first in lexicographic order is the oldest, over milliseconds and over decades."""
-    names = []
+    workers = []
     for _ in range(5):
-        names.append(ids.worker())
+        workers.append(ids.worker())
         await clock.sleep(step)
-    assert names == sorted(names)
+    assert workers == sorted(workers)
 
 
 def test_an_early_clock_keeps_the_width(ids: Ids, clock: Any) -> None:
@@ -63,7 +63,7 @@ def test_an_early_clock_keeps_the_width(ids: Ids, clock: Any) -> None:
 
 
 def test_workers_of_one_millisecond_differ(ids: Ids) -> None:
-    """Workers that start at the same instant have different names."""
+    """Workers that start at the same instant have different ids."""
     assert len({ids.worker() for _ in range(1000)}) == 1000
 
 
