@@ -38,8 +38,8 @@ if _typing.TYPE_CHECKING:
         Unavailable,
     )
     from jobsync.events import Event, Events
-    from jobsync.jobs.callbacks import RebalanceEvent
     from jobsync.jobs.config import CoordinationConfig
+    from jobsync.jobs.events import RebalanceEvent
     from jobsync.jobs.job import Job
     from jobsync.jobs.task import Task
     from jobsync.queue.context import Context
@@ -153,7 +153,7 @@ _HOMES = {
     "jobs.config": ("CoordinationConfig",),
     "jobs.job": ("Job",),
     "jobs.task": ("Task",),
-    "jobs.callbacks": ("RebalanceEvent",),
+    "jobs.events": ("RebalanceEvent",),
     "queue.context": ("Context",),
     "queue.plugin": ("QueuePlugin", "S3QueuePlugin"),
     "stores.contract": (

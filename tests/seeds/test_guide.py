@@ -292,8 +292,8 @@ def _recovery(world: World) -> None:
     for when in (today - day, today):
         with Job("dead", "production", date=when) as job:
             job.add_tasks(["failed", "recent", "done"])
-            job._call(job._here.finish(["done"]))
-            job._call(job._here.finish(["failed", "recent"], "failed"))
+            job._call(job._entered_node.finish(["done"]))
+            job._call(job._entered_node.finish(["failed", "recent"], "failed"))
     move_back("done", "failed")
     world.tasks = ["new"]
     world.run(18)

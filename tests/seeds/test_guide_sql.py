@@ -127,14 +127,14 @@ def work(fleet: Fleet) -> None:
         fleet.team.until(lambda: bool(job.my_tokens))
         mine = [f"y{n}" for n in range(200) if job.can_claim_task(f"y{n}")]
         job.add_tasks(mine[:4])
-        job._call(job._here.finish(mine[:3]))
-        job._call(job._here.finish(mine[3:4], "failed"))
+        job._call(job._entered_node.finish(mine[:3]))
+        job._call(job._entered_node.finish(mine[3:4], "failed"))
         fleet.failed_yesterday = mine[3]  # type: ignore[attr-defined]
     fleet.team.until(fleet.is_whole)
     for job in fleet.jobs:
         mine = [f"t{n}" for n in range(200) if job.can_claim_task(f"t{n}")]
         job.add_tasks(mine[:10])
-        job._call(job._here.finish(mine[:7]))
+        job._call(job._entered_node.finish(mine[:7]))
 
 
 def test_the_clock_is_apart() -> None:

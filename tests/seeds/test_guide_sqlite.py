@@ -100,7 +100,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         for job in fleet.jobs:
             mine = [f"t{n}" for n in range(200) if job.can_claim_task(f"t{n}")]
             job.add_tasks(mine[:10])
-            job._call(job._here.finish(mine[:7]))
+            job._call(job._entered_node.finish(mine[:7]))
         fleet.forget_a_day()
         yield fleet
 

@@ -16,7 +16,8 @@ from mutants import catches
 from jobsync.coordination.session import Session
 from jobsync.core.assignment import Ownership, Plan, holders_of, pack_holders, tokens_of
 from jobsync.core.handover import Transfers
-from jobsync.jobs.claims import Claims, ClaimState
+from jobsync.jobs.claims import Claims
+from jobsync.jobs.foreign_claims import ClaimState, ForeignClaims
 from jobsync.jobs.job_node import JobNode
 from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.jobs.rebalancer import Rebalancer
@@ -40,7 +41,7 @@ def acknowledges_and_goes_on(patch: pytest.MonkeyPatch) -> None:
     """A node acknowledges first, and gives up later."""
 
     async def give_up(self: OwnedTokens, before: Ownership, after: Ownership, number: int) -> None:
-        await self._name.tell(applied=number)
+        await self._registration.update(applied=number)
         await self._claims._clock.sleep(1)
 
     patch.setattr(OwnedTokens, "_give_up", give_up)
@@ -59,26 +60,26 @@ def takes_any_acknowledgement(patch: pytest.MonkeyPatch) -> None:
 def learns_nothing_of_what_it_gains(patch: pytest.MonkeyPatch) -> None:
     """A node uses what it gains without knowing what others did there."""
 
-    async def load(self: Claims, tokens: object, recent: object) -> None:
+    async def load(self: ForeignClaims, tokens: object, recent: object) -> None:
         """Read nothing."""
 
-    patch.setattr(Claims, "load", load)
+    patch.setattr(ForeignClaims, "load", load)
 
 
 def ignores_its_trust(patch: pytest.MonkeyPatch) -> None:
     """A node owns what it was given, whether or not its session trusts itself."""
-    patch.setattr(OwnedTokens, "owns", lambda self, task, token: self.mine.covers(task, token))
+    patch.setattr(OwnedTokens, "owns", lambda self, task, token: self.current.covers(task, token))
 
 
 def keeps_what_an_earlier_session_had(patch: pytest.MonkeyPatch) -> None:
     """A node that comes back goes on with what it had."""
 
-    def join(self: OwnedTokens, session: Session | None) -> None:
+    def reset(self: OwnedTokens, session: Session | None) -> None:
         self._session = session
         self._incarnation = "" if session is None else session.incarnation
         self._joined = self._joined or self._claims.now
 
-    patch.setattr(OwnedTokens, "join", join)
+    patch.setattr(OwnedTokens, "reset", reset)
 
 
 def takes_the_silent_for_dead(patch: pytest.MonkeyPatch) -> None:
@@ -87,7 +88,7 @@ def takes_the_silent_for_dead(patch: pytest.MonkeyPatch) -> None:
     def find(self: Rebalancer) -> frozenset[str]:
         now, beat = self._clock.mono(), self._membership.timing.heartbeat
         watches = self._membership._member._observer._watches
-        watched = self._membership.watched("dealing")
+        watched = self._membership.watched("rebalancer")
         seen = {each: watches[each] for each in watched if each in watches}
         silent = {each for each, watch in seen.items() if now - watch.since > 1.5 * beat}
         return frozenset(silent | {e for e in watched if self._membership.is_dead(e)})
@@ -108,8 +109,8 @@ def takes_the_leaving_for_gone(patch: pytest.MonkeyPatch) -> None:
 
 def claims_what_others_have(patch: pytest.MonkeyPatch) -> None:
     """A claim takes the place of whatever stands there."""
-    patch.setattr(Claims, "refuses", lambda *_: False)
-    patch.setattr(Claims, "_stands_in_the_way", lambda *_: "")
+    patch.setattr(Claims, "is_refused", lambda *_: False)
+    patch.setattr(Claims, "_find_conflict", lambda *_: "")
 
 
 def acts_on_claims_of_an_earlier_session(patch: pytest.MonkeyPatch) -> None:
@@ -137,7 +138,7 @@ def leaves_unknown_claims_open(patch: pytest.MonkeyPatch) -> None:
     async def forget(self: Claims) -> None:
         self._unclosed.clear()
 
-    patch.setattr(Claims, "_close", forget)
+    patch.setattr(Claims, "_close_unknown", forget)
 
 
 def runs_what_comes_too_late(patch: pytest.MonkeyPatch) -> None:
@@ -155,7 +156,7 @@ def ends_what_another_has(patch: pytest.MonkeyPatch) -> None:
             ended = {**base.value, "state": state, "ended": self.now}
             (outcome,) = await self._store.write([current.replace(ended)])
             if isinstance(outcome, Applied):
-                self._take_as_ended(task, outcome.record)
+                self._record_end(task, outcome.record)
         return {}
 
     patch.setattr(Claims, "_end", end)
@@ -163,12 +164,12 @@ def ends_what_another_has(patch: pytest.MonkeyPatch) -> None:
 
 def does_not_know_that_it_is_behind(patch: pytest.MonkeyPatch) -> None:
     """A claim under an earlier assignment is as good as any."""
-    stands = Claims._stands_in_the_way
+    stands = Claims._find_conflict
 
     def wrong(self: Claims, record: Record, claim: Any, number: int, known: Any) -> str:
         return stands(self, record, claim, 10**9, known)
 
-    patch.setattr(Claims, "_stands_in_the_way", wrong)
+    patch.setattr(Claims, "_find_conflict", wrong)
 
 
 def takes_a_living_name(patch: pytest.MonkeyPatch) -> None:
@@ -182,7 +183,7 @@ def takes_a_living_name(patch: pytest.MonkeyPatch) -> None:
 
 def takes_moves_for_made(patch: pytest.MonkeyPatch) -> None:
     """A leader that takes over believes that what is on its way has arrived."""
-    read = Rebalancer._read
+    read = Rebalancer._read_plan
 
     async def hasty(self: Rebalancer, term: Any) -> Plan:
         plan = await read(self, term)
@@ -194,7 +195,7 @@ def takes_moves_for_made(patch: pytest.MonkeyPatch) -> None:
         made = replace(plan.assignment, starts=starts, holders=packed, moves=())
         return replace(plan, assignment=made)
 
-    patch.setattr(Rebalancer, "_read", hasty)
+    patch.setattr(Rebalancer, "_read_plan", hasty)
 
 
 KILLED: dict[Patch, tuple[shifts.Story, int, str]] = {

@@ -18,8 +18,8 @@ from jobsync import CoordinatorSettings, Membership, Unavailable
 from jobsync.core.assignment import Plan, holders_of, owned_by, read_plan, tokens_of
 from jobsync.core.codec import Json
 from jobsync.errors import JobsyncError
+from jobsync.jobs.events import TokenChange
 from jobsync.jobs.job_node import JobNode, JobNodeSettings
-from jobsync.jobs.owned_tokens import TokenChange
 from jobsync.jobs.task import Task
 from jobsync.jobs.task_loop import TaskLoop
 from jobsync.stores.contract import Store
@@ -119,7 +119,7 @@ class Hand:
         crew = self.crew
         if crew is None or not self.node.is_alive or crew.failure is not None:
             return frozenset()
-        return frozenset(each for each in crew.tokens if crew.holding.owns("", each))
+        return frozenset(each for each in crew.tokens if crew.owned_tokens.owns("", each))
 
     async def _join(self) -> None:
         node = self.node
@@ -134,10 +134,10 @@ class Hand:
         await self.membership.start()
         settings = self.crews.settings(node.name, **self._options)
         facts: dict[str, Json] = {"host": f"host-of-{node.name}", "pid": 4242}
-        self.crew = crew = JobNode(self.membership, settings, told=self.hear, facts=facts)
+        self.crew = crew = JobNode(self.membership, settings, on_change=self.hear, facts=facts)
         await crew.start(self.crews.wait_on_enter)
         self.has_joined = True
-        await crew.ready(self.crews.minimum_nodes, self.crews.wait_on_enter)
+        await crew.wait_until_ready(self.crews.minimum_nodes, self.crews.wait_on_enter)
 
     async def _open(self) -> Store:
         link = Link(self.crews.world, self.node, self.crews.store)
@@ -166,7 +166,7 @@ class Hand:
         crews = self.crews
         source = crews.pending if crews.asks_anew else list(crews.tasks)
         walk = TaskLoop(crew, self.node.clock, source)
-        while await walk.begin(walk.read()):
+        while await walk.start_round(walk.read()):
             while (task := await walk.next()) is not None:
                 try:
                     await self._do(task)

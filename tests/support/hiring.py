@@ -41,7 +41,7 @@ def hire_on(url: str, stack: AsyncExitStack) -> Hire:
         crew = JobNode(membership, msgspec.structs.replace(SETTINGS, node=node, **changes))
         stack.push_async_callback(crew.stop, 5)
         await crew.start(10)
-        assert await crew.ready(1, 30)
+        assert await crew.wait_until_ready(1, 30)
         return crew
 
     return hire

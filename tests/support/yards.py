@@ -99,7 +99,7 @@ class Yard:
 
     async def state(self, task: str) -> tuple[str, str, int] | None:
         """Give a claim's state, node and run, as the store has it."""
-        found = {each.task: each for each in await self.node("reader").scan()}
+        found = {each.task: each for each in await self.node("reader").list_all()}
         claim = found.get(task)
         return None if claim is None else (claim.state, claim.node, claim.run)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import datetime as dt
 
     from jobsync.components import Components
-    from jobsync.jobs.claims import Claim
+    from jobsync.jobs.foreign_claims import Claim
     from jobsync.status.jobs import FleetStatus
     from jobsync.stores.contract import Store
 

@@ -1,7 +1,15 @@
-"""How nodes share their tasks: every setting of a `Job`, checked when it is written.
+"""The settings of a `Job`, checked when they are created, and where they come from.
 
-It remembers which settings were given, so that those left to their defaults can come from
-elsewhere (see `sources`) or be chosen to suit the store. Passwords are shown nowhere.
+A config remembers which settings were given, so that the others can come from elsewhere or be
+chosen to suit the store. Passwords are never shown. For each setting the first source wins:
+
+    1. `coordination_config`, if the setting was given there
+    2. `config.sync.coordination.*` and `config.sync.sql.*`: a module, an object or a dict
+    3. the environment: `SYNC_*` and `SYNC_SQL_*`
+    4. the default
+
+A mistyped name or a wrong value is never ignored: the error names its source and, if possible,
+the name that was meant.
 """
 
 import re
@@ -25,16 +33,16 @@ from jobsync.settings import Layer, Origin, Resolved, Settings, check_given, com
 __all__ = [
     "ADDRESS",
     "CoordinationConfig",
-    "check_neighbours",
+    "check_no_other_jobsync",
+    "default_reclaim_delay",
     "resolve_coordination",
-    "usual_reclaim_delay",
 ]
 
 
-_BEATS = ("heartbeat_interval_sec", "heartbeat_timeout_sec")
-_LONGEST_BEAT = 3600.0
+_TIMING = ("heartbeat_interval_sec", "heartbeat_timeout_sec")
+_MAX_TIMING = 3600.0
 _DURATIONS = (
-    *_BEATS,
+    *_TIMING,
     "rebalance_check_interval_sec",
     "dead_node_check_interval_sec",
     "token_refresh_initial_interval_sec",
@@ -50,7 +58,7 @@ _DURATIONS = (
 )
 
 ADDRESS = frozenset({"host", "port", "dbname", "user", "password"})
-"""The settings that together stand for a `url`."""
+"""The settings that together replace a `url`."""
 
 _MAX_PORT = 65535
 
@@ -58,61 +66,60 @@ _is_prefix = re.compile("[a-z_][a-z0-9_]{0,39}").fullmatch
 
 
 class _Explicit(msgspec.StructMeta):
-    """Makes structs that check what they are given, and remember which fields that was."""
+    """Metaclass of structs that check their arguments and remember which fields were given."""
 
-    def __call__(cls: Any, **given: Any) -> Any:  # noqa: N805  # of a metaclass
-        values = check_given(cls, given)
-        made = super().__call__(**values)
-        made.__dict__["_given"] = frozenset(values)
-        made.check_together()
-        return made
+    def __call__(cls: Any, **arguments: Any) -> Any:  # noqa: N805  # of a metaclass
+        values = check_given(cls, arguments)
+        config = super().__call__(**values)
+        config.__dict__["_given"] = frozenset(values)
+        config.check_together()
+        return config
 
 
 class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metaclass=_Explicit):
-    """How nodes share their tasks. Durations are seconds, as numbers or `timedelta`.
+    """How nodes share tasks. Durations are in seconds, as numbers or `timedelta`.
 
     Nodes of one fleet must agree on `total_tokens` and `hash_function`.
 
     Attributes:
-        enabled: False makes this node the only one: it owns every task and touches no store.
-        total_tokens: how finely tasks are shared out. Many times the number of nodes, so that
-            shares are even; 10,000 suit fleets of up to a hundred nodes.
-        hash_function: how a task finds its token. `md5` is the guide's; the newer release of
-            the original has `double_sha256`.
-        minimum_nodes: a job is not entered before this many nodes are there.
-        heartbeat_interval_sec: how often a node says that it lives. Where it is not given, 5
-            on SQL and 30 on objects, where every beat is billed.
-        heartbeat_timeout_sec: after how long a silence a node is dead. At least three beats,
-            so that one lost beat kills nobody. Where it is not given, 15 on SQL, 90 on objects.
-        reclaim_after: how long after a node's death what it had in hand may be started
-            again. At least a minute and four timeouts by default: its last task may still be
-            running.
-        handover_memory: how long after a hand-over a node refuses what another has just
-            finished.
-        locks_enabled: False refuses new pins and ignores those there are.
+        enabled: False makes this node the only one: it owns every task and uses no store.
+        total_tokens: into how many parts tasks are divided. Many times the number of nodes, so
+            that shares are even; 10,000 suits fleets of up to a hundred nodes.
+        hash_function: maps a task to its token. `md5` is the guide's; the newer release of the
+            original has `double_sha256`.
+        minimum_nodes: a job is not entered before this many nodes have joined.
+        heartbeat_interval_sec: how often a node sends a heartbeat. If not given, 5 on SQL and
+            30 on objects, where every heartbeat is billed.
+        heartbeat_timeout_sec: after how much silence a node is dead. At least three heartbeats,
+            so that one lost heartbeat kills no node. If not given, 15 on SQL, 90 on objects.
+        reclaim_after: how long after a node's death its running tasks may be started again.
+            By default four timeouts and at least a minute: its last task may still be running.
+        handover_memory: how long after a handover a node refuses tasks that another node has
+            just finished.
+        locks_enabled: False refuses new pins and ignores existing ones.
         rebalance_check_interval_sec: the leader compares plan and fleet at least this often,
-            whether or not it is told of a change.
-        dead_node_check_interval_sec: accepted and unused. The leader looks at every beat.
-        token_refresh_initial_interval_sec: accepted and unused. A node hears of a new plan
-            within a beat.
-        token_refresh_steady_interval_sec: a node looks for a new plan at least this often,
-            whether or not it is told of one.
+            even if no change is reported.
+        dead_node_check_interval_sec: accepted and unused. The leader checks at every heartbeat.
+        token_refresh_initial_interval_sec: accepted and unused. A node receives a new plan
+            within a heartbeat.
+        token_refresh_steady_interval_sec: a node checks for a new plan at least this often,
+            even if no change is reported.
         leader_lock_timeout_sec: accepted and unused. Leadership ends with the leader's session,
             after `heartbeat_timeout_sec`.
-        health_check_interval_sec: accepted and unused. Health is looked at when it is asked for.
+        health_check_interval_sec: accepted and unused. Health is checked when it is requested.
         token_distribution_timeout_sec: accepted and unused. `wait_on_enter` is the bound.
         stale_leader_lock_age_sec: accepted and unused. A dead leader is replaced at once.
         stale_rebalance_lock_age_sec: accepted and unused. A rebalance is one write and holds
             no lock.
-        lock_orphan_warning_hours: accepted and unused. Pins outlive whoever made them.
-        url: the store. Instead of the five below.
-        host: of a PostgreSQL server; what is left out of these five is left to libpq.
+        lock_orphan_warning_hours: accepted and unused. Pins outlive their creator.
+        url: the store. Replaces the five settings below.
+        host: of a PostgreSQL server; libpq's defaults apply to those of the five not given.
         port: its port.
         dbname: the database.
-        user: who connects.
-        password: their password.
-        appname: what the names of tables and views begin with.
-        timezone: the zone in which `job.connection` speaks; the process's own by default.
+        user: the user who connects.
+        password: the user's password.
+        appname: the prefix of the names of tables and views.
+        timezone: the time zone of `job.connection`; the process's own by default.
         profile: accepted and unused.
     """
 
@@ -148,39 +155,41 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
     def __post_init__(self) -> None:
         check_total(self.total_tokens)
         if self.minimum_nodes < 1:
-            raise Invalid("minimum_nodes", self.minimum_nodes, "is less than 1", "give 1 or more")
+            raise Invalid(
+                "minimum_nodes", self.minimum_nodes, "must be 1 or more", "give 1 or more"
+            )
         for name in _DURATIONS:
             seconds = getattr(self, name)
             if seconds is not None and seconds <= 0:
-                raise Invalid(name, seconds, "is not above 0", "give a number of seconds")
-        for name in _BEATS:
-            if (seconds := getattr(self, name)) > _LONGEST_BEAT:
+                raise Invalid(name, seconds, "must be above 0", "give a number of seconds")
+        for name in _TIMING:
+            if (seconds := getattr(self, name)) > _MAX_TIMING:
                 fix = f"did you mean {seconds / 1000:g}?"
-                raise Invalid(name, seconds, "durations are seconds", fix)
+                raise Invalid(name, seconds, "must be in seconds", fix)
         self._check_names()
 
     def _check_names(self) -> None:
         if self.url is not None:
             parse_url(self.url)
         if self.port is not None and not 1 <= self.port <= _MAX_PORT:
-            raise Invalid("port", self.port, "is no port", f"give 1 to {_MAX_PORT}")
+            raise Invalid("port", self.port, "is not a port", f"give 1 to {_MAX_PORT}")
         if not _is_prefix(self.appname):
             raise Invalid(
                 "appname",
                 self.appname,
-                "cannot begin the name of a table",
+                "cannot be a prefix of table names",
                 "use at most 40 lower-case letters, digits and _: sync_",
             )
         if self.timezone is not None:
             _check_zone(self.timezone)
 
     def check_together(self) -> None:
-        """Refuse settings that do not fit each other, as far as both were given.
+        """Check that the given settings are consistent with each other.
 
         Raises:
-            Invalid: says which of them to change.
+            Invalid: they are not; says which one to change.
         """
-        if self.given >= {*_BEATS}:
+        if self.given >= {*_TIMING}:
             _make_timing(self.heartbeat_interval_sec, self.heartbeat_timeout_sec)
         parts = sorted(self.given & ADDRESS)
         if "url" in self.given and parts:
@@ -193,56 +202,56 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
 
     @property
     def given(self) -> frozenset[str]:
-        """The settings that somebody gave, as opposed to those left to their defaults."""
-        # A copy made by `replace` does not remember: then whatever differs was given.
+        """The settings that were given, as opposed to those that have their defaults."""
+        # A copy made by `replace` does not remember: then settings that differ count as given.
         differing = (f.name for f in fields(self) if getattr(self, f.name) != f.default)
         found: frozenset[str] | None = self.__dict__.get("_given")
         return frozenset(differing) if found is None else found
 
     def timing(self, usual: Timing) -> Timing:
-        """Give the beat and the timeout: what was given, and otherwise what the store suits.
+        """Return the heartbeat interval and the timeout: those given, else those of the store.
 
         Raises:
-            Invalid: they do not fit together; says which number to change.
+            Invalid: they are not consistent; says which number to change.
         """
-        interval, timeout = (name in self.given for name in _BEATS)
+        interval, timeout = (name in self.given for name in _TIMING)
         return _make_timing(
             self.heartbeat_interval_sec if interval else usual.heartbeat,
             self.heartbeat_timeout_sec if timeout else usual.timeout,
         )
 
     def reclaim_delay(self, timing: Timing) -> float:
-        """Give how long after a node's death its unfinished tasks may be started again."""
-        return self.reclaim_after or usual_reclaim_delay(timing.timeout)
+        """Return how long after a node's death its unfinished tasks may be started again."""
+        return self.reclaim_after or default_reclaim_delay(timing.timeout)
 
     def reveal_url(self) -> str | None:
-        """Give the whole URL of the store, password included, if anything names a store.
+        """Return the URL of the store with the password; None if no setting names a store.
 
-        Call it where the URL is used, and keep the result nowhere.
+        Call it where the URL is used, and do not store the result.
         """
         if self.url is not None or not self.given & ADDRESS:
             return self.url
-        place = PostgresUrl(
+        url = PostgresUrl(
             user=self.user or "",
             password=Secret(self.password) if self.password else None,
             host=self.host or "",
             port=self.port,
             database=self.dbname or "",
         )
-        return place.reveal()
+        return url.reveal()
 
 
-def usual_reclaim_delay(timeout: float) -> float:
-    """Give how long after a node's death its tasks rest, where nobody has said otherwise."""
+def default_reclaim_delay(timeout: float) -> float:
+    """Return how long after a node's death its tasks wait, if `reclaim_after` is not set."""
     return max(60.0, 4 * timeout)
 
 
 def _make_timing(beat: float, timeout: float) -> Timing:
-    """Make a timing; what is wrong with it is said in the names of the settings."""
+    """Build a timing; errors use the names of these settings."""
     try:
         return Timing(heartbeat=beat, timeout=timeout)
     except Invalid as error:
-        name = _BEATS[error.field == "worker_timeout"]
+        name = _TIMING[error.field == "worker_timeout"]
         raise Invalid(name, error.value, error.problem, error.fix) from None
 
 
@@ -251,45 +260,29 @@ def _check_zone(name: str) -> None:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):
         fix = "use a name such as Europe/Berlin or UTC"
-        raise Invalid("timezone", name, "is no time zone", fix) from None
+        raise Invalid("timezone", name, "is not a time zone", fix) from None
 
 
-# Another library of the same name, installed in the same place, is found before it does harm.
-
-
-_OTHER = "jobsync"
+_OTHER_DISTRIBUTION = "jobsync"
 
 
 @cache
-def check_neighbours() -> None:
-    """Refuse to work beside the distribution `jobsync`, which has a package of our name.
+def check_no_other_jobsync() -> None:
+    """Check that the distribution `jobsync`, whose package has the same name, is not installed.
 
     Raises:
-        Misconfigured: it is installed; gives the line that helps.
+        Misconfigured: it is installed; gives the command that repairs this.
     """
     try:
-        version = metadata.version(_OTHER)
+        version = metadata.version(_OTHER_DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return
     raise Misconfigured(
         "installed",
-        f"{_OTHER} {version}",
+        f"{_OTHER_DISTRIBUTION} {version}",
         "is another library, whose files and those of jobsync-fleet overwrite each other",
         "run: pip uninstall -y jobsync && pip install --force-reinstall jobsync-fleet",
     )
-
-
-# Where the settings of a `Job` come from: the first place that gives one wins.
-#
-# Setting by setting:
-#
-#     1. `coordination_config`, as far as it was written out
-#     2. `config.sync.coordination.*` and `config.sync.sql.*`: a module, an object or a dict
-#     3. the environment: `SYNC_*` and `SYNC_SQL_*`
-#     4. the default
-#
-# A mistyped name or a wrong value is never skipped: the error names where it stands and what
-# was probably meant.
 
 
 _SQL = frozenset({"url", *ADDRESS, "appname", "timezone", "profile"})
@@ -322,37 +315,37 @@ def resolve_coordination(
     config: Any = None,
     environ: Mapping[str, str] | None = None,
 ) -> Resolved[CoordinationConfig]:
-    """Find the value and the origin of each setting.
+    """Return the value and the origin of each setting.
 
     Raises:
-        Invalid: an argument is not what it has to be.
-        Misconfigured: the config or the environment gives an unknown name or a wrong value;
-            names the place.
+        Invalid: an argument has the wrong type.
+        Misconfigured: the config or the environment has an unknown name or a wrong value;
+            names the source.
     """
     layers = [
         _read_explicit(coordination_config),
         _read_config(config),
         _read_environ(environ or {}),
     ]
-    return combine(CoordinationConfig, _without_rivals(layers))
+    return combine(CoordinationConfig, _hide_other_kind(layers))
 
 
-def _read_explicit(given: CoordinationConfig | None) -> Layer:
-    if given is None:
+def _read_explicit(config: CoordinationConfig | None) -> Layer:
+    if config is None:
         return {}
-    if not isinstance(given, CoordinationConfig):
+    if not isinstance(config, CoordinationConfig):
         raise Invalid(
             "coordination_config",
-            type(given).__name__,
+            type(config).__name__,
             "is not a CoordinationConfig",
             "write CoordinationConfig(total_tokens=…)",
         )
-    return {name: (Origin("code"), getattr(given, name)) for name in given.given}
+    return {name: (Origin("code"), getattr(config, name)) for name in config.given}
 
 
 def _read_config(config: Any) -> Layer:
     if config is ...:
-        raise Invalid("config", ..., "names no settings", "pass a module, an object or None")
+        raise Invalid("config", ..., "is not a config", "pass a module, an object or None")
     sync = _get(config, "sync")
     return {
         **_read_part(_get(sync, "coordination"), "sync.coordination", _COORDINATION_NAMES),
@@ -360,16 +353,16 @@ def _read_config(config: Any) -> Layer:
     }
 
 
-def _read_part(part: Any, place: str, names: Mapping[str, str]) -> Layer:
-    """Read one part of a config; the names that it may have lead to those of the settings."""
+def _read_part(part: Any, path: str, names: Mapping[str, str]) -> Layer:
+    """Read one part of a config. `names` maps the names that it may have to settings."""
     layer = {}
     for name, value in _attributes(part, names).items():
         if name not in names:
-            # Not shown: nothing says that it holds no secret.
+            # Not shown: it may be a secret.
             raise Misconfigured(
-                f"config.{place}.{name}", MASK, "is not a setting", _hint(name, names)
+                f"config.{path}.{name}", MASK, "is not a setting", _hint(name, names)
             )
-        layer[names[name]] = (Origin("config", f"config.{place}.{name}"), value)
+        layer[names[name]] = (Origin("config", f"config.{path}.{name}"), value)
     return layer
 
 
@@ -379,12 +372,12 @@ def _hint(name: str, names: Collection[str]) -> str:
 
 
 def _get(holder: Any, name: str) -> Any:
-    # Items first: some settings objects make an attribute by looking for it.
+    # Items first: some settings objects create an attribute when it is read.
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
 def _attributes(part: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Give the settings of a module, an object or a dict, known or not."""
+    """Return the settings of a module, an object or a dict, known or not."""
     if isinstance(part, Mapping):
         found = dict(part)
     else:
@@ -394,7 +387,7 @@ def _attributes(part: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _is_setting(name: str, value: Any) -> bool:
-    """Tell settings from what else a module or a class holds, and from what is empty."""
+    """Whether an attribute is a setting: not private, not a function or module, not empty."""
     if str(name).startswith("_") or isinstance(value, ModuleType) or callable(value):
         return False
     return value is not None and not (isinstance(value, Mapping) and not value)
@@ -403,7 +396,7 @@ def _is_setting(name: str, value: Any) -> bool:
 def _read_environ(environ: Mapping[str, str]) -> Layer:
     known = list(_VARIABLES.values())
     for variable in sorted(environ.keys() - known):
-        # Others may use the prefix too: only what is all but one of ours is refused.
+        # Other programs may use the prefix too: only close misspellings of ours are refused.
         ours = variable.startswith("SYNC_")
         if ours and (hint := closest_name(variable, known, likeness=0.9)):
             raise Misconfigured(variable, MASK, "is not a setting", f"did you mean {hint}?")
@@ -414,15 +407,15 @@ def _read_environ(environ: Mapping[str, str]) -> Layer:
     }
 
 
-def _without_rivals(layers: Iterable[Layer]) -> list[Layer]:
-    """Let a URL and its parts be one setting: what stands first hides the other kind."""
-    kept: list[Layer] = []
+def _hide_other_kind(layers: Iterable[Layer]) -> list[Layer]:
+    """Treat a URL and its parts as one setting: the first source hides the other kind."""
+    visible: list[Layer] = []
     hidden: frozenset[str] = frozenset()
     for layer in layers:
         left = {name: found for name, found in layer.items() if name not in hidden}
-        kept.append(left)
+        visible.append(left)
         if "url" in left:
             hidden |= ADDRESS
         elif left.keys() & ADDRESS:
             hidden |= {"url"}
-    return kept
+    return visible

@@ -1,29 +1,39 @@
-"""What happens to a node and its tasks, as facts to listen to."""
+"""Events of a node and its tasks, and the callbacks that users pass to a `Job`."""
 
+import inspect
 import logging
-from typing import ClassVar
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from jobsync.events import Event
+import msgspec
+
+from jobsync.events import Event, Events, HandlerFailed
 
 __all__ = [
     "AuditRefused",
+    "Callbacks",
     "NodeFailed",
     "NodeJoined",
     "NodeRestored",
     "PinsExpired",
     "PinsIgnored",
+    "RebalanceEvent",
     "Rebalanced",
+    "TokenChange",
     "TokensChanged",
     "ViewsMissing",
 ]
 
 
-class _AboutNode(Event, frozen=True, kw_only=True):
+class _NodeEvent(Event, frozen=True, kw_only=True):
     node: str
 
 
-class NodeJoined(_AboutNode, frozen=True, kw_only=True):
-    """This process holds the node's name, in a new session."""
+class NodeJoined(_NodeEvent, frozen=True, kw_only=True):
+    """This process has taken the node's name, in a new session."""
 
     name: ClassVar[str] = "jobs:node-joined"
     level: ClassVar[int] = logging.INFO
@@ -31,15 +41,15 @@ class NodeJoined(_AboutNode, frozen=True, kw_only=True):
     incarnation: str
 
 
-class NodeRestored(_AboutNode, frozen=True, kw_only=True):
-    """Somebody had deleted this node's record; it lives, and has written it again."""
+class NodeRestored(_NodeEvent, frozen=True, kw_only=True):
+    """This node's record had been deleted. The node is alive and has written it again."""
 
     name: ClassVar[str] = "jobs:node-restored"
     level: ClassVar[int] = logging.WARNING
 
 
-class NodeFailed(_AboutNode, frozen=True, kw_only=True):
-    """This node has stopped by an error of this library or of what it read. It owns nothing."""
+class NodeFailed(_NodeEvent, frozen=True, kw_only=True):
+    """This node was stopped by a bug in this library or by a bad record. It owns nothing."""
 
     name: ClassVar[str] = "jobs:node-failed"
     level: ClassVar[int] = logging.ERROR
@@ -47,21 +57,21 @@ class NodeFailed(_AboutNode, frozen=True, kw_only=True):
     error: str
 
 
-class TokensChanged(_AboutNode, frozen=True, kw_only=True):
-    """This node has applied another assignment."""
+class TokensChanged(_NodeEvent, frozen=True, kw_only=True):
+    """This node has applied a new assignment."""
 
     name: ClassVar[str] = "jobs:tokens-changed"
     level: ClassVar[int] = logging.INFO
 
     number: int
     tokens: int
-    """How many it owns now."""
+    """How many tokens it owns now."""
     added: int
     removed: int
 
 
-class Rebalanced(_AboutNode, frozen=True, kw_only=True):
-    """This node leads, and has written another assignment."""
+class Rebalanced(_NodeEvent, frozen=True, kw_only=True):
+    """This node is the leader and has written a new assignment."""
 
     name: ClassVar[str] = "jobs:rebalanced"
     level: ClassVar[int] = logging.INFO
@@ -73,8 +83,8 @@ class Rebalanced(_AboutNode, frozen=True, kw_only=True):
     tokens_moved: int
 
 
-class AuditRefused(_AboutNode, frozen=True, kw_only=True):
-    """A task was finished too late: by then it was another node's."""
+class AuditRefused(_NodeEvent, frozen=True, kw_only=True):
+    """A task was finished too late: another node had claimed it by then."""
 
     name: ClassVar[str] = "jobs:audit-refused"
     level: ClassVar[int] = logging.WARNING
@@ -83,8 +93,8 @@ class AuditRefused(_AboutNode, frozen=True, kw_only=True):
     reason: str
 
 
-class PinsExpired(_AboutNode, frozen=True, kw_only=True):
-    """This node leads, and has removed pins whose time was over."""
+class PinsExpired(_NodeEvent, frozen=True, kw_only=True):
+    """This node is the leader and has removed expired pins."""
 
     name: ClassVar[str] = "jobs:pins-expired"
     level: ClassVar[int] = logging.INFO
@@ -92,8 +102,8 @@ class PinsExpired(_AboutNode, frozen=True, kw_only=True):
     count: int
 
 
-class PinsIgnored(_AboutNode, frozen=True, kw_only=True):
-    """This node leads with `locks_enabled=False`, and there are pins."""
+class PinsIgnored(_NodeEvent, frozen=True, kw_only=True):
+    """This node is the leader with `locks_enabled=False`, and pins exist."""
 
     name: ClassVar[str] = "jobs:pins-ignored"
     level: ClassVar[int] = logging.WARNING
@@ -101,8 +111,8 @@ class PinsIgnored(_AboutNode, frozen=True, kw_only=True):
     count: int
 
 
-class ViewsMissing(_AboutNode, frozen=True, kw_only=True):
-    """The SQL views are not there or are old, and this user may make none. All else is well."""
+class ViewsMissing(_NodeEvent, frozen=True, kw_only=True):
+    """The SQL views are missing or old, and this user may not create them. Tasks still run."""
 
     name: ClassVar[str] = "jobs:views-missing"
     level: ClassVar[int] = logging.WARNING
@@ -110,3 +120,96 @@ class ViewsMissing(_AboutNode, frozen=True, kw_only=True):
     appname: str
     reason: str
     fix: str
+
+
+class TokenChange(msgspec.Struct, frozen=True):
+    """The tokens that a new assignment gives to this node and takes from it."""
+
+    number: int
+    added: frozenset[int]
+    removed: frozenset[int]
+    is_initial: bool
+
+
+class RebalanceEvent(msgspec.Struct, frozen=True):
+    """What a new assignment has changed for this node, as `on_rebalance` receives it."""
+
+    is_initial: bool
+    token_version: int
+    tokens_added: int
+    tokens_removed: int
+
+
+class Callbacks:
+    """Calls the user's functions one after the other, in order, on their own thread.
+
+    A function that raises is reported as an event.
+
+    Args:
+        events: receives failures.
+        on_rebalance: takes nothing, or a `RebalanceEvent`.
+        on_tokens_added: takes the set of tokens gained.
+        on_tokens_removed: takes the set of tokens given up.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        on_rebalance: Callable[..., object] | None,
+        on_tokens_added: Callable[[frozenset[int]], object] | None,
+        on_tokens_removed: Callable[[frozenset[int]], object] | None,
+    ) -> None:
+        self._events = events
+        self._on_rebalance = on_rebalance
+        self._on_added = on_tokens_added
+        self._on_removed = on_tokens_removed
+        self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]] | None]
+        self._calls = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def notify(self, change: TokenChange) -> None:
+        """Schedule the calls for a change."""
+        if self._on_removed is not None and change.removed:
+            self._call(self._on_removed, change.removed)
+        if self._on_added is not None and change.added:
+            self._call(self._on_added, change.added)
+        if self._on_rebalance is not None and (change.added or change.removed):
+            event = RebalanceEvent(
+                change.is_initial, change.number, len(change.added), len(change.removed)
+            )
+            self._call(self._on_rebalance, *([event] if _takes_one(self._on_rebalance) else []))
+
+    def stop(self, wait: float) -> None:
+        """Wait for the scheduled calls, up to `wait` seconds."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._calls.put(None)
+            self._thread.join(wait)
+            # A job that is entered again starts a new thread.
+            self._thread = None
+
+    def _call(self, function: Callable[..., object], *arguments: object) -> None:
+        if self._thread is None:
+            # A daemon: a function that never returns must not keep the program from ending.
+            self._thread = threading.Thread(target=self._run, name="jobsync-callbacks", daemon=True)
+            self._thread.start()
+        self._calls.put((function, arguments))
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, arguments = call
+            try:
+                function(*arguments)
+            except Exception as error:  # noqa: BLE001 - user code may raise anything
+                text = "".join(traceback.format_exception_only(error)).strip()
+                name = getattr(function, "__qualname__", repr(function))
+                failed = HandlerFailed(event="jobs:tokens-changed", callback=name, error=text)
+                self._events.emit(failed)
+
+
+def _takes_one(function: Callable[..., object]) -> bool:
+    """Whether a function takes an argument; False if it has no signature to inspect."""
+    try:
+        inspect.signature(function).bind(None)
+    except (TypeError, ValueError):
+        return False
+    return True

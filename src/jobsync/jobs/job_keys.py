@@ -1,4 +1,4 @@
-"""Where the records of one job's nodes are. Users' names stand in last segments only."""
+"""The keys of one fleet's records. Names that users choose are only in the last segment."""
 
 from datetime import date
 
@@ -10,32 +10,32 @@ __all__ = ["JobKeys"]
 
 
 class JobKeys(msgspec.Struct, frozen=True):
-    """The keys of one fleet that shares tasks; its name is the prefix of its SQL face."""
+    """The keys of one fleet. Its name is also the prefix of its SQL views."""
 
     name: str
 
     @property
     def segment(self) -> str:
-        """The fleet's name, as it stands in its keys."""
+        """The fleet's name, escaped for use in keys."""
         return escape(self.name, "appname")
 
     @property
     def settings(self) -> str:
-        """What every node must agree on."""
+        """The settings that every node must agree on."""
         return f"fleet/{self.segment}"
 
     @property
     def assignments(self) -> str:
-        """The prefix of all assignments, to wait for changes of."""
+        """The prefix of all assignments, to wait for changes."""
         return "assignment/"
 
     @property
     def assignment(self) -> str:
-        """Who owns which tokens: the singleton that only the leader writes."""
+        """The owners of the tokens: a singleton that only the leader writes."""
         return f"{self.assignments}{self.segment}"
 
     def exceptions(self, name: str) -> str:
-        """What the assignment says of tasks that do not follow their token."""
+        """The part of an assignment about tasks that do not follow their token."""
         return f"exceptions/{self.segment}/{name}"
 
     @property
@@ -44,16 +44,16 @@ class JobKeys(msgspec.Struct, frozen=True):
         return f"node/{self.segment}/"
 
     def node(self, name: str) -> str:
-        """One node's record; its name can be held by one live process at a time."""
+        """One node's record. One live process at a time can hold its name."""
         return f"{self.nodes}{escape(name, 'node_name')}"
 
     @property
     def dates(self) -> str:
-        """The prefix of the dates that somebody has worked on."""
+        """The prefix of the dates that nodes have worked on."""
         return f"date/{self.segment}/"
 
     def work_date(self, day: date) -> str:
-        """When somebody last began to work on a date."""
+        """The record of when a node last started to work on a date."""
         return f"{self.dates}{day.isoformat()}"
 
     def claims(self, day: date) -> str:
@@ -61,7 +61,7 @@ class JobKeys(msgspec.Struct, frozen=True):
         return f"claim/{self.segment}/{day.isoformat()}/"
 
     def claim(self, day: date, token: int, task: str) -> str:
-        """One task's claim; those of a token stand together, in order of tokens."""
+        """One task's claim. Claims are sorted by token."""
         return f"{self.claims(day)}{token:06d}.{escape(task, 'task_id')}"
 
     @property
@@ -70,10 +70,10 @@ class JobKeys(msgspec.Struct, frozen=True):
         return f"pin/{self.segment}/"
 
     def pins_of(self, creator: str) -> str:
-        """The pins that one node has made."""
+        """The pins that one node has created."""
         return f"{self.pins}{escape(creator, 'node_name')}"
 
     @property
     def rebalances(self) -> str:
-        """The history of assignments."""
+        """The history of rebalances."""
         return f"history/{self.segment}/rebalance"

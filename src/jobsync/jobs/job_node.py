@@ -1,8 +1,8 @@
-"""One node among those that share a job's tasks: the whole of it, on an event loop.
+"""One node of a fleet that shares tasks, on an event loop. `Job` is the blocking interface to it.
 
-It joins under a name, owns what the leader deals to it, claims and finishes tasks, and
-leaves by handing over first. A session that was lost is followed by another, which begins
-with nothing. `Job` is the blocking face of this.
+It registers under a name, owns what the leader assigns to it, claims and finishes tasks, and
+hands over before it leaves. If its session is lost it continues in a new one, which owns nothing
+at first.
 """
 
 import asyncio
@@ -20,39 +20,48 @@ from jobsync.core.assignment import Plan, awaits, has_nothing, token_maker
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
 from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
-from jobsync.jobs.claims import Claim, Claims, ClaimState
+from jobsync.jobs.claims import Claims
 from jobsync.jobs.events import (
     AuditRefused,
     NodeFailed,
     NodeJoined,
     PinsExpired,
     PinsIgnored,
+    TokenChange,
     TokensChanged,
 )
+from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.owned_tokens import OwnedTokens, TokenChange
-from jobsync.jobs.pin_store import PinStore
+from jobsync.jobs.owned_tokens import OwnedTokens
+from jobsync.jobs.pins import PinStore
 from jobsync.jobs.rebalancer import Rebalancer, fetch_plan
-from jobsync.jobs.registration import NameTaken, NodeRecord, Registration, Stage, agree_on_locks
-from jobsync.jobs.retention import Forgotten, forget, note_date
+from jobsync.jobs.registration import (
+    NameTaken,
+    NodeRecord,
+    Registration,
+    Stage,
+    check_fleet_settings,
+    check_locks_enabled,
+)
+from jobsync.jobs.retention import Forgotten, forget, record_date
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import read_each
 
 __all__ = ["JobNode", "JobNodeSettings"]
 
-_PASSING = (Unavailable, OutcomeUnknown, Conflict, Corrupt, Misconfigured)
-"""What may be over after a while: an outage, a burst of refusals, a record that is mended."""
+_TRANSIENT = (Unavailable, OutcomeUnknown, Conflict, Corrupt, Misconfigured)
+"""Errors that may go away: an outage, a burst of refusals, a record that is repaired."""
 
-_MOMENT = 0.05
-_LONG = 3600.0
+_SHORT_WAIT = 0.05
+_WAIT_TIMEOUT = 3600.0
 _WORK = "jobs"
 
 
 class JobNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node goes by."""
+    """The settings of a node."""
 
     fleet: str
-    """The prefix of the SQL face; nodes of other fleets in one store never meet."""
+    """The prefix of the SQL views. Fleets in one store are independent of each other."""
     node: str
     site: str
     day: date
@@ -63,20 +72,20 @@ class JobNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     once_per_date: bool
     is_observer: bool
     rebalance_interval: float
-    """Seconds between looks of the leader when nothing is heard."""
+    """Seconds between rounds of the leader if no change is reported."""
     refresh_interval: float
-    """Seconds between looks at the assignment when nothing is heard."""
+    """Seconds between reads of the assignment if no change is reported."""
     locks_enabled: bool = True
-    """Whether pins hold, as far as this node leads."""
+    """Whether pins are in force while this node is the leader."""
 
 
 class JobNode:
-    """A node. `start` it, use it, `stop` it.
+    """A node. Call `start`, use it, call `stop`.
 
     Args:
-        membership: a session that is open; the caller ends it.
+        membership: an open session, which the caller ends.
         settings: name, fleet and tokens.
-        told: called with every change of what the node owns, after it was applied.
+        on_change: called with every change of the owned tokens, after it was applied.
         facts: host and process, for people.
     """
 
@@ -85,108 +94,114 @@ class JobNode:
         membership: Membership,
         settings: JobNodeSettings,
         *,
-        told: Callable[[TokenChange], object] = lambda _: None,
+        on_change: Callable[[TokenChange], object] = lambda _: None,
         facts: Mapping[str, Json] | None = None,
     ) -> None:
         store, components = membership.store, membership.components
         self.membership = membership
         self.settings = settings
         self.token = token_maker(settings.total_tokens, settings.hash_function)
-        """Gives a task's token."""
+        """Returns a task's token."""
         self._store: Store = store
         self._components: Components = components
         self._clock = components.clock
         self._events = components.events
-        self._places = JobKeys(settings.fleet)
-        self._told = told
-        self._changed = asyncio.Event()
-        self._roused = asyncio.Event()
+        self._keys = JobKeys(settings.fleet)
+        self._on_change = on_change
+        self._plan_changed = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._facts = dict(facts or {})
-        key = self._places.node(settings.node)
-        self._name = Registration(store, components, membership, key, self._facts)
+        key = self._keys.node(settings.node)
+        self._registration = Registration(store, components, membership, key, self._facts)
         self.claims = Claims(
             store,
             components,
             membership,
-            self._places,
+            self._keys,
             settings.day,
             settings.node,
             reclaim_after=settings.reclaim_after,
             handover_memory=settings.handover_memory,
             once_per_date=settings.once_per_date,
         )
-        self.holding = OwnedTokens(self._name, self.claims, self._tell)
-        self.pins = PinStore(store, components, self._places, self.token)
-        self._dealer = Rebalancer(
+        self.owned_tokens = OwnedTokens(self._registration, self.claims, self._report_change)
+        self.pins = PinStore(store, components, self._keys, self.token)
+        self._rebalancer = Rebalancer(
             store,
             components,
             membership,
-            self._places,
+            self._keys,
             total=settings.total_tokens,
             node=settings.node,
-            patience=settings.rebalance_interval,
+            interval=settings.rebalance_interval,
             read_pins=self._read_pins,
-            pins_left=lambda: self.pins.left,
-            published=self._roused.set,
-            restore=self._name.restore,
+            pins_valid_for=lambda: self.pins.valid_for,
+            on_published=self._wakeup.set,
+            restore=self._registration.restore,
         )
         self._coordinator: Coordinator | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._plan: Plan | None = None
         self._incarnation = ""
-        self._ignored = 0
+        self._ignored_pins = 0
         self.is_retiring = False
-        """Whether it claims nothing more and hands over what it owns."""
+        """Whether it claims nothing more and hands over its tokens."""
         self.failure: BaseException | None = None
-        """What has ended this node, if anything did."""
+        """The error that ended this node, if any."""
 
     async def enter(self, wait: float, stage: Stage = "joining") -> None:
-        """Agree with the fleet and take the name; own nothing yet.
+        """Check the fleet's settings and take the name; own nothing yet.
 
         Args:
-            wait: seconds to wait for an earlier process of this name to end.
+            wait: seconds to wait for an earlier process with this name to end.
             stage: "ready" if `start` follows at once.
 
         Raises:
-            Misconfigured: another node's settings differ, or its name is taken, with the fix.
+            Misconfigured: other nodes have other settings, or the name is taken.
         """
-        await self._agree()
-        await agree_on_locks(
+        await check_fleet_settings(
+            self._store,
+            self._keys,
+            site=self.settings.site,
+            total_tokens=self.settings.total_tokens,
+            hash_function=self.settings.hash_function,
+        )
+        await check_locks_enabled(
             self.membership,
             self.nodes,
             self.settings.node,
             enabled=self.settings.locks_enabled,
             until=self._clock.mono() + wait,
         )
-        await self.claims.set_clock()
-        await note_date(self._store, self._places, self.settings.day, self.claims.now)
+        await self.claims.read_clock()
+        await record_date(self._store, self._keys, self.settings.day, self.claims.now)
         await self._join(wait, stage)
 
     async def start(self, wait: float) -> None:
-        """Begin to own; `enter` first, if that was not done.
+        """Start to own tokens; call `enter` first, if that was not done.
 
         Args:
-            wait: seconds to wait for an earlier process of this name to end.
+            wait: seconds to wait for an earlier process with this name to end.
 
         Raises:
-            Misconfigured: another node's settings differ, or its name is taken, with the fix.
+            Misconfigured: other nodes have other settings, or the name is taken.
         """
         if not self._incarnation:
             await self.enter(wait, "ready")
-        # A session that was lost meanwhile is followed by another, which is ready at once.
+        # If the session was lost meanwhile, the next one is ready at once.
         with suppress(Conflict):
-            await self._name.tell(stage="ready")
-        self._following = asyncio.get_running_loop().create_task(self._follow_for_ever())
-        self._following.add_done_callback(self._notice_end)
+            await self._registration.update(stage="ready")
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._on_task_done)
         self._coordinator = await self.membership.coordinate(
             _WORK,
-            Hooks(work=self._dealer.deal_for_ever),
+            Hooks(work=self._rebalancer.run),
             namespace=self.settings.fleet,
-            governs=[self._places.assignment],
+            governs=[self._keys.assignment],
         )
 
-    async def ready(self, minimum_nodes: int, wait: float) -> bool:
-        """Wait until enough nodes are there and this one has its share; say whether they are."""
+    async def wait_until_ready(self, minimum_nodes: int, wait: float) -> bool:
+        """Wait until enough nodes have joined and this one has its tokens; False at the timeout."""
         until = self._clock.mono() + wait
         while not await self._is_ready(minimum_nodes):
             left = until - self._clock.mono()
@@ -196,90 +211,92 @@ class JobNode:
         return True
 
     async def stop(self, wait: float) -> None:
-        """Hand over, then leave; `wait` is how long others may take to let go of us."""
-        if self._following is None:
+        """Hand over, then leave. `wait` is how many seconds the handover may take."""
+        if self._task is None:
             return
         self.is_retiring = True
-        with suppress(*_PASSING):
-            await self._name.tell(stage="leaving")
-            await self._hand_over(wait)
-        self._following.cancel()
-        await asyncio.wait([self._following])
-        self.holding.join(None)
-        with suppress(*_PASSING):
+        with suppress(*_TRANSIENT):
+            await self._registration.update(stage="leaving")
+            await self._wait_for_handover(wait)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self.owned_tokens.reset(None)
+        with suppress(*_TRANSIENT):
             await self.claims.settle(lambda _, __: False)
-            await self._name.tell(stage="left")
+            await self._registration.update(stage="left")
         if self._coordinator is not None:
             await self._coordinator.stop()
-        self._following = None
+        self._task = None
 
     def retire(self) -> None:
-        """Claim nothing more from now on, and hand over; what runs goes on and is finished.
+        """Claim nothing more, and hand over. Running tasks continue and are finished.
 
-        Called where the node lives.
+        Call it on the node's event loop.
         """
         self.is_retiring = True
-        self._roused.set()
+        self._wakeup.set()
 
     def can_claim(self, task: str) -> bool:
-        """Say whether a task is this node's to do now. Touches no store."""
+        """Whether this node may do a task now. Does not use the store."""
         if self.is_retiring:
             return False
-        return self.holding.may_claim(task, self.token(task)) and not self.claims.refuses(task)
+        return self.owned_tokens.may_claim(task, self.token(task)) and not self.claims.is_refused(
+            task
+        )
 
     async def claim(
         self, tasks: Sequence[str], known: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        """Claim tasks; give those that were not, with the reason.
+        """Claim tasks; return those that were not claimed, each with the reason.
 
         Args:
             tasks: their ids.
-            known: of what is done, only these completions may be done again; all, if None.
+            known: only these completions of tasks may be done again; all if None.
         """
         tokens = {task: self.token(task) for task in tasks}
         foreign = {
             task: "it does not belong to this node now"
             for task, token in tokens.items()
-            if not self.holding.owns(task, token)
+            if not self.owned_tokens.owns(task, token)
         }
         ours = {task: token for task, token in tokens.items() if task not in foreign}
-        number, may_run = self.holding.mine.number, self._may_run(self._incarnation)
+        number, may_run = self.owned_tokens.current.number, self._may_run(self._incarnation)
         lost = await self.claims.add(ours, number, may_run, known)
         return foreign | lost
 
     async def finish(self, tasks: Iterable[str], state: ClaimState = "done") -> dict[str, str]:
-        """End tasks; give those whose end was refused, with the reason."""
+        """End tasks; return those whose end was refused, each with the reason."""
         refused = await self.claims.finish(tasks, state)
         for task, reason in refused.items():
             self._events.emit(AuditRefused(node=self.settings.node, task_id=task, reason=reason))
         return refused
 
-    async def claims_of_date(self) -> list[Claim]:
-        """Give all claims of the date."""
-        return await self.claims.scan()
+    async def list_claims(self) -> list[Claim]:
+        """Return all claims of the date."""
+        return await self.claims.list_all()
 
-    async def done(self, tasks: Collection[str]) -> dict[str, str]:
-        """Give those tasks that are done, each with the mark of its completion."""
-        return await self.claims.done({task: self.token(task) for task in tasks})
+    async def find_done(self, tasks: Collection[str]) -> dict[str, str]:
+        """Return which tasks are done, each with the version of its completion."""
+        return await self.claims.find_done({task: self.token(task) for task in tasks})
 
-    async def store_time(self) -> float:
-        """Give the time of day, by the store's clock where it has one."""
-        await self.claims.set_clock()
+    async def read_time(self) -> float:
+        """Return the time of day, by the store's clock where it has one."""
+        await self.claims.read_clock()
         return self.claims.now
 
     @property
-    def pace(self) -> float:
-        """The most seconds between looks of one who waits for others: each look is paid for."""
+    def poll_interval(self) -> float:
+        """The most seconds between polls while waiting for other nodes. Polls may be billed."""
         return self.membership.timing.heartbeat / 2
 
     @property
     def count(self) -> int:
-        """How many nodes the assignment names."""
+        """How many nodes are in the assignment."""
         return 0 if self._plan is None else len(self._plan.assignment.nodes)
 
     @property
     def names(self) -> list[str]:
-        """The names of the nodes that the assignment names."""
+        """The names of the nodes in the assignment."""
         return [] if self._plan is None else [node.name for node in self._plan.assignment.nodes]
 
     @property
@@ -289,76 +306,54 @@ class JobNode:
 
     @property
     def tokens(self) -> frozenset[int]:
-        """The tokens that this node owns, whether or not it may use them now."""
-        return self.holding.mine.tokens
+        """The tokens that this node owns, even if it may not use them now."""
+        return self.owned_tokens.current.tokens
 
     @property
     def number(self) -> int:
-        """The assignment that it goes by."""
-        return self.holding.mine.number
+        """The number of the assignment that it has applied."""
+        return self.owned_tokens.current.number
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it may act now. Asks the clock."""
+        """Whether it may act now. Reads the clock."""
         return self.failure is None and self.membership.is_trusted
 
     async def nodes(self) -> list[NodeRecord]:
-        """Give the nodes of the fleet, those that have left too."""
-        return await self._dealer.list_nodes()
+        """Return all nodes of the fleet, including those that have left."""
+        return await self._rebalancer.list_nodes()
 
     async def forget(self, days: float) -> Forgotten:
-        """Remove what is older than so many days: claims, nodes that are gone, history.
+        """Remove records older than `days` days: claims, nodes that are gone, history.
 
         Raises:
-            Invalid: that is less than a day.
+            Invalid: `days` is less than one.
         """
         return await forget(
             self._store,
-            self._places,
-            self._dealer.read_node,
-            now=await self.store_time(),
+            self._keys,
+            self._rebalancer.read_node,
+            now=await self.read_time(),
             days=days,
         )
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node deals the tokens now."""
+        """Whether this node is the leader, which assigns the tokens."""
         return self._coordinator is not None and self._coordinator.is_coordinator
 
     @property
     def leader(self) -> str | None:
-        """The worker that deals the tokens, as far as is known."""
+        """The worker id of the leader, if known."""
         return None if self._coordinator is None else self._coordinator.coordinator_id
 
-    async def _agree(self) -> None:
-        """Record what all nodes must agree on, or compare with what is recorded."""
-        ours = {
-            "site": self.settings.site,
-            "total_tokens": self.settings.total_tokens,
-            "hash_function": self.settings.hash_function,
-        }
-        record = await self._store.get(self._places.settings)
-        if record is None:
-            with suppress(Conflict):
-                record = await self._store.create(self._places.settings, ours)
-        record = record or await self._store.get(self._places.settings)
-        theirs = {} if record is None else record.value
-        for field, value in ours.items():
-            if theirs.get(field) != value:
-                raise Misconfigured(
-                    field,
-                    value,
-                    f"the other nodes of {self.settings.fleet!r} have {theirs.get(field)!r}",
-                    "give the same, or use another appname",
-                )
-
     async def _join(self, wait: float, stage: Stage = "ready") -> None:
-        """Hold the name, with the session that there is now."""
+        """Take the name with the current session."""
         session = self.membership.session
         incarnation = session.incarnation
-        self.claims.abandon()
-        self.holding.join(session)
-        named = NodeRecord(
+        self.claims.reset()
+        self.owned_tokens.reset(session)
+        record = NodeRecord(
             name=self.settings.node,
             incarnation=incarnation,
             stage="leaving" if self.is_retiring else stage,
@@ -370,93 +365,95 @@ class JobNode:
             locks_enabled=self.settings.locks_enabled,
             reclaim_after=self.settings.reclaim_after,
         )
-        await self._name.take(named, until=self._clock.mono() + wait)
+        await self._registration.take(record, until=self._clock.mono() + wait)
         self._incarnation = incarnation
         self._events.emit(NodeJoined(node=self.settings.node, incarnation=incarnation))
 
-    async def _follow_for_ever(self) -> None:
-        """Apply each assignment; come back under a new session when the old one was lost."""
-        topic = self._places.assignments
+    async def _run(self) -> None:
+        """Apply each assignment; register again when the session was replaced."""
+        topic = self._keys.assignments
         while True:
-            self._roused.clear()
+            self._wakeup.clear()
             try:
                 async with listening(
-                    self._store.wait(topic, _LONG), self._hear(), self._roused.wait()
-                ) as heard:
-                    await self._follow(heard)
+                    self._store.wait(topic, _WAIT_TIMEOUT),
+                    self._wait_for_hint(),
+                    self._wakeup.wait(),
+                ) as wait_for_change:
+                    await self._run_once(wait_for_change)
             except NameTaken:
                 raise
-            except _PASSING:
+            except _TRANSIENT:
                 await self._clock.sleep(self.membership.timing.heartbeat / 2)
 
-    async def _follow(self, heard: WaitForChange) -> None:
-        """Do once what is to be done, then wait until there may be more."""
+    async def _run_once(self, wait_for_change: WaitForChange) -> None:
+        """Apply the latest assignment once, then wait for a change."""
         if self.membership.incarnation != self._incarnation:
             await self._join(self.membership.timing.timeout)
         if self.is_retiring:
-            await self._name.tell(stage="leaving")
-        await self._catch_up()
-        await self.claims.refresh()
-        await heard(self.settings.refresh_interval)
+            await self._registration.update(stage="leaving")
+        await self._apply_assignment()
+        await self.claims.foreign.refresh()
+        await wait_for_change(self.settings.refresh_interval)
 
-    def _notice_end(self, task: "asyncio.Task[None]") -> None:
-        """Own nothing from the moment that nobody follows the assignment any more."""
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        """Own nothing once the loop that applies assignments has failed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failure = error
-            self.holding.join(None)
+            self.owned_tokens.reset(None)
             self._events.emit(NodeFailed(node=self.settings.node, error=repr(error)))
 
-    async def _catch_up(self) -> None:
-        if self._dealer.number == self.holding.mine.number and self.is_leader:
-            # It has just been written here, by nobody else.
+    async def _apply_assignment(self) -> None:
+        if self._rebalancer.number == self.owned_tokens.current.number and self.is_leader:
+            # This node has just written it, and no other node can.
             return
-        record = await self._look()
+        record = await self._read_assignment()
         if record is None or record.value is None:
             return
-        if record.value["number"] > self.holding.mine.number:
-            plan = await fetch_plan(self._store, self._places, record)
+        if record.value["number"] > self.owned_tokens.current.number:
+            plan = await fetch_plan(self._store, self._keys, record)
             if plan is not None:
-                await self.holding.apply(plan)
+                await self.owned_tokens.apply(plan)
                 self._plan = plan
-                self._changed.set()
+                self._plan_changed.set()
 
-    async def _look(self) -> Record | None:
-        """Read the assignment; see in the same request that this node's own record is there.
+    async def _read_assignment(self) -> Record | None:
+        """Read the assignment; check in the same request that this node's own record exists.
 
         Raises:
-            Corrupt: the assignment cannot be understood.
+            Corrupt: the assignment cannot be read.
         """
-        assignment, own = self._places.assignment, self._places.node(self.settings.node)
+        assignment, own = self._keys.assignment, self._keys.node(self.settings.node)
         if self._store.is_billed or self.is_leader:
-            # Where there is SQL somebody may delete it; of the leader's own the dealer knows.
+            # Only SQL users can delete the record; the rebalancer checks the leader's own.
             return await self._store.get(assignment)
         damaged: list[Corrupt] = []
         found = await read_each(self._store, [assignment, own], damaged.append)
         if assignment not in found:
             raise damaged[0]
         if own in found and ((record := found[own]) is None or record.deleted):
-            await self._name.restore()
+            await self._registration.restore()
         return found[assignment]
 
-    async def _hear(self) -> None:
-        """Return when there is a later assignment than ours, or another session."""
+    async def _wait_for_hint(self) -> None:
+        """Return when there is a newer assignment than ours, or another session."""
         while (
             self.membership.incarnation == self._incarnation
-            and self._told_number() <= self.holding.mine.number
+            and self._find_announced_number() <= self.owned_tokens.current.number
         ):
             await self.membership.change()
-            self.claims.note_deaths()
+            self.claims.foreign.record_deaths()
 
-    def _told_number(self) -> int:
-        """Give the highest assignment that a leader has told of with its beats."""
+    def _find_announced_number(self) -> int:
+        """Return the highest assignment that a leader has announced in its heartbeats."""
         numbers = (
-            life.facts.get(self._places.assignment, 0) for life in self.membership.seen.values()
+            session.facts.get(self._keys.assignment, 0) for session in self.membership.seen.values()
         )
         return max(numbers, default=0)
 
     async def _is_ready(self, minimum_nodes: int) -> bool:
         if self.is_retiring or self.settings.is_observer:
-            # Who takes no tokens has no share to wait for.
+            # A node that takes no tokens has nothing to wait for.
             return True
         plan = self._plan
         if plan is None or awaits(plan, self._incarnation):
@@ -464,58 +461,58 @@ class JobNode:
         is_member = plan.assignment.find(self._incarnation)
         return bool(is_member) and len(plan.assignment.nodes) >= minimum_nodes
 
-    async def _hand_over(self, wait: float) -> None:
-        """Wait until the leader has taken everything from this node, as long as there is one."""
+    async def _wait_for_handover(self, wait: float) -> None:
+        """Wait until the leader has assigned all tokens of this node to others, or the timeout."""
         until = self._clock.mono() + wait
         while self._clock.mono() < until:
             plan = self._plan
             if plan is None or has_nothing(plan, self._incarnation):
                 return
-            await self._wait_for_change(_MOMENT)
+            await self._wait_for_change(_SHORT_WAIT)
 
     async def _wait_for_change(self, seconds: float) -> None:
-        """Wait until another assignment was applied, or for so long."""
-        self._changed.clear()
+        """Wait until another assignment was applied, up to `seconds`."""
+        self._plan_changed.clear()
         with suppress(TimeoutError):
-            # A moment at least: a clock that is slower than the loop's must not spin it.
-            async with asyncio.timeout(max(seconds, _MOMENT)):
-                await self._changed.wait()
+            # Never 0: a clock that is slower than the loop's must not make it spin.
+            async with asyncio.timeout(max(seconds, _SHORT_WAIT)):
+                await self._plan_changed.wait()
 
     def _may_run(self, incarnation: str) -> Callable[[str, int], bool]:
-        """Give the question whether a claim that a session made may be acted on now.
+        """Return a check whether a claim made in this session may be acted on now.
 
-        Not in the session that followed it: what it owns is another matter.
+        It may not in the next session, which owns other things.
         """
         membership = self.membership
 
-        def ask(_task: str, _token: int) -> bool:
+        def check(_task: str, _token: int) -> bool:
             return membership.is_trusted and membership.incarnation == incarnation
 
-        return ask
+        return check
 
     async def _read_pins(self) -> Sequence[Pin]:
-        """Give the pins that are in force, and remove those that no longer are."""
-        pins = await self.pins.pins()
+        """Return the pins in force, and remove expired ones."""
+        pins = await self.pins.list_active()
         if not self.settings.locks_enabled:
-            self._report_ignored(len(pins))
+            self._report_ignored_pins(len(pins))
             return ()
-        if expired := await self.pins.sweep():
+        if expired := await self.pins.remove_expired():
             self._events.emit(PinsExpired(node=self.settings.node, count=expired))
         return pins
 
-    def _report_ignored(self, count: int) -> None:
-        if count != self._ignored:
-            self._ignored = count
+    def _report_ignored_pins(self, count: int) -> None:
+        if count != self._ignored_pins:
+            self._ignored_pins = count
             self._events.emit(PinsIgnored(node=self.settings.node, count=count))
 
-    def _tell(self, change: TokenChange) -> None:
+    def _report_change(self, change: TokenChange) -> None:
         self._events.emit(
             TokensChanged(
                 node=self.settings.node,
                 number=change.number,
-                tokens=len(self.holding.mine.tokens),
+                tokens=len(self.owned_tokens.current.tokens),
                 added=len(change.added),
                 removed=len(change.removed),
             )
         )
-        self._told(change)
+        self._on_change(change)

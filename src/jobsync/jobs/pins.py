@@ -1,53 +1,230 @@
-"""Pinning tasks to nodes, in the words of a `Job`, where a pin is called a lock.
+"""Pins of tasks to nodes: the store that holds them, and a `Job`'s interface, which says "lock".
 
-Promises: what is refused leaves nothing half registered. What a `lock_provider` registers
-is written when it returns, in one write together with the removal of this node's earlier
-pins, if that was asked for; a provider that raises leaves everything as it was.
+Each node that has created pins has one sheet, a record with all of them. Guarantees: a node's
+pins change together, in one write, and never touch those of others. Pins outlive their creator:
+they end when they expire, by the store's clock, or when they are removed. Each sheet is read as
+it was in the store at one moment. Reading costs one listing as long as nothing has changed,
+however many pins there are.
+
+A refused registration leaves nothing half registered. The pins of a `lock_provider` are written
+when it returns, in one write together with the removal of this node's earlier pins, if that was
+requested; a provider that raises changes nothing.
 """
 
 import datetime as dt
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache, lru_cache
-from typing import Any, Protocol, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 from msgspec.structs import replace
 
-from jobsync.core.clock import Wall
+from jobsync.components import Components
+from jobsync.core.clock import Mono, Wall
 from jobsync.core.codec import check_json
-from jobsync.core.pins import Pin, check_pattern, pattern_in_force
-from jobsync.errors import Invalid, Misconfigured
-from jobsync.jobs.job_node import JobNode
+from jobsync.core.pins import (
+    Pin,
+    check_pattern,
+    in_force,
+    merge,
+    pattern_in_force,
+    read_sheet,
+    write_sheet,
+)
+from jobsync.errors import Conflict, Corrupt, Invalid, Misconfigured
+from jobsync.jobs.background import BlockingCall
+from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.task import Task
+from jobsync.stores.contract import Record, Store
+from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["LockInfo", "Pins"]
+if TYPE_CHECKING:
+    from jobsync.jobs.job_node import JobNode
+
+__all__ = ["LockInfo", "PinStore", "Pins"]
 
 LockInfo: TypeAlias = dict[str, Any]
 """token_id, task_id, node_pattern, node_patterns, reason, created_at, created_by, expires_at"""
 
+_MAX_SHEETS = 10_000
+_SHORTEST_VALIDITY = 0.01
 _DAY = 86_400
-_SHAPES = (2, 3)
+_LOCK_LENGTHS = (2, 3)
 
 
-class BlockingCall(Protocol):
-    """Runs a coroutine elsewhere and waits for it."""
+class _Sheet(msgspec.Struct, frozen=True):
+    """One node's pins, and the version of the record that they were read from."""
 
-    def __call__(self, work: Any, /) -> Any:
-        """Wait for it."""
-        ...
+    version: str
+    pins: list[Pin]
 
 
-class Pins:
-    """What one node does about pins.
+class PinStore:
+    """All pins of one fleet.
 
     Args:
-        node: this node; None, if it has no fleet: then there is nobody to pin a task to.
-        call: runs what the node does.
-        token_of: gives a task's token.
+        store: holds the sheets.
+        components: the clocks and the event emitter.
+        keys: the fleet's keys.
+        token_of: returns a task's token.
     """
 
     def __init__(
-        self, node: JobNode | None, call: BlockingCall, token_of: Callable[[str], int]
+        self,
+        store: Store,
+        components: Components,
+        keys: JobKeys,
+        token_of: Callable[[str], int],
+    ) -> None:
+        self._store = store
+        self._clock = components.clock
+        self._corruption_log = CorruptionLog(store.name, components.events)
+        self._keys = keys
+        self._token_of = token_of
+        self._sheets: dict[str, _Sheet] = {}
+        self._next_expiry: Mono | None = None
+        self._expired: frozenset[Pin] = frozenset()
+
+    async def now(self) -> Wall:
+        """Return the time of day, by the store's clock where it has one."""
+        return await self._store.now() or self._clock.wall()
+
+    async def add(self, creator: str, pins: Sequence[Pin], *, replacing: bool = False) -> None:
+        """Register pins of one node, in one write.
+
+        Args:
+            creator: the node.
+            pins: its new pins.
+            replacing: whether its earlier pins are removed.
+
+        Raises:
+            OutcomeUnknown: the write may have happened or not; call again.
+        """
+        if pins or replacing:
+            await self._edit(creator, lambda old: merge([] if replacing else old, pins))
+
+    async def remove_by(self, creator: str) -> int:
+        """Remove all pins of one node; return how many."""
+        return await self._edit(creator, lambda _: [])
+
+    async def remove_all(self) -> int:
+        """Remove the pins of all nodes; return how many."""
+        creators = {pins[0].created_by for pins in await self._read_sheets() if pins}
+        return sum([await self.remove_by(creator) for creator in sorted(creators)])
+
+    async def list_active(self) -> list[Pin]:
+        """Return the pins that are in force now."""
+        found = list(chain.from_iterable(await self._read_sheets()))
+        ends = [pin.expires_at for pin in found if pin.expires_at is not None]
+        self._next_expiry, self._expired = None, frozenset()
+        if not ends:
+            return found
+        now = await self.now()
+        if later := [end for end in ends if end > now.seconds]:
+            self._next_expiry = self._clock.mono() + (min(later) - now.seconds)
+        valid = in_force(found, now)
+        if len(valid) < len(found):
+            self._expired = frozenset(found).difference(valid)
+        return valid
+
+    @property
+    def valid_for(self) -> float:
+        """For how many seconds all pins that were read last stay in force."""
+        if self._next_expiry is None:
+            return math.inf
+        # Not 0: the store's clock may be a little behind ours.
+        return max(_SHORTEST_VALIDITY, self._next_expiry - self._clock.mono())
+
+    async def remove_expired(self) -> int:
+        """Remove the pins that had expired at the last `list_active`; return how many."""
+        expired, self._expired = self._expired, frozenset()
+        edits = [
+            await self._edit(creator, lambda old: [pin for pin in old if pin not in expired])
+            for creator in sorted({pin.created_by for pin in expired})
+        ]
+        return sum(edits)
+
+    async def _edit(self, creator: str, edit: Callable[[list[Pin]], Sequence[Pin]]) -> int:
+        """Replace one node's pins; return how many were removed."""
+        key = self._keys.pins_of(creator)
+        while True:
+            base = await self._store.get(key, tombstones=True)
+            old = (
+                [] if base is None or base.deleted else read_sheet(base.value, key, self._token_of)
+            )
+            new = edit(old)
+            try:
+                await self._write(base, key, creator, new)
+            except Conflict:
+                continue
+            remaining = {(pin.task, pin.patterns) for pin in new}
+            return sum((pin.task, pin.patterns) not in remaining for pin in old)
+
+    async def _write(
+        self, base: Record | None, key: str, creator: str, pins: Sequence[Pin]
+    ) -> None:
+        if pins:
+            document = write_sheet(creator, pins)
+            if base is None:
+                await self._store.create(key, document)
+            else:
+                await self._store.put(base, document)
+        elif base is not None and not base.deleted:
+            await self._store.delete(base)
+
+    async def _read_sheets(self) -> Iterable[list[Pin]]:
+        """Return each node's pins; reads only the sheets that have changed."""
+        heads = await self._store.heads(self._keys.pins, limit=_MAX_SHEETS)
+        versions = {head.key: head.version for head in heads}
+        known = {key: sheet for key, sheet in self._sheets.items() if key in versions}
+        stale = [
+            key
+            for key, version in versions.items()
+            if key not in known or known[key].version != version
+        ]
+        for record in await self._fetch(stale):
+            known[record.key] = _Sheet(record.version, self._decode(record))
+        self._sheets = known
+        return [known[key].pins for key in versions if key in known]
+
+    async def _fetch(self, keys: Sequence[str]) -> list[Record]:
+        if not keys:
+            return []
+        try:
+            found = await self._store.get_many(keys)
+        except Corrupt:
+            # One sheet that cannot be read must not hide the others.
+            found = [await self._get(key) for key in keys]
+        return [record for record in found if record is not None]
+
+    async def _get(self, key: str) -> Record | None:
+        try:
+            return await self._store.get(key)
+        except Corrupt as corrupt:
+            self._corruption_log.report(corrupt)
+            return None
+
+    def _decode(self, record: Record) -> list[Pin]:
+        try:
+            return read_sheet(record.value, record.key, self._token_of)
+        except Corrupt as corrupt:
+            self._corruption_log.report(corrupt)
+            return []
+
+
+class Pins:
+    """One node's interface to pins.
+
+    Args:
+        node: this node; None if it has no fleet, and so no node to pin a task to.
+        call: runs the node's coroutines.
+        token_of: returns a task's token.
+    """
+
+    def __init__(
+        self, node: "JobNode | None", call: BlockingCall, token_of: Callable[[str], int]
     ) -> None:
         self._node = node
         self._call = call
@@ -55,11 +232,11 @@ class Pins:
         self._collected: list[Pin] | None = None
 
     def provide(self, provider: Callable[[], object] | None, *, replacing: bool) -> None:
-        """Let a function register pins, and write them together.
+        """Call a function that registers pins, and write them together.
 
         Args:
-            provider: registers them.
-            replacing: whether the pins go that this node has made before.
+            provider: registers the pins.
+            replacing: whether this node's earlier pins are removed.
         """
         collected: list[Pin] = []
         self._collected = collected
@@ -71,25 +248,25 @@ class Pins:
         self._write(collected, replacing=replacing)
 
     def register(self, locks: Iterable[Sequence[Any]], expires_in_days: float | None) -> None:
-        """Pin tasks, given with patterns and, if there is one, a reason.
+        """Pin tasks, each given with its patterns and optionally a reason.
 
         Raises:
-            Invalid: names what is wrong with which of them; none was registered.
+            Invalid: one of them is not valid; none was registered.
             Misconfigured: `locks_enabled` is False.
         """
         if self._node is not None and not self._node.settings.locks_enabled:
             raise Misconfigured(
-                "locks_enabled", False, "pins are switched off", "set it to True on every node"
+                "locks_enabled", False, "switches pins off", "set it to True on every node"
             )
         lifetime = _check_lifetime(expires_in_days)
-        pins = [self._read(place, lock, lifetime) for place, lock in enumerate(locks)]
+        pins = [self._read(index, lock, lifetime) for index, lock in enumerate(locks)]
         if self._collected is not None:
             self._collected += pins
         else:
             self._write(pins, replacing=False)
 
-    def listed(self) -> list[LockInfo]:
-        """Give the pins of all nodes that are in force."""
+    def list_active(self) -> list[LockInfo]:
+        """Return the pins of all nodes that are in force."""
         if self._node is None:
             return []
         names = self._node.names
@@ -98,14 +275,15 @@ class Pins:
         def find(patterns: tuple[str, ...]) -> str:
             return pattern_in_force(patterns, names) or patterns[0]
 
-        return [_describe(pin, find(pin.patterns)) for pin in self._call(self._node.pins.pins())]
+        pins = self._call(self._node.pins.list_active())
+        return [_describe(pin, find(pin.patterns)) for pin in pins]
 
     def remove_by(self, creator: str) -> int:
-        """Remove the pins that one node has made; count them."""
+        """Remove the pins that one node has created; return how many."""
         return 0 if self._node is None else self._call(self._node.pins.remove_by(creator))
 
     def remove_all(self) -> int:
-        """Remove all pins; count them."""
+        """Remove all pins; return how many."""
         return 0 if self._node is None else self._call(self._node.pins.remove_all())
 
     def _write(self, pins: Sequence[Pin], *, replacing: bool) -> None:
@@ -120,12 +298,14 @@ class Pins:
 
         self._call(work())
 
-    def _read(self, place: int, lock: Sequence[Any], lifetime: float | None) -> Pin:
-        """Understand one registration. Its times are counted from when it is written."""
-        if isinstance(lock, str) or len(lock) not in _SHAPES:
-            raise Invalid(f"locks[{place}]", lock, "is no lock", "give (task_id, pattern, reason)")
+    def _read(self, index: int, lock: Sequence[Any], lifetime: float | None) -> Pin:
+        """Read one registration. Its times are set when it is written."""
+        if isinstance(lock, str) or len(lock) not in _LOCK_LENGTHS:
+            raise Invalid(
+                f"locks[{index}]", lock, "is not a lock", "give (task_id, pattern, reason)"
+            )
         task = lock[0].text if isinstance(lock[0], Task) else Task(lock[0]).text
-        reason = lock[2] if len(lock) > _SHAPES[0] else None
+        reason = lock[2] if len(lock) > _LOCK_LENGTHS[0] else None
         if reason is not None:
             check_json(reason := str(reason), "reason")
         return Pin(
@@ -137,19 +317,19 @@ class Pins:
         )
 
 
-def _read_patterns(given: Any) -> tuple[str, ...]:
-    patterns = tuple(given) if isinstance(given, list | tuple) else (given,)
+def _read_patterns(value: Any) -> tuple[str, ...]:
+    patterns = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not patterns:
-        raise Invalid("node_patterns", given, "names no node", "give at least one pattern")
+        raise Invalid("node_patterns", value, "is empty", "give at least one pattern")
     for pattern in patterns:
-        _check(pattern)
+        _check_pattern(pattern)
     return patterns
 
 
 @lru_cache(maxsize=1024)
-def _check(pattern: Hashable) -> None:
+def _check_pattern(pattern: Hashable) -> None:
     if not isinstance(pattern, str):
-        raise Invalid("node_pattern", pattern, "is no pattern", "give text, such as prod-%")
+        raise Invalid("node_pattern", pattern, "is not text", "give a pattern such as prod-%")
     check_pattern(pattern)
     check_json(pattern, "node_pattern")
 
@@ -158,7 +338,7 @@ def _check_lifetime(days: float | None) -> float | None:
     if days is None:
         return None
     if not 0 < days < math.inf:
-        raise Invalid("expires_in_days", days, "is no lifetime", "give days above 0, or None")
+        raise Invalid("expires_in_days", days, "must be above 0", "give days above 0, or None")
     return days * _DAY
 
 

@@ -1,8 +1,8 @@
-"""What the leader does: deal tokens to the nodes that live and are ready.
+"""The leader's work: assign tokens to the nodes that are alive and ready.
 
-The assignment is a singleton that only the leader writes, fenced by its term. Each round
-looks at the nodes and decides anew, from the assignment that stands; so a leader that takes
-over goes on where the other stopped, and a round that changes nothing writes nothing.
+The assignment is a singleton that only the leader writes, fenced by its term. Each round reads
+the nodes and decides again from the current assignment; so a new leader continues where the
+old one stopped, and a round that changes nothing writes nothing.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,46 +36,46 @@ from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = ["Rebalancer", "fetch_plan"]
 
-_MOST = 10_000
+_MAX_NODES = 10_000
 
 _PlanInputs: TypeAlias = tuple[list[NodeRef], dict[str, int], frozenset[str], Sequence[Pin]]
-"""What a decision rests on, besides the plan that stands."""
-_LONG = 3600.0
+"""The inputs of a decision, besides the current plan: members, acks, dead, pins."""
+_WAIT_TIMEOUT = 3600.0
 
 
-async def fetch_plan(store: Store, places: JobKeys, document: Record) -> Plan | None:
-    """Read the plan that an assignment is the main part of; None if it was replaced meanwhile."""
+async def fetch_plan(store: Store, keys: JobKeys, document: Record) -> Plan | None:
+    """Read the plan that belongs to an assignment; None if it was replaced meanwhile."""
     name = document.value.get("exceptions")
     if not name:
         return read_plan(document.value, None, document.key)
-    exceptions = await _fetch_exceptions(store, places, name)
+    exceptions = await _fetch_exceptions(store, keys, name)
     return None if exceptions is None else read_plan(document.value, exceptions, document.key)
 
 
-async def _fetch_exceptions(store: Store, places: JobKeys, name: str) -> Json | None:
-    """Read the exceptions of a name; None if they, or a part of them, were replaced meanwhile."""
-    first = await store.get(places.exceptions(name))
+async def _fetch_exceptions(store: Store, keys: JobKeys, name: str) -> Json | None:
+    """Read the exceptions of a plan; None if they, or a part of them, were replaced meanwhile."""
+    first = await store.get(keys.exceptions(name))
     if first is None or (parts := first.value.get("parts", 1)) == 1:
         return None if first is None else first.value
-    keys = [places.exceptions(f"{name}.{part}") for part in range(1, parts)]
-    others = [record.value for record in await store.get_many(keys) if record is not None]
-    return join_exceptions(first.value, others) if len(others) == len(keys) else None
+    names = [keys.exceptions(f"{name}.{part}") for part in range(1, parts)]
+    others = [record.value for record in await store.get_many(names) if record is not None]
+    return join_exceptions(first.value, others) if len(others) == len(names) else None
 
 
 class Rebalancer:
-    """Deals tokens while its node leads.
+    """Assigns tokens while its node is the leader.
 
     Args:
-        store: where nodes and the assignment are.
-        components: the clock and a place to tell facts.
-        membership: who knows which sessions are dead.
-        places: the fleet's keys.
-        total: how many tokens there are.
+        store: holds the nodes and the assignment.
+        components: the clock and the event emitter.
+        membership: knows which sessions are dead.
+        keys: the fleet's keys.
+        total: the number of tokens.
         node: this node's name, for the history.
-        patience: seconds between rounds when nothing is heard.
-        read_pins: gives the pins that are in force.
-        pins_left: for how many seconds those that were given last stay so.
-        published: called after each assignment that was written.
+        interval: seconds between rounds if no change is reported.
+        read_pins: returns the pins in force.
+        pins_valid_for: returns for how many seconds the pins that were read last stay in force.
+        on_published: called after each assignment that was written.
         restore: called when this node's own record is missing, to write it again.
     """
 
@@ -84,72 +84,72 @@ class Rebalancer:
         store: Store,
         components: Components,
         membership: Membership,
-        places: JobKeys,
+        keys: JobKeys,
         *,
         total: int,
         node: str,
-        patience: float,
+        interval: float,
         read_pins: Callable[[], Awaitable[Sequence[Pin]]],
-        pins_left: Callable[[], float],
-        published: Callable[[], object],
+        pins_valid_for: Callable[[], float],
+        on_published: Callable[[], object],
         restore: Callable[[], Awaitable[object]],
     ) -> None:
         self._store = store
         self._clock = components.clock
         self._events = components.events
-        self._witness = CorruptionLog(store.name, components.events)
+        self._corruption_log = CorruptionLog(store.name, components.events)
         self._membership = membership
-        self._places = places
+        self._keys = keys
         self._total = total
         self._node = node
-        self._patience = patience
+        self._interval = interval
         self._read_pins = read_pins
-        self._pins_left = pins_left
-        self._published = published
+        self._pins_valid_for = pins_valid_for
+        self._on_published = on_published
         self._restore = restore
         self._dead: frozenset[str] = frozenset()
         self._decided_on: _PlanInputs | None = None
         self._pins: Sequence[Pin] | None = None
         self.number: int | None = None
-        """The assignment that stands, while this node deals; None if that must be looked up."""
+        """The current assignment, while this node is the leader; None if it must be read."""
 
-    async def deal_for_ever(self, term: Term) -> None:
-        """Deal, and again whenever something has changed, until cancelled with the term."""
+    async def run(self, term: Term) -> None:
+        """Rebalance now and after every change, until cancelled at the end of the term."""
         plan: Plan | None = None
-        is_told = True
+        is_notified = True
         try:
             while True:
                 try:
                     async with listening(
-                        self._store.wait(self._places.nodes, _LONG),
-                        self._store.wait(self._places.pins, _LONG),
-                        self._hear_of_death(),
-                    ) as heard:
-                        plan = await self._deal(term, plan, is_told=is_told)
+                        self._store.wait(self._keys.nodes, _WAIT_TIMEOUT),
+                        self._store.wait(self._keys.pins, _WAIT_TIMEOUT),
+                        self._wait_for_death(),
+                    ) as wait_for_change:
+                        plan = await self._rebalance(term, plan, is_notified=is_notified)
                         self.number = plan.assignment.number
-                        is_told = await heard(self._rest(plan))
+                        is_notified = await wait_for_change(self._find_pause(plan))
                 except (Unavailable, Misconfigured, OutcomeUnknown):
-                    # What stands is read again: a write may have happened.
+                    # The assignment is read again: a write may have happened.
                     plan = self.number = self._decided_on = None
-                    is_told = True
+                    is_notified = True
                     await self._clock.sleep(self._membership.timing.heartbeat / 2)
         except Fenced:
             return
         finally:
             self.number = self._decided_on = self._pins = None
-            self._membership.watch("dealing", ())
+            self._membership.watch("rebalancer", ())
 
-    async def _deal(self, term: Term, plan: Plan | None, *, is_told: bool) -> Plan:
-        """Decide once; give the plan that stands now."""
+    async def _rebalance(self, term: Term, plan: Plan | None, *, is_notified: bool) -> Plan:
+        """Decide once; return the plan that is now current."""
         nodes = await self.list_nodes()
         if all(node.name != self._node for node in nodes):
             await self._restore()
             nodes = await self.list_nodes()
         if plan is None:
-            plan = await self._read(term)
+            plan = await self._read_plan(term)
         known = {node.incarnation for node in plan.assignment.nodes}
         known |= {node.incarnation for node in nodes if node.stage != "left"}
-        self._membership.watch("dealing", known)
+        self._membership.watch("rebalancer", known)
         self._dead = self._find_dead()
         dead = self._dead | {node.incarnation for node in nodes if node.stage == "left"}
         members = [
@@ -158,60 +158,60 @@ class Rebalancer:
             if node.stage == "ready" and not node.is_observer and node.incarnation not in dead
         ]
         acks = {node.incarnation: node.applied for node in nodes}
-        pins = await self._find_pins(is_told=is_told)
-        facts = (members, acks, dead, pins)
-        if facts == self._decided_on:
-            # Most hints are about something else, and a decision costs a look at every token.
+        pins = await self._get_pins(is_notified=is_notified)
+        inputs = (members, acks, dead, pins)
+        if inputs == self._decided_on:
+            # Most hints are about something else, and a decision iterates over every token.
             return plan
         new = assign(plan, members, acks=acks, dead=dead, pins=pins)
         if new is not plan:
             await self._publish(term, plan, new)
-        self._decided_on = facts if new is plan else None
+        self._decided_on = inputs if new is plan else None
         return new
 
-    async def _find_pins(self, *, is_told: bool) -> Sequence[Pin]:
-        """Give the pins that are in force.
+    async def _get_pins(self, *, is_notified: bool) -> Sequence[Pin]:
+        """Return the pins in force.
 
-        Where the store tells of changes and told of none, every other look will do: each one
-        is a statement that an idle fleet sends for nothing.
+        If the store reports changes and has reported none, the pins are read in every other
+        round only: each read is a statement that an idle fleet sends for nothing.
         """
-        is_quiet = not is_told and not self._store.is_billed and self._pins_left() > 0
+        is_quiet = not is_notified and not self._store.is_billed and self._pins_valid_for() > 0
         if self._pins is None or not is_quiet:
             self._pins = await self._read_pins()
             return self._pins
-        # Forgotten, so that the next look is one at the pins.
+        # Forgotten, so that the next round reads them.
         pins, self._pins = self._pins, None
         return pins
 
-    async def _read(self, term: Term) -> Plan:
-        value = await term.get(self._places.assignment)
+    async def _read_plan(self, term: Term) -> Plan:
+        value = await term.get(self._keys.assignment)
         if value is None:
             return Plan.empty(self._total)
         name = value.get("exceptions")
-        exceptions = await _fetch_exceptions(self._store, self._places, name) if name else None
-        return read_plan(value, exceptions, self._places.assignment)
+        exceptions = await _fetch_exceptions(self._store, self._keys, name) if name else None
+        return read_plan(value, exceptions, self._keys.assignment)
 
     async def _publish(self, term: Term, old: Plan, new: Plan) -> None:
-        """Write a plan: what it refers to first."""
-        begun = self._clock.mono()
+        """Write a plan, after the exceptions that it refers to."""
+        started = self._clock.mono()
         self.number = None
         before, after = old.assignment.exceptions, new.assignment.exceptions
         if after and after != before:
             for name, document in split_exceptions(after, new.exceptions).items():
-                # Its name tells its content: if it is there, it is this.
+                # The name is a hash of the content: an existing record is the same.
                 with suppress(Conflict):
-                    await self._store.create(self._places.exceptions(name), document)
-        await term.put(self._places.assignment, to_document(new.assignment))
-        self._published()
-        self._membership.publish(**{self._places.assignment: new.assignment.number})
+                    await self._store.create(self._keys.exceptions(name), document)
+        await term.put(self._keys.assignment, to_document(new.assignment))
+        self._on_published()
+        self._membership.publish(**{self._keys.assignment: new.assignment.number})
         if moved := count_moved(old.assignment, new.assignment):
-            await self._record(old, new, moved, self._clock.mono() - begun)
+            await self._record(old, new, moved, self._clock.mono() - started)
         if before and after != before:
             gone = name_parts(before, old.exceptions)
-            await self._store.drop(list(map(self._places.exceptions, gone)))
+            await self._store.drop(list(map(self._keys.exceptions, gone)))
 
     async def _record(self, old: Plan, new: Plan, moved: int, seconds: float) -> None:
-        """Keep in the history that tokens moved, and why."""
+        """Write to the history that tokens moved, and why."""
         was, will = served_by(old.assignment), served_by(new.assignment)
         if not was:
             reason = "initial_distribution"
@@ -220,35 +220,35 @@ class Rebalancer:
         elif was != will:
             reason = "membership_change"
         else:
-            # Those who share the tokens being the same, only pins can have changed.
+            # The same nodes share the tokens, so only pins can have changed.
             reason = "locks_changed"
         facts: dict[str, Json] = {"nodes_before": len(was), "nodes_after": len(will)}
         facts |= {"tokens_moved": moved}
         line = {"trigger_reason": reason, "leader_node": self._node, **facts}
         line |= {"duration_ms": round(seconds * 1000, 3)}
-        await self._store.append(self._places.rebalances, [line])
+        await self._store.append(self._keys.rebalances, [line])
         number = new.assignment.number
         self._events.emit(Rebalanced(node=self._node, number=number, reason=reason, **facts))
 
     async def list_nodes(self) -> list[NodeRecord]:
-        """Give the nodes of the fleet, those that have left too."""
-        records = await self._store.scan(self._places.nodes, limit=_MOST)
-        return self._witness.read_all(read_node_record, records)
+        """Return all nodes of the fleet, including those that have left."""
+        records = await self._store.scan(self._keys.nodes, limit=_MAX_NODES)
+        return self._corruption_log.read_all(read_node_record, records)
 
     def read_node(self, record: Record) -> NodeRecord | None:
-        """Understand a node's record; one that cannot be is reported and left alone."""
-        return self._witness.read(read_node_record, record)
+        """Decode a node's record; None if it cannot be read, which is reported."""
+        return self._corruption_log.read(read_node_record, record)
 
-    def _rest(self, plan: Plan) -> float:
-        """Give the time until it is to be looked at anyway, whether or not a node says a word."""
+    def _find_pause(self, plan: Plan) -> float:
+        """Return the seconds until the next round if no change is reported."""
         is_moving = bool(plan.assignment.moves) or any(e.revoked for e in plan.exceptions.tasks)
-        patience = self._membership.timing.heartbeat if is_moving else self._patience
-        return min(patience, self._pins_left())
+        interval = self._membership.timing.heartbeat if is_moving else self._interval
+        return min(interval, self._pins_valid_for())
 
-    async def _hear_of_death(self) -> None:
+    async def _wait_for_death(self) -> None:
         while self._find_dead() == self._dead:
             await self._membership.change()
 
     def _find_dead(self) -> frozenset[str]:
-        watched = self._membership.watched("dealing")
-        return frozenset(each for each in watched if self._membership.is_dead(each))
+        watched = self._membership.watched("rebalancer")
+        return frozenset(filter(self._membership.is_dead, watched))

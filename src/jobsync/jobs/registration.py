@@ -1,14 +1,17 @@
-"""A node's name, which one live process at a time holds.
+"""The nodes of a fleet: how a process takes a node's name, and which nodes are alive.
 
-The record says who holds it, what it is ready for, and the highest assignment that it has
-applied. Taking it is a write in place of what was read, and only from a process that has
-left or whose session is dead; so of two processes of one name one waits, or is refused. A
-record that somebody deletes is written again by the process that holds the name and lives.
+One live process at a time holds a name. Its record says which session holds the name, at which
+stage the node is, and the highest assignment that it has applied. A process takes a name by
+replacing the record that it has read, and only after the previous holder has left or its
+session is dead; so the second of two processes with one name waits or is refused. If the record
+is deleted, the live process that holds the name writes it again.
 """
 
+import asyncio
+import datetime as dt
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -20,22 +23,39 @@ from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.errors import Conflict, Corrupt, Misconfigured
 from jobsync.jobs.events import NodeRestored
+from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Record, Store
 
-__all__ = ["NameTaken", "NodeRecord", "Registration", "Stage", "agree_on_locks", "read_node_record"]
+if TYPE_CHECKING:
+    from jobsync.jobs.job_node import JobNode
 
+__all__ = [
+    "NameTaken",
+    "NodeInfo",
+    "NodeList",
+    "NodeRecord",
+    "Registration",
+    "Stage",
+    "check_fleet_settings",
+    "check_locks_enabled",
+    "read_node_record",
+]
 
 Stage: TypeAlias = Literal["joining", "ready", "leaving", "left"]
 
-_LOOK_AGAIN = 1.0
+NodeInfo: TypeAlias = dict[str, Any]
+"""name, created_on, last_heartbeat, host, pid, stage, is_leader"""
+
+_POLL_INTERVAL = 1.0
+_LOCKS_WATCH = "locks"
 
 
 class NameTaken(Misconfigured):
-    """Another process of this name lives."""
+    """Another live process has this name."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a node's name."""
+    """A node: its name, and the session that holds it."""
 
     name: str
     incarnation: str
@@ -49,16 +69,16 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     locks_enabled: bool = True
-    """Whether pins hold, as far as it leads."""
+    """Whether pins are in force while it is the leader."""
     reclaim_after: float | None = None
-    """Seconds after another's death before which it does not start that one's tasks again."""
+    """Seconds that it waits after a node's death before it starts that node's tasks again."""
 
 
 def read_node_record(record: Record) -> NodeRecord:
-    """Understand a node's record.
+    """Decode a node's record.
 
     Raises:
-        Corrupt: it is not what any version of this library wrote.
+        Corrupt: no version of this library wrote this.
     """
     try:
         return msgspec.convert(record.value, NodeRecord)
@@ -67,13 +87,13 @@ def read_node_record(record: Record) -> NodeRecord:
 
 
 class Registration:
-    """This process's hold on a name.
+    """This process's registration under a node's name.
 
     Args:
-        store: where it is recorded.
-        components: the clock that bounds waiting, and a place to tell facts.
-        membership: whose session the hold hangs on.
-        key: where the record is.
+        store: holds the record.
+        components: the clock that bounds waiting, and the event emitter.
+        membership: the session that the registration depends on.
+        key: the record's key.
         facts: host and process, for people.
     """
 
@@ -93,18 +113,18 @@ class Registration:
         self._facts = facts
         self._record: Record | None = None
 
-    async def take(self, named: NodeRecord, *, until: Mono) -> None:
-        """Hold the name from now on; wait for the one who holds it to leave or to die.
+    async def take(self, node: NodeRecord, *, until: Mono) -> None:
+        """Take the name; wait for its holder to leave or to die.
 
         Raises:
-            NameTaken: it lives on; names its host and process.
+            NameTaken: the holder is still alive; names its host and process.
         """
         while True:
             base = await self._store.get(self._key, tombstones=True)
             holder = None if base is None or base.deleted else read_node_record(base)
             if holder is None or await self._is_gone(holder):
                 try:
-                    self._record = await self._write(base, named)
+                    self._record = await self._write(base, node)
                 except Conflict:
                     continue
                 self._membership.watch("name", ())
@@ -112,39 +132,39 @@ class Registration:
             if self._clock.mono() >= until:
                 raise NameTaken(
                     "node_name",
-                    named.name,
-                    f"is held by process {holder.pid} on {holder.host}, which lives",
+                    node.name,
+                    f"is held by the live process {holder.pid} on {holder.host}",
                     "stop that process, or give this one another name",
                 )
-            await self._store.wait(f"{SESSIONS}", min(_LOOK_AGAIN, until - self._clock.mono()))
+            await self._store.wait(f"{SESSIONS}", min(_POLL_INTERVAL, until - self._clock.mono()))
 
-    async def tell(self, **changes: Json) -> NodeRecord:
-        """Change what the record says.
+    async def update(self, **changes: Json) -> NodeRecord:
+        """Change fields of the record.
 
         Raises:
-            Conflict: the name is another's.
+            Conflict: another process has the name.
         """
         while True:
             record = self._record
             if record is None:
                 raise Conflict(self._key)
-            named = msgspec.structs.replace(read_node_record(record), **changes)
-            if named == read_node_record(record):
-                return named
+            node = msgspec.structs.replace(read_node_record(record), **changes)
+            if node == read_node_record(record):
+                return node
             try:
-                self._record = await self._write(record, named)
+                self._record = await self._write(record, node)
             except Conflict:
                 current = await self._store.get(self._key, tombstones=True)
                 if current is None or current.deleted:
-                    await self._put_back(current, read_node_record(record))
+                    await self._write_again(current, read_node_record(record))
                     continue
-                mine = read_node_record(current).incarnation == named.incarnation
-                self._record = current if mine else None
+                is_ours = read_node_record(current).incarnation == node.incarnation
+                self._record = current if is_ours else None
             else:
-                return named
+                return node
 
     async def restore(self) -> None:
-        """Write the record again, if somebody has deleted it and nobody has the name by now."""
+        """Write the record again, if it was deleted and no other process has taken the name."""
         record = self._record
         if record is None:
             return
@@ -153,23 +173,23 @@ class Registration:
         except Corrupt:
             return
         if current is None or current.deleted:
-            await self._put_back(current, read_node_record(record))
+            await self._write_again(current, read_node_record(record))
 
-    async def _put_back(self, base: Record | None, named: NodeRecord) -> None:
-        # Whoever was first: what stands there is looked at when there is more to tell.
+    async def _write_again(self, base: Record | None, node: NodeRecord) -> None:
+        # If another writer was first, the next update reads what it wrote.
         with suppress(Conflict):
-            self._record = await self._write(base, named)
-            self._events.emit(NodeRestored(node=named.name))
+            self._record = await self._write(base, node)
+            self._events.emit(NodeRestored(node=node.name))
 
-    async def _write(self, base: Record | None, named: NodeRecord) -> Record:
+    async def _write(self, base: Record | None, node: NodeRecord) -> Record:
         if base is None:
-            return await self._store.create(self._key, msgspec.to_builtins(named))
-        # Facts of newer code in the record survive.
+            return await self._store.create(self._key, msgspec.to_builtins(node))
+        # Fields that newer code has written survive.
         known = {} if base.deleted else base.value
-        return await self._store.put(base, {**known, **msgspec.to_builtins(named)})
+        return await self._store.put(base, {**known, **msgspec.to_builtins(node)})
 
     async def _is_gone(self, holder: NodeRecord) -> bool:
-        # An earlier session of this very process: what it had is void, dead or not.
+        # An earlier session of this process: what it owned is void, dead or not.
         is_ours = worker_of(holder.incarnation) == self._membership.worker_id
         if holder.stage == "left" or is_ours:
             return True
@@ -180,17 +200,29 @@ class Registration:
         return self._membership.is_dead(holder.incarnation)
 
 
-# What all nodes of a fleet that live must say alike, and may change together.
-#
-# Whether pins hold is the leader's to say, and any node may lead. So who would say otherwise
-# than a node that lives is not let in. A fleet changes it by being stopped and started.
+async def check_fleet_settings(store: Store, keys: JobKeys, **ours: Json) -> None:
+    """Write the settings that all nodes must agree on, or compare with those in the store.
+
+    Raises:
+        Misconfigured: the other nodes have another value; names the setting.
+    """
+    record = await store.get(keys.settings)
+    if record is None:
+        with suppress(Conflict):
+            record = await store.create(keys.settings, ours)
+    record = record or await store.get(keys.settings)
+    theirs = {} if record is None else record.value
+    for field, value in ours.items():
+        if theirs.get(field) != value:
+            raise Misconfigured(
+                field,
+                value,
+                f"must be {theirs.get(field)!r} as on the other nodes of {keys.name!r}",
+                "give the same, or use another appname",
+            )
 
 
-_PURPOSE = "agreement"
-_AGREEMENT_POLL = 1.0
-
-
-async def agree_on_locks(
+async def check_locks_enabled(
     membership: Membership,
     list_nodes: Callable[[], Awaitable[Iterable[NodeRecord]]],
     name: str,
@@ -198,17 +230,21 @@ async def agree_on_locks(
     enabled: bool,
     until: Mono,
 ) -> None:
-    """Wait until no other node lives that says otherwise of `locks_enabled`.
+    """Wait until no other live node has another value of `locks_enabled`.
+
+    The leader decides whether pins are in force, and any node can become the leader. So a node
+    with another value than a live node may not join; a fleet changes the value by being stopped
+    and started.
 
     Args:
-        membership: who knows which sessions are dead.
-        list_nodes: gives the nodes of the fleet.
-        name: this node's.
-        enabled: what this node says.
-        until: how long to wait.
+        membership: knows which sessions are dead.
+        list_nodes: returns the nodes of the fleet.
+        name: this node's name.
+        enabled: this node's value.
+        until: the end of the wait.
 
     Raises:
-        Misconfigured: one lives on; names it.
+        Misconfigured: a node with another value is still alive; names it.
     """
     clock = membership.components.clock
     try:
@@ -218,25 +254,88 @@ async def agree_on_locks(
                 for node in await list_nodes()
                 if node.locks_enabled != enabled and node.stage != "left" and node.name != name
             ]
-            membership.watch(_PURPOSE, {node.incarnation for node in others})
-            living = [node for node in others if await _lives(membership, node)]
-            if not living:
+            membership.watch(_LOCKS_WATCH, {node.incarnation for node in others})
+            alive = [node for node in others if await _is_alive(membership, node)]
+            if not alive:
                 return
             if clock.mono() >= until:
                 raise Misconfigured(
                     "locks_enabled",
                     enabled,
-                    f"the node {living[0].name}, which lives, has {not enabled}",
+                    f"must be {not enabled} as on the live node {alive[0].name}",
                     "give the same on every node, or stop the others first",
                 )
-            wait = min(_AGREEMENT_POLL, until - clock.mono())
+            wait = min(_POLL_INTERVAL, until - clock.mono())
             await membership.store.wait(SESSIONS, wait)
     finally:
-        membership.watch(_PURPOSE, ())
+        membership.watch(_LOCKS_WATCH, ())
 
 
-async def _lives(membership: Membership, node: NodeRecord) -> bool:
+async def _is_alive(membership: Membership, node: NodeRecord) -> bool:
     record = await membership.store.get(f"{SESSIONS}{node.incarnation}")
     if record is None:
         return not membership.is_dead(node.incarnation)
     return read_session_record(record).state == "live"
+
+
+class NodeList:
+    """The nodes of a fleet, live and dead, for people to read.
+
+    Args:
+        node: this node.
+    """
+
+    def __init__(self, node: "JobNode") -> None:
+        self._node = node
+
+    async def active(self) -> list[NodeInfo]:
+        """Return the live nodes, the oldest first."""
+        return [info for info, is_alive in await self._list() if is_alive]
+
+    async def dead(self) -> list[NodeInfo]:
+        """Return the nodes that have left or died."""
+        return [info for info, is_alive in await self._list() if not is_alive]
+
+    def last_heartbeat(self) -> dt.datetime | None:
+        """Return when the heartbeat was sent that this node's trust is based on."""
+        membership = self._node.membership
+        timing, left = membership.timing, membership.trust_left
+        if left <= 0:
+            return None
+        sent = timing.timeout - timing.margin - left
+        return _instant(membership.components.clock.wall().seconds - sent)
+
+    async def _list(self) -> list[tuple[NodeInfo, bool]]:
+        store = self._node.membership.store
+        nodes = sorted(await self._node.nodes(), key=lambda node: node.incarnation)
+        keys = [f"{SESSIONS}{node.incarnation}" for node in nodes]
+        sessions = await store.get_many(keys) if keys else []
+        heartbeats = await asyncio.gather(*map(self._find_heartbeat, sessions))
+        found = []
+        for node, session, last in zip(nodes, sessions, heartbeats, strict=True):
+            is_alive = session is not None and read_session_record(session).state == "live"
+            info = self._describe(node) | {"last_heartbeat": last}
+            found.append((info, is_alive and node.stage != "left"))
+        return found
+
+    async def _find_heartbeat(self, session: Record | None) -> dt.datetime | None:
+        """Return when a session last wrote, if the store has a clock."""
+        if session is None:
+            return None
+        age = await self._node.membership.store.age(session)
+        return None if age is None else _instant(self._node.claims.now - age)
+
+    def _describe(self, node: NodeRecord) -> NodeInfo:
+        leader = self._node.leader
+        return {
+            "name": node.name,
+            "created_on": _instant(node.created),
+            "host": node.host,
+            "pid": node.pid,
+            "stage": node.stage,
+            "is_leader": leader is not None and node.incarnation.startswith(f"{leader}."),
+        }
+
+
+def _instant(seconds: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)

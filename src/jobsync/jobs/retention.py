@@ -1,8 +1,8 @@
-"""What is kept of the past, and how it is removed.
+"""Removal of old records: claims of past dates, nodes that are gone, history.
 
-Promise: a date that anybody has worked on within the given days keeps all its claims, so
-that exclusion there is never lost. A record for each date says when a node last began to
-work on it; removing goes by that record and by the date itself, whichever is later.
+Guarantee: a date that a node has worked on within the given days keeps all its claims, so
+exclusion on that date is never lost. A record per date says when a node last started to work
+on it; the later of that time and the date itself decides.
 """
 
 import datetime as dt
@@ -18,7 +18,7 @@ from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeRecord
 from jobsync.stores.contract import Record, Store
 
-__all__ = ["Forgotten", "forget", "note_date"]
+__all__ = ["Forgotten", "forget", "record_date"]
 
 _DAY = 86_400.0
 _PAGE = 1000
@@ -33,9 +33,9 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
     rebalances: int
 
 
-async def note_date(store: Store, places: JobKeys, day: date, now: float) -> None:
-    """Record that somebody begins to work on a date."""
-    key = places.work_date(day)
+async def record_date(store: Store, keys: JobKeys, day: date, now: float) -> None:
+    """Record that a node starts to work on a date."""
+    key = keys.work_date(day)
     while True:
         record = await store.get(key)
         with suppress(Conflict):
@@ -48,46 +48,46 @@ async def note_date(store: Store, places: JobKeys, day: date, now: float) -> Non
 
 async def forget(
     store: Store,
-    places: JobKeys,
+    keys: JobKeys,
     read_node: Callable[[Record], NodeRecord | None],
     *,
     now: float,
     days: float,
 ) -> Forgotten:
-    """Remove what is older than so many days.
+    """Remove records that are older than `days` days.
 
     Args:
-        store: where it is.
-        places: the fleet's keys.
-        read_node: understands a node's record, or reports it and gives None.
+        store: holds the records.
+        keys: the fleet's keys.
+        read_node: decodes a node's record, or reports it and returns None.
         now: the time of day, by the store's clock where it has one.
-        days: one at least, so that nothing of today is touched in any time zone.
+        days: at least one, so that nothing of today is removed in any time zone.
 
     Raises:
-        Invalid: that is too short.
+        Invalid: `days` is less than one.
     """
     if not days >= 1:
-        raise Invalid("older_than_days", days, "is less than a day", "give 1 or more")
+        raise Invalid("older_than_days", days, "must be 1 or more", "give 1 or more")
     before = now - days * _DAY
     dates = claims = 0
-    for day in await _find_dates(store, places, before):
-        claims += await _drop_all(store, places.claims(day))
-        await store.drop([places.work_date(day)])
+    for day in await _find_dates(store, keys, before):
+        claims += await _drop_all(store, keys.claims(day))
+        await store.drop([keys.work_date(day)])
         dates += 1
     return Forgotten(
         dates=dates,
         claims=claims,
-        nodes=await _forget_nodes(store, places, read_node, before),
-        rebalances=await store.discard(places.rebalances, older_than=days * _DAY),
+        nodes=await _forget_nodes(store, keys, read_node, before),
+        rebalances=await store.discard(keys.rebalances, older_than=days * _DAY),
     )
 
 
-async def _find_dates(store: Store, places: JobKeys, before: float) -> list[date]:
-    """Give the dates that are over, and that nobody has begun to work on, since then."""
+async def _find_dates(store: Store, keys: JobKeys, before: float) -> list[date]:
+    """Return the dates that ended before then, and on which no node has started since."""
     last = dt.datetime.fromtimestamp(before, dt.UTC).date()
     found = []
-    for record in await store.scan(places.dates, limit=100 * _PAGE):
-        day = date.fromisoformat(record.key.removeprefix(places.dates))
+    for record in await store.scan(keys.dates, limit=100 * _PAGE):
+        day = date.fromisoformat(record.key.removeprefix(keys.dates))
         if day < last and record.value["used"] < before:
             found.append(day)
     return found
@@ -103,17 +103,17 @@ async def _drop_all(store: Store, prefix: str) -> int:
 
 async def _forget_nodes(
     store: Store,
-    places: JobKeys,
+    keys: JobKeys,
     read_node: Callable[[Record], NodeRecord | None],
     before: float,
 ) -> int:
-    """Delete the records of nodes that came before then, and have left or died."""
+    """Delete the records of nodes that joined before then and have left or died."""
     count = 0
-    for record in await store.scan(places.nodes, limit=10 * _PAGE):
+    for record in await store.scan(keys.nodes, limit=10 * _PAGE):
         node = read_node(record)
         if node is None or node.created >= before or not await _is_gone(store, node):
             continue
-        # The name may be taken again at this very moment.
+        # A process may take the name again at this moment.
         with suppress(Conflict):
             await store.delete(record)
             count += 1

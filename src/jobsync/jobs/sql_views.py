@@ -264,7 +264,7 @@ def _find_version(found: Iterable[_Relation], views: Collection[str], keys: JobK
             raise Misconfigured(
                 "appname",
                 keys.name,
-                f"the relation {relation.name} exists already and is not jobsync-fleet's",
+                f"is the prefix of {relation.name}, which exists and is not jobsync-fleet's",
                 "set config.sync.sql.appname to another prefix, name another ?schema= in the "
                 f"url, or rename {relation.name} if nobody needs it",
             )

@@ -1,4 +1,4 @@
-"""What a node works on: anything with an id that reads the same on every node."""
+"""Tasks, and checks of the arguments of a `Job`."""
 
 import datetime as dt
 from collections.abc import Hashable
@@ -14,21 +14,21 @@ __all__ = ["Task", "check_callables", "read_date", "read_name", "read_seconds", 
 
 _PLAIN = (str, int)
 
-_LONGEST_NUMBER = 1000
-"""In digits: Python refuses to read numbers of more than a few thousand."""
+_MAX_DIGITS = 1000
+"""Python refuses to parse numbers of more than a few thousand digits."""
 
 
 class Task(msgspec.Struct, frozen=True, eq=False):
-    """A task. Known by the text of its id: `Task(1)` and `Task("1")` are one.
+    """A task, identified by the text of its id: `Task(1)` and `Task("1")` are equal.
 
-    Sorts by id: whole numbers by their size, before all other ids by their text.
+    Sorts by id: integers by value, before all other ids by text.
 
     Args:
         id: a name, a number, or any value whose text is the same on every node.
         name: for people.
 
     Raises:
-        Invalid: the id cannot stand for the same task on every node.
+        Invalid: the id may not identify the same task on every node.
     """
 
     id: Any
@@ -41,7 +41,7 @@ class Task(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def text(self) -> str:
-        """What the task is known by."""
+        """The text that identifies the task."""
         return str(self.id)
 
     def __eq__(self, other: object) -> bool:
@@ -65,38 +65,40 @@ class Task(msgspec.Struct, frozen=True, eq=False):
     @property
     def _rank(self) -> tuple[int, int, str]:
         text = self.text
-        return (0, int(text), "") if _is_whole(text) else (1, 0, text)
+        return (0, int(text), "") if _is_integer(text) else (1, 0, text)
 
 
-def to_task(given: object) -> Task:
-    """Give a task as it is, or that of an id.
+def to_task(value: object) -> Task:
+    """Return a task as it is, or the task with an id.
 
     Raises:
-        Invalid: the id cannot stand for the same task on every node.
+        Invalid: the id may not identify the same task on every node.
     """
-    return given if isinstance(given, Task) else Task(given)
+    return value if isinstance(value, Task) else Task(value)
 
 
-def _is_whole(text: str) -> bool:
-    """Say whether this is a whole number's own text; 007 and ½ are not, and are names."""
+def _is_integer(text: str) -> bool:
+    """Whether a text is the canonical form of an integer; 007 and ½ are names."""
     digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _LONGEST_NUMBER:
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MAX_DIGITS:
         return False
     return text == "0" or (text != "-0" and not digits.startswith("0"))
 
 
 def _check_kind(id: Any) -> None:
-    """Refuse what has another text, or none, in another process."""
+    """Refuse an id whose text may differ in another process."""
     kind: Any = type(id)
     if id is None or id is ...:
-        raise Invalid("id", id, "names no task", "give a name or a number")
+        raise Invalid("id", id, "is not an id", "give a name or a number")
     if not isinstance(id, Hashable):
-        raise Invalid("id", id, f"{kind.__name__} can change", "use a name, a number or a tuple")
+        raise Invalid(
+            "id", id, f"is a {kind.__name__}, which can change", "use a name, a number or a tuple"
+        )
     if isinstance(id, frozenset):
-        raise Invalid("id", id, "has no order that all nodes share", "use tuple(sorted(id))")
+        raise Invalid("id", id, "has another order on every node", "use tuple(sorted(id))")
     if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
         fix = f"give {kind.__name__} a __str__, or pass a name or a number"
-        raise Invalid("id", id, "reads differently on every node", fix)
+        raise Invalid("id", id, "has another text on every node", fix)
 
 
 def _check_text(text: str) -> None:
@@ -112,54 +114,51 @@ def _check_text(text: str) -> None:
         raise Invalid("id", text, "contains a lone surrogate", "decode it properly") from None
 
 
-# What a `Job` is given, checked one by one; what cannot be taken is refused with the fix.
-
-
-def read_date(given: dt.date | dt.datetime | None, components: Components) -> dt.date:
-    """Give the date; today in the process's own zone, if none was given.
+def read_date(value: dt.date | dt.datetime | None, components: Components) -> dt.date:
+    """Return the date; today in the process's time zone if None.
 
     Raises:
-        Invalid: it is none.
+        Invalid: the value is not a date.
     """
-    if given is None:
+    if value is None:
         now = dt.datetime.fromtimestamp(components.clock.wall().seconds, dt.UTC)
         return now.astimezone().date()
-    if isinstance(given, dt.datetime):
-        return given.date()
-    if isinstance(given, dt.date):
-        return given
-    raise Invalid("date", given, "is no date", "give a datetime.date")
+    if isinstance(value, dt.datetime):
+        return value.date()
+    if isinstance(value, dt.date):
+        return value
+    raise Invalid("date", value, "is not a date", "give a datetime.date")
 
 
 def read_name(field: str, value: object) -> str:
-    """Give a name.
+    """Return a name.
 
     Raises:
-        Invalid: it is empty, or no text.
+        Invalid: it is empty or not text.
     """
     if isinstance(value, str) and value:
         return value
-    raise Invalid(field, value, "is no name", "give some text")
+    raise Invalid(field, value, "is not a name", "give a text that is not empty")
 
 
 def read_seconds(field: str, value: object) -> float:
-    """Give a duration in seconds.
+    """Return a duration in seconds.
 
     Raises:
-        Invalid: it is none.
+        Invalid: it is not a number, or negative.
     """
     seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
     if isinstance(seconds, int | float) and seconds >= 0:
         return seconds
-    raise Invalid(field, value, "is no duration", "give seconds, 0 or more")
+    raise Invalid(field, value, "is not a duration", "give seconds, 0 or more")
 
 
-def check_callables(**given: object) -> None:
-    """Refuse what is to be called and cannot be.
+def check_callables(**arguments: object) -> None:
+    """Check that arguments are callable or None.
 
     Raises:
-        Invalid: names the argument.
+        Invalid: one is not; names the argument.
     """
-    for field, value in given.items():
+    for field, value in arguments.items():
         if value is not None and not callable(value):
             raise Invalid(field, value, "cannot be called", "give a function")

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from jobsync.jobs.claims import Claim
+from jobsync.jobs.foreign_claims import Claim
 from jobsync.queue.backend import MessageInfo
 from jobsync.status.jobs import TaskStatus
 from jobsync.status.queues import MessageStatus, QueueStatus

@@ -71,7 +71,7 @@ def test_what_the_database_refuses_is_named(url: str) -> None:
         (["memory://x"], "has no SQL"),
         (["sqlite:////tmp/not-there-at-all.db"], "there is no such file"),
         (["sqlite:///{}"], "has no tables of jobsync"),
-        (["sqlite:///{}", "--appname", "drop table;"], "cannot begin the name of a table"),
+        (["sqlite:///{}", "--appname", "drop table;"], "cannot be a prefix of table names"),
     ],
 )
 def test_where_there_is_no_sql_says_so(words: Sequence[str], message: str, tmp_path: Path) -> None:

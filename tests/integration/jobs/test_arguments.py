@@ -105,12 +105,12 @@ def test_the_date(given: Any, found: date) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"node_name": ""}, "node_name is no name (got '')"),
-        ({"node_name": 7}, "node_name is no name (got 7)"),
-        ({"site": ""}, "site is no name (got '')"),
-        ({"date": "2026-01-05"}, "is no date (got '2026-01-05'). Give a datetime.date"),
-        ({"wait_on_enter": -1}, "wait_on_enter is no duration (got -1)"),
-        ({"wait_on_exit": "5"}, "wait_on_exit is no duration (got '5')"),
+        ({"node_name": ""}, "node_name is not a name (got '')"),
+        ({"node_name": 7}, "node_name is not a name (got 7)"),
+        ({"site": ""}, "site is not a name (got '')"),
+        ({"date": "2026-01-05"}, "is not a date (got '2026-01-05'). Give a datetime.date"),
+        ({"wait_on_enter": -1}, "wait_on_enter is not a duration (got -1)"),
+        ({"wait_on_exit": "5"}, "wait_on_exit is not a duration (got '5')"),
         ({"on_rebalance": 1}, "on_rebalance cannot be called (got 1)"),
         ({"lock_provider": "x"}, "lock_provider cannot be called (got 'x')"),
         ({"coordination_config": {}}, "is not a CoordinationConfig"),
@@ -130,7 +130,7 @@ def test_a_mistyped_setting_is_refused_with_what_was_meant() -> None:
     """In code and in a config."""
     with pytest.raises(Invalid, match="Did you mean total_tokens"):
         CoordinationConfig(totl_tokens=5)  # type: ignore[call-arg]
-    with pytest.raises(Misconfigured, match=r"config\.sync\.coordination\.totl_tokens.*did you"):
+    with pytest.raises(Misconfigured, match=r"config\.sync\.coordination\.totl_tokens.*Did you"):
         Job("a", "s", settings(totl_tokens=5))
 
 
@@ -139,7 +139,7 @@ def test_impossible_settings_are_refused_with_the_fix() -> None:
     with pytest.raises(Invalid, match=r"total_tokens .*got 0.*Give 1 to"):
         CoordinationConfig(total_tokens=0)
     with pytest.raises(
-        Invalid, match=r"heartbeat_timeout_sec .*three heartbeats.*got 10.*Use 15 or more"
+        Invalid, match=r"heartbeat_timeout_sec .*three heartbeats.*got 10.*15 or more"
     ):
         CoordinationConfig(heartbeat_interval_sec=5, heartbeat_timeout_sec=10)
 
@@ -159,15 +159,15 @@ def test_a_beat_that_does_not_fit_the_store_s_timeout_is_refused_in_our_words(me
     [
         (
             {"site": "staging"},
-            r"site the other nodes of 'sync_' have 'production' \(got 'staging'\)",
+            r"site must be 'production' as on the other nodes of 'sync_' \(got 'staging'\)",
         ),
         (
             {"coordination_config": CoordinationConfig(total_tokens=20)},
-            r"total_tokens the other nodes of 'sync_' have 10 \(got 20\)\. Give the same",
+            r"total_tokens must be 10 as on the other nodes of 'sync_' \(got 20\)\. Give the same",
         ),
         (
             {"coordination_config": CoordinationConfig(total_tokens=10, hash_function="sha256")},
-            r"hash_function the other nodes of 'sync_' have 'md5' \(got 'sha256'\)",
+            r"hash_function must be 'md5' as on the other nodes of 'sync_' \(got 'sha256'\)",
         ),
     ],
     ids=["site", "total_tokens", "hash_function"],
@@ -200,7 +200,7 @@ def test_two_nodes_of_one_name_are_refused(url: str) -> None:
     """The second waits, then is told who has it; when the first has left it may come."""
     with (
         Job("a", "s", coordination_config=FEW, url=url),
-        pytest.raises(Misconfigured, match=r"node_name is held by process \d+ on .+got 'a'.+Stop"),
+        pytest.raises(Misconfigured, match=r"held by the live process \d+ on .+got 'a'.+Stop"),
         Job("a", "s", coordination_config=FEW, url=url, wait_on_enter=0.2),
     ):
         pass
@@ -253,7 +253,9 @@ def test_entering_waits_for_minimum_nodes(memory: str) -> None:
     """Fewer than that in time is an error that counts them; enough let all of them in."""
     two = CoordinationConfig(total_tokens=10, minimum_nodes=2)
     with (
-        pytest.raises(TimeoutError, match=r"1 of minimum_nodes=2 came within wait_on_enter=0\.3 s"),
+        pytest.raises(
+            TimeoutError, match=r"1 of minimum_nodes=2 joined within wait_on_enter=0\.3 s"
+        ),
         Job("a", "s", coordination_config=two, url=memory, wait_on_enter=timedelta(seconds=0.3)),
     ):
         pass
@@ -298,7 +300,7 @@ def test_wait_on_enter_bounds_all_that_entering_waits_for(memory: str) -> None:
         clock.passed += 1000.0
 
     job = Job("a", "s", coordination_config=two, url=memory, components=slow, lock_provider=spend)
-    with pytest.raises(TimeoutError, match=r"1 of minimum_nodes=2 came within wait_on_enter=120"):
+    with pytest.raises(TimeoutError, match=r"1 of minimum_nodes=2 joined within wait_on_enter=120"):
         job.__enter__()
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jobsync.errors import Unavailable
-from jobsync.jobs.background import Background, _Bell, _Errand
+from jobsync.jobs.background import Background, _PendingCall, _WakeupPipe
 
 LONG = 30.0
 
@@ -62,11 +62,11 @@ def test_what_was_never_begun_is_told(background: Background) -> None:
     async def work() -> None:
         """Do nothing."""
 
-    errand = _Errand(work(), _Bell())
+    errand = _PendingCall(work(), _WakeupPipe())
 
     def begin_too_late() -> None:
-        background._begin(errand)
-        background._under_way[errand].cancel()
+        background._start(errand)
+        background._running[errand].cancel()
 
     background.post(begin_too_late)
     background.stop()
@@ -99,7 +99,7 @@ def test_every_caller_gets_its_own(background: Background) -> None:
     with ThreadPoolExecutor(8) as callers:
         found = callers.map(lambda number: background.call(work(number)), range(400))
         assert list(found) == list(range(400))
-    assert len(background._bells) <= 8
+    assert len(background._idle_pipes) <= 8
 
 
 def test_a_caller_that_is_interrupted_leaves_no_ring_to_others(background: Background) -> None:
@@ -113,20 +113,20 @@ def test_a_caller_that_is_interrupted_leaves_no_ring_to_others(background: Backg
     async def work() -> str:
         return "mine"
 
-    class Interrupted(_Bell):
+    class Interrupted(_WakeupPipe):
         def wait(self) -> None:
             raise KeyboardInterrupt
 
-    background._bells.append(Interrupted())
+    background._idle_pipes.append(Interrupted())
     with pytest.raises(KeyboardInterrupt):
         background.call(end_late())
     may_end.set()
     assert [background.call(work()) for _ in range(20)] == ["mine"] * 20
 
 
-def wait_for(errand: "_Errand[None]") -> None:
+def wait_for(errand: "_PendingCall[None]") -> None:
     """Wait until an errand is over, but not for ever."""
-    ready, _, _ = select.select([errand.bell.ear], [], [], LONG)
+    ready, _, _ = select.select([errand.pipe.reader], [], [], LONG)
     assert ready
     errand.result()
 
@@ -153,7 +153,7 @@ def test_several_may_stop_it_at_once(background: Background) -> None:
             await asyncio.sleep(0.05)
             ended.set()
 
-    background.post(lambda: background._begin(_Errand(end_slowly(), _Bell())))
+    background.post(lambda: background._start(_PendingCall(end_slowly(), _WakeupPipe())))
     threads = [threading.Thread(target=background.stop) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -3,8 +3,7 @@
 import threading
 
 from jobsync.events import Events, HandlerFailed
-from jobsync.jobs.callbacks import Callbacks, RebalanceEvent
-from jobsync.jobs.owned_tokens import TokenChange
+from jobsync.jobs.events import Callbacks, RebalanceEvent, TokenChange
 
 CHANGE = TokenChange(7, frozenset({1, 2}), frozenset({3}), is_initial=False)
 
@@ -15,10 +14,10 @@ def tell(*changes: TokenChange, **functions: object) -> list[HandlerFailed]:
     failed: list[HandlerFailed] = []
     events.on("jobsync:handler-failed", failed.append)
     known = dict.fromkeys(("on_rebalance", "on_tokens_added", "on_tokens_removed"))
-    teller = Callbacks(events, **{**known, **functions})  # type: ignore[arg-type]
+    callbacks = Callbacks(events, **{**known, **functions})  # type: ignore[arg-type]
     for change in changes:
-        teller.tell(change)
-    teller.stop(10)
+        callbacks.notify(change)
+    callbacks.stop(10)
     return failed
 
 
@@ -69,4 +68,4 @@ def test_functions_run_on_a_thread_of_their_own() -> None:
     """One that blocks holds up no heartbeat; one that stops the job from within ends."""
     threads: list[str] = []
     tell(CHANGE, on_rebalance=lambda: threads.append(threading.current_thread().name))
-    assert threads == ["jobsync-tell"]
+    assert threads == ["jobsync-callbacks"]

@@ -24,7 +24,7 @@ async def test_one_of_several_gets_a_task(yard: Yard) -> None:
     first, second = yard.node("a"), yard.node("b")
     assert await claim(first, "x") == {}
     assert await claim(second, "x") == {"x": "a is doing it"}
-    assert second.refuses("x")
+    assert second.is_refused("x")
 
 
 async def test_one_of_several_calls_of_a_node_gets_a_task(yard: Yard) -> None:
@@ -39,8 +39,8 @@ async def test_a_task_that_failed_elsewhere_is_open_at_once(yard: Yard) -> None:
     first, second = yard.node("a"), yard.node("b")
     await claim(first, "x")
     await first.finish(["x"], "failed")
-    await second.load({TOKEN}, {})
-    assert not second.refuses("x")
+    await second.foreign.load({TOKEN}, {})
+    assert not second.is_refused("x")
     assert await claim(second, "x") == {}
     assert await yard.state("x") == ("running", "b", 2)
 
@@ -50,10 +50,10 @@ async def test_what_was_done_around_a_hand_over_is_refused_for_a_while(yard: Yar
     first, second = yard.node("a"), yard.node("b")
     await claim(first, "x")
     await first.finish(["x"], "done")
-    await second.load({TOKEN}, {"ended": {"$gte": yard.clock.wall_seconds - 1}})
-    assert second.refuses("x")
+    await second.foreign.load({TOKEN}, {"ended": {"$gte": yard.clock.wall_seconds - 1}})
+    assert second.is_refused("x")
     yard.pass_time(MEMORY)
-    assert not second.refuses("x")
+    assert not second.is_refused("x")
     assert await claim(second, "x") == {}
 
 
@@ -63,8 +63,8 @@ async def test_once_per_date_means_once(yard: Yard) -> None:
     await claim(first, "x")
     await first.finish(["x"], "done")
     yard.pass_time(10 * MEMORY)
-    await second.load({TOKEN}, {"ended": {"$gte": yard.clock.wall_seconds}})
-    assert second.refuses("x")
+    await second.foreign.load({TOKEN}, {"ended": {"$gte": yard.clock.wall_seconds}})
+    assert second.is_refused("x")
     assert await claim(second, "x") != {}
 
 
@@ -72,15 +72,15 @@ async def test_what_a_dead_node_had_is_open_after_a_while(yard: Yard) -> None:
     """The while counts from when the death was known, not from when somebody asked."""
     first, second = yard.node("a"), yard.node("b")
     await claim(first, "x")
-    await second.load({TOKEN}, {})
+    await second.foreign.load({TOKEN}, {})
     yard.pass_time(1000)
-    assert second.refuses("x")
+    assert second.is_refused("x")
     yard.dead.add("a")
-    second.note_deaths()
+    second.foreign.record_deaths()
     yard.pass_time(RECLAIM_AFTER - 1)
-    assert second.refuses("x")
+    assert second.is_refused("x")
     yard.pass_time(1)
-    assert not second.refuses("x")
+    assert not second.is_refused("x")
     assert await claim(second, "x") == {}
     assert await yard.state("x") == ("running", "b", 2)
 
@@ -89,25 +89,25 @@ async def test_a_task_is_open_again_when_its_node_lives_on_and_is_done_with_it(y
     """What was running elsewhere at a hand-over is looked at again."""
     first, second = yard.node("a"), yard.node("b")
     await claim(first, "x")
-    await second.load({TOKEN}, {})
+    await second.foreign.load({TOKEN}, {})
     await first.finish(["x"], "done")
     yard.pass_time(MEMORY)
-    await second.refresh()
-    assert second.refuses("x")
+    await second.foreign.refresh()
+    assert second.is_refused("x")
     yard.pass_time(MEMORY)
-    assert not second.refuses("x")
+    assert not second.is_refused("x")
 
 
 async def test_a_late_end_is_refused(yard: Yard) -> None:
     """Whoever was taken for dead, and whose task somebody else has, is told."""
     first, second = yard.node("a"), yard.node("b")
     await claim(first, "x")
-    await second.load({TOKEN}, {})
+    await second.foreign.load({TOKEN}, {})
     yard.dead.add("a")
-    second.note_deaths()
+    second.foreign.record_deaths()
     yard.pass_time(RECLAIM_AFTER)
     await claim(second, "x")
-    first.abandon()
+    first.reset()
     assert await first.finish(["x"], "done") == {"x": "b has it by now"}
     assert await yard.state("x") == ("running", "b", 2)
 
@@ -116,7 +116,7 @@ async def test_an_end_counts_that_comes_before_anybody_took_over(yard: Yard) -> 
     """A node that lost its session marks what it did, as long as nobody began it again."""
     node = yard.node("a")
     await claim(node, "x")
-    node.abandon()
+    node.reset()
     assert await node.finish(["x"], "done") == {}
     assert await yard.state("x") == ("done", "a", 1)
 
@@ -127,7 +127,7 @@ async def test_an_end_and_a_lost_session_may_cross(yard: Yard) -> None:
     await claim(node, "x")
     ending = asyncio.create_task(node.finish(["x"], "done"))
     await asyncio.sleep(0)
-    node.abandon()
+    node.reset()
     assert await ending == {}
 
 
@@ -135,7 +135,7 @@ async def test_a_claim_that_comes_too_late_is_no_claim(yard: Yard) -> None:
     """Whose time was up when the reply came must not begin, and never marks it as done."""
     node = yard.node("a")
     lost = await claim(node, "x", may_run=False)
-    assert lost == {"x": "this node's time was up before it could begin"}
+    assert lost == {"x": "this node's trust expired before it could start"}
     assert node.running == []
     assert await yard.state("x") == ("failed", "a", 1)
 
@@ -219,7 +219,7 @@ async def test_what_cannot_be_closed_in_one_session_is_closed_in_the_next(yard: 
     yard.store.lose_replies = 2
     with pytest.raises(Unavailable):
         await claim(node, "x")
-    node.abandon()
+    node.reset()
     await node.settle(lambda *_: True)
     assert await yard.state("x") == ("failed", "a", 1)
 
@@ -271,9 +271,9 @@ async def test_once_per_date_holds_for_ones_own_too(yard: Yard) -> None:
     await node.finish(["y"], "failed")
     refused = {"x": "this node has done it on this date"}
     assert await claim(node, "x") == refused
-    done = await node.done({"x": TOKEN})
+    done = await node.find_done({"x": TOKEN})
     assert await node.add({"x": TOKEN}, 1, lambda *_: True, done) == refused
-    node.abandon()
+    node.reset()
     assert await node.add({"x": TOKEN}, 1, lambda *_: True, done) != {}
     assert await claim(node, "y") == {}
 
@@ -282,14 +282,14 @@ async def test_what_was_done_at_the_last_moment_is_not_done_again(yard: Yard) ->
     """Who waits for an abandoned task and finds it done has what it wanted."""
     first, second = yard.node("a"), yard.node("b")
     await claim(first, "x")
-    await second.load([TOKEN], {})
+    await second.foreign.load([TOKEN], {})
     yard.dead.add("a")
-    second.note_deaths()
+    second.foreign.record_deaths()
     yard.pass_time(RECLAIM_AFTER)
-    assert not second.refuses("x")
+    assert not second.is_refused("x")
     await first.finish(["x"], "done")
     assert await claim(second, "x") == {"x": "a has just done it"}
-    assert second.refuses("x")
+    assert second.is_refused("x")
 
 
 async def test_a_node_that_is_behind_does_not_do_again_what_its_successor_did(yard: Yard) -> None:
@@ -313,13 +313,13 @@ async def test_a_step_of_the_wall_clock_does_not_date_what_is_done(yard: Yard) -
         return served.wall()
 
     yard.store.now = now  # type: ignore[method-assign]
-    await node.set_clock()
+    await node.read_clock()
     await claim(node, "x")
     yard.clock.wall_seconds -= 86_400
     yard.pass_time(30)
     await served.sleep(30)
     await node.finish(["x"], "done")
-    (found,) = await node.scan()
+    (found,) = await node.list_all()
     assert found.ended == served.wall_seconds
     assert asked == 1
     await claim(node, "y")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Self
 
-from jobsync.jobs.exit_guard import ExitGuard
+from jobsync.jobs.background import ExitGuard
 
 
 class Room:
@@ -82,5 +82,5 @@ def test_a_generator_leaves_at_its_end() -> None:
 def test_the_block_is_forgotten() -> None:
     """Its variables must not live on with the one who remembers it."""
     entrance = ExitGuard(1)
-    entrance.forget()
+    entrance.release()
     assert entrance._block is None

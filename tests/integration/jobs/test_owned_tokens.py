@@ -1,4 +1,4 @@
-"""What a node owns, and how it gives it up."""
+"""The tokens of a node, and how it gives them up."""
 
 import asyncio
 from typing import Any, cast
@@ -9,17 +9,18 @@ from yards import MEMORY, TOKEN, Yard, claim
 from jobsync.coordination.session import Session
 from jobsync.core.assignment import NodeRef, Plan
 from jobsync.core.handover import assign
-from jobsync.jobs import owned_tokens as holding_module
+from jobsync.jobs import owned_tokens as owned_tokens_module
 from jobsync.jobs.claims import Claims
-from jobsync.jobs.owned_tokens import OwnedTokens, TokenChange
+from jobsync.jobs.events import TokenChange
+from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.jobs.registration import Registration
 
 TOTAL = 20
 FIRST, SECOND = NodeRef("a.1", "a"), NodeRef("b.1", "b")
 
 
-class Trusting:
-    """Stands in for a session."""
+class FakeSession:
+    """A trusted session."""
 
     trusted = True
 
@@ -27,149 +28,153 @@ class Trusting:
         self.incarnation = incarnation
 
 
-class Told:
-    """Stands in for a node's name: keeps what is acknowledged."""
+class FakeRegistration:
+    """Records acknowledgements."""
 
     def __init__(self) -> None:
         self.applied: list[int] = []
 
-    async def tell(self, *, applied: int) -> None:
+    async def update(self, *, applied: int) -> None:
         self.applied.append(applied)
 
 
-class Seat:
-    """A node that holds something, and everything around it."""
+class Owner:
+    """A node that owns tokens, with fakes around it."""
 
     def __init__(self, claims: Claims) -> None:
-        self.name = Told()
+        self.registration = FakeRegistration()
         self.claims = claims
         self.changes: list[TokenChange] = []
-        self.holding = OwnedTokens(cast("Registration", self.name), claims, self.changes.append)
+        self.owned_tokens = OwnedTokens(
+            cast("Registration", self.registration), claims, self.changes.append
+        )
         self.join(FIRST.incarnation)
 
     def join(self, incarnation: str) -> None:
-        self.holding.join(cast("Session", Trusting(incarnation)))
+        self.owned_tokens.reset(cast("Session", FakeSession(incarnation)))
 
 
 @pytest.fixture
 def yard() -> Yard:
-    """A store, and time."""
+    """A store and a clock."""
     return Yard()
 
 
 @pytest.fixture
-def seat(yard: Yard) -> Seat:
+def owner(yard: Yard) -> Owner:
     """A node that owns nothing yet."""
-    return Seat(yard.node(FIRST.incarnation))
+    return Owner(yard.node(FIRST.incarnation))
 
 
 def alone() -> Plan:
-    """Give a plan in which the first node has everything."""
+    """Return a plan in which the first node owns everything."""
     return assign(Plan.empty(TOTAL), [FIRST])
 
 
 def shared() -> tuple[Plan, int]:
-    """Give the plan that takes half of it away for a second node, and a token taken."""
+    """Return the plan that moves half to a second node, and one of the moved tokens."""
     plan = assign(alone(), [FIRST, SECOND])
-    taken = alone().seen_by(FIRST.incarnation).tokens - plan.seen_by(FIRST.incarnation).tokens
-    return plan, min(taken)
+    moved = alone().seen_by(FIRST.incarnation).tokens - plan.seen_by(FIRST.incarnation).tokens
+    return plan, min(moved)
 
 
-async def test_a_revocation_is_acknowledged(seat: Seat) -> None:
-    """What is taken away is not owned from then on, and the leader hears of it."""
-    await seat.holding.apply(alone())
+async def test_a_revocation_is_acknowledged(owner: Owner) -> None:
+    """Revoked tokens are no longer owned, and the node acknowledges it."""
+    await owner.owned_tokens.apply(alone())
     plan, token = shared()
-    await seat.holding.apply(plan)
-    assert not seat.holding.owns("x", token)
-    assert seat.name.applied == [plan.assignment.number]
-    assert [len(change.removed) for change in seat.changes] == [0, TOTAL // 2]
+    await owner.owned_tokens.apply(plan)
+    assert not owner.owned_tokens.owns("x", token)
+    assert owner.registration.applied == [plan.assignment.number]
+    assert [len(change.removed) for change in owner.changes] == [0, TOTAL // 2]
 
 
-async def test_a_yes_is_kept_until_the_claim_is_made(seat: Seat) -> None:
+async def test_a_positive_answer_holds_until_the_claim(owner: Owner) -> None:
     """A revocation between the answer and the claim is acknowledged after the claim."""
-    await seat.holding.apply(alone())
+    await owner.owned_tokens.apply(alone())
     plan, token = shared()
-    assert seat.holding.may_claim("x", token)
-    revoking = asyncio.create_task(seat.holding.apply(plan))
+    assert owner.owned_tokens.may_claim("x", token)
+    revoking = asyncio.create_task(owner.owned_tokens.apply(plan))
     for _ in range(5):
         await asyncio.sleep(0)
-    assert seat.name.applied == []
-    assert seat.holding.owns("x", token)
-    assert not seat.holding.owns("y", token)
-    assert await seat.claims.add({"x": token}, 1, lambda *_: True) == {}
+    assert owner.registration.applied == []
+    assert owner.owned_tokens.owns("x", token)
+    assert not owner.owned_tokens.owns("y", token)
+    assert await owner.claims.add({"x": token}, 1, lambda *_: True) == {}
     await revoking
-    assert seat.name.applied == [plan.assignment.number]
-    assert not seat.holding.owns("x", token)
-    assert seat.claims.running == ["x"]
+    assert owner.registration.applied == [plan.assignment.number]
+    assert not owner.owned_tokens.owns("x", token)
+    assert owner.claims.running == ["x"]
 
 
-async def test_a_yes_that_nobody_acts_on_delays_for_a_moment_only(
-    seat: Seat, monkeypatch: pytest.MonkeyPatch
+async def test_an_unused_answer_delays_a_revocation_only_briefly(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks and does not claim loses the task all the same."""
-    monkeypatch.setattr(holding_module, "_GRACE", 0.01)
-    await seat.holding.apply(alone())
+    """A caller that asks and does not claim still loses the task."""
+    monkeypatch.setattr(owned_tokens_module, "_GRACE", 0.01)
+    await owner.owned_tokens.apply(alone())
     plan, token = shared()
-    assert seat.holding.may_claim("x", token)
-    await seat.holding.apply(plan)
-    assert seat.name.applied == [plan.assignment.number]
-    assert not seat.holding.owns("x", token)
+    assert owner.owned_tokens.may_claim("x", token)
+    await owner.owned_tokens.apply(plan)
+    assert owner.registration.applied == [plan.assignment.number]
+    assert not owner.owned_tokens.owns("x", token)
 
 
-async def test_what_is_claimed_already_delays_nothing(
-    seat: Seat, monkeypatch: pytest.MonkeyPatch
+async def test_a_task_that_is_claimed_already_delays_nothing(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A yes that was acted on is kept."""
+    """An answer that was followed by a claim is used up."""
 
     def never(*_: Any) -> None:
         pytest.fail("waited for a claim that was made")
 
-    await seat.holding.apply(alone())
+    await owner.owned_tokens.apply(alone())
     plan, token = shared()
-    assert seat.holding.may_claim("x", token)
-    await seat.claims.add({"x": token}, 1, lambda *_: True)
-    monkeypatch.setattr(seat.claims, "begun", never)
-    await seat.holding.apply(plan)
-    assert seat.name.applied == [plan.assignment.number]
+    assert owner.owned_tokens.may_claim("x", token)
+    await owner.claims.add({"x": token}, 1, lambda *_: True)
+    monkeypatch.setattr(owner.claims, "wait_until_claiming", never)
+    await owner.owned_tokens.apply(plan)
+    assert owner.registration.applied == [plan.assignment.number]
 
 
-async def test_a_session_that_trusts_itself_no_more_owns_nothing(seat: Seat) -> None:
-    """A paused node says no by itself."""
-    await seat.holding.apply(alone())
-    assert seat.holding.owns("x", 3)
-    cast("Any", seat.holding._session).trusted = False
-    assert not seat.holding.owns("x", 3)
+async def test_a_session_that_is_no_longer_trusted_owns_nothing(owner: Owner) -> None:
+    """A paused node refuses by itself."""
+    await owner.owned_tokens.apply(alone())
+    assert owner.owned_tokens.owns("x", 3)
+    cast("Any", owner.owned_tokens._session).trusted = False
+    assert not owner.owned_tokens.owns("x", 3)
 
 
-async def test_a_list_from_before_a_lost_session_is_not_done_again(yard: Yard, seat: Seat) -> None:
-    """Who comes back refuses what others have done since it first joined."""
+async def test_a_list_from_before_a_lost_session_is_not_done_again(
+    yard: Yard, owner: Owner
+) -> None:
+    """A node that comes back refuses tasks that others have done since it first joined."""
     other = yard.node(SECOND.incarnation)
-    await seat.holding.apply(alone())
+    await owner.owned_tokens.apply(alone())
     yard.pass_time(1)
     await claim(other, "x")
     await other.finish(["x"], "done")
     yard.pass_time(MEMORY / 2)
-    seat.join("a.2")
+    owner.join("a.2")
     plan = assign(alone(), [NodeRef("a.2", "a")], dead={FIRST.incarnation})
-    await seat.holding.apply(plan)
-    assert seat.claims.refuses("x")
+    await owner.owned_tokens.apply(plan)
+    assert owner.claims.is_refused("x")
 
 
-async def test_where_nodes_share_no_clock_the_numbers_tell_what_was_just_done(
-    yard: Yard, seat: Seat
+async def test_without_a_shared_clock_numbers_show_what_was_just_done(
+    yard: Yard, owner: Owner
 ) -> None:
-    """What was claimed since this node was first named, whatever anybody's wall clock says."""
+    """Tasks claimed since the first assignment of this node count, whatever wall clocks say."""
     yard.store.timeless = True
     other = yard.node(SECOND.incarnation)
     await other.add({"old": TOKEN}, 0, lambda *_: True)
     await other.finish(["old"], "done")
-    await seat.holding.apply(alone())
-    assert not seat.claims.refuses("old")
+    await owner.owned_tokens.apply(alone())
+    assert not owner.claims.is_refused("old")
     await claim(other, "x")
     await other.finish(["x"], "done")
     yard.clock.wall_seconds += 300
-    seat.join("a.2")
-    await seat.holding.apply(assign(alone(), [NodeRef("a.2", "a")], dead={FIRST.incarnation}))
-    assert seat.claims.refuses("x")
+    owner.join("a.2")
+    await owner.owned_tokens.apply(assign(alone(), [NodeRef("a.2", "a")], dead={FIRST.incarnation}))
+    assert owner.claims.is_refused("x")
     yard.pass_time(MEMORY)
-    assert not seat.claims.refuses("x")
+    assert not owner.claims.is_refused("x")

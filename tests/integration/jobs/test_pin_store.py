@@ -9,7 +9,7 @@ from jobsync import Components, Invalid, Store
 from jobsync.core.clock import Wall
 from jobsync.core.pins import Pin, merge, read_sheet, write_sheet
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.pin_store import PinStore
+from jobsync.jobs.pins import PinStore
 from jobsync.stores.corruption_log import RecordSetAside
 from jobsync.stores.metered import Meter, MeteredStore
 
@@ -57,14 +57,14 @@ async def test_nodes_do_not_touch_each_others_pins(store: Store) -> None:
     board = board_on(store)
     adding = [board.add("a", [pin(f"t{n}")]) for n in range(8)]
     await asyncio.gather(*adding, board.add("b", [pin("t0", by="b")]))
-    assert len(await board.pins()) == 9
+    assert len(await board.list_active()) == 9
     await board.add("a", [pin("new")], replacing=True)
-    assert {found.task for found in await board.pins()} == {"new", "t0"}
+    assert {found.task for found in await board.list_active()} == {"new", "t0"}
     assert await board.remove_by("b") == 1
     assert await board.remove_by("b") == await board.remove_by("never") == 0
     await board.add("b", [pin("again", by="b")])
     assert await board.remove_all() == 2
-    assert await board.pins() == []
+    assert await board.list_active() == []
 
 
 async def test_a_registration_is_one_write(store: Store) -> None:
@@ -84,12 +84,12 @@ async def test_what_has_not_changed_is_not_read_again(store: Store) -> None:
     board = board_on(MeteredStore(store, meter, components.clock), components)
     await board.add("a", [pin("t")])
     await board.add("b", [pin("u", by="b")])
-    first = await board.pins()
+    first = await board.list_active()
     reads = meter["get"].calls
-    assert await board.pins() == first
+    assert await board.list_active() == first
     assert meter["get"].calls == reads
     await board_on(store).add("b", [pin("v", by="b")])
-    assert len(await board.pins()) == 3
+    assert len(await board.list_active()) == 3
     assert meter["get"].items == 5
 
 
@@ -104,28 +104,28 @@ async def test_pins_expire_by_the_stores_clock(
         return Wall(999.0)
 
     monkeypatch.setattr(store, "now", now)
-    assert len(await board.pins()) == 3
-    assert 0 < board.left <= 1
-    assert await board.sweep() == 0
+    assert len(await board.list_active()) == 3
+    assert 0 < board.valid_for <= 1
+    assert await board.remove_expired() == 0
 
     async def later() -> Wall:
         return Wall(1000.0)
 
     monkeypatch.setattr(store, "now", later)
-    assert {found.task for found in await board.pins()} == {"u", "v"}
-    assert 1990 < board.left <= 2000
-    assert await board.sweep() == 1
-    assert len(await board_on(store).pins()) == 2
+    assert {found.task for found in await board.list_active()} == {"u", "v"}
+    assert 1990 < board.valid_for <= 2000
+    assert await board.remove_expired() == 1
+    assert len(await board_on(store).list_active()) == 2
 
 
 async def test_a_pin_that_was_renewed_is_not_swept(store: Store) -> None:
     """Between the look and the sweep its node said it again."""
     board = board_on(store)
     await board.add("a", [pin("t", expires_at=1.0)])
-    assert await board.pins() == []
+    assert await board.list_active() == []
     await board.add("a", [pin("t")])
-    assert await board.sweep() == 0
-    assert len(await board.pins()) == 1
+    assert await board.remove_expired() == 0
+    assert len(await board.list_active()) == 1
 
 
 async def test_a_sheet_that_cannot_be_read_hides_no_other(store: Store) -> None:
@@ -136,8 +136,8 @@ async def test_a_sheet_that_cannot_be_read_hides_no_other(store: Store) -> None:
     board = board_on(store, components)
     await board.add("a", [pin("t")])
     await store.create(PLACES.pins_of("b"), {"created_by": 5})
-    assert [found.task for found in await board.pins()] == ["t"]
-    await board.pins()
+    assert [found.task for found in await board.list_active()] == ["t"]
+    await board.list_active()
     assert [event.key for event in told] == [PLACES.pins_of("b")]
 
 
@@ -147,4 +147,4 @@ async def test_more_than_a_document_holds_are_refused(store: Store) -> None:
     await board.add("a", [pin("t")])
     with pytest.raises(Invalid, match="larger than"):
         await board.add("a", [pin(f"{n}", f"node-{n}-{'x' * 100}") for n in range(30_000)])
-    assert len(await board.pins()) == 1
+    assert len(await board.list_active()) == 1

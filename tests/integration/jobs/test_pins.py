@@ -313,11 +313,11 @@ def test_nodes_that_live_agree_whether_pins_hold(url: str) -> None:
         with team.make("a") as job:
             job.register_task_lock("t", "gone-%")
             other = team.make("b", settings={"locks_enabled": False}, wait_on_enter=0.2)
-            with pytest.raises(Misconfigured, match="locks_enabled the node a, which lives"):
+            with pytest.raises(Misconfigured, match="must be True as on the live node a"):
                 other.__enter__()
         with team.make("b", settings={"locks_enabled": False}, wait_on_enter=20) as job:
             team.until(lambda: job.can_claim_task("t"))
-            with pytest.raises(Misconfigured, match="the node b, which lives, has False"):
+            with pytest.raises(Misconfigured, match="must be False as on the live node b"):
                 team.make("a", wait_on_enter=0.2).__enter__()
 
 

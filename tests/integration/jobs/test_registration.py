@@ -114,7 +114,7 @@ async def test_a_name_is_free_when_its_process_is_gone(street: Street, gone: str
     match gone:
         case "left":
             await street.live("one.1")
-            await first.tell(stage="left")
+            await first.update(stage="left")
         case "dead":
             await street.live("one.1", "dead")
         case _:
@@ -141,8 +141,8 @@ async def test_what_is_told_replaces_what_was_told(street: Street) -> None:
     record = await street.store.get(KEY)
     assert record is not None
     await street.store.put(record, {**record.value, "newer": True})
-    await name.tell(applied=3)
-    await name.tell(applied=3)
+    await name.update(applied=3)
+    await name.update(applied=3)
     record = await street.store.get(KEY)
     assert record is not None
     assert (record.value["applied"], record.value["newer"], record.seq) == (3, True, 3)
@@ -156,7 +156,7 @@ async def test_whose_name_is_anothers_is_told(street: Street) -> None:
     sessions.missed.add("one.1")
     await second.take(other, until=street.clock.mono())
     with pytest.raises(Conflict):
-        await first.tell(applied=3)
+        await first.update(applied=3)
     assert (await street.holder()).applied == 0
 
 
@@ -167,14 +167,14 @@ async def test_a_record_that_somebody_deletes_is_written_again(street: Street, h
     street.components.events.on("jobs:node-restored", told.append)
     name, named, _ = street.process("first")
     await name.take(named, until=street.clock.mono())
-    for tell in (lambda: name.tell(applied=3), name.restore):
+    for tell in (lambda: name.update(applied=3), name.restore):
         record = await street.store.get(KEY)
         assert record is not None
         await street.store.delete(record)
         if how == "buried":
             await street.store.drop([KEY])
         await tell()
-        assert (await name.tell()).applied == 3
+        assert (await name.update()).applied == 3
         again = await street.store.get(KEY)
         assert again is not None
         assert read_node_record(again).applied == 3
@@ -192,9 +192,9 @@ async def test_a_deleted_name_that_another_took_is_anothers(street: Street) -> N
     second, other, _ = street.process("second")
     await second.take(other, until=street.clock.mono())
     await name.restore()
-    assert (await second.tell(applied=1)).incarnation == other.incarnation
+    assert (await second.update(applied=1)).incarnation == other.incarnation
     with pytest.raises(Conflict):
-        await name.tell(applied=1)
+        await name.update(applied=1)
 
 
 async def test_what_nobody_wrote_is_no_node(street: Street) -> None:

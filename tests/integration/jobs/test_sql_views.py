@@ -300,8 +300,8 @@ def test_work_of_another_date_is_not_incomplete(url: str) -> None:
     with gather(url) as team:
         with team.make("late", date=yesterday) as job:
             job.add_tasks(["finished", "forgotten", "redone"])
-            job._call(job._here.finish(["finished"]))
-            job._call(job._here.finish(["redone", "forgotten"], "failed"))
+            job._call(job._entered_node.finish(["finished"]))
+            job._call(job._entered_node.finish(["redone", "forgotten"], "failed"))
             job.add_task("broken-off")
             break_off(job)
         (job,) = enter(team, "a")
@@ -320,7 +320,9 @@ def test_a_foreign_relation_is_refused(url: str, tmp_path: Path) -> None:
         (job,) = enter(team, "a")
         job.connection.execute("CREATE TABLE other_node (name TEXT PRIMARY KEY)")
         job.connection.execute("CREATE TABLE mine_results (name TEXT PRIMARY KEY)")
-        with pytest.raises(Misconfigured, match=r"other_node exists already.*appname"):
+        with pytest.raises(
+            Misconfigured, match=r"appname is the prefix of other_node, which exists"
+        ):
             team.make("b", settings={"appname": "other_"}).__enter__()
         assert ask(job, "SELECT count(*) FROM other_node") == [(0,)]
         with team.make("b", settings={"appname": "mine_"}) as second:

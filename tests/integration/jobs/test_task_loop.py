@@ -8,9 +8,9 @@ from chance import FakeClock
 from yards import TOKEN, Yard
 
 from jobsync.errors import Unavailable
-from jobsync.jobs.local_node import LocalNode
+from jobsync.jobs.job_session import LocalNode
 from jobsync.jobs.task import Task
-from jobsync.jobs.task_loop import Source, TaskLoop, steps
+from jobsync.jobs.task_loop import Source, TaskLoop, run_blocking
 
 
 class Walking:
@@ -20,10 +20,10 @@ class Walking:
         self.claims = yard.node(name)
         self.failure: BaseException | None = None
         self.is_retiring = False
-        self.pace = 5.0
+        self.poll_interval = 5.0
 
     def can_claim(self, task: str) -> bool:
-        return not self.claims.refuses(task)
+        return not self.claims.is_refused(task)
 
     async def claim(self, tasks: Any, known: Any = None) -> dict[str, str]:
         return await self.claims.add(dict.fromkeys(tasks, TOKEN), 1, lambda *_: True, known)
@@ -31,8 +31,8 @@ class Walking:
     async def finish(self, tasks: Any, state: Any = "done") -> dict[str, str]:
         return await self.claims.finish(tasks, state)
 
-    async def done(self, tasks: Any) -> dict[str, str]:
-        return await self.claims.done(dict.fromkeys(tasks, TOKEN))
+    async def find_done(self, tasks: Any) -> dict[str, str]:
+        return await self.claims.find_done(dict.fromkeys(tasks, TOKEN))
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ class Dawn(FakeClock):
 
 def walk(node: Any, source: Source, clock: FakeClock | None = None) -> Iterator[Task]:
     """Walk as a blocking caller does."""
-    return steps(TaskLoop(node, clock or FakeClock(), source), run)
+    return run_blocking(TaskLoop(node, clock or FakeClock(), source), run)
 
 
 def state(yard: Yard, task: str) -> str:

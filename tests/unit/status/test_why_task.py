@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobsync.jobs.claims import Claim
+from jobsync.jobs.foreign_claims import Claim
 from jobsync.status.jobs import PinStatus, TaskStatus
 from jobsync.status.why import explain_task
 

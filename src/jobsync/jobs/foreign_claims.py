@@ -1,0 +1,220 @@
+"""Claim records, and what a node knows about the claims of other nodes.
+
+A task that runs on another node is refused here until that node's session is dead, and for
+`reclaim_after` longer. A task that another node has just finished is refused for
+`handover_memory`, because lists of tasks that were read before may still contain it.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from datetime import date
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.coordination.membership import Membership
+from jobsync.core.clock import Mono
+from jobsync.core.codec import Json
+from jobsync.errors import Corrupt
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.stores.contract import Record, Store
+from jobsync.stores.corruption_log import CorruptionLog, read_each
+
+__all__ = ["PAGE_SIZE", "Claim", "ClaimState", "ForeignClaims", "read_claim"]
+
+ClaimState: TypeAlias = Literal["running", "done", "failed"]
+
+PAGE_SIZE = 5000
+"""Claims that are read in one request."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """One task on one date."""
+
+    task: str
+    token: int
+    date: str
+    node: str
+    owner: str
+    """The incarnation that claimed it."""
+    number: int
+    """The assignment under which it was claimed."""
+    run: int
+    """How many times the task was claimed on this date."""
+    state: ClaimState
+    started: float
+    """By the store's clock where it has one."""
+    ended: float | None = None
+
+
+def read_claim(record: Record) -> Claim:
+    """Decode a claim's record.
+
+    Raises:
+        Corrupt: no version of this library wrote this.
+    """
+    try:
+        return msgspec.convert(record.value, Claim)
+    except msgspec.ValidationError as error:
+        raise Corrupt(record.key, str(error)) from error
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    """Another node's claim that makes this node refuse the task for now."""
+
+    key: str
+    node: str
+    owner: str
+    until: Mono | None
+    """None: until the owner is dead or has ended the task."""
+
+
+class ForeignClaims:
+    """The claims of other nodes on one date, as far as this node knows them.
+
+    Args:
+        store: holds the claims.
+        components: the clock.
+        membership: this node's session; knows which other sessions are dead.
+        keys: the fleet's keys.
+        day: the date.
+        corruption_log: reports records that cannot be read.
+        reclaim_after: seconds between an owner's death and the next claim of its tasks.
+        handover_memory: seconds for which tasks that others have just finished are refused.
+        once_per_date: whether a task that is done is never done again on the same date.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        components: Components,
+        membership: Membership,
+        keys: JobKeys,
+        day: date,
+        corruption_log: CorruptionLog,
+        *,
+        reclaim_after: float,
+        handover_memory: float,
+        once_per_date: bool,
+    ) -> None:
+        self._store = store
+        self._clock = components.clock
+        self._membership = membership
+        self._keys = keys
+        self._day = day
+        self._corruption_log = corruption_log
+        self._reclaim_after = reclaim_after
+        self._handover_memory = handover_memory
+        self._once_per_date = once_per_date
+        self._refusals: dict[str, _Refusal] = {}
+        self._died_at: dict[str, Mono] = {}
+        self._refreshed = components.clock.mono()
+
+    async def load(self, tokens: Collection[int], recent: Mapping[str, Json]) -> None:
+        """Read what others are doing, or have just done, under tokens that this node gains.
+
+        Args:
+            tokens: the tokens.
+            recent: a filter for claims that have just ended.
+        """
+        done = {"state": "done", **({} if self._once_per_date else recent)}
+        wanted = {"$or": [{"state": "running"}, done]}
+        after = ""
+        while True:
+            records = await self._store.scan(
+                self._keys.claims(self._day), after=after, limit=PAGE_SIZE, where=wanted
+            )
+            for claim in self._corruption_log.read_all(read_claim, records):
+                self.remember(claim, tokens)
+            if len(records) < PAGE_SIZE:
+                break
+            after = records[-1].key
+        self.watch_owners()
+
+    async def refresh(self) -> None:
+        """Read again, now and then, the tasks that ran elsewhere: a live owner may have ended them.
+
+        Their owners' deaths are watched; their ends are not.
+        """
+        now = self._clock.mono()
+        if now - self._refreshed < self._handover_memory:
+            return
+        self._refreshed = now
+        keys = [refusal.key for refusal in self._refusals.values() if refusal.until is None]
+        for at in range(0, len(keys), PAGE_SIZE):
+            page = keys[at : at + PAGE_SIZE]
+            found = await read_each(self._store, page, self._corruption_log.report)
+            for record in found.values():
+                claim = (
+                    None
+                    if record is None or record.deleted
+                    else self._corruption_log.read(read_claim, record)
+                )
+                if claim is not None and claim.state != "running":
+                    self.remember(claim, {claim.token})
+        self.watch_owners()
+
+    def remember(self, claim: Claim, tokens: Collection[int], *, finished: bool = True) -> None:
+        """Record what another node does or did with a task of these tokens.
+
+        Args:
+            claim: the other node's claim; one of our own is ignored.
+            tokens: claims of other tokens are ignored.
+            finished: whether a task that is done was finished just now.
+        """
+        if claim.token not in tokens or claim.owner == self._membership.incarnation:
+            return
+        key = self._keys.claim(self._day, claim.token, claim.task)
+        forever = Mono(math.inf)
+        until = forever if self._once_per_date else self._clock.mono() + self._handover_memory
+        if claim.state == "running":
+            self._refusals[claim.task] = _Refusal(key, claim.node, claim.owner, None)
+        elif claim.state == "done" and (self._once_per_date or finished):
+            self._refusals[claim.task] = _Refusal(key, claim.node, claim.owner, until)
+        else:
+            self._refusals.pop(claim.task, None)
+
+    def is_refused(self, task: str) -> bool:
+        """Whether a task runs on another node, or was just finished there."""
+        refusal = self._refusals.get(task)
+        return refusal is not None and not self._is_over(refusal)
+
+    def was_running(self, task: str) -> bool:
+        """Whether a task ran on another node when its claim was last read."""
+        refusal = self._refusals.get(task)
+        return refusal is not None and refusal.until is None
+
+    def explain(self, task: str) -> str:
+        """Return why a task is refused."""
+        refusal = self._refusals[task]
+        what = "is doing it" if refusal.until is None else "has just done it"
+        return f"{refusal.node} {what}"
+
+    def forget(self, task: str) -> None:
+        """Forget what is known about a task."""
+        self._refusals.pop(task, None)
+
+    def clear(self) -> None:
+        """Forget what is known about all tasks."""
+        self._refusals.clear()
+
+    def watch_owners(self) -> None:
+        """Watch the sessions whose tasks this node may do when they are dead."""
+        owners = {refusal.owner for refusal in self._refusals.values() if refusal.until is None}
+        self._membership.watch("claims", owners)
+        self._died_at = {owner: at for owner, at in self._died_at.items() if owner in owners}
+        self.record_deaths()
+
+    def record_deaths(self) -> None:
+        """Record, by our own clock, when the watched owners were seen dead."""
+        for owner in self._membership.watched("claims"):
+            if owner not in self._died_at and self._membership.is_dead(owner):
+                self._died_at[owner] = self._clock.mono()
+
+    def _is_over(self, refusal: _Refusal) -> bool:
+        now = self._clock.mono()
+        if refusal.until is not None:
+            return now >= refusal.until
+        died_at = self._died_at.get(refusal.owner)
+        return died_at is not None and now - died_at >= self._reclaim_after

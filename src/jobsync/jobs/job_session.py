@@ -1,0 +1,343 @@
+"""The lifecycle of a `Job`: it joins a fleet on a background loop, and leaves within bounds.
+
+With coordination switched off, a `LocalNode` takes the place of the fleet: it owns every task
+and uses no store.
+"""
+
+import asyncio
+import datetime as dt
+import os
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from jobsync.components import Components
+from jobsync.coordination.membership import Membership, describe_process
+from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.core.assignment import token_maker
+from jobsync.core.urls import ObjectsUrl
+from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
+from jobsync.jobs.background import Background, ExitGuard
+from jobsync.jobs.config import CoordinationConfig
+from jobsync.jobs.events import Callbacks
+from jobsync.jobs.foreign_claims import Claim, ClaimState
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.job_node import JobNode, JobNodeSettings
+from jobsync.jobs.pins import Pins
+from jobsync.jobs.registration import NodeInfo, NodeList
+from jobsync.jobs.retention import Forgotten
+from jobsync.jobs.sql_views import SqlViews
+from jobsync.stores.opening import read_url
+
+__all__ = ["JobSession", "LocalNode", "describe_local_node"]
+
+T = TypeVar("T")
+
+_EXIT_GRACE = 4.0
+"""The most seconds that leaving takes beyond `wait_on_exit`."""
+
+
+class LocalNode:
+    """A node without a fleet. It owns every task.
+
+    Args:
+        total: the number of tokens; it owns all.
+        token_of: returns a task's token.
+        once_per_date: whether a task that is done is never done again.
+    """
+
+    is_leader = True
+    poll_interval = 0.1
+    failure: BaseException | None = None
+    number = 0
+    is_trusted = True
+
+    def __init__(
+        self, total: int, token_of: Callable[[str], int], *, once_per_date: bool = False
+    ) -> None:
+        self.tokens = frozenset(range(total))
+        self.token = token_of
+        self._once_per_date = once_per_date
+        self._running: dict[str, None] = {}
+        self._done: dict[str, int] = {}
+        """How often each task was done."""
+        self.is_retiring = False
+
+    @property
+    def running(self) -> list[str]:
+        """The tasks that were claimed and not finished."""
+        return list(self._running)
+
+    def can_claim(self, task: str) -> bool:
+        """Whether a task may be done now: not while it runs, nor after `retire`."""
+        if self.is_retiring or task in self._running:
+            return False
+        return not (self._once_per_date and task in self._done)
+
+    def retire(self) -> None:
+        """Claim nothing more."""
+        self.is_retiring = True
+
+    async def claim(
+        self, tasks: Sequence[str], known: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Claim tasks; return those that were not claimed, each with the reason."""
+        lost = {task: "this node does it already" for task in tasks if task in self._running}
+        lost |= {task: "it is done" for task in tasks if self._is_refused(task, known)}
+        self._running |= dict.fromkeys(task for task in tasks if task not in lost)
+        return lost
+
+    async def finish(self, tasks: Iterable[str], state: ClaimState = "done") -> dict[str, str]:
+        """End tasks; none is refused."""
+        for task in tasks:
+            if task in self._running:
+                del self._running[task]
+                if state == "done":
+                    self._done[task] = self._done.get(task, 0) + 1
+        return {}
+
+    async def find_done(self, tasks: Collection[str]) -> dict[str, str]:
+        """Return which tasks are done, each with the version of its completion."""
+        return {task: str(self._done[task]) for task in tasks if task in self._done}
+
+    async def list_claims(self) -> list[Claim]:
+        """Return no claims: nothing is recorded."""
+        return []
+
+    async def forget(self, days: float) -> Forgotten:
+        """Remove nothing: nothing is recorded."""
+        del days
+        return Forgotten(dates=0, claims=0, nodes=0, rebalances=0)
+
+    async def stop(self, wait: float) -> None:
+        """Do nothing: there is no other node to hand over to."""
+        del wait
+
+    def _is_refused(self, task: str, known: Mapping[str, str] | None) -> bool:
+        """Whether a task is done, and may not be done again after this completion."""
+        if task not in self._done:
+            return False
+        is_new = known is not None and known.get(task) != str(self._done[task])
+        return self._once_per_date or is_new
+
+
+def describe_local_node(name: str) -> NodeInfo:
+    """Describe a node without a fleet, which is recorded nowhere."""
+    facts = {"host": "", "pid": os.getpid(), "stage": "ready", "is_leader": True}
+    return {"name": name, "created_on": None, "last_heartbeat": None, **facts}
+
+
+class JobSession:
+    """What a `Job` has while it is entered: a background loop, a session and a node.
+
+    Args:
+        node_name: the node's name.
+        site: where it runs.
+        date: the date whose tasks it does.
+        settings: the configuration of the fleet.
+        url: the store, if it is not in the settings.
+        wait_on_enter: the most seconds that entering takes.
+        wait_on_exit: the most seconds, beyond a few, that leaving takes.
+        is_observer: whether it takes no tokens.
+        once_per_date: whether a task that is done is never done again on the same date.
+        callbacks: the user's callbacks.
+        components: time, randomness and events.
+    """
+
+    def __init__(
+        self,
+        node_name: str,
+        site: str,
+        date: dt.date,
+        settings: CoordinationConfig,
+        url: str | None,
+        *,
+        wait_on_enter: float,
+        wait_on_exit: float,
+        is_observer: bool,
+        once_per_date: bool,
+        callbacks: Callbacks,
+        components: Components,
+    ) -> None:
+        self.node_name = node_name
+        self.site = site
+        self.components = components
+        self.date = date
+        self.settings = settings
+        self._token = token_maker(settings.total_tokens, settings.hash_function)
+        self._url = url
+        self._wait_on_enter = wait_on_enter
+        self._wait_on_exit = wait_on_exit
+        self._is_observer = is_observer
+        self._once_per_date = once_per_date
+        self._callbacks = callbacks
+        self._background: Background | None = None
+        self._views: SqlViews | None = None
+        self._exit_guard: ExitGuard | None = None
+        self._membership: Membership | None = None
+        self._node: JobNode | LocalNode | None = None
+        self._node_list: NodeList | None = None
+        self._is_stopping = False
+        self._pins = Pins(None, self._call, self._token)
+        self._in_blocks: set[str] = set()
+        """Tasks that only the end of their own block or loop marks."""
+        self._enter_by = components.clock.mono()
+
+    def _open(self, provide_locks: Callable[[], object] | None, *, clear_locks: bool) -> None:
+        """Start the background loop, join the fleet and wait for tokens.
+
+        Args:
+            provide_locks: registers pins before this node owns anything.
+            clear_locks: whether the pins that this node has created are removed.
+        """
+        self._background = Background(f"jobsync-{self.node_name}")
+        self._is_stopping = False
+        self._enter_by = self.components.clock.mono() + self._wait_on_enter
+        try:
+            self._views = self._build_views()
+            if self.settings.enabled:
+                self._call(self._join())
+                self._views.install(self.node_name)
+                if provide_locks is not None or clear_locks:
+                    self._provide_locks(provide_locks, replacing=clear_locks)
+                self._call(self._start())
+            else:
+                total, once = self.settings.total_tokens, self._once_per_date
+                self._node = LocalNode(total, self._token, once_per_date=once)
+        except BaseException:
+            self._close(is_done=False)
+            raise
+
+    @property
+    def _entered_node(self) -> JobNode | LocalNode:
+        """This node. The job must have been entered and not left."""
+        if self._node is None:
+            raise Invalid("job", self, "is not entered", "use it in a with statement")
+        if self._node.failure is not None:
+            raise Unavailable("the node", "has failed", "enter again") from self._node.failure
+        return self._node
+
+    @property
+    def _entered_pins(self) -> Pins:
+        """This node's pins. The job must have been entered and not left."""
+        if self._background is None:
+            raise Invalid("job", self, "is not entered", "use it in a with statement")
+        return self._pins
+
+    def _provide_locks(self, provider: Callable[[], object] | None, *, replacing: bool) -> None:
+        if isinstance(self._node, JobNode):
+            # After taking the name, so that no process registers pins for another live one.
+            self._call(self._node.enter(self._wait_left))
+            self._pins.provide(provider, replacing=replacing)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the background loop and wait for its result."""
+        background = self._background
+        if background is None:
+            work.close()
+            raise Invalid("job", self, "is not entered", "use it in a with statement")
+        return background.call(work)
+
+    def _list_added(self, node: JobNode | LocalNode) -> list[str]:
+        """Return the running tasks, without those that the end of their own block marks."""
+        return [task for task in node.running if task not in self._in_blocks]
+
+    def _build_views(self) -> SqlViews:
+        url = read_url(self._url or self.settings.reveal_url())
+        keys = JobKeys(self.settings.appname)
+        return SqlViews(url, keys, self.components, self.settings.timezone)
+
+    async def _join(self) -> None:
+        """Open a session and create the node."""
+        url = self._url or self.settings.reveal_url()
+        options = self._find_timing_options(url)
+        membership = await Membership.join(url, self.components, skip_cold_start=True, **options)
+        self._membership = membership
+        timing = membership.timing
+        self._node = JobNode(
+            membership,
+            JobNodeSettings(
+                fleet=self.settings.appname,
+                node=self.node_name,
+                site=self.site,
+                day=self.date,
+                total_tokens=self.settings.total_tokens,
+                hash_function=self.settings.hash_function,
+                reclaim_after=self.settings.reclaim_delay(timing),
+                handover_memory=self.settings.handover_memory,
+                once_per_date=self._once_per_date,
+                is_observer=self._is_observer,
+                rebalance_interval=self.settings.rebalance_check_interval_sec,
+                refresh_interval=self.settings.token_refresh_steady_interval_sec,
+                locks_enabled=self.settings.locks_enabled,
+            ),
+            on_change=self._callbacks.notify,
+            facts=describe_process(self.components),
+        )
+        self._node_list = NodeList(self._node)
+        self._pins = Pins(self._node, self._call, self._token)
+
+    def _find_timing_options(self, url: str | None) -> dict[str, float]:
+        """Return the session's heartbeat interval and timeout, if one of them was given."""
+        if not self.settings.given & {"heartbeat_interval_sec", "heartbeat_timeout_sec"}:
+            return {}
+        is_billed = isinstance(read_url(url), ObjectsUrl)
+        timing = self.settings.timing(CoordinatorSettings().timing_of(is_billed=is_billed))
+        return {"heartbeat_interval": timing.heartbeat, "worker_timeout": timing.timeout}
+
+    async def _start(self) -> None:
+        """Take the name, and wait for this node's tokens."""
+        node = self._node
+        if not isinstance(node, JobNode):
+            return
+        # `stop` may have been called before there was a node.
+        node.is_retiring = self._is_stopping
+        await node.start(self._wait_left)
+        minimum = self.settings.minimum_nodes
+        is_ready = await node.wait_until_ready(minimum, self._wait_left)
+        # This node counts, even if it is not in the assignment yet.
+        joined = max(node.count, 1)
+        if not is_ready and joined < minimum:
+            raise TimeoutError(
+                f"{joined} of minimum_nodes={minimum} joined within "
+                f"wait_on_enter={self._wait_on_enter:g} s; start the others, or wait longer"
+            )
+
+    @property
+    def _wait_left(self) -> float:
+        """The seconds that entering may still take."""
+        return max(0.0, self._enter_by - self.components.clock.mono())
+
+    def _close(self, *, is_done: bool) -> None:
+        """Leave the fleet and stop the background loop, within bounds.
+
+        Args:
+            is_done: whether the tasks that were added are marked as done first.
+        """
+        background, self._background = self._background, None
+        if background is None:
+            return
+        node, self._node = self._node, None
+        membership, self._membership = self._membership, None
+        views, self._views = self._views, None
+        self._node_list = None
+        try:
+            if node is not None and is_done:
+                background.call(node.finish(self._list_added(node)))
+        finally:
+            try:
+                background.call(self._leave(node, membership))
+            finally:
+                background.stop()
+                self._callbacks.stop(_EXIT_GRACE)
+                if views is not None:
+                    views.close()
+
+    async def _leave(self, node: JobNode | LocalNode | None, membership: Membership | None) -> None:
+        # What is not done in time is left to the end of the session, which silence causes too.
+        with suppress(TimeoutError, Unavailable, OutcomeUnknown):
+            async with asyncio.timeout(_EXIT_GRACE + self._wait_on_exit):
+                if node is not None:
+                    await node.stop(_EXIT_GRACE / 2 + self._wait_on_exit)
+                if membership is not None:
+                    await membership.leave()
