@@ -1,4 +1,4 @@
-"""Databases: definitions that every process sees, and that change only in compatible ways."""
+"""Resource definitions: every process sees them, and they change only in compatible ways."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +15,7 @@ Connect: TypeAlias = Callable[[], Any]
 
 @pytest.fixture
 async def connect(place: Place) -> AsyncIterator[Connect]:
-    """Connects one more database to the place, as another process would."""
+    """A function that connects one more database, as another process would."""
     async with AsyncExitStack() as stack:
 
         async def connect() -> Database:
@@ -27,10 +27,10 @@ async def connect(place: Place) -> AsyncIterator[Connect]:
 
 
 async def test_another_process_sees_the_resources(connect: Connect) -> None:
-    """What one defines, who connects later has, with its schema, and can use at once."""
+    """A process that connects later has the resource, with its schema."""
     one = await connect()
-    made = await one.create_resource("sessions", {"n": "number|required"})
-    await made.insert({"id": "a", "n": 1})
+    sessions = await one.create_resource("sessions", {"n": "number|required"})
+    await sessions.insert({"id": "a", "n": 1})
     two = await connect()
     assert [*two.resources] == ["sessions"]
     assert two.resources.sessions is two.resources["sessions"] is two.resource("sessions")
@@ -39,8 +39,8 @@ async def test_another_process_sees_the_resources(connect: Connect) -> None:
         await two.resources.sessions.insert({"n": "x"})
 
 
-async def test_what_others_define_and_drop_is_seen_by_looking(connect: Connect) -> None:
-    """`list_resources` asks the store, and `resources` follows."""
+async def test_list_resources_sees_what_others_define_and_drop(connect: Connect) -> None:
+    """`list_resources` reads the store, and updates `resources`."""
     one, two = await connect(), await connect()
     await one.create_resource("b")
     await one.create_resource("a")
@@ -52,8 +52,8 @@ async def test_what_others_define_and_drop_is_seen_by_looking(connect: Connect) 
     assert len(one.resources) == 1
 
 
-async def test_an_unknown_resource_is_named_with_those_that_there_are(connect: Connect) -> None:
-    """A typing error is answered with what was probably meant."""
+async def test_an_unknown_resource_is_refused_with_the_known_ones(connect: Connect) -> None:
+    """For a typo the error suggests the closest name."""
     database = await connect()
     await database.create_resource("sessions")
     with pytest.raises(
@@ -68,11 +68,11 @@ async def test_an_unknown_resource_is_named_with_those_that_there_are(connect: C
         await database.drop_resource("sesions")
 
 
-async def test_a_compatible_change_evolves(connect: Connect) -> None:
-    """Records stay, new rules hold, and an older release that starts again takes nothing away."""
-    told: list[Event] = []
+async def test_a_compatible_change_evolves_the_definition(connect: Connect) -> None:
+    """Records stay, new rules apply, and a restart of an older release removes nothing."""
+    emitted: list[Event] = []
     old, new = await connect(), await connect()
-    new.on("db:resource-*", told.append)
+    new.on("db:resource-*", emitted.append)
     attributes = {"name": "string|required|min:3"}
     first = await old.create_resource("users", attributes)
     await first.insert({"id": "ann", "name": "Ann"})
@@ -80,7 +80,7 @@ async def test_a_compatible_change_evolves(connect: Connect) -> None:
     assert (await second.insert({"id": "bob", "name": "Bob"})).role == "a"
     assert (await second.update("ann", {"name": "Anne"})).role == "a"
     await new.create_resource("users", {"role": "enum:a,b|default:a", **attributes})
-    assert [event.name for event in told] == ["db:resource-evolved"]
+    assert [event.name for event in emitted] == ["db:resource-evolved"]
     again = await old.create_resource("users", attributes)
     assert again is first
     assert (await again.insert({"name": "Cem"})).role == "a"
@@ -89,8 +89,8 @@ async def test_a_compatible_change_evolves(connect: Connect) -> None:
         await second.insert({"name": "Al"})
 
 
-async def test_who_knows_an_older_definition_keeps_up(connect: Connect) -> None:
-    """Records that somebody's newer definition allows can be changed and made by everybody."""
+async def test_a_process_with_an_older_definition_keeps_up(connect: Connect) -> None:
+    """Every process can write records that a newer definition allows."""
     old, new = await connect(), await connect()
     first = await old.create_resource("users", {"role": "enum:a,b", "n": "number"}, strict=True)
     second = await new.create_resource("users", {"role": "enum:a,b,c"}, strict=False)
@@ -109,21 +109,21 @@ async def test_who_knows_an_older_definition_keeps_up(connect: Connect) -> None:
         await first.insert({"role": 5})
 
 
-async def test_who_looks_forgets_nothing_that_is_made_meanwhile(connect: Connect) -> None:
-    """There is one resource for each name, whoever reads the definitions at the same time."""
+async def test_listing_keeps_resources_that_are_created_meanwhile(connect: Connect) -> None:
+    """There is one resource per name, also while definitions are read concurrently."""
     database = await connect()
     for number in range(5):
-        made, _, _ = await asyncio.gather(
+        resource, _, _ = await asyncio.gather(
             database.create_resource(f"r{number}", {"n": "number"}),
             database.list_resources(),
             database.create_resource(f"r{number}", {"n": "number", "m": "number"}),
         )
-        assert database.resources[f"r{number}"] is made
-        assert sorted(made.schema.fields) == ["m", "n"]
+        assert database.resources[f"r{number}"] is resource
+        assert sorted(resource.schema.fields) == ["m", "n"]
 
 
-async def test_strict_is_yes_or_no(connect: Connect, place: Place) -> None:
-    """Anything else is refused before it spoils the definition."""
+async def test_strict_must_be_a_boolean(connect: Connect, place: Place) -> None:
+    """Anything else is refused, and no definition is written."""
     database = await connect()
     with pytest.raises(Invalid, match="strict must be True or False"):
         await database.create_resource("users", strict="no")
@@ -133,7 +133,7 @@ async def test_strict_is_yes_or_no(connect: Connect, place: Place) -> None:
 async def test_an_incompatible_change_is_refused_with_every_reason(
     connect: Connect, place: Place
 ) -> None:
-    """Nothing is written, and the resource goes on as it was."""
+    """Nothing is written, and the resource works as before."""
     database = await connect()
     users = await database.create_resource("users", {"name": "string", "age": "number"})
     before = place.stored("resource/users")
@@ -145,10 +145,10 @@ async def test_an_incompatible_change_is_refused_with_every_reason(
     assert (await users.insert({"age": 5})).age == 5
 
 
-async def test_a_definition_that_says_nothing_gives_way_to_the_first_that_does(
+async def test_an_undeclared_definition_is_replaced_by_the_first_declared_one(
     connect: Connect,
 ) -> None:
-    """As a plugin makes it that was started first; unless records are there that would not pass."""
+    """Plugins may create it before the user does; unless existing records would not pass."""
     database = await connect()
     await database.create_resource("users")
     await database.create_resource("users")
@@ -166,8 +166,8 @@ async def test_a_definition_that_says_nothing_gives_way_to_the_first_that_does(
     await database.create_resource("notes", {"title": "string|required"})
 
 
-async def test_of_many_that_define_at_once_all_agree(connect: Connect) -> None:
-    """Whoever comes second evolves what the first has made."""
+async def test_concurrent_definitions_are_merged(connect: Connect) -> None:
+    """Each process evolves what the others have defined."""
     databases = [await connect() for _ in range(4)]
     await asyncio.gather(
         *(db.create_resource("x", {f"f{n}": "number"}) for n, db in enumerate(databases))
@@ -176,10 +176,10 @@ async def test_of_many_that_define_at_once_all_agree(connect: Connect) -> None:
     assert sorted(last.resources.x.schema.fields) == ["f0", "f1", "f2", "f3"]
 
 
-async def test_what_newer_code_adds_to_a_definition_survives(
+async def test_fields_that_newer_code_adds_to_a_definition_survive(
     connect: Connect, place: Place
 ) -> None:
-    """Parts of a definition that this code does not know stay when it evolves."""
+    """Unknown fields of a stored definition stay when it evolves."""
     database = await connect()
     await database.create_resource("users", {"name": "string"})
     text = place.stored("resource/users")
@@ -189,10 +189,8 @@ async def test_what_newer_code_adds_to_a_definition_survives(
     assert '"later":{"a":1}' in (place.stored("resource/users") or "")
 
 
-async def test_a_definition_that_cannot_be_read_is_set_aside(
-    connect: Connect, place: Place
-) -> None:
-    """The others are there, and nothing is written over it."""
+async def test_an_unreadable_definition_is_set_aside(connect: Connect, place: Place) -> None:
+    """The others are usable, and it is not overwritten."""
     one = await connect()
     await one.create_resource("a")
     await one.create_resource("b")
@@ -201,8 +199,8 @@ async def test_a_definition_that_cannot_be_read_is_set_aside(
     assert [*two.resources] == ["b"]
 
 
-async def test_a_dropped_resource_is_gone_with_its_records(connect: Connect) -> None:
-    """Defined again under its name, it is empty."""
+async def test_a_dropped_resource_loses_its_records(connect: Connect) -> None:
+    """Defined again, it is empty."""
     database = await connect()
     old = await database.create_resource("users", {"name": "string"})
     await old.insert_many([{"id": str(n)} for n in range(20)])
@@ -213,8 +211,8 @@ async def test_a_dropped_resource_is_gone_with_its_records(connect: Connect) -> 
     assert (await new.insert({"id": "1", "name": 5})).name == 5
 
 
-async def test_tidying_up_leaves_what_is_there(connect: Connect) -> None:
-    """Neither a record nor a value goes, nor a tombstone that is young; anybody may do it."""
+async def test_a_cleanup_keeps_what_exists(connect: Connect) -> None:
+    """It removes no record, no value and no young tombstone, from any process."""
     database, other = await connect(), await connect()
     users = await database.create_resource("users", {"name": "string"})
     await users.insert_many([{"id": str(n)} for n in range(5)])
@@ -232,23 +230,23 @@ async def test_tidying_up_leaves_what_is_there(connect: Connect) -> None:
 async def test_a_definition_that_changes_meanwhile_is_not_dropped(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who drops what somebody else has just evolved is told."""
+    """The caller gets a conflict if another process has just evolved the resource."""
     database, other = await connect(), await connect()
     users = await database.create_resource("users")
 
-    async def meddle() -> int:
+    async def evolve_meanwhile() -> int:
         await other.create_resource("users", {"n": "number"})
         return 0
 
-    monkeypatch.setattr(users, "delete_all", meddle)
+    monkeypatch.setattr(users, "delete_all", evolve_meanwhile)
     with pytest.raises(Conflict, match="its definition was changed"):
         await database.drop_resource("users")
     assert await other.list_resources() == ["users"]
 
 
 @pytest.mark.parametrize("name", ["", "1a", "a/b", "a b", "_a", "é", "a" * 101, 5])
-async def test_a_strange_name_is_refused(connect: Connect, name: Any) -> None:
-    """Names of resources are part of keys and of SQL, and so they are plain."""
+async def test_an_invalid_resource_name_is_refused(connect: Connect, name: Any) -> None:
+    """Names of resources are part of keys and of SQL, so few characters are allowed."""
     database = await connect()
     with pytest.raises(Invalid, match="must be a valid resource name"):
         await database.create_resource(name)

@@ -1,4 +1,4 @@
-"""What plugins keep: conditional, apart from each other, and gone when its time is over."""
+"""Plugin storage: conditional writes, separate namespaces, values that expire."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from jobsync import Components, Corrupt, Database, Events, Invalid, PluginStorag
 
 @pytest.fixture
 async def database(place: Place, clock: FakeClock) -> AsyncIterator[Database]:
-    """A database whose clock the test holds."""
+    """A database with a clock that the test controls."""
     components = Components(clock=clock, randomness=SeededRandomness(7), events=Events())
     store = await place.open()
     async with Database(connection=store, components=components) as database:
@@ -28,8 +28,8 @@ def storage(database: Database) -> PluginStorage:
     return database.open_storage("queue")
 
 
-async def test_what_was_set_is_there(storage: PluginStorage) -> None:
-    """Any JSON comes back; what was never set is the default."""
+async def test_a_value_that_was_set_is_read_back(storage: PluginStorage) -> None:
+    """Any JSON value; a key that was never set reads as the default."""
     for value in (1, "a", [1, {"b": None}], {"value": 1}, False):
         await storage.set("key/with slash", value)
         assert await storage.get("key/with slash") == value
@@ -42,7 +42,7 @@ async def test_what_was_set_is_there(storage: PluginStorage) -> None:
     assert await storage.get("null", 5) == 5
 
 
-async def test_kinds_and_namespaces_are_apart(database: Database) -> None:
+async def test_plugins_and_namespaces_are_separate(database: Database) -> None:
     """The same key of another plugin or namespace is another value."""
     storages = [
         database.open_storage(slug, namespace)
@@ -57,17 +57,17 @@ async def test_kinds_and_namespaces_are_apart(database: Database) -> None:
         database.open_storage("queue", "a/b")
 
 
-async def test_of_many_that_set_what_is_absent_one_does(storage: PluginStorage) -> None:
-    """Also where there was something, that was deleted."""
+async def test_one_of_many_sets_an_absent_key(storage: PluginStorage) -> None:
+    """Also if the key had a value that was deleted."""
     for _ in range(2):
-        won = await asyncio.gather(*(storage.set_if_absent("lock", n) for n in range(5)))
-        (winner,) = [n for n, version in enumerate(won) if version is not None]
+        versions = await asyncio.gather(*(storage.set_if_absent("lock", n) for n in range(5)))
+        (winner,) = [n for n, version in enumerate(versions) if version is not None]
         assert await storage.get("lock") == winner
         await storage.delete("lock")
 
 
-async def test_only_the_version_that_was_read_is_replaced(storage: PluginStorage) -> None:
-    """A version that is no longer there sets nothing."""
+async def test_set_if_version_replaces_only_that_version(storage: PluginStorage) -> None:
+    """With an outdated version nothing is set."""
     first = await storage.set("key", 1)
     second = await storage.set_if_version("key", 2, first)
     assert second is not None
@@ -79,7 +79,7 @@ async def test_only_the_version_that_was_read_is_replaced(storage: PluginStorage
 
 
 async def test_no_increment_is_lost(storage: PluginStorage) -> None:
-    """Concurrent ones all count."""
+    """Concurrent increments all count."""
     sums = await asyncio.gather(*(storage.increment("n") for _ in range(6)))
     assert sorted(sums) == [1, 2, 3, 4, 5, 6]
     assert await storage.increment("n", by=-2.5) == 3.5
@@ -91,10 +91,8 @@ async def test_no_increment_is_lost(storage: PluginStorage) -> None:
             await storage.increment("n", by=by)  # type: ignore[arg-type]
 
 
-async def test_a_value_whose_time_is_over_is_absent(
-    storage: PluginStorage, clock: FakeClock
-) -> None:
-    """It is neither read nor listed, and its place is free."""
+async def test_an_expired_value_is_absent(storage: PluginStorage, clock: FakeClock) -> None:
+    """It is neither read nor listed, and its key is free."""
     await storage.set("short", 1, ttl=10)
     await storage.set("long", 2, ttl=timedelta(minutes=1))
     await storage.set("ever", 3)
@@ -112,7 +110,7 @@ async def test_a_value_whose_time_is_over_is_absent(
     assert await storage.increment("other") == 1
 
 
-async def test_sweeping_removes_what_has_expired_and_nothing_else(
+async def test_a_sweep_removes_only_expired_values(
     storage: PluginStorage, clock: FakeClock, place: Place
 ) -> None:
     """A value that was renewed stays."""
@@ -129,7 +127,7 @@ async def test_sweeping_removes_what_has_expired_and_nothing_else(
 
 
 async def test_keys_are_listed_by_prefix_in_order(storage: PluginStorage) -> None:
-    """Whatever characters they hold."""
+    """Whatever characters they contain."""
     for key in ("job:b", "job:a", "jo", "other", "job:é"):
         await storage.set(key, 0)
     assert await storage.list("job:") == ["job:a", "job:b", "job:é"]
@@ -137,7 +135,7 @@ async def test_keys_are_listed_by_prefix_in_order(storage: PluginStorage) -> Non
 
 
 @pytest.mark.parametrize("ttl", [0, -1, "10", True, float("nan"), float("inf")])
-async def test_a_time_to_live_is_a_number_of_seconds(storage: PluginStorage, ttl: Any) -> None:
+async def test_a_ttl_must_be_a_number_of_seconds(storage: PluginStorage, ttl: Any) -> None:
     """Anything else is refused before anything is written."""
     with pytest.raises(Invalid, match="ttl must be a number"):
         await storage.set("key", 1, ttl=ttl)
@@ -145,10 +143,10 @@ async def test_a_time_to_live_is_a_number_of_seconds(storage: PluginStorage, ttl
         await storage.get(5)  # type: ignore[arg-type]
 
 
-async def test_what_no_plugin_stored_is_not_taken_for_a_value(
+async def test_a_record_that_is_not_a_plugins_value_is_corrupt(
     storage: PluginStorage, place: Place
 ) -> None:
-    """It is reported and left as it is."""
+    """It is reported, not overwritten."""
     await storage.set("key", 1)
     place.damage("plugin/queue/default/key", "[]")
     with pytest.raises(Corrupt, match="not a plugin's value"):

@@ -1,4 +1,4 @@
-"""A process that dies at any write leaves every record whole, once, and to be found."""
+"""A process that dies at any write leaves every record complete, once, and findable."""
 
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,25 +24,25 @@ State: TypeAlias = dict[str, int]
 
 
 class Crashed(BaseException):
-    """The process is gone."""
+    """The process has died."""
 
 
-class MortalStore(StoreDecorator):
-    """Makes so many changes, and dies: before the next one, or before its reply.
+class CrashingStore(StoreDecorator):
+    """Applies a number of changes, then dies: before the next one, or before its reply.
 
-    Batches die half-way, as they do on a store that knows no transactions.
+    Batches end half-way, as on a store without transactions.
     """
 
-    def __init__(self, inner: Store, life: int, *, replies: bool) -> None:
+    def __init__(self, inner: Store, changes: int, *, replies: bool) -> None:
         super().__init__(inner)
-        self.made = 0
-        self._life = life
+        self.applied = 0
+        self._changes = changes
         self._replies = replies
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Make changes, as far as life goes."""
-        left = self._life - self.made
-        self.made += len(changes)
+        """Write, up to the crash."""
+        left = self._changes - self.applied
+        self.applied += len(changes)
         if left >= len(changes):
             return await super().write(changes)
         if part := changes[: max(left, 0) + (not self._replies)]:
@@ -51,7 +51,7 @@ class MortalStore(StoreDecorator):
 
 
 def row(name: str, n: int) -> dict[str, Any]:
-    """Give a record."""
+    """Return a record."""
     return {"id": name, "n": n}
 
 
@@ -67,17 +67,17 @@ STORY: list[tuple[Step, State]] = [
     (lambda r: r.delete_many(["a", "b", "e"]), {"c": 4, "d": 5}),
     (lambda r: r.insert_many([row("a", 6), row("f", 6)]), {"a": 6, "c": 4, "d": 5, "f": 6}),
 ]
-"""What is done, and what is there afterwards."""
+"""Steps, and the records after each."""
 
 CHANGES = 18
-"""How many changes the whole story makes, the definition's included."""
+"""Number of changes in the story, including the definition's."""
 
 
 async def find_all(resource: Resource) -> State:
-    """Look in every way there is; all of them must agree."""
+    """Read in every way; all of them must agree."""
     listed = await resource.list()
     found = {document.id: document.n for document in listed}
-    assert len(found) == len(listed), "doubled"
+    assert len(found) == len(listed), "duplicated"
     assert await resource.list_ids() == sorted(found)
     assert await resource.count() == len(found)
     assert {d.id: d.n for d in await resource.query({"n": {"$gt": 0}})} == found
@@ -86,8 +86,8 @@ async def find_all(resource: Resource) -> State:
     return found
 
 
-async def live(store: Store, name: str) -> int:
-    """Tell the story to its end, or as far as one gets; give how many steps were done."""
+async def run_story(store: Store, name: str) -> int:
+    """Run the story up to the crash; return the number of steps done."""
     done = 0
     async with Database(connection=store) as database:
         try:
@@ -101,57 +101,59 @@ async def live(store: Store, name: str) -> int:
 
 
 @pytest.mark.parametrize("replies", [True, False], ids=["before", "after"])
-async def test_a_crash_at_any_write_loses_and_doubles_nothing(place: Place, replies: bool) -> None:
-    """Each record is as before or after the step that was interrupted, which can be repeated."""
+async def test_a_crash_at_any_write_loses_and_duplicates_nothing(
+    place: Place, replies: bool
+) -> None:
+    """Each record is as before or after the interrupted step, which can be repeated."""
     store = await place.open()
-    for life in range(CHANGES + 1):
-        name = f"r{life}"
-        mortal = MortalStore(store, life, replies=replies)
-        done = await live(mortal, name)
-        assert (done == len(STORY)) is (life == CHANGES)
+    for changes in range(CHANGES + 1):
+        name = f"r{changes}"
+        crashing = CrashingStore(store, changes, replies=replies)
+        done = await run_story(crashing, name)
+        assert (done == len(STORY)) is (changes == CHANGES)
         before = STORY[done - 1][1] if done else {}
         after = STORY[min(done, len(STORY) - 1)][1]
         async with Database(connection=store) as database:
             resource = await database.create_resource(name, {"n": "number|required"})
             found = await find_all(resource)
-            for one in "abcdef":
-                assert found.get(one) in {before.get(one), after.get(one)}
+            for letter in "abcdef":
+                assert found.get(letter) in {before.get(letter), after.get(letter)}
             for step, _ in itertools.islice(STORY, done, None):
                 try:
                     await step(resource)
                 except (Conflict, Incomplete, NotFound):
-                    # It was done before the crash, all or part of it.
+                    # All or part of it was done before the crash.
                     assert step is STORY[done][0]
             assert await find_all(resource) == STORY[-1][1]
     await store.close()
 
 
-async def test_a_drop_that_was_cut_short_can_be_finished(place: Place) -> None:
-    """Wherever it ended, the resource is still there, or wholly gone; dropping it again ends it."""
+async def test_an_interrupted_drop_can_be_repeated(place: Place) -> None:
+    """The resource still exists, or is completely gone; dropping it again finishes the drop."""
     store = await place.open()
-    for life in range(6):
-        name = f"r{life}"
+    for changes in range(6):
+        name = f"r{changes}"
         async with Database(connection=store) as database:
             resource = await database.create_resource(name)
             await resource.insert_many([row(x, 1) for x in "abc"])
-        mortal = MortalStore(store, life, replies=True)
-        async with Database(connection=mortal) as database:
+        crashing = CrashingStore(store, changes, replies=True)
+        async with Database(connection=crashing) as database:
             try:
                 await database.drop_resource(name)
             except Crashed:
-                assert life < 5
+                assert changes < 5
         async with Database(connection=store) as database:
-            assert (name in database.resources) is (life < 5)
+            assert (name in database.resources) is (changes < 5)
             if name in database.resources:
                 await database.drop_resource(name)
             assert await (await database.create_resource(name)).list() == []
     await store.close()
 
 
-async def test_a_store_that_goes_away_in_the_middle_of_a_batch_is_told(
+async def test_a_batch_reports_what_was_written_when_the_store_goes_away(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing written: `Unavailable`. Something written: which, and what to try again."""
+    """`Unavailable` if nothing was; otherwise which records were, and which to send again."""
     monkeypatch.setattr("jobsync.database.keyspace._MAX_RECORDS", 2)
 
     class AwayStore(StoreDecorator):

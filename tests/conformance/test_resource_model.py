@@ -1,4 +1,4 @@
-"""Whatever the order of verbs: every store answers as a dictionary would."""
+"""In random sequences of verbs every store gives the same results as a dictionary."""
 
 import asyncio
 import itertools
@@ -28,11 +28,11 @@ bodies = st.one_of(
     st.fixed_dictionaries(
         {"n": values["n"]}, optional={k: v for k, v in values.items() if k != "n"}
     ),
-    # Now and then one that is refused.
+    # Some are invalid.
     st.fixed_dictionaries({"n": st.sampled_from([0, "zero", True])}),
 )
 records = st.tuples(names, bodies).map(lambda pair: {"id": pair[0], **pair[1]})
-cuts = st.tuples(st.none() | st.integers(0, 3), st.integers(0, 3))
+ranges = st.tuples(st.none() | st.integers(0, 3), st.integers(0, 3))
 steps = st.one_of(
     st.tuples(st.just("insert"), records),
     st.tuples(st.just("insert_many"), st.lists(records, max_size=4)),
@@ -46,32 +46,32 @@ steps = st.one_of(
         st.just("query"),
         st.none() | st.sampled_from(sorted(FILTERS)),
         st.none() | st.sampled_from(["n", "-n", "tag", "-ok", "id", "-id"]),
-        cuts,
+        ranges,
     ),
 )
 
 
 class Run:
-    """One random history, told to a resource and to the model."""
+    """One random history, run on a resource and on the model."""
 
     def __init__(self, resource: Resource) -> None:
         self.resource = resource
         self.plain = Plain()
         self.stale = "never-there"
 
-    async def take(self, step: tuple[Any, ...]) -> None:
-        """Do one step both ways, and compare."""
+    async def run_step(self, step: tuple[Any, ...]) -> None:
+        """Run one step on both, and compare the results."""
         verb, *arguments = step
         real, model = getattr(self, verb)(*arguments)
-        answer = await _answer(real)
+        result = await _get_result(real)
         try:
             expected: Any = model()
         except Refused as refused:
             expected = f"refused: {refused}"
-        assert answer == expected
+        assert result == expected
 
     async def version(self, name: str, which: str) -> str | None:
-        """Give a version: none, the one that is there, or one that was."""
+        """Return no version, the current one, or an outdated one."""
         if not which:
             return None
         found = await self.resource.get(name)
@@ -83,22 +83,22 @@ class Run:
     def insert(self, record: dict[str, Any]) -> Any:
         return lambda: self.resource.insert(record), lambda: self.plain.insert(record)
 
-    def insert_many(self, given: list[dict[str, Any]]) -> Any:
-        return lambda: self.resource.insert_many(given), lambda: self.plain.insert_many(given)
+    def insert_many(self, batch: list[dict[str, Any]]) -> Any:
+        return lambda: self.resource.insert_many(batch), lambda: self.plain.insert_many(batch)
 
-    def update(self, name: str, given: dict[str, Any], which: str) -> Any:
+    def update(self, name: str, body: dict[str, Any], which: str) -> Any:
         async def real() -> Document:
             version = await self.version(name, which)
-            return await self.resource.update(name, given, if_version=version)
+            return await self.resource.update(name, body, if_version=version)
 
-        return real, lambda: self.plain.update(name, given, stale=which == "stale")
+        return real, lambda: self.plain.update(name, body, stale=which == "stale")
 
-    def replace(self, name: str, given: dict[str, Any], which: str) -> Any:
+    def replace(self, name: str, body: dict[str, Any], which: str) -> Any:
         async def real() -> Document:
             version = await self.version(name, which)
-            return await self.resource.replace(name, given, if_version=version)
+            return await self.resource.replace(name, body, if_version=version)
 
-        return real, lambda: self.plain.replace(name, given, stale=which == "stale")
+        return real, lambda: self.plain.replace(name, body, stale=which == "stale")
 
     def upsert(self, record: dict[str, Any]) -> Any:
         return lambda: self.resource.upsert(record), lambda: self.plain.upsert(record)
@@ -110,64 +110,64 @@ class Run:
 
         return real, lambda: self.plain.delete(name, stale=which == "stale")
 
-    def delete_many(self, given: list[str]) -> Any:
-        return lambda: self.resource.delete_many(given), lambda: self.plain.delete_many(given)
+    def delete_many(self, ids: list[str]) -> Any:
+        return lambda: self.resource.delete_many(ids), lambda: self.plain.delete_many(ids)
 
     def get(self, name: str) -> Any:
         return lambda: self.resource.get(name), lambda: self.plain.get(name)
 
-    def query(self, kind: str | None, sort: str | None, cut: tuple[int | None, int]) -> Any:
-        limit, offset = cut
+    def query(self, kind: str | None, sort: str | None, span: tuple[int | None, int]) -> Any:
+        limit, offset = span
         where = FILTERS[kind][0] if kind else None
-        span = slice(offset, None if limit is None else offset + limit)
+        cut = slice(offset, None if limit is None else offset + limit)
         return (
             lambda: self.resource.query(where, sort=sort, limit=limit, offset=offset),
-            lambda: self.plain.query(kind, sort, span),
+            lambda: self.plain.query(kind, sort, cut),
         )
 
     async def compare_all(self) -> None:
-        """Compare every way of looking."""
+        """Compare the results of every way to read."""
         expected = [self.plain.records[name] for name in self.plain.ids]
         assert await self.resource.list_ids() == self.plain.ids
-        assert plainly(await self.resource.list()) == expected
-        assert plainly([document async for document in self.resource]) == expected
+        assert strip(await self.resource.list()) == expected
+        assert strip([document async for document in self.resource]) == expected
         assert await self.resource.count() == len(expected)
-        assert plainly((await self.resource.page(size=100)).items) == expected
+        assert strip((await self.resource.page(size=100)).items) == expected
         for where, keep in FILTERS.values():
             assert await self.resource.count(where) == sum(map(keep, expected))
 
 
-def plainly(answer: Any) -> Any:
-    """Give an answer without what the library adds."""
-    if isinstance(answer, Document):
-        return {name: value for name, value in answer.items() if not name.startswith("_")}
-    return [plainly(one) for one in answer] if isinstance(answer, list) else answer
+def strip(result: Any) -> Any:
+    """Return a result without the library's fields."""
+    if isinstance(result, Document):
+        return {name: value for name, value in result.items() if not name.startswith("_")}
+    return [strip(item) for item in result] if isinstance(result, list) else result
 
 
-async def _answer(verb: Callable[[], Awaitable[Any]]) -> Any:
+async def _get_result(verb: Callable[[], Awaitable[Any]]) -> Any:
     try:
-        return plainly(await verb())
+        return strip(await verb())
     except JobsyncError as error:
         return f"refused: {type(error).__name__}"
 
 
-async def play(place: Place, history: list[tuple[Any, ...]]) -> None:
-    """Tell a history to a resource that nobody used before."""
+async def run_history(place: Place, history: list[tuple[Any, ...]]) -> None:
+    """Run a history on a new resource."""
     store = await place.open()
     async with Database(connection=store) as database:
         run = Run(await database.create_resource(f"r{next(_numbers)}", ATTRIBUTES))
         for step in history:
-            await run.take(step)
+            await run.run_step(step)
         await run.compare_all()
     await store.close()
 
 
-def test_every_store_answers_as_the_model(place: Place, request: pytest.FixtureRequest) -> None:
-    """Random verbs, valid and not, stale and not: the same answers, and the same records."""
+def test_every_store_behaves_as_the_model(place: Place, request: pytest.FixtureRequest) -> None:
+    """Random verbs, valid and invalid, current and stale: the same results and records."""
 
     @settings(max_examples=EXAMPLES[request.node.callspec.params["place"]], deadline=None)
     @given(history=st.lists(steps, max_size=15))
     def check(history: list[tuple[Any, ...]]) -> None:
-        asyncio.run(play(place, history))
+        asyncio.run(run_history(place, history))
 
     check()

@@ -1,4 +1,4 @@
-"""Resources: the verbs, the same on every store."""
+"""The verbs of resources give the same results on every store."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ CEM = {"id": "cem", "user_id": "u1", "expires_at": 300, "device": {"os": "linux"
 
 @pytest.fixture
 async def database(place: Place, clock: FakeClock) -> AsyncIterator[Database]:
-    """A database that is connected to the place, and whose clock the test holds."""
+    """A connected database with a clock that the test controls."""
     components = Components(clock=clock, randomness=SeededRandomness(2), events=Events())
     store = await place.open()
     async with Database(connection=store, components=components) as database:
@@ -55,35 +55,35 @@ async def sessions(database: Database) -> Resource:
 
 
 def content(document: Document | None) -> dict[str, Any]:
-    """Give a record's own fields."""
+    """Return a record's own fields."""
     assert document is not None
     return {name: value for name, value in document.items() if not name.startswith("_")}
 
 
-async def test_what_was_inserted_is_read_back(sessions: Resource) -> None:
-    """A record comes back whole, with defaults, times and a version."""
-    made = await sessions.insert(ANN)
+async def test_an_inserted_record_is_read_back(sessions: Resource) -> None:
+    """Complete, with defaults, times and a version."""
+    inserted = await sessions.insert(ANN)
     found = await sessions.get("ann")
-    assert found == made
+    assert found == inserted
     assert content(found) == {**ANN, "active": True}
     assert found is not None
     assert found.user_id == found["user_id"] == "u1"
     assert found._created_at == found["_updated_at"] == 1_700_000_000
-    assert found._version == made["_version"]
+    assert found._version == inserted["_version"]
 
 
-async def test_a_missing_id_is_made_even_where_required(database: Database) -> None:
-    """Records without an id get one each, which sorts by time and is a UUID."""
+async def test_a_missing_id_is_generated_even_where_required(database: Database) -> None:
+    """Each record without an id gets a UUID that sorts by time."""
     tasks = await database.create_resource("tasks", {"id": "uuid|required", "n": "number"})
-    made = [await tasks.insert({"n": n}) for n in range(3)]
-    made += await tasks.insert_many([{"n": n} for n in range(3, 6)])
-    assert len({task.id for task in made}) == 6
+    inserted = [await tasks.insert({"n": n}) for n in range(3)]
+    inserted += await tasks.insert_many([{"n": n} for n in range(3, 6)])
+    assert len({task.id for task in inserted}) == 6
     batch = [task.n for task in await tasks.list() if task.n >= 3]
     assert batch == [3, 4, 5]
 
 
-async def test_every_bad_field_is_named_and_nothing_written(sessions: Resource) -> None:
-    """A refused record leaves no trace; the error lists all that is wrong with it."""
+async def test_every_invalid_field_is_listed_and_nothing_is_written(sessions: Resource) -> None:
+    """A refused record is not stored; the error lists all its problems."""
     bad = {"id": "x", "expires_at": "soon", "active": 1, "_mine": 1}
     with pytest.raises(InvalidRecord) as caught:
         await sessions.insert(bad)
@@ -99,8 +99,8 @@ async def test_every_bad_field_is_named_and_nothing_written(sessions: Resource) 
     assert await sessions.count() == 0
 
 
-async def test_unknown_fields_are_kept_unless_strict(database: Database) -> None:
-    """The schema says what is known; `strict` says that there is nothing else."""
+async def test_unknown_fields_are_stored_unless_strict(database: Database) -> None:
+    """With `strict`, fields that the schema does not describe are refused."""
     loose = await database.create_resource("loose", {"n": "number"})
     assert (await loose.insert({"n": 1, "more": [1, {"a": None}]})).more == [1, {"a": None}]
     strict = await database.create_resource("strict", {"number": "number"}, strict=True)
@@ -108,22 +108,22 @@ async def test_unknown_fields_are_kept_unless_strict(database: Database) -> None
         InvalidRecord, match=r"numbr is not described, did you mean number\? \(got 1"
     ):
         await strict.insert({"numbr": 1})
-    made = await strict.insert({"number": 1})
+    inserted = await strict.insert({"number": 1})
     with pytest.raises(InvalidRecord, match=r"numbr .*\(got 1"):
-        await strict.update(made.id, {"numbr": 1})
-    assert (await strict.replace(made.id, {**made, "number": 2})).number == 2
+        await strict.update(inserted.id, {"numbr": 1})
+    assert (await strict.replace(inserted.id, {**inserted, "number": 2})).number == 2
 
 
 async def test_an_id_in_use_cannot_be_inserted(sessions: Resource) -> None:
     """The second insert is a conflict and changes nothing."""
-    made = await sessions.insert(ANN)
+    inserted = await sessions.insert(ANN)
     with pytest.raises(Conflict, match="sessions/ann"):
         await sessions.insert({**ANN, "user_id": "u9"})
-    assert await sessions.get("ann") == made
+    assert await sessions.get("ann") == inserted
 
 
 async def test_a_deleted_id_can_be_used_again(sessions: Resource) -> None:
-    """Deleting frees the id, for one record and for batches."""
+    """For single records and for batches."""
     first = await sessions.insert(ANN)
     assert await sessions.delete("ann") is True
     assert await sessions.delete("ann") is False
@@ -137,7 +137,7 @@ async def test_a_deleted_id_can_be_used_again(sessions: Resource) -> None:
 
 
 async def test_update_merges(sessions: Resource, clock: FakeClock) -> None:
-    """Objects go into objects; everything else takes the place of what was."""
+    """Objects are merged recursively; all other values are replaced."""
     await sessions.insert({**CEM, "device": {"os": "linux", "size": {"x": 1, "y": 2}}, "tags": [1]})
     await clock.sleep(5)
     changed = await sessions.update(
@@ -154,21 +154,19 @@ async def test_update_merges(sessions: Resource, clock: FakeClock) -> None:
     assert changed._updated_at == changed._created_at + 5
 
 
-async def test_replace_leaves_nothing_of_what_was(sessions: Resource, clock: FakeClock) -> None:
-    """A replaced record has the new fields, the old id and the old birth."""
+async def test_replace_drops_all_old_fields(sessions: Resource, clock: FakeClock) -> None:
+    """A replaced record has the new fields, the old id and the old creation time."""
     before = await sessions.insert({**CEM, "note": "x"})
     await clock.sleep(5)
     after = await sessions.replace("cem", {"user_id": "u3", "expires_at": 1})
     assert content(after) == {"id": "cem", "user_id": "u3", "expires_at": 1, "active": True}
     assert (after._created_at, after._updated_at) == (before._created_at, before._created_at + 5)
-    # What was read may be given back: what the library adds is its own affair.
+    # A document that was read can be written back: library fields are ignored.
     assert content(await sessions.replace("cem", before)) == content(before)
 
 
-async def test_what_newer_code_keeps_about_a_record_survives(
-    place: Place, sessions: Resource
-) -> None:
-    """Fields of the library's own that this code does not know stay, whoever writes."""
+async def test_library_fields_of_newer_code_survive(place: Place, sessions: Resource) -> None:
+    """Fields with a leading _ that this code does not know stay after every write."""
     await sessions.insert(ANN)
     text = place.stored("data/sessions/ann")
     assert text is not None
@@ -177,20 +175,20 @@ async def test_what_newer_code_keeps_about_a_record_survives(
     assert (await sessions.replace("ann", ANN))["_later"] == 1
 
 
-async def test_a_change_must_keep_to_the_schema_and_the_id(sessions: Resource) -> None:
+async def test_a_change_must_respect_the_schema_and_the_id(sessions: Resource) -> None:
     """A refused change leaves the record as it was."""
-    made = await sessions.insert(ANN)
+    inserted = await sessions.insert(ANN)
     with pytest.raises(InvalidRecord, match=r"active .*\(got 'yes'"):
         await sessions.update("ann", {"active": "yes"})
     with pytest.raises(InvalidRecord, match=r"user_id is missing \(got None"):
         await sessions.replace("ann", {"expires_at": 1})
     with pytest.raises(InvalidRecord, match=r"id differs from 'ann' \(got 'bob'"):
         await sessions.update("ann", {"id": "bob"})
-    assert await sessions.get("ann") == made
+    assert await sessions.get("ann") == inserted
 
 
-async def test_what_is_not_there_cannot_be_changed(sessions: Resource) -> None:
-    """Neither a record that never was nor one that was deleted."""
+async def test_a_missing_record_cannot_be_changed(sessions: Resource) -> None:
+    """Whether it never existed or was deleted."""
     await sessions.insert(ANN)
     await sessions.delete("ann")
     for name in ("ann", "nobody"):
@@ -204,8 +202,8 @@ async def test_what_is_not_there_cannot_be_changed(sessions: Resource) -> None:
         await sessions.get("")
 
 
-async def test_a_version_that_is_no_longer_there_is_a_conflict(sessions: Resource) -> None:
-    """With `if_version` nothing is written over what somebody else wrote."""
+async def test_an_outdated_version_is_a_conflict(sessions: Resource) -> None:
+    """With `if_version` no other writer's change is overwritten."""
     first = await sessions.insert(ANN)
     second = await sessions.update("ann", {"active": False}, if_version=first._version)
     for stale in (
@@ -221,7 +219,7 @@ async def test_a_version_that_is_no_longer_there_is_a_conflict(sessions: Resourc
 
 
 async def test_concurrent_updates_lose_nothing(sessions: Resource) -> None:
-    """Updates of different fields at one time all end up in the record."""
+    """Concurrent updates of different fields all end up in the record."""
     await sessions.insert(ANN)
     await asyncio.gather(*(sessions.update("ann", {f"field{n}": n}) for n in range(8)))
     found = await sessions.get("ann")
@@ -229,8 +227,8 @@ async def test_concurrent_updates_lose_nothing(sessions: Resource) -> None:
     assert [found[f"field{n}"] for n in range(8)] == list(range(8))
 
 
-async def test_upsert_adds_or_merges(sessions: Resource) -> None:
-    """The first adds, the second merges, one after a deletion adds again."""
+async def test_upsert_inserts_or_merges(sessions: Resource) -> None:
+    """The first inserts, the second merges, one after a deletion inserts again."""
     assert content(await sessions.upsert(ANN)) == {**ANN, "active": True}
     merged = await sessions.upsert({"id": "ann", "active": False})
     assert content(merged) == {**ANN, "active": False}
@@ -241,10 +239,10 @@ async def test_upsert_adds_or_merges(sessions: Resource) -> None:
         await sessions.upsert({"id": "new"})
 
 
-async def test_many_at_once(sessions: Resource) -> None:
-    """Batches read, write and delete in the order that was asked for."""
-    made = await sessions.insert_many([CEM, ANN, BOB])
-    assert [document.id for document in made] == ["cem", "ann", "bob"]
+async def test_batches_keep_the_order_of_their_arguments(sessions: Resource) -> None:
+    """When they insert, read and delete; missing ids are None, or not counted."""
+    inserted = await sessions.insert_many([CEM, ANN, BOB])
+    assert [document.id for document in inserted] == ["cem", "ann", "bob"]
     found = await sessions.get_many(["bob", "nobody", "ann", "bob"])
     assert [document and document.id for document in found] == ["bob", None, "ann", "bob"]
     assert await sessions.exists("cem") is True
@@ -256,8 +254,8 @@ async def test_many_at_once(sessions: Resource) -> None:
     assert await sessions.delete_many([]) == 0
 
 
-async def test_a_batch_tells_what_it_could_not_write(sessions: Resource) -> None:
-    """Ids that are taken are named; the others are written all the same."""
+async def test_a_batch_reports_what_it_could_not_write(sessions: Resource) -> None:
+    """The error lists ids that are taken; the others are written all the same."""
     await sessions.insert_many([ANN, BOB])
     await sessions.delete("bob")
     with pytest.raises(Incomplete) as caught:
@@ -269,8 +267,8 @@ async def test_a_batch_tells_what_it_could_not_write(sessions: Resource) -> None
         await sessions.insert_many([ANN, ANN])
 
 
-async def test_reading_in_order(sessions: Resource) -> None:
-    """Lists, ids, counts and pages agree, in the order of the ids' bytes."""
+async def test_reads_are_in_the_order_of_the_ids(sessions: Resource) -> None:
+    """Lists, ids, counts and pages agree, by the bytes of the ids."""
     names = ["a", "a b", "a/b", "B", "é", "z", "漢"]
     await sessions.insert_many([{**ANN, "id": name} for name in names])
     expected = sorted(names, key=str.encode)
@@ -289,7 +287,7 @@ async def test_reading_in_order(sessions: Resource) -> None:
 
 
 async def test_queries_filter_sort_and_cut(sessions: Resource) -> None:
-    """The documents' own query, and its kin."""
+    """The query of the specification, and others like it."""
     await sessions.insert_many([ANN, BOB, CEM])
     expired = await sessions.query({"expires_at": {"$lt": 250}, "active": True})
     assert [document.id for document in expired] == ["ann"]
@@ -318,18 +316,18 @@ async def test_queries_filter_sort_and_cut(sessions: Resource) -> None:
         ({"sort": 5}, r"sort must be a field name \(got 5\)"),
     ],
 )
-async def test_a_bad_question_is_refused(
+async def test_an_invalid_query_is_refused(
     sessions: Resource, arguments: dict[str, Any], message: str
 ) -> None:
-    """A question that cannot be meant is an error, not an empty answer."""
+    """A query with an error is refused, not answered with an empty list."""
     with pytest.raises(Invalid, match=message):
         await sessions.query(**arguments)
 
 
-async def test_several_things_may_come_in_any_form_but_a_text(sessions: Resource) -> None:
-    """A text is one id, not a list of its letters; so nothing is deleted by mistake."""
-    made = await sessions.insert_many({**ANN, "id": name} for name in ("a", "b", "ab"))
-    assert [document.id for document in made] == ["a", "b", "ab"]
+async def test_batches_accept_any_iterable_except_text(sessions: Resource) -> None:
+    """A text is one id, not a list of letters, so nothing is deleted by mistake."""
+    inserted = await sessions.insert_many({**ANN, "id": name} for name in ("a", "b", "ab"))
+    assert [document.id for document in inserted] == ["a", "b", "ab"]
     assert len(await sessions.get_many(iter(["a", "b"]))) == 2
     one: Any = ANN
     for verb in (sessions.delete_many("ab"), sessions.get_many("ab"), sessions.insert_many(one)):
@@ -339,7 +337,7 @@ async def test_several_things_may_come_in_any_form_but_a_text(sessions: Resource
     assert await sessions.list_ids() == ["a"]
 
 
-async def test_a_bad_page_is_refused(sessions: Resource) -> None:
+async def test_an_invalid_page_is_refused(sessions: Resource) -> None:
     """The error names the argument."""
     for size in (0, -1, "5", 100_001):
         with pytest.raises(Invalid, match=rf"size must be between 1 and .*\(got {size!r}\)"):
@@ -348,41 +346,41 @@ async def test_a_bad_page_is_refused(sessions: Resource) -> None:
         await sessions.page(after=5)  # type: ignore[arg-type]
 
 
-async def test_what_is_no_document_is_set_aside(
+async def test_an_unreadable_record_is_set_aside(
     place: Place, database: Database, sessions: Resource
 ) -> None:
-    """Something strange in between is reported, left out of lists, and left as it is."""
-    told: list[Event] = []
-    database.on("store:record-set-aside", told.append)
+    """It is reported, left out of lists, and not overwritten."""
+    emitted: list[Event] = []
+    database.on("store:record-set-aside", emitted.append)
     await sessions.insert_many([ANN, BOB, CEM])
     place.damage("data/sessions/bob", "[1]")
     assert [document.id for document in await sessions.list()] == ["ann", "cem"]
     assert [d.id for d in (await sessions.page(size=2)).items] == ["ann"]
     assert (await sessions.page(size=2)).next == "bob"
-    assert [event["key"] for event in told] == ["data/sessions/bob"]
+    assert [event["key"] for event in emitted] == ["data/sessions/bob"]
     for verb in (sessions.get("bob"), sessions.update("bob", {}), sessions.replace("bob", BOB)):
         with pytest.raises(Corrupt, match="a record is an object"):
             await verb
     assert place.stored("data/sessions/bob") == "[1]"
 
 
-async def test_hooks_stand_around_every_verb(sessions: Resource) -> None:
-    """Before a verb its argument can be changed or refused; after it the outcome is told."""
-    heard: list[tuple[str, Any]] = []
+async def test_hooks_run_around_every_verb(sessions: Resource) -> None:
+    """Before-hooks can change or refuse the input; after-hooks receive the result."""
+    received: list[tuple[str, Any]] = []
 
     @sessions.before("insert")
     async def normalise(record: dict[str, Any]) -> dict[str, Any]:
         return {**record, "user_id": record["user_id"].upper()}
 
     @sessions.before("delete")
-    def keep_ann(name: str) -> None:
+    def protect_ann(name: str) -> None:
         if name == "ann":
             raise PermissionError(name)
 
     sessions.before("query", lambda where: {**(where or {}), "active": True})
     verbs = ["insert", "get", "update", "delete", "query", "upsert", "count"]
     for verb in verbs:
-        sessions.after(verb, lambda outcome, verb=verb: heard.append((verb, outcome)))  # type: ignore[call-overload]
+        sessions.after(verb, lambda result, verb=verb: received.append((verb, result)))  # type: ignore[call-overload]
 
     assert (await sessions.insert({**ANN, "user_id": "u1"})).user_id == "U1"
     assert [d.user_id for d in await sessions.insert_many([BOB, CEM])] == ["U2", "U1"]
@@ -395,7 +393,7 @@ async def test_hooks_stand_around_every_verb(sessions: Resource) -> None:
     assert (await sessions.upsert({**ANN, "user_id": "low"})).user_id == "low"
     assert (await sessions.upsert({**BOB, "user_id": "low"})).user_id == "LOW"
     assert await sessions.count() == 3
-    assert [verb for verb, _ in heard] == [
+    assert [verb for verb, _ in received] == [
         *("insert", "insert", "insert", "delete", "query"),
         *("update", "upsert", "insert", "upsert", "count"),
     ]
@@ -405,43 +403,43 @@ async def test_hooks_stand_around_every_verb(sessions: Resource) -> None:
         sessions.add_hooks({"before_insert": None})
 
 
-async def test_a_hook_that_fails_afterwards_is_an_event(
+async def test_an_error_in_an_after_hook_becomes_an_event(
     database: Database, sessions: Resource
 ) -> None:
-    """What is written is written; the failure is told and the others are called."""
+    """The write stays, and the other hooks are called."""
     failures: list[Event] = []
     called: list[Any] = []
     database.on("jobsync:handler-failed", failures.append)
     hooks = {"after_insert": [lambda _: 1 / 0, called.append]}
     await database.create_resource("sessions", SESSION, hooks=hooks)
     assert await database.create_resource("sessions", hooks=hooks) is sessions
-    made = await sessions.insert(ANN)
-    assert called == [made]
+    inserted = await sessions.insert(ANN)
+    assert called == [inserted]
     assert [event["event"] for event in failures] == ["after_insert"]
 
 
-async def test_writes_are_told(database: Database, sessions: Resource) -> None:
-    """Who listens to a resource hears of that one; who listens to the database, of all."""
+async def test_writes_emit_events(database: Database, sessions: Resource) -> None:
+    """Listeners of a resource receive its events; listeners of the database receive all."""
     other = await database.create_resource("other")
-    all_told: list[Event] = []
-    told: list[Event] = []
-    database.on("resource:*", all_told.append)
-    sessions.on("resource:*", told.append)
+    all_emitted: list[Event] = []
+    emitted: list[Event] = []
+    database.on("resource:*", all_emitted.append)
+    sessions.on("resource:*", emitted.append)
     await sessions.insert_many([ANN, BOB])
     await sessions.update("ann", {"active": False})
     await sessions.delete("bob")
     await sessions.delete("bob")
     await other.insert({"id": "x"})
-    assert [(event.name, event["ids"]) for event in told] == [
+    assert [(event.name, event["ids"]) for event in emitted] == [
         ("resource:inserted", ("ann", "bob")),
         ("resource:updated", ("ann",)),
         ("resource:deleted", ("bob",)),
     ]
-    assert [event["resource"] for event in all_told] == ["sessions"] * 3 + ["other"]
+    assert [event["resource"] for event in all_emitted] == ["sessions"] * 3 + ["other"]
 
 
 async def test_insert_and_get_are_one_request_each(place: Place) -> None:
-    """Counted as S3 counts: a record is one object, and nothing is read before it is written."""
+    """By S3's tariff: a record is one object, and an insert reads nothing first."""
     meter = Meter(S3_TARIFF)
     store = MeteredStore(await place.open(), meter, Components.system().clock)
     async with Database(connection=store) as database:
@@ -465,7 +463,7 @@ async def test_insert_and_get_are_one_request_each(place: Place) -> None:
 
 
 async def test_records_are_plain_documents(place: Place, sessions: Resource) -> None:
-    """What the store holds is the record as JSON, under a readable key."""
+    """The store has the record as JSON, under a readable key."""
     await sessions.insert(ANN)
     text = place.stored("data/sessions/ann")
     assert text is not None
@@ -474,7 +472,7 @@ async def test_records_are_plain_documents(place: Place, sessions: Resource) -> 
     )
 
 
-def test_generated_ids_are_legal_keys(ids: Ids) -> None:
-    """An id that the library makes is kept as it is."""
+def test_generated_ids_are_valid_keys(ids: Ids) -> None:
+    """A generated id needs no escaping."""
     (name,) = ids.records(1)
     assert escape(name) == name

@@ -1,4 +1,4 @@
-"""The stores on which the documents' examples run."""
+"""The stores on which the examples of the specification run."""
 
 import itertools
 
@@ -10,5 +10,5 @@ _numbers = itertools.count()
 
 @pytest.fixture(params=["memory", "sqlite", "postgres", "s3"])
 def url(request: pytest.FixtureRequest, locate: Locate) -> str:
-    """Where the documents say `s3://key:secret@bucket`."""
+    """The URL of a store; stands for `s3://key:secret@bucket` in the specification."""
     return locate(request.param)

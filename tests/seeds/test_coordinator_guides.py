@@ -1,6 +1,6 @@
-"""The examples of the two coordinator documents, line by line, with a plugin of one's own.
+"""The examples of the two coordinator documents, line by line, with a user's own plugin.
 
-Durations are seconds. Where a document waits for minutes, the example here does so for less.
+Durations are seconds. Where a document waits for minutes, the example here waits for less.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from jobsync import CoordinatorPlugin, Database, Event, Invalid, Misconfigured, 
 
 
 class ReportPublished(Event, frozen=True, kw_only=True):
-    """What the example's coordinator publishes."""
+    """The event of the example's coordinator."""
 
     name = "plg:reports:report-published"
 
@@ -44,7 +44,7 @@ class ReportsPlugin(CoordinatorPlugin):
 
 
 async def test_configure_appropriate_timeouts() -> None:
-    """The good example is taken; the bad one is refused, and so are milliseconds."""
+    """The good example is accepted; the bad one and milliseconds are refused."""
     # Good: reasonable defaults
     good = ReportsPlugin(
         resource="tasks", heartbeat_interval=30, worker_timeout=90, max_epoch_duration=300
@@ -93,7 +93,7 @@ async def test_basic_usage(url: str, capsys: pytest.CaptureFixture[str]) -> None
 
 
 async def test_track_coordinator_changes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every listener of the documents is called, with what it takes out of the payload."""
+    """Every listener of the documents is called with the fields that it reads."""
     options = {"heartbeat_interval": 0.5, "worker_timeout": 20, "skip_cold_start": True}
     async with Database(connection_string=url) as one, Database(connection_string=url) as other:
         plugin = ReportsPlugin(resource="tasks", **options)
@@ -131,7 +131,7 @@ async def test_track_coordinator_changes(url: str, capsys: pytest.CaptureFixture
             "Active workers: 1",
             f"This worker became coordinator: {first}",
         ]
-        # Perhaps it has heard of its successor before it was stopped.
+        # It may have received its successor's election before it was stopped.
         assert "This worker lost coordination: stopped" in lines[3:]
         assert 1 <= coordinator_changes <= 2
         assert plugin.calls[0] == "become"
@@ -142,7 +142,7 @@ async def test_track_coordinator_changes(url: str, capsys: pytest.CaptureFixture
 async def test_monitor_cold_start_and_heartbeats(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The phases come in order; beats and renewed mandates are told."""
+    """The phases come in order; heartbeats and renewed epochs are reported."""
     phases: list[str] = []
     renewed = asyncio.Event()
     plugin = ReportsPlugin(
@@ -157,7 +157,7 @@ async def test_monitor_cold_start_and_heartbeats(
     )
 
     @plugin.on("coord:cold-start-phase-changed")
-    def note(event: Event) -> None:
+    def record_phase(event: Event) -> None:
         phases.append(event["phase"])
         assert event["duration"] >= 0
 
@@ -167,7 +167,7 @@ async def test_monitor_cold_start_and_heartbeats(
     )
 
     @plugin.on("coord:coordinator-epoch-renewed")
-    def tell(event: Event) -> None:
+    def check_renewal(event: Event) -> None:
         assert event["new_epoch"] == event["until"]
         assert event["worker_id"] == plugin.worker_id
         renewed.set()
@@ -180,14 +180,14 @@ async def test_monitor_cold_start_and_heartbeats(
 
 
 async def test_force_coordinator_election(url: str) -> None:
-    """By hand, for tests: anybody, or somebody in particular who lives and stands for it."""
+    """Forced for tests: any worker, or a given one that is live and a candidate."""
     # For testing, skip cold start
     options: dict[str, Any] = {
         "enable_coordinator": True,
         "skip_cold_start": True,  # Faster tests
         "cold_start_observation_window": 0,
         "heartbeat_interval": 0.3,
-        # On S3 a request to hand over is heard within two timeouts.
+        # On S3 a request to hand over is seen within two timeouts.
         "worker_timeout": 3,
         "min_epoch_duration": 0,
     }
@@ -217,7 +217,7 @@ async def test_force_coordinator_election(url: str) -> None:
 
 
 async def until_seen(plugin: ReportsPlugin, other: ReportsPlugin) -> None:
-    """Wait until a worker's beat has told that it stands."""
+    """Wait until a worker's heartbeat has published its candidacy."""
 
     async def is_seen() -> bool:
         return other.worker_id in [peer.worker_id for peer in await plugin.members()]
@@ -234,7 +234,7 @@ async def test_disable_coordinator_for_a_single_instance(url: str) -> None:
 
 
 async def test_what_is_stored_for_coordination(url: str) -> None:
-    """Who lives, and who leads in which epoch, can be looked at."""
+    """Live workers, and the roles and epochs that they hold, can be read."""
     async with Database(connection_string=url) as db:
         plugin = await db.use_plugin(
             ReportsPlugin(
@@ -256,7 +256,7 @@ async def test_what_is_stored_for_coordination(url: str) -> None:
 async def test_only_the_coordinator_does_the_work(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The real-world examples: three plugins, each with an interval and an event of its own."""
+    """The real-world examples: plugins with their own interval and event."""
     options = {"heartbeat_interval": 0.5, "worker_timeout": 20, "skip_cold_start": True}
     async with Database(connection_string=url) as one, Database(connection_string=url) as two:
         plugins = [
@@ -280,7 +280,7 @@ async def test_only_the_coordinator_does_the_work(
 
 
 async def test_environment_based_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read by hand as the document does, or by the library, in seconds."""
+    """Read explicitly as in the document, or by the library, in seconds."""
     monkeypatch.setenv("ENABLE_COORDINATOR", "true")
     monkeypatch.setenv("HEARTBEAT_INTERVAL", "30")
     monkeypatch.setenv("WORKER_TIMEOUT", "90")
@@ -307,7 +307,7 @@ from jobsync import CoordinatorPlugin, Database
 
 class MyPlugin(CoordinatorPlugin):
     async def on_become_coordinator(self): print("leads", flush=True)
-    async def on_stop_being_coordinator(self): print("leads no more", flush=True)
+    async def on_stop_being_coordinator(self): print("stopped leading", flush=True)
     async def coordinator_work(self): ...
 
 async def main():
@@ -356,9 +356,9 @@ async def test_proper_shutdown_pattern(name: str, tmp_path: Path) -> None:
     async with asyncio.timeout(60):
         assert await process.stdout.readline() == b"leads\n"
         process.send_signal(signal.Signals[name])
-        out, complaints = await process.communicate()
-    assert out.decode().splitlines() == [f"Received {name}, shutting down...", "leads no more"]
-    assert complaints == b""
+        out, errors = await process.communicate()
+    assert out.decode().splitlines() == [f"Received {name}, shutting down...", "stopped leading"]
+    assert errors == b""
     assert process.returncode == 0
     async with Database(f"sqlite:///{tmp_path / 'jobs.db'}") as db:
         assert await db.store.scan("session/", where={"state": "live"}) == []

@@ -1,7 +1,6 @@
 """The database parts of the documents' quick starts, line by line, on every kind of store.
 
-What the documents give to the plugins of the library is given to plugins of one's own here:
-an action is called by hand, a message handler is never called.
+Stand-ins replace the library's plugins: an action is called explicitly, a message handler never.
 """
 
 from typing import Any
@@ -12,7 +11,7 @@ from jobsync import Components, Database, Invalid, Plugin
 
 
 class StandIn(Plugin):
-    """Takes any options, as the plugins of the library do, and does nothing."""
+    """Accepts any options and does nothing."""
 
     def __init__(self, *, namespace: str | None = None, **options: Any) -> None:
         super().__init__(namespace=namespace)
@@ -23,31 +22,31 @@ class StandIn(Plugin):
 
 
 class S3QueuePlugin(StandIn):
-    """In the place of a queue."""
+    """Stands for a queue."""
 
 
 class CachePlugin(StandIn):
-    """In the place of a cache."""
+    """Stands for a cache."""
 
 
 class TTLPlugin(StandIn):
-    """In the place of expiry."""
+    """Stands for expiry."""
 
 
 class SchedulerPlugin(StandIn):
-    """In the place of a scheduler."""
+    """Stands for a scheduler."""
 
     async def run_job(self, name: str) -> Any:
         return await self.options["jobs"][name]["action"](self.database)
 
 
 def now() -> float:
-    """Give what `Date.now()` gives, in seconds."""
+    """Return the time of `Date.now()`, in seconds."""
     return Components.system().clock.wall().seconds
 
 
 async def test_the_schedulers_quick_start(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sessions: those that have expired are found and marked, all are counted."""
+    """Expired sessions are found and marked, all are counted."""
     # Step 1: Create database
     db = Database(connection_string=url)
     await db.connect()
@@ -132,7 +131,7 @@ async def test_the_schedulers_quick_start(url: str, capsys: pytest.CaptureFixtur
 
 
 async def test_the_schedulers_installation(url: str) -> None:
-    """One line is enough, before or after connect."""
+    """A plugin can be added before or after connect."""
     db = Database(connection_string=url)
     done: list[Database] = []
 
@@ -150,7 +149,7 @@ async def test_the_schedulers_installation(url: str) -> None:
 
 
 async def test_the_queues_thirty_second_setup(url: str) -> None:
-    """Tasks: an id is required and made where it is missing; data is any JSON."""
+    """A required id is generated if it is missing; data is any JSON."""
     # 1. Connect to S3
     db = Database(connection=url)
     await db.connect()
@@ -171,7 +170,7 @@ async def test_the_queues_thirty_second_setup(url: str) -> None:
     await db.use_plugin(queue)
     assert queue.is_running
 
-    # 4. Enqueue tasks: here, keep one
+    # 4. Enqueue tasks: here, store one
     task = await tasks.insert({"type": "send-email", "data": {"to": "user@example.com"}})
     assert task.type == task["type"] == "send-email"
     found = await tasks.get(task.id)
@@ -184,7 +183,7 @@ async def test_the_queues_thirty_second_setup(url: str) -> None:
 
 
 async def test_the_queues_production_ready_configuration(url: str) -> None:
-    """Plugins that are added before connect start with it, in the order in which they came."""
+    """Plugins added before connect start with it, in the order in which they were added."""
     started: list[str] = []
     db = Database(connection_string=url)
     db.on("db:plugin-started", lambda event: started.append(event.plugin))
@@ -207,7 +206,7 @@ async def test_the_queues_production_ready_configuration(url: str) -> None:
 
 
 async def test_the_queues_namespaces(url: str) -> None:
-    """Several of one kind: `namespace` or an alias, and what they keep is called by it."""
+    """Several plugins of one kind: `namespace` or an alias names their data."""
     async with Database(connection_string=url) as db:
         emails = await db.use_plugin(S3QueuePlugin(resource="tasks", namespace="emails"))
         sms = await db.use_plugin(S3QueuePlugin(resource="tasks"), "sms")

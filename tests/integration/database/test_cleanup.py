@@ -1,4 +1,4 @@
-"""What was deleted is buried in time, by one of all, at a price that nobody notices."""
+"""Old tombstones are buried by one of all processes, in a few requests."""
 
 import asyncio
 from typing import Any
@@ -18,22 +18,22 @@ HOUR = 3600.0
 
 
 class SweeperPlugin(CoordinatorPlugin):
-    """Keeps something for a while, and has a session."""
+    """Has storage and a session."""
 
 
 class Bucket(MemoryStore):
-    """As dear as a bucket."""
+    """A store whose requests are billed."""
 
     is_billed = True
 
 
 def tombstones(store: MemoryStore) -> list[str]:
-    """Give the names of what was deleted and is not buried."""
-    return [key for key, slot in store._data.records.items() if slot.text is None]
+    """Return the keys of tombstones that are not buried."""
+    return [key for key, record in store._data.records.items() if record.text is None]
 
 
-async def use(database: Database) -> None:
-    """Write and delete a little of everything."""
+async def fill(database: Database) -> None:
+    """Write and delete records, a resource and plugin values."""
     tasks = await database.create_resource("tasks", {"n": "number"})
     await tasks.insert_many([{"id": str(n), "n": n} for n in range(5)])
     await tasks.delete_many(["1", "3"])
@@ -47,11 +47,11 @@ async def use(database: Database) -> None:
     await storage.delete("gone")
 
 
-def test_what_was_deleted_an_hour_ago_is_buried_by_one_of_all() -> None:
-    """Three processes: together they look once an hour, and leave no tombstone for long."""
+def test_one_of_three_processes_buries_tombstones_every_hour() -> None:
+    """Together they check once an hour, and no tombstone stays for long."""
     world = World(1)
     store = MemoryStore(components=world.components)
-    told: list[Event] = []
+    emitted: list[Event] = []
 
     async def live(database: Database) -> None:
         async with database:
@@ -62,29 +62,29 @@ def test_what_was_deleted_an_hour_ago_is_buried_by_one_of_all() -> None:
         nodes = [world.node(f"node-{number}") for number in range(3)]
         databases = [Database(connection=store, components=node.components) for node in nodes]
         for node, database in zip(nodes, databases, strict=True):
-            database.on("db:tidied", told.append)
+            database.on("db:tidied", emitted.append)
             node.run(live(database))
         async with Database(connection=store, components=world.components) as database:
-            await use(database)
+            await fill(database)
             assert len(tombstones(store)) == 5
             await asyncio.sleep(2 * HOUR + 60)
             assert tombstones(store) == ["plugin/sweeper/default/short"]
             await asyncio.sleep(3 * HOUR)
-            # Also what has been swept by now, and the note of the resource that was dropped.
+            # Including values swept by now, and the note about the dropped resource.
             assert tombstones(store) == []
             assert await database.list_resources() == ["tasks"]
             assert await database.resources.tasks.list_ids() == ["0", "2", "4"]
             assert await database.open_storage("sweeper").list() == ["long"]
             assert await store.scan("dropped/") == []
-        assert 4 <= len(told) <= 6
-        assert sum(event["buried"] for event in told) == 7
-        assert sum(event["swept"] for event in told) == 1
+        assert 4 <= len(emitted) <= 6
+        assert sum(event["buried"] for event in emitted) == 7
+        assert sum(event["swept"] for event in emitted) == 1
 
     world.run(story)
 
 
-def test_on_objects_a_day_costs_a_handful_of_requests() -> None:
-    """Counted as S3 counts, without the beats: what many processes spend in a week."""
+def test_cleanup_on_object_stores_costs_few_requests_a_day() -> None:
+    """What four processes spend in a week, by S3's tariff and without heartbeats."""
     world = World(2)
     store = Bucket(components=world.components)
     meters = [Meter(S3_TARIFF) for _ in range(4)]
@@ -97,33 +97,34 @@ def test_on_objects_a_day_costs_a_handful_of_requests() -> None:
             database = Database(connection=metered, components=node.components)
             databases.append(database)
             await database.connect()
-        await use(databases[0])
+        await fill(databases[0])
         before = sum(meter.requests for meter in meters)
-        chores = [
-            world.nodes[f"node-{n}"].run(each._cleanup.run()) for n, each in enumerate(databases)
+        tasks = [
+            world.nodes[f"node-{n}"].run(database._cleanup.run())
+            for n, database in enumerate(databases)
         ]
         days = 7
         await asyncio.sleep(days * 24 * HOUR)
         spent = sum(meter.requests for meter in meters) - before
-        for chore in chores:
-            chore.cancel()
+        for task in tasks:
+            task.cancel()
         assert tombstones(store) == []
-        # Each looks what there is, and one goes there: a listing of each place, two of a
-        # plugin's; and what is buried is read and deleted once.
-        looks, places = 3 * len(databases), 6
-        assert spent <= days * (looks + places + 5) + 2 * 8
+        # Each process checks what is due, and one of them cleans: one listing per prefix, two
+        # for a plugin's; each tombstone is read and deleted once.
+        checks, prefixes = 3 * len(databases), 6
+        assert spent <= days * (checks + prefixes + 5) + 2 * 8
         for database in databases:
             await database.disconnect()
 
     world.run(story)
 
 
-async def test_it_can_be_asked_for(clock: FakeClock) -> None:
-    """Without a session too; what is younger than an hour stays."""
+async def test_a_cleanup_can_be_run_on_demand(clock: FakeClock) -> None:
+    """Also without a session; tombstones younger than an hour stay."""
     components = Components(clock=clock, randomness=SeededRandomness(5), events=Events())
     store = MemoryStore(components=components)
     async with Database(connection=store, components=components) as database:
-        await use(database)
+        await fill(database)
         assert await database.tidy() == DatabaseTidied(buried=0, swept=0)
         await clock.sleep(HOUR + 1)
         assert await database.tidy() == DatabaseTidied(buried=5, swept=1)
@@ -132,46 +133,46 @@ async def test_it_can_be_asked_for(clock: FakeClock) -> None:
         assert await database.resources.tasks.list_ids() == ["0", "2", "4"]
 
 
-class Guarded(MemoryStore):
-    """Refuses to bury, or to answer."""
+class UnburiableStore(MemoryStore):
+    """Raises an error instead of burying tombstones."""
 
-    trouble: Exception | None = None
+    error: Exception | None = None
 
-    async def bury(self, prefix: str, **how: Any) -> int:
-        if self.trouble is not None:
-            raise self.trouble
-        return await super().bury(prefix, **how)
+    async def bury(self, prefix: str, **options: Any) -> int:
+        if self.error is not None:
+            raise self.error
+        return await super().bury(prefix, **options)
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    "error",
     [Misconfigured("s3", "…", "may not delete", "allow it"), Unavailable("s3", "away")],
 )
-def test_what_cannot_be_done_now_is_done_later(trouble: Exception) -> None:
-    """It is told, and nothing else is the worse for it."""
+def test_a_cleanup_that_fails_is_retried_later(error: Exception) -> None:
+    """An event reports it, and nothing else is affected."""
     world = World(3)
-    store = Guarded(components=world.components)
-    told: list[Event] = []
+    store = UnburiableStore(components=world.components)
+    emitted: list[Event] = []
 
     async def story() -> None:
-        store.trouble = trouble
+        store.error = error
         async with Database(connection=store, components=world.components) as database:
-            database.on("db:work-postponed", told.append)
+            database.on("db:work-postponed", emitted.append)
             await database.use_plugin(SweeperPlugin())
-            await use(database)
+            await fill(database)
             await asyncio.sleep(3 * HOUR)
-            assert told
-            assert {event["work"] for event in told} == {"cleanup"}
+            assert emitted
+            assert {event["work"] for event in emitted} == {"cleanup"}
             assert tombstones(store)
-            store.trouble = None
+            store.error = None
             await asyncio.sleep(4 * HOUR)
             assert tombstones(store) == []
 
     world.run(story)
 
 
-def test_a_turn_that_nobody_understands_is_taken() -> None:
-    """Be it strange, or from a clock that is far ahead."""
+def test_an_unreadable_or_future_cleanup_time_is_overwritten() -> None:
+    """Whether it is not a time, or comes from a clock that is far ahead."""
     world = World(4)
     store = MemoryStore(components=world.components)
 
@@ -183,9 +184,9 @@ def test_a_turn_that_nobody_understands_is_taken() -> None:
             await database.use_plugin(SweeperPlugin())
             await asyncio.sleep(2 * HOUR)
             assert tidied
-            turn = await store.get(LAST_CLEANUPS)
-            assert turn is not None
-            await store.put(turn, dict.fromkeys(turn.value, 9e12))
+            record = await store.get(LAST_CLEANUPS)
+            assert record is not None
+            await store.put(record, dict.fromkeys(record.value, 9e12))
             tidied.clear()
             await asyncio.sleep(2 * HOUR)
             assert tidied

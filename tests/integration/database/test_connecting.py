@@ -1,4 +1,4 @@
-"""A database is found, connected, used and let go of."""
+"""Databases are located, connected, used and disconnected."""
 
 import asyncio
 from pathlib import Path
@@ -20,16 +20,16 @@ from jobsync.stores.memory import MemoryStore
 
 
 @pytest.fixture
-def told() -> list[Event]:
-    """What happened."""
+def emitted() -> list[Event]:
+    """The events of the database."""
     return []
 
 
 @pytest.fixture
-def components(told: list[Event]) -> Components:
-    """This machine's, with ears."""
+def components(emitted: list[Event]) -> Components:
+    """The machine's components; their database events are collected."""
     components = Components.system()
-    components.events.on("db:*", told.append)
+    components.events.on("db:*", emitted.append)
     return components
 
 
@@ -46,10 +46,10 @@ async def test_without_a_url_it_is_a_file_in_the_working_directory(
         assert await database.resources.a.exists("x")
 
 
-async def test_the_environment_names_the_store(
+async def test_the_environment_can_name_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`JOBSYNC_URL` counts where the code says nothing."""
+    """`JOBSYNC_URL` is used if the code names no store."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JOBSYNC_URL", "sqlite:///named.db")
     async with Database():
@@ -60,28 +60,28 @@ async def test_the_environment_names_the_store(
 
 
 @pytest.mark.parametrize("argument", ["url", "connection_string", "connection"])
-async def test_the_url_goes_by_three_names(argument: str) -> None:
-    """The documents call it so."""
-    named: dict[str, Any] = {argument: "memory://three"}
-    async with Database(**named) as database:
+async def test_the_url_has_three_argument_names(argument: str) -> None:
+    """The specification uses all of them."""
+    arguments: dict[str, Any] = {argument: "memory://three"}
+    async with Database(**arguments) as database:
         assert repr(database) == "Database('memory://three')"
 
 
-async def test_one_store_is_named() -> None:
-    """Two at once are refused."""
+async def test_only_one_store_can_be_named() -> None:
+    """Two arguments for the store are refused."""
     with pytest.raises(Invalid, match="Pass one of url"):
         Database("memory://", connection="memory://")
 
 
 def test_no_secret_is_shown() -> None:
-    """A database may be printed."""
+    """Printing a database shows its URL without credentials."""
     shown = repr(Database("s3://KEY:SECRET@bucket/prefix"))
     assert "bucket" in shown
     assert "SECRET" not in shown
 
 
-async def test_what_is_not_connected_says_so() -> None:
-    """Every call names the fix; after a disconnect too."""
+async def test_calls_on_a_disconnected_database_are_refused() -> None:
+    """The error names the fix; after a disconnect too."""
     database = Database("memory://")
     with pytest.raises(Invalid, match=r"is not connected.*\. Await database.connect\(\) first"):
         await database.create_resource("a")
@@ -96,9 +96,9 @@ async def test_what_is_not_connected_says_so() -> None:
 
 
 async def test_connecting_and_disconnecting_may_be_repeated(
-    components: Components, told: list[Event]
+    components: Components, emitted: list[Event]
 ) -> None:
-    """Each takes effect once, whoever calls at one time; a database can be connected again."""
+    """Each takes effect once for concurrent callers; a database can be connected again."""
     database = Database("memory://again", components=components)
     keeper = MemoryStore("again")
     for _ in range(2):
@@ -106,45 +106,45 @@ async def test_connecting_and_disconnecting_may_be_repeated(
         assert database.is_connected
         await asyncio.gather(*(database.disconnect() for _ in range(3)))
         assert not database.is_connected
-    assert [event.name for event in told] == ["db:connected", "db:disconnected"] * 2
+    assert [event.name for event in emitted] == ["db:connected", "db:disconnected"] * 2
     await keeper.close()
 
 
-async def test_a_store_that_was_handed_in_stays_open() -> None:
-    """Who opened it closes it."""
+async def test_a_store_that_was_passed_in_stays_open() -> None:
+    """The caller opened it and closes it."""
 
-    class Watched(MemoryStore):
+    class ObservedStore(MemoryStore):
         closed = False
 
         async def close(self) -> None:
             self.closed = True
 
-    store = Watched()
+    store = ObservedStore()
     async with Database(connection=store):
         pass
     assert store.closed is False
 
 
 async def test_a_connect_that_fails_leaves_nothing_behind(
-    components: Components, told: list[Event]
+    components: Components, emitted: list[Event]
 ) -> None:
-    """It can be tried again, and nobody is told of an end without a beginning."""
+    """It can be retried, and no disconnect is reported without a connect."""
 
-    class Shy(MemoryStore):
+    class SilentStore(MemoryStore):
         answers = False
 
-        async def scan(self, *arguments: Any, **named: Any) -> Any:
+        async def scan(self, *arguments: Any, **options: Any) -> Any:
             if not self.answers:
                 raise Unavailable(self.name, "not now")
-            return await super().scan(*arguments, **named)
+            return await super().scan(*arguments, **options)
 
-    store = Shy()
+    store = SilentStore()
     database = Database(connection=store, components=components)
     before = asyncio.all_tasks()
     with pytest.raises(Unavailable):
         await database.connect()
     assert asyncio.all_tasks() == before
-    assert told == []
+    assert emitted == []
     store.answers = True
     async with database:
         assert await database.list_resources() == []
@@ -167,7 +167,7 @@ async def test_events_reach_coroutines(components: Components) -> None:
 
 
 async def test_a_listener_may_disconnect(components: Components) -> None:
-    """Who stops everything from within goes on to its own end."""
+    """A listener that stops its own database is not cancelled."""
     database = Database("memory://", components=components)
     done = asyncio.Event()
 
@@ -182,8 +182,8 @@ async def test_a_listener_may_disconnect(components: Components) -> None:
     assert not database.is_connected
 
 
-def test_a_database_may_be_connected_in_one_loop_after_the_other() -> None:
-    """A program may call `asyncio.run` as often as it likes, with one database for all."""
+def test_a_database_can_be_connected_in_several_loops_in_turn() -> None:
+    """A program may call `asyncio.run` repeatedly with the same database."""
     database = Database("memory://loops")
 
     async def use() -> None:
@@ -196,8 +196,8 @@ def test_a_database_may_be_connected_in_one_loop_after_the_other() -> None:
     assert not database.is_connected
 
 
-class Busy(MemoryStore):
-    """Has a user who writes whenever somebody else does."""
+class BusyStore(MemoryStore):
+    """Inserts a record before each delete, as a concurrent writer does."""
 
     async def write(self, changes: Any) -> Any:
         if any(isinstance(change, Delete) for change in changes):
@@ -206,9 +206,9 @@ class Busy(MemoryStore):
         return await super().write(changes)
 
 
-async def test_dropping_ends_though_others_go_on_writing() -> None:
-    """What was there is gone; what they write afterwards is theirs to answer for."""
-    async with asyncio.timeout(30), Database(connection=Busy()) as database:
+async def test_dropping_ends_while_others_keep_writing() -> None:
+    """The records that existed are gone; records written meanwhile may remain."""
+    async with asyncio.timeout(30), Database(connection=BusyStore()) as database:
         tasks = await database.create_resource("tasks")
         await tasks.insert_many([{"n": n} for n in range(10)])
         await database.drop_resource("tasks")

@@ -1,4 +1,4 @@
-"""Plugins of which one instance in the whole fleet does the central work."""
+"""Coordinator plugins: one instance in the whole fleet does the central work."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ QUICK: dict[str, Any] = {
 
 
 class Sweeper(CoordinatorPlugin):
-    """Notes what it is asked to do."""
+    """Records which hooks are called."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**QUICK, **options})
@@ -38,21 +38,21 @@ class Clock(Sweeper):
     """Another kind of work."""
 
 
-class Clumsy(Sweeper):
-    """Fails at whatever it does."""
+class Failing(Sweeper):
+    """Raises in its work."""
 
     async def coordinator_work(self) -> None:
         await super().coordinator_work()
-        raise ValueError("clumsy")
+        raise ValueError("broken")
 
 
-async def test_one_of_two_instances_leads_and_the_other_follows_it() -> None:
-    """When the first stops in good order, the second leads, in a later epoch."""
+async def test_one_of_two_instances_leads_and_the_other_succeeds_it() -> None:
+    """When the first stops in order, the second leads, in a later epoch."""
     async with Database("memory://two") as one, Database("memory://two") as two:
         first, second = Sweeper(), Sweeper()
-        heard: list[Event] = []
-        second.on("coord:coordinator-elected", heard.append)
-        second.on("plg:sweeper:coordinator-promoted", heard.append)
+        received: list[Event] = []
+        second.on("coord:coordinator-elected", received.append)
+        second.on("plg:sweeper:coordinator-promoted", received.append)
         await one.use_plugin(first)
         await first.worked.wait()
         await two.use_plugin(second)
@@ -68,21 +68,21 @@ async def test_one_of_two_instances_leads_and_the_other_follows_it() -> None:
         assert first.calls[-1] == "stop"
         await second.worked.wait()
         assert second.is_coordinator
-        elected = [event["worker_id"] for event in heard if event.name.startswith("coord:")]
+        elected = [event["worker_id"] for event in received if event.name.startswith("coord:")]
         assert elected == [leader, second.worker_id]
-        assert [event["epoch"] for event in heard if event.name.startswith("plg:")] == [2]
+        assert [event["epoch"] for event in received if event.name.startswith("plg:")] == [2]
 
 
-async def test_each_kind_of_work_has_its_coordinator() -> None:
-    """Unlike processes: one can sweep, one can tell the time, a third can do both."""
+async def test_each_kind_of_work_has_its_own_coordinator() -> None:
+    """In a mixed fleet: one process has a sweeper, one a clock, a third both."""
     databases = [Database("memory://unlike") for _ in range(3)]
     for database in databases:
         await database.connect()
     sweepers = [await databases[n].use_plugin(Sweeper()) for n in (0, 2)]
     clocks = [await databases[n].use_plugin(Clock()) for n in (1, 2)]
     for kind in (sweepers, clocks):
-        await until(lambda kind=kind: any(each.worked.is_set() for each in kind))  # type: ignore[misc]
-        assert sum(each.is_coordinator for each in kind) == 1
+        await until(lambda kind=kind: any(plugin.worked.is_set() for plugin in kind))  # type: ignore[misc]
+        assert sum(plugin.is_coordinator for plugin in kind) == 1
     await databases[0].disconnect()
     await databases[1].disconnect()
     await until(lambda: sweepers[1].is_coordinator and clocks[1].is_coordinator)
@@ -90,10 +90,10 @@ async def test_each_kind_of_work_has_its_coordinator() -> None:
 
 
 async def test_plugins_of_a_database_share_one_session() -> None:
-    """Three plugins, one worker; they stop in any order, twice; the last one ends the session."""
+    """Three plugins, one worker; they stop in any order, some twice; the last ends the session."""
     async with Database("memory://share") as db, Database("memory://share") as other:
         watcher = await other.use_plugin(Sweeper())
-        plugins = [Sweeper(namespace="a"), Clock(), Clumsy()]
+        plugins = [Sweeper(namespace="a"), Clock(), Failing()]
         for plugin in plugins:
             await db.use_plugin(plugin)
             await plugin.worked.wait()
@@ -109,28 +109,30 @@ async def test_plugins_of_a_database_share_one_session() -> None:
         await until(lambda: plugins[0].is_coordinator)
 
 
-async def test_work_that_raises_is_told_and_goes_on() -> None:
-    """User code that fails is an event; the database and the term go on."""
+async def test_work_that_raises_is_reported_and_continues() -> None:
+    """An error in user code becomes an event; the database and the term go on."""
     async with Database("memory://") as db:
         failures: list[Event] = []
         db.events.on("jobsync:handler-failed", failures.append)
-        clumsy = await db.use_plugin(Clumsy())
-        await until(lambda: clumsy.calls.count("work") > 2)
-        assert clumsy.is_coordinator
-        assert failures[0]["error"] == "ValueError: clumsy"
+        failing = await db.use_plugin(Failing())
+        await until(lambda: failing.calls.count("work") > 2)
+        assert failing.is_coordinator
+        assert failures[0]["error"] == "ValueError: broken"
 
 
-async def test_without_a_coordinator_every_instance_works() -> None:
-    """Told that it is the only one, it leads at once and for as long as it runs."""
+async def test_without_elections_every_instance_works() -> None:
+    """With `enable_coordinator=False` an instance leads from start to stop."""
     async with Database("memory://solo") as db, Database("memory://solo") as other:
-        alone = [await each.use_plugin(Sweeper(enable_coordinator=False)) for each in (db, other)]
+        alone = [
+            await database.use_plugin(Sweeper(enable_coordinator=False)) for database in (db, other)
+        ]
         for plugin in alone:
             await plugin.worked.wait()
             assert plugin.is_coordinator
 
 
-async def test_plugins_that_would_beat_at_two_paces_are_refused() -> None:
-    """The error names the option, what there is, and the fix."""
+async def test_plugins_with_different_heartbeats_are_refused() -> None:
+    """The error names the option, the current value and the fix."""
     async with Database("memory://") as db:
         await db.use_plugin(Sweeper())
         with pytest.raises(
@@ -140,15 +142,15 @@ async def test_plugins_that_would_beat_at_two_paces_are_refused() -> None:
 
 
 def test_an_unknown_option_is_refused() -> None:
-    """With a guess at what was meant."""
+    """The error suggests the closest option."""
     with pytest.raises(Invalid, match="Did you mean worker_timeout"):
         Sweeper(worker_timeouts=3)
 
 
 async def test_classes_that_share_a_slug_are_one_kind() -> None:
-    """A class may refine another, or be defined anew, and stand for the same work."""
+    """A subclass with its parent's slug is a candidate for the same work."""
 
-    class _Careful(Sweeper):
+    class _CarefulSweeper(Sweeper):
         slug = "sweeper"
 
     class _PickyPlugin(CoordinatorPlugin):
@@ -158,11 +160,11 @@ async def test_classes_that_share_a_slug_are_one_kind() -> None:
     async with Database("memory://kind") as one, Database("memory://kind") as two:
         first = await one.use_plugin(Sweeper())
         await first.worked.wait()
-        second = _Careful()
-        heard: list[Event] = []
-        second.on("plg:sweeper:coordinator-elected", heard.append)
+        second = _CarefulSweeper()
+        received: list[Event] = []
+        second.on("plg:sweeper:coordinator-elected", received.append)
         await two.use_plugin(second)
         assert await second.ensure_coordinator() == first.worker_id
-        await until(lambda: bool(heard))
-        assert heard[0]["worker_id"] == first.worker_id
+        await until(lambda: bool(received))
+        assert received[0]["worker_id"] == first.worker_id
         assert not second.is_coordinator

@@ -1,4 +1,4 @@
-"""Coordinator plugins start and stop by anybody's wish, also by their own, and nothing hangs."""
+"""Coordinator plugins can be started and stopped from anywhere, also from their own hooks."""
 
 import asyncio
 import os
@@ -19,42 +19,42 @@ QUICK: dict[str, Any] = {
 
 
 class Sweeper(CoordinatorPlugin):
-    """Notes what it is asked to do, and does what it is told at one of its hooks."""
+    """Records which hooks are called, and runs the functions given for some of them."""
 
     def __init__(self, **hooks: Callable[["Sweeper"], Awaitable[object]]) -> None:
         super().__init__(**QUICK)
         self.calls: list[str] = []
         self.worked = asyncio.Event()
-        self._at = hooks
+        self._hooks_to_run = hooks
 
     async def on_start(self) -> None:
-        await self._note("start")
+        await self._record("start")
 
     async def on_become_coordinator(self) -> None:
-        await self._note("become")
+        await self._record("become")
 
     async def coordinator_work(self) -> None:
         self.worked.set()
-        await self._note("work")
+        await self._record("work")
 
     async def on_stop_being_coordinator(self) -> None:
-        await self._note("cease")
+        await self._record("resign")
 
     async def on_stop(self) -> None:
-        await self._note("stop")
+        await self._record("stop")
 
-    async def _note(self, hook: str) -> None:
-        if hook in self._at:
-            await self._at[hook](self)
+    async def _record(self, hook: str) -> None:
+        if hook in self._hooks_to_run:
+            await self._hooks_to_run[hook](self)
         if self.calls[-1:] != [hook]:
             self.calls.append(hook)
 
 
-WHOLE = ["start", "become", "work", "cease", "stop"]
+COMPLETE = ["start", "become", "work", "resign", "stop"]
 
 
-async def test_many_may_start_it_at_one_time() -> None:
-    """It starts once, and leads once."""
+async def test_concurrent_starts_take_effect_once() -> None:
+    """The plugin starts once and leads once."""
     store = MemoryStore()
     database = Database(connection=store)
     plugin = await database.use_plugin(Sweeper())
@@ -69,8 +69,8 @@ async def test_many_may_start_it_at_one_time() -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_stopping_what_is_about_to_start_stops_it(turns: int) -> None:
-    """Whenever it comes: afterwards nothing runs, and there is no session."""
+async def test_a_stop_during_a_start_stops_the_plugin(turns: int) -> None:
+    """At any point of the start: afterwards nothing runs, and there is no session."""
     async with asyncio.timeout(30), Database(connection=MemoryStore()) as database:
         plugin = await database.use_plugin(Sweeper())
         await plugin.stop()
@@ -86,7 +86,7 @@ async def test_stopping_what_is_about_to_start_stops_it(turns: int) -> None:
 
 @pytest.mark.parametrize("turns", range(0, 40, 4))
 async def test_a_start_that_is_cancelled_leaves_nothing_behind(turns: int) -> None:
-    """Wherever it was: nothing runs, and it can be started again."""
+    """At any point: nothing runs, and the plugin can be started again."""
     async with asyncio.timeout(30), Database(connection=MemoryStore()) as database:
         plugin = await database.use_plugin(Sweeper())
         await plugin.stop()
@@ -102,15 +102,15 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind(turns: int) -> No
         await plugin.worked.wait()
 
 
-async def test_many_may_stop_it_at_one_time() -> None:
-    """Each that returns finds all its work over; the hooks came once and in order."""
+async def test_concurrent_stops_take_effect_once() -> None:
+    """When any of them returns, all work has ended; the hooks ran once and in order."""
     database = await Database("memory://").connect()
     plugin = await database.use_plugin(Sweeper())
     await plugin.worked.wait()
 
     async def stop() -> None:
         await plugin.stop()
-        assert plugin.calls == WHOLE
+        assert plugin.calls == COMPLETE
 
     async with asyncio.timeout(30):
         await asyncio.gather(stop(), stop(), database.disconnect(), stop(), database.disconnect())
@@ -127,27 +127,27 @@ async def _disconnect(plugin: Sweeper) -> None:
 
 @pytest.mark.parametrize("end", [_stop, _disconnect])
 @pytest.mark.parametrize("hook", ["become", "work"])
-async def test_it_may_end_itself_while_it_leads(
+async def test_a_hook_may_stop_its_plugin_while_it_leads(
     hook: str, end: Callable[[Sweeper], Awaitable[None]]
 ) -> None:
-    """The hook goes on to its own end, and nothing comes after it but the end of its term."""
+    """The hook is not cancelled; only the hook that ends the term follows."""
     database = await Database("memory://").connect()
-    ceased = asyncio.Event()
+    resigned = asyncio.Event()
 
-    async def cease(_: Sweeper) -> None:
-        ceased.set()
+    async def resign(_: Sweeper) -> None:
+        resigned.set()
 
-    plugin = await database.use_plugin(Sweeper(**{hook: end}, cease=cease))
+    plugin = await database.use_plugin(Sweeper(**{hook: end}, resign=resign))
     async with asyncio.timeout(30):
-        await ceased.wait()
-        assert plugin.calls[-3:] == ["stop", hook, "cease"]
+        await resigned.wait()
+        assert plugin.calls[-3:] == ["stop", hook, "resign"]
         assert not plugin.is_running
         assert database.is_connected is (end is _stop)
         await database.disconnect()
 
 
-async def test_a_new_term_begins_after_the_old_one_is_wound_up() -> None:
-    """Also where its own work has stopped it, and takes its time to end."""
+async def test_a_new_term_begins_after_the_old_one_has_ended() -> None:
+    """Also if its own work has stopped the plugin and takes long to return."""
     stopped, over = asyncio.Event(), asyncio.Event()
 
     async def end_slowly(plugin: Sweeper) -> None:
@@ -165,21 +165,21 @@ async def test_a_new_term_begins_after_the_old_one_is_wound_up() -> None:
         over.set()
         await starting
         await plugin.worked.wait()
-        assert plugin.calls[:6] == ["start", "become", "stop", "start", "work", "cease"]
+        assert plugin.calls[:6] == ["start", "become", "stop", "start", "work", "resign"]
 
 
 @pytest.mark.parametrize("end", [_stop, _disconnect])
-@pytest.mark.parametrize("hook", ["cease", "stop"])
-async def test_hooks_of_the_end_may_ask_for_the_end(
+@pytest.mark.parametrize("hook", ["resign", "stop"])
+async def test_stop_hooks_may_call_stop(
     hook: str, end: Callable[[Sweeper], Awaitable[None]]
 ) -> None:
-    """What they ask for is under way: they do not wait for themselves."""
+    """The stop is already under way: they return at once and do not wait for themselves."""
     database = await Database("memory://").connect()
     plugin = await database.use_plugin(Sweeper(**{hook: end}))
     await plugin.worked.wait()
     async with asyncio.timeout(30):
         await database.disconnect()
-    assert plugin.calls == WHOLE
+    assert plugin.calls == COMPLETE
     await database.connect()
     plugin.worked.clear()
     await plugin.worked.wait()
@@ -189,8 +189,8 @@ async def test_hooks_of_the_end_may_ask_for_the_end(
     assert not database.is_connected
 
 
-async def test_a_hook_that_asks_for_the_opposite_is_refused() -> None:
-    """It would wait for itself."""
+async def test_a_hook_that_calls_the_opposite_is_refused() -> None:
+    """It would wait for itself for ever."""
 
     async def restart(plugin: Sweeper) -> None:
         with pytest.raises(
@@ -205,17 +205,17 @@ async def test_a_hook_that_asks_for_the_opposite_is_refused() -> None:
             await plugin.stop()
 
     database = Database("memory://")
-    plugin = await database.use_plugin(Sweeper(start=give_up, cease=restart, stop=restart))
+    plugin = await database.use_plugin(Sweeper(start=give_up, resign=restart, stop=restart))
     async with asyncio.timeout(30), database:
         await plugin.worked.wait()
-    assert plugin.calls == WHOLE
+    assert plugin.calls == COMPLETE
 
 
-async def test_whoever_loses_patience_with_a_stop_leaves_nothing_running() -> None:
-    """Work that does not let go is left alone; the session ends, and the other leads."""
+async def test_a_cancelled_stop_leaves_nothing_running() -> None:
+    """Work that ignores cancellation is abandoned; the session ends, and the other leads."""
     stuck, freed = asyncio.Event(), asyncio.Event()
 
-    async def cling(_: Sweeper) -> None:
+    async def ignore_cancellation(_: Sweeper) -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -225,7 +225,7 @@ async def test_whoever_loses_patience_with_a_stop_leaves_nothing_running() -> No
 
     async with asyncio.timeout(30), Database("memory://patience") as other:
         database = await Database("memory://patience").connect()
-        plugin = await database.use_plugin(Sweeper(work=cling))
+        plugin = await database.use_plugin(Sweeper(work=ignore_cancellation))
         await plugin.worked.wait()
         waiting = await other.use_plugin(Sweeper())
         stopping = asyncio.ensure_future(plugin.stop())
@@ -239,8 +239,8 @@ async def test_whoever_loses_patience_with_a_stop_leaves_nothing_running() -> No
         freed.set()
 
 
-async def test_a_plugin_that_comes_while_all_ends_waits_for_the_next_connect() -> None:
-    """It is never left running in a database that is not connected."""
+async def test_a_plugin_added_during_a_disconnect_starts_at_the_next_connect() -> None:
+    """It never runs in a database that is not connected."""
     late = Sweeper()
 
     async def add(plugin: Sweeper) -> None:
@@ -258,7 +258,7 @@ async def test_a_plugin_that_comes_while_all_ends_waits_for_the_next_connect() -
 async def test_a_process_may_change_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session goes to the store that was connected, wherever the process is by then."""
+    """The session uses the store that was connected, whatever directory is current."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JOBSYNC_URL", "sqlite:///here.db")
@@ -274,22 +274,22 @@ async def test_a_process_may_change_its_directory(
 async def test_a_session_that_ends_by_an_error_fails_the_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody goes on believing that he takes part."""
+    """No plugin keeps running without its session."""
     failed = asyncio.Event()
-    told: list[Event] = []
+    emitted: list[Event] = []
 
-    def hear(event: Event) -> None:
-        told.append(event)
+    def record(event: Event) -> None:
+        emitted.append(event)
         failed.set()
 
     database = await Database("memory://").connect()
-    database.on("db:failed", hear)
+    database.on("db:failed", record)
     plugin = await database.use_plugin(Sweeper())
     await plugin.worked.wait()
     monkeypatch.setattr("jobsync.coordination.member_loop.MemberLoop._check", _divide_by_zero)
     async with asyncio.timeout(30):
         await failed.wait()
-    assert told[0]["error"] == "ZeroDivisionError: a bug"
+    assert emitted[0]["error"] == "ZeroDivisionError: a bug"
     with pytest.raises(ZeroDivisionError, match="a bug"):
         await database.list_resources()
     with pytest.raises(ExceptionGroup):

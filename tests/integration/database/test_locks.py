@@ -1,4 +1,4 @@
-"""Locks: held by one at a time, and stuck by nothing that happens to whoever has them."""
+"""Locks: held by one at a time, and never stuck, whatever happens to their holder."""
 
 import asyncio
 import signal
@@ -21,16 +21,16 @@ from jobsync.stores.contract import Change, Outcome, Record
 from jobsync.stores.memory import MemoryStore
 
 T = TypeVar("T")
-Moment: TypeAlias = Literal["unsent", "unheard", "late"]
+Moment: TypeAlias = Literal["unsent", "unanswered", "late"]
 
 
-class Interrupted(MemoryStore):
-    """Keeps one request about locks waiting, before it happens, after it, or until later."""
+class InterruptedStore(MemoryStore):
+    """Blocks one request for a lock: before it is sent, before its reply, or applies it late."""
 
     def __init__(self, moment: Moment) -> None:
         super().__init__()
         self.left = 0
-        """How many requests there are up to that one."""
+        """Number of requests up to that one."""
         self.waits = asyncio.Event()
         self.late: asyncio.Task[Any] | None = None
         self._moment = moment
@@ -53,26 +53,26 @@ class Interrupted(MemoryStore):
         return await ask()
 
     async def _hang(self, ask: Callable[[], Awaitable[Any]]) -> None:
-        if self._moment == "unheard":
+        if self._moment == "unanswered":
             await ask()
         self.waits.set()
         try:
             await asyncio.Event().wait()
         finally:
             if self._moment == "late":
-                self.late = asyncio.ensure_future(_in_a_while(ask))
+                self.late = asyncio.ensure_future(_send_late(ask))
 
 
-async def _in_a_while(ask: Callable[[], Awaitable[Any]]) -> None:
+async def _send_late(ask: Callable[[], Awaitable[Any]]) -> None:
     await asyncio.sleep(0.01)
     await ask()
 
 
-@pytest.mark.parametrize("moment", ["unsent", "unheard", "late"])
+@pytest.mark.parametrize("moment", ["unsent", "unanswered", "late"])
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-async def test_whoever_is_cancelled_leaves_no_lock_stuck(number: int, moment: Moment) -> None:
-    """Whichever request it was about, and be it that the request arrives later than that."""
-    store = Interrupted(moment)
+async def test_a_cancelled_caller_leaves_no_lock_stuck(number: int, moment: Moment) -> None:
+    """Whichever request was cancelled, even if that request is applied later."""
+    store = InterruptedStore(moment)
 
     async def hold() -> None:
         async with storage.lock("door"):
@@ -80,7 +80,7 @@ async def test_whoever_is_cancelled_leaves_no_lock_stuck(number: int, moment: Mo
 
     async with Database(connection=store) as db:
         storage = db.open_storage("test")
-        # Its session lives on, so that no end of it frees anything.
+        # Keeps the session alive, so that its end does not free the lock.
         async with storage.lock("other"):
             store.left = number
             holding = asyncio.ensure_future(hold())
@@ -88,20 +88,20 @@ async def test_whoever_is_cancelled_leaves_no_lock_stuck(number: int, moment: Mo
             holding.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await holding
-            await _take_turns(storage)
+            await _lock_twice(storage)
             if store.late is not None:
                 await store.late
-            await _take_turns(storage)
+            await _lock_twice(storage)
 
 
-async def _take_turns(storage: PluginStorage) -> None:
+async def _lock_twice(storage: PluginStorage) -> None:
     for _ in range(2):
         async with asyncio.timeout(10), storage.lock("door") as lock:
             assert lock.lasts
 
 
-class Failing(MemoryStore):
-    """Does not answer to questions about locks, when told so."""
+class FailingStore(MemoryStore):
+    """Is unavailable for writes of locks while `is_away`."""
 
     is_away = False
 
@@ -111,13 +111,13 @@ class Failing(MemoryStore):
         return await super().write(changes)
 
 
-async def test_a_lock_that_cannot_be_given_back_is_given_back_later() -> None:
-    """The block has done its work, and so raises nothing; the next one waits for the store."""
-    store = Failing()
+async def test_a_lock_that_cannot_be_released_is_released_later() -> None:
+    """The block raises nothing, because its work is done; the next holder waits for the store."""
+    store = FailingStore()
     async with Database(connection=store) as db:
         storage = db.open_storage("test")
-        told: list[Event] = []
-        db.on("db:work-postponed", told.append)
+        emitted: list[Event] = []
+        db.on("db:work-postponed", emitted.append)
         async with storage.lock("other"):
             async with storage.lock("door"):
                 store.is_away = True
@@ -125,12 +125,12 @@ async def test_a_lock_that_cannot_be_given_back_is_given_back_later() -> None:
                 async with asyncio.timeout(10), storage.lock("free"):
                     pass
             store.is_away = False
-            await _take_turns(storage)
-        assert told == [] or told[0]["work"].startswith("release lock/test/default/")
+            await _lock_twice(storage)
+        assert emitted == [] or emitted[0]["work"].startswith("release lock/test/default/")
 
 
 async def test_a_lock_ends_with_its_database() -> None:
-    """Disconnecting ends the session whoever holds a lock; leaving the block is no error then."""
+    """Disconnecting ends the session of a held lock; the end of the block raises nothing then."""
     async with Database("memory://ends") as other:
         db = await Database("memory://ends").connect()
         async with db.open_storage("test").lock("door") as lock:
@@ -141,8 +141,8 @@ async def test_a_lock_ends_with_its_database() -> None:
             pass
 
 
-async def test_a_lock_takes_the_session_as_it_is() -> None:
-    """It asks for no pace of its own, whatever the environment says; a bad timeout is refused."""
+async def test_a_lock_accepts_the_timing_of_the_session() -> None:
+    """Whatever the environment says; an invalid timeout is refused."""
     async with Database("memory://") as db:
         await db.use_plugin(QuickPlugin(heartbeat_interval=0.2, worker_timeout=1))
         storage = db.open_storage("test")
@@ -161,16 +161,16 @@ class QuickPlugin(CoordinatorPlugin):
 
 
 async def test_a_lock_is_held_by_one_at_a_time() -> None:
-    """Of several processes, and of several tasks of one."""
+    """Among several processes and several tasks of one process."""
     inside = 0
-    most = 0
+    largest = 0
     fences: list[int] = []
 
     async def work(db: Database) -> None:
-        nonlocal inside, most
+        nonlocal inside, largest
         async with db.open_storage("test").lock("door") as lock:
             inside += 1
-            most = max(most, inside)
+            largest = max(largest, inside)
             fences.append(lock.fence)
             assert lock.lasts
             await asyncio.sleep(0.01)
@@ -184,7 +184,7 @@ async def test_a_lock_is_held_by_one_at_a_time() -> None:
                     pass
             async with two.open_storage("test", "other").lock("door"):
                 pass
-    assert most == 1
+    assert largest == 1
     assert fences == sorted(set(fences))
 
 
@@ -205,7 +205,7 @@ asyncio.run(main())
 async def test_a_crash_leaves_no_lock_stuck(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Once the session of the process that held it is dead, the next one has it."""
+    """Once the session of the killed process is dead, the next caller gets the lock."""
     if kind == "sqlite":
         url = f"sqlite:///{tmp_path / 'locks.db'}"
     else:
@@ -224,15 +224,15 @@ async def test_a_crash_leaves_no_lock_stuck(
             assert dead.value["state"] == "dead"
 
 
-async def test_no_session_is_opened_for_who_comes_too_late() -> None:
-    """Work that is cancelled at the end cannot take a lock any more, and leaves no session."""
+async def test_no_session_is_opened_during_a_disconnect() -> None:
+    """Work that is cancelled by a disconnect cannot take a lock, and leaves no session."""
     refused: list[Exception] = []
     store = MemoryStore()
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def work() -> None:
         try:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
         finally:
             with pytest.raises(Invalid, match="is not connected") as caught:
@@ -242,6 +242,6 @@ async def test_no_session_is_opened_for_who_comes_too_late() -> None:
 
     async with Database(connection=store) as db:
         db.run_in_background(work, "work")
-        await begun.wait()
+        await started.wait()
     assert len(refused) == 1
     assert await store.scan("session/") == []

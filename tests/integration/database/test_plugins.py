@@ -1,4 +1,4 @@
-"""Plugins: started and stopped by anybody, in any order, each time once."""
+"""Plugins can be started and stopped by anybody, in any order; each takes effect once."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from jobsync import Database, Event, Invalid, NotFound, Plugin
 
 
 class Ticked(Event, frozen=True, kw_only=True):
-    """A fact of a plugin of one's own."""
+    """A user's own event."""
 
     name = "plg:ticker:ticked"
 
@@ -19,7 +19,7 @@ class Ticked(Event, frozen=True, kw_only=True):
 
 
 class TickerPlugin(Plugin):
-    """Ticks in the background, and notes what is asked of it."""
+    """Counts in the background, and records which hooks are called."""
 
     def __init__(self, log: list[str] | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -50,19 +50,19 @@ class S3QueuePlugin(Plugin):
     """A plugin that does nothing."""
 
 
-class Nameless(Plugin):
-    """A plugin that says its slug."""
+class OwnSlugPlugin(Plugin):
+    """A plugin with an explicit slug."""
 
     slug = "own-slug"
 
 
 def running(*plugins: Plugin) -> list[bool]:
-    """Say which of them run."""
+    """Return which of them are running."""
     return [plugin.is_running for plugin in plugins]
 
 
 async def test_a_plugin_added_before_connect_starts_at_connect() -> None:
-    """And not before; disconnect stops it."""
+    """Not before; disconnect stops it."""
     database = Database("memory://")
     plugin = await database.use_plugin(TickerPlugin())
     assert plugin.log == []
@@ -76,7 +76,7 @@ async def test_a_plugin_added_before_connect_starts_at_connect() -> None:
 
 
 async def test_a_plugin_added_after_connect_starts_at_once() -> None:
-    """`start` by hand does no harm then."""
+    """An explicit `start` afterwards has no effect."""
     async with Database("memory://") as database:
         plugin = await database.use_plugin(TickerPlugin())
         await plugin.start()
@@ -86,7 +86,7 @@ async def test_a_plugin_added_after_connect_starts_at_once() -> None:
 
 
 async def test_start_and_stop_take_effect_once() -> None:
-    """However often, in whatever order, and by however many at one time."""
+    """Repeated, in any order, and concurrently."""
     async with Database("memory://") as database:
         plugin = TickerPlugin()
         await plugin.stop()
@@ -100,13 +100,13 @@ async def test_start_and_stop_take_effect_once() -> None:
 
 
 async def test_a_stopped_plugin_runs_nothing() -> None:
-    """Its background work is over when `stop` returns; its events are told to its listeners."""
-    heard: list[Event] = []
-    heard_of_all: list[Event] = []
+    """Its background work has ended when `stop` returns; its events reach its listeners."""
+    received: list[Event] = []
+    all_received: list[Event] = []
     async with Database("memory://") as database:
-        database.on("plg:*", heard_of_all.append)
+        database.on("plg:*", all_received.append)
         one, two = TickerPlugin(), TickerPlugin()
-        one.on("plg:ticker:ticked", heard.append)
+        one.on("plg:ticker:ticked", received.append)
         await database.use_plugin(one, "one")
         await database.use_plugin(two, "two")
         for plugin in (one, two):
@@ -116,22 +116,22 @@ async def test_a_stopped_plugin_runs_nothing() -> None:
         two.ticking.clear()
         await asyncio.wait_for(two.ticking.wait(), 10)
         assert one.ticks == ticks
-        assert [event["count"] for event in heard] == list(range(1, ticks + 1))
-        assert len(heard_of_all) > len(heard)
-        # Each kept its own count, by its alias.
+        assert [event["count"] for event in received] == list(range(1, ticks + 1))
+        assert len(all_received) > len(received)
+        # Each has its own count, under its alias.
         assert await database.open_storage("ticker", "one").get("ticks") == ticks
     with pytest.raises(Invalid, match="is not connected"):
         await one.start()
 
 
-async def test_plugins_go_by_slug_namespace_or_alias() -> None:
-    """Several of one kind need names; the names keep their data apart."""
+async def test_plugins_are_named_by_slug_namespace_or_alias() -> None:
+    """Several plugins of one kind need names; the names separate their data."""
     database = Database("memory://")
     plain = await database.use_plugin(S3QueuePlugin())
     spaced = await database.use_plugin(S3QueuePlugin(namespace="emails"))
     aliased = await database.use_plugin(S3QueuePlugin(), "sms")
     both = await database.use_plugin(S3QueuePlugin(namespace="apart"), alias="push")
-    own = await database.use_plugin(Nameless())
+    own = await database.use_plugin(OwnSlugPlugin())
     names = [(plugin.name, plugin.namespace) for plugin in (plain, spaced, aliased, both, own)]
     assert names == [
         *(("s3-queue", "default"), ("s3-queue-emails", "emails")),
@@ -145,7 +145,7 @@ async def test_plugins_go_by_slug_namespace_or_alias() -> None:
         await database.use_plugin(S3QueuePlugin())
 
 
-async def test_what_cannot_be_added_is_refused() -> None:
+async def test_plugins_that_cannot_be_added_are_refused() -> None:
     """The error names the fix."""
     one, two = Database("memory://"), Database("memory://")
     with pytest.raises(Invalid, match=r"Inherit jobsync\.Plugin"):
@@ -163,8 +163,8 @@ async def test_what_cannot_be_added_is_refused() -> None:
         await S3QueuePlugin().start()
 
 
-async def test_a_plugin_that_cannot_start_keeps_the_database_from_connecting() -> None:
-    """Those that had started are stopped, and nothing is left running."""
+async def test_a_plugin_that_cannot_start_makes_connect_fail() -> None:
+    """Plugins that had started are stopped, and nothing is left running."""
 
     class BrokenPlugin(Plugin):
         broken = True
@@ -187,8 +187,8 @@ async def test_a_plugin_that_cannot_start_keeps_the_database_from_connecting() -
         assert running(first, broken) == [True, True]
 
 
-async def test_every_plugin_is_stopped_whatever_another_raises() -> None:
-    """The last added is stopped first; an error is raised when all is over."""
+async def test_every_plugin_is_stopped_even_if_another_raises() -> None:
+    """The last added is stopped first; the error is raised after all have stopped."""
     log: list[str] = []
 
     class StubbornPlugin(TickerPlugin):
@@ -208,8 +208,8 @@ async def test_every_plugin_is_stopped_whatever_another_raises() -> None:
     assert not database.is_connected
 
 
-async def test_a_plugin_may_stop_itself_from_its_own_work() -> None:
-    """Its work goes on to its end."""
+async def test_background_work_may_stop_its_own_plugin() -> None:
+    """The work is not cancelled."""
     ended = asyncio.Event()
 
     class OncePlugin(Plugin):
@@ -227,7 +227,7 @@ async def test_a_plugin_may_stop_itself_from_its_own_work() -> None:
 
 
 async def test_a_signal_handler_may_stop_everything() -> None:
-    """Twice, and while others do the same."""
+    """Twice, and concurrently with other callers."""
     loop = asyncio.get_running_loop()
     database = Database("memory://")
     plugin = await database.use_plugin(TickerPlugin())

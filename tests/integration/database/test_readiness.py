@@ -1,4 +1,4 @@
-"""What a database says of whether it can work now."""
+"""A database reports why it cannot work now."""
 
 import pytest
 from waiting import until
@@ -6,8 +6,8 @@ from waiting import until
 from jobsync import CoordinatorPlugin, Database, Invalid, Plugin
 
 
-class Fussy(Plugin):
-    """A plugin that has reasons of its own."""
+class Picky(Plugin):
+    """A plugin with its own reasons to be unready."""
 
     reason = ""
 
@@ -19,23 +19,23 @@ class Leader(CoordinatorPlugin):
     """A plugin with a session."""
 
 
-async def test_a_database_tells_what_keeps_it_from_working() -> None:
-    """Not connected, a plugin that was stopped, a plugin with reasons of its own."""
-    fussy, leader = Fussy(), Leader()
-    database = Database("memory://", plugins=[fussy, leader])
+async def test_a_database_reports_why_it_is_not_ready() -> None:
+    """It is not connected, a plugin was stopped, or a plugin has its own reason."""
+    picky, leader = Picky(), Leader()
+    database = Database("memory://", plugins=[picky, leader])
     assert database.unready() == ["the database is not connected"]
     async with database:
         assert database.unready() == []
         await leader.stop()
         assert database.unready() == ["leader: is not running"]
         await leader.start()
-        fussy.reason = "tired"
-        assert database.unready() == ["fussy: tired"]
+        picky.reason = "tired"
+        assert database.unready() == ["picky: tired"]
     assert database.unready() == ["the database is not connected"]
 
 
-async def test_a_database_that_has_failed_says_why() -> None:
-    """What background work raised is the reason."""
+async def test_a_failed_database_reports_the_cause() -> None:
+    """The reason is the error of the background work."""
 
     class Broken(Plugin):
         async def on_start(self) -> None:
@@ -48,17 +48,17 @@ async def test_a_database_that_has_failed_says_why() -> None:
     failed: list[object] = []
     database.on("db:failed", failed.append)
     await until(lambda: failed)
-    (why,) = database.unready()
-    assert "the database has failed" in why
-    assert "a bug" in why
+    (reason,) = database.unready()
+    assert "the database has failed" in reason
+    assert "a bug" in reason
     await database.disconnect()
 
 
-def test_plugins_can_be_given_at_once() -> None:
-    """As `use_plugin` adds them, with the same checks."""
-    one = Fussy()
-    assert Database("memory://", plugins=[one]).plugins.fussy is one
+def test_plugins_can_be_passed_to_the_constructor() -> None:
+    """They are added as by `use_plugin`, with the same checks."""
+    one = Picky()
+    assert Database("memory://", plugins=[one]).plugins.picky is one
     with pytest.raises(Invalid, match="must be a Plugin"):
-        Database("memory://", plugins=["fussy"])  # type: ignore[list-item]
+        Database("memory://", plugins=["picky"])  # type: ignore[list-item]
     with pytest.raises(Invalid, match="is taken"):
-        Database("memory://", plugins=[Fussy(), Fussy()])
+        Database("memory://", plugins=[Picky(), Picky()])

@@ -1,4 +1,4 @@
-"""What the verbs of a resource cost on S3, counted on the way to a real server."""
+"""The requests that verbs of a resource make on S3, counted in front of a real server."""
 
 from collections.abc import Awaitable
 from urllib.parse import urlsplit
@@ -9,7 +9,7 @@ from jobsync import Database
 
 
 async def test_insert_and_get_are_one_request_each(bucket_url: str) -> None:
-    """And an update is two: what it is based on, and the write."""
+    """An update is two: a read of the current version, and the write."""
     parts = urlsplit(bucket_url)
     with Proxy(parts.hostname or "", parts.port or 0) as proxy:
 

@@ -1,4 +1,4 @@
-"""Background work: begun again while the store is away, and loud when it fails."""
+"""Background work restarts while the store is away; other errors make the database fail."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from jobsync import Components, Database, Event, Events, Unavailable
 
 @pytest.fixture
 def components(clock: FakeClock) -> Components:
-    """Time that passes when somebody sleeps."""
+    """Components with a clock that advances when code sleeps."""
     return Components(clock=clock, randomness=SeededRandomness(3), events=Events())
 
 
@@ -21,12 +21,12 @@ def database(components: Components) -> Database:
     return Database("memory://", components=components)
 
 
-async def test_work_that_the_store_cannot_serve_begins_again(
+async def test_work_restarts_while_the_store_is_unavailable(
     database: Database, clock: FakeClock
 ) -> None:
-    """After pauses that grow, each told; then the work is done and nothing has failed."""
-    told: list[Event] = []
-    database.on("db:work-postponed", told.append)
+    """After growing pauses, each with an event; then the work is done and nothing has failed."""
+    emitted: list[Event] = []
+    database.on("db:work-postponed", emitted.append)
     attempts = 0
     done = asyncio.Event()
 
@@ -38,36 +38,36 @@ async def test_work_that_the_store_cannot_serve_begins_again(
         done.set()
 
     async with database:
-        begun = clock.mono()
-        database.run_in_background(work, "tidying")
+        started = clock.mono()
+        database.run_in_background(work, "reporting")
         await asyncio.wait_for(done.wait(), 10)
         assert attempts == 9
-        assert {event["work"] for event in told} == {"tidying"}
-        pauses = [event["pause"] for event in told]
-        assert clock.mono() - begun == pytest.approx(sum(pauses))
+        assert {event["work"] for event in emitted} == {"reporting"}
+        pauses = [event["pause"] for event in emitted]
+        assert clock.mono() - started == pytest.approx(sum(pauses))
         limits = [0.5, 1, 2, 4, 8, 16, 30, 30]
         assert all(pause <= limit for pause, limit in zip(pauses, limits, strict=True))
         assert await database.list_resources() == []
 
 
-async def test_anything_else_makes_the_database_fail(database: Database) -> None:
-    """Every later call raises the cause; other work is cancelled; leaving raises it too."""
-    told: list[Event] = []
-    database.on("db:failed", told.append)
+async def test_any_other_error_makes_the_database_fail(database: Database) -> None:
+    """Every later call raises the cause, so does the end of the block; other work is cancelled."""
+    emitted: list[Event] = []
+    database.on("db:failed", emitted.append)
     other = asyncio.Event()
 
     async def fail() -> None:
         await other.wait()
         raise ZeroDivisionError("a bug")
 
-    async def go_on() -> None:
+    async def wait_forever() -> None:
         other.set()
         await asyncio.Event().wait()
 
     async def use() -> None:
         async with database:
             resource = await database.create_resource("a")
-            task = database.run_in_background(go_on, "going on")
+            task = database.run_in_background(wait_forever, "waiting")
             database.run_in_background(fail, "failing")
             await asyncio.wait([task], timeout=10)
             assert task.cancelled()
@@ -75,19 +75,19 @@ async def test_anything_else_makes_the_database_fail(database: Database) -> None
                 with pytest.raises(ZeroDivisionError, match="a bug"):
                     await call
             with pytest.raises(ZeroDivisionError):
-                database.run_in_background(go_on, "more")
+                database.run_in_background(wait_forever, "more")
             with pytest.raises(ZeroDivisionError):
                 await database.connect()
 
     with pytest.raises(ZeroDivisionError, match="a bug"):
         await use()
-    assert [event["error"] for event in told] == ["ZeroDivisionError: a bug"]
+    assert [event["error"] for event in emitted] == ["ZeroDivisionError: a bug"]
     async with database:
         assert await database.list_resources() == []
 
 
-async def test_what_the_caller_raises_comes_first(database: Database) -> None:
-    """An exception of the body is not hidden by that of background work."""
+async def test_an_error_of_the_caller_comes_first(database: Database) -> None:
+    """An error in the block is not hidden by an error of background work."""
 
     async def fail() -> None:
         raise ZeroDivisionError
@@ -102,7 +102,7 @@ async def test_what_the_caller_raises_comes_first(database: Database) -> None:
 
 
 async def test_disconnecting_cancels_work_and_waits_for_it(database: Database) -> None:
-    """What runs has its `finally`, and nothing is left afterwards."""
+    """Its `finally` blocks run, and nothing is left afterwards."""
     cleaned: list[Any] = []
     before = asyncio.all_tasks()
 

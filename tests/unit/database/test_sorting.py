@@ -1,4 +1,4 @@
-"""Documents in order."""
+"""Sorting documents by their fields."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ from jobsync.errors import Invalid
 
 
 def test_values_sort_by_type_and_then_by_value() -> None:
-    """Missing, null, false, true, numbers, text, and the rest as it was."""
+    """Missing, null, false, true, numbers, text; everything else keeps its order."""
     values: list[Any] = [None, False, True, -1, 0.5, 2, "", "Z", "a", "é", [2], {"x": 1}, [1]]
     documents: list[dict[str, Any]] = [{}, *({"v": value} for value in values)]
     shuffled = [*documents[5:11], *documents[:5], *documents[11:]]
     assert sort_documents(shuffled, parse_sort("v")) == documents
 
 
-def test_several_fields_sort_one_after_the_other() -> None:
-    """Ties are broken by the next field, and by nothing else."""
+def test_later_fields_break_ties() -> None:
+    """Ties are broken by the next field; remaining ties keep their order."""
     documents = [{"a": {"b": x}, "n": n} for n, x in enumerate([1, 2, 1, 2])]
     numbers = [d["n"] for d in sort_documents(documents, parse_sort(["-a.b", "-n"]))]
     assert numbers == [3, 1, 2, 0]
@@ -25,14 +25,14 @@ def test_several_fields_sort_one_after_the_other() -> None:
     assert sort_documents(documents, ()) == documents
 
 
-def test_a_minus_turns_the_order_around() -> None:
-    """Before the name."""
+def test_a_leading_minus_reverses_the_order() -> None:
+    """Only for the field that it precedes."""
     assert parse_sort(["a.b", "-c"]) == (SortKey(("a", "b")), SortKey(("c",), descending=True))
     assert parse_sort(None) == ()
 
 
 @pytest.mark.parametrize("sort", ["", "-", "a..b", ["a", 5]])
-def test_what_is_no_field_is_refused(sort: Any) -> None:
-    """The error shows how to write it."""
+def test_an_invalid_field_name_is_refused(sort: Any) -> None:
+    """The error shows the syntax."""
     with pytest.raises(Invalid, match="must be a field name"):
         parse_sort(sort)
