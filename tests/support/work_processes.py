@@ -56,7 +56,7 @@ class WorkProcess(WorkerProcess):
     def is_at_work(self) -> bool:
         """Whether it has begun to work."""
         assert self.is_alive, self.log
-        return "at work" in self.log
+        return "worker running" in self.log
 
     def probe(self, path: str) -> int:
         """Request a health endpoint; return the status."""

@@ -1,4 +1,5 @@
-"""The command line: parses, asks, renders; decides nothing.
+"""The command line: parses arguments, reads from a store, renders the result.
 
-A command loads what it needs when it runs, not when it shows its help.
+Every decision is made in the layers below. A command's module imports heavy modules inside its
+functions, so that help is fast.
 """

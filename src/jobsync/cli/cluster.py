@@ -1,12 +1,35 @@
-"""`jobsync cluster`: who is there, and who leads what."""
+"""`jobsync cluster`, `tokens`, `pins` and `jobs`: the live workers, their roles and their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 import msgspec
 
-from jobsync.cli.options import ask, json_option, now, url_option
-from jobsync.cli.render import Column, Table, ages, ago, moment, show_tables
+from jobsync.cli.options import app_option, date_option, json_option, now, run_on_store, url_option
+from jobsync.cli.render import (
+    Column,
+    Table,
+    ago,
+    format_ages,
+    format_time,
+    show_rows,
+    show_tables,
+)
 
-__all__ = ["cluster"]
+if TYPE_CHECKING:
+    import datetime as dt
+
+    from jobsync.components import Components
+    from jobsync.jobs.foreign_claims import Claim
+    from jobsync.status.jobs import FleetStatus
+    from jobsync.stores.contract import Store
+
+__all__ = ["cluster", "jobs", "pins", "tokens"]
+
+T = TypeVar("T")
 
 _MEMBERS = (
     "worker_id",
@@ -25,8 +48,28 @@ _ROLES = (
     "epoch",
     "leader",
     "candidates",
-    Column("since", moment, spare=True),
-    Column("until", moment, spare=True),
+    Column("since", format_time, spare=True),
+    Column("until", format_time, spare=True),
+)
+_NODES = ("node", "state", "leads", "tokens", Column("heard", ago), "host", "pid")
+_SHARES = ("assignment", "node", "tokens", "incoming", "outgoing", "pinned")
+_PINS = (
+    "task_id",
+    "token",
+    "patterns",
+    Column("in_force", lambda pattern: str(pattern or "no match")),
+    "reason",
+    "created_by",
+    Column("expires", format_time),
+)
+_CLAIMS = (
+    "task_id",
+    "token",
+    "node",
+    "state",
+    "run",
+    Column("started", format_time),
+    Column("ended", format_time),
 )
 
 
@@ -34,10 +77,10 @@ _ROLES = (
 @url_option
 @json_option
 def cluster(url: str | None, *, as_json: bool) -> None:
-    """Show the workers that live or died lately, who leads each kind of work, and who did."""
+    """Show live and recently dead workers, the leader of each role, and past terms."""
     from jobsync.status.sessions import read_cluster_status
 
-    seen = ask(url, read_cluster_status)
+    status = run_on_store(url, read_cluster_status)
     members = [
         {
             "worker_id": session.worker_id,
@@ -49,22 +92,107 @@ def cluster(url: str | None, *, as_json: bool) -> None:
             "leads": session.leads,
             "works": session.works,
         }
-        for session in seen.sessions
+        for session in status.sessions
     ]
-    roles = [msgspec.structs.asdict(role) for role in seen.roles]
+    roles = [msgspec.structs.asdict(role) for role in status.roles]
     terms = [
         {"work": f"{role.namespace}/{role.work}", **msgspec.structs.asdict(term)}
-        for role in seen.roles
+        for role in status.roles
         for term in role.past
     ]
     for role in roles:
-        # They have a table of their own.
+        # Shown in the table of terms.
         del role["past"]
-    ended = ages(now())
-    times = (Column("ended", ended), Column("since", moment, spare=True))
+    times = (Column("ended", format_ages(now())), Column("since", format_time, spare=True))
     tables = {
         "members": Table(_MEMBERS, members),
         "roles": Table(_ROLES, roles),
         "terms": Table(("work", "epoch", "worker", "why", *times), terms),
     }
     show_tables(tables, as_json=as_json)
+
+
+@click.command()
+@url_option
+@app_option
+@json_option
+def tokens(url: str | None, app: str, *, as_json: bool) -> None:
+    """Show the nodes of a fleet and how many tokens each of them owns."""
+
+    async def read(fleet: FleetStatus) -> FleetStatus:
+        return fleet
+
+    fleet = _read_fleet(url, app, read)
+    nodes = [msgspec.structs.asdict(node) for node in fleet.nodes()]
+    shares = [
+        {"assignment": fleet.number, **msgspec.structs.asdict(share)} for share in fleet.shares()
+    ]
+    tables = {"nodes": Table(_NODES, nodes), "shares": Table(_SHARES, shares)}
+    show_tables(tables, as_json=as_json)
+
+
+@click.command()
+@url_option
+@app_option
+@json_option
+def pins(url: str | None, app: str, *, as_json: bool) -> None:
+    """Show the pins of a fleet: which nodes a task may run on, and whether one matches."""
+    found = _read_fleet(url, app, lambda fleet: fleet.pins())
+    show_rows(_PINS, [msgspec.structs.asdict(pin) for pin in found], as_json=as_json)
+
+
+@click.group()
+def jobs() -> None:
+    """Show the tasks of a date that are done, and those that are not."""
+
+
+@jobs.command()
+@url_option
+@app_option
+@date_option
+@json_option
+def audits(url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
+    """Show the tasks that are done."""
+    found = _read_fleet(url, app, lambda fleet: fleet.claims(day))
+    _show_claims([claim for claim in found if claim.state == "done"], as_json=as_json)
+
+
+@jobs.command()
+@url_option
+@app_option
+@date_option
+@json_option
+def incomplete(url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
+    """Show the tasks that were started and are not done: running, failed or abandoned."""
+    found = _read_fleet(url, app, lambda fleet: fleet.claims(day))
+    _show_claims([claim for claim in found if claim.state != "done"], as_json=as_json)
+
+
+def _show_claims(claims: list[Claim], *, as_json: bool) -> None:
+    rows = [
+        {
+            "task_id": claim.task,
+            "token": claim.token,
+            "node": claim.node,
+            "state": claim.state,
+            "run": claim.run,
+            "started": claim.started,
+            "ended": claim.ended,
+        }
+        for claim in claims
+    ]
+    show_rows(_CLAIMS, rows, as_json=as_json)
+
+
+def _read_fleet(url: str | None, app: str, read: Callable[[FleetStatus], Awaitable[T]]) -> T:
+    """Read from the status of a fleet whose nodes share tasks.
+
+    Raises:
+        NotFound: no fleet of this name has ever shared tasks.
+    """
+    from jobsync.status.jobs import read_fleet_status
+
+    async def run(store: Store, components: Components) -> T:
+        return await read(await read_fleet_status(store, components, app))
+
+    return run_on_store(url, run)

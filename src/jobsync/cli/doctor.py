@@ -1,4 +1,4 @@
-"""`jobsync doctor`: does this store keep the contract?"""
+"""`jobsync doctor`: checks that a store opens, can be written, and keeps the store contract."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import msgspec
 
 from jobsync.cli.options import UNHEALTHY, json_option
 from jobsync.cli.render import paint, show_rows
+from jobsync.errors import Invalid, JobsyncError, Misconfigured, Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jobsync.core.codec import Json
     from jobsync.core.urls import StoreUrl
     from jobsync.stores.probe import Finding
 
@@ -22,25 +26,72 @@ __all__ = ["doctor"]
 @click.argument("url", required=False, envvar="JOBSYNC_URL")
 @json_option
 def doctor(url: str | None, *, as_json: bool) -> None:
-    """Probe the store at URL for everything that jobsync needs of it.
+    """Check that the store at URL provides everything that jobsync needs.
 
-    Writes under a name of its own and removes it again. Exits with 0 if all is well and
-    with 3 if not.
+    Writes under a key of its own and removes it afterwards. Exits with 0 if every check passes
+    and with 3 otherwise.
     """
     import asyncio
 
-    from jobsync.cli.examination import examine
     from jobsync.stores.opening import read_url
 
-    found = read_url(url)
-    findings = asyncio.run(examine(found))
+    parsed = read_url(url)
+    findings = asyncio.run(_examine(parsed))
     ok = all(finding.ok for finding in findings)
     if not as_json and sys.stdout.isatty():
-        _show(found, findings, ok=ok)
+        _show(parsed, findings, ok=ok)
     else:
         rows = [msgspec.to_builtins(finding) for finding in findings]
         show_rows(["check", "ok", "detail", "fix"], rows, as_json=as_json)
     raise SystemExit(0 if ok else UNHEALTHY)
+
+
+async def _examine(url: StoreUrl) -> list[Finding]:
+    from jobsync.components import Components
+    from jobsync.stores.opening import open_bare
+    from jobsync.stores.probe import Finding, probe
+    from jobsync.stores.settling import SettlingStore
+
+    components = Components.system()
+    try:
+        store = await open_bare(url, components)
+    except JobsyncError as error:
+        return [_failure("the store can be opened", error)]
+    opened = Finding("the store can be opened", ok=True, detail=store.name)
+    try:
+        findings = await probe(SettlingStore(store, components), components)
+    except JobsyncError as error:
+        return [opened, _failure("the store can be written", error)]
+    finally:
+        await store.close()
+    return [opened, *findings, *_describe_traits(store.traits)]
+
+
+def _describe_traits(traits: Mapping[str, Json]) -> list[Finding]:
+    """Return the properties of a server that are worth knowing and no reason to fail."""
+    from jobsync.stores.probe import Finding
+
+    found = []
+    if traits.get("bare_etags"):
+        found.append(Finding("ETags", ok=True, detail="this server compares ETags without quotes"))
+    if traits.get("conditional_delete") is False:
+        detail = (
+            "this server ignores conditions on DELETE, so that tombstones remain and use storage"
+        )
+        found.append(Finding("burial", ok=True, detail=detail))
+    return found
+
+
+def _failure(check: str, error: JobsyncError) -> Finding:
+    from jobsync.stores.probe import Finding
+
+    match error:
+        case Invalid() | Misconfigured():
+            return Finding(check, ok=False, detail=error.problem, fix=error.fix)
+        case Unavailable():
+            return Finding(check, ok=False, detail=error.reason, fix=error.fix)
+        case _:
+            return Finding(check, ok=False, detail=str(error))
 
 
 def _show(url: StoreUrl, findings: list[Finding], *, ok: bool) -> None:
@@ -50,4 +101,4 @@ def _show(url: StoreUrl, findings: list[Finding], *, ok: bool) -> None:
         click.echo(f"  {mark}  {finding.check}" + (f": {finding.detail}" if finding.detail else ""))
         if finding.fix:
             click.echo(f"        fix: {finding.fix}")
-    click.echo("\nall is well" if ok else "\nthis store cannot be used as it is")
+    click.echo("\nall checks passed" if ok else "\njobsync cannot use this store as it is")

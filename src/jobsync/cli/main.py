@@ -1,6 +1,6 @@
-"""`jobsync`: one command with a word for each thing to do.
+"""`jobsync`: the entry point of the command line, and the table of its commands.
 
-A word's module is loaded when the word is used, so that help and completion are quick.
+The module of a command is loaded when the command runs, so that help and completion are fast.
 """
 
 import sys
@@ -14,33 +14,33 @@ from jobsync.errors import Invalid, JobsyncError
 __all__ = ["main"]
 
 _COMMANDS = {
-    "cluster": ("cluster", "Show who is there, and who leads what."),
-    "doctor": ("doctor", "Probe a store for everything that jobsync needs of it."),
-    "enqueue": ("enqueue", "Push messages to a queue."),
-    "health": ("health", "Ask how a `jobsync work` on this machine is."),
-    "jobs": ("jobs", "Show what a fleet has done on a date, and what it has not finished."),
-    "pins": ("jobs", "Show which tasks must run where."),
-    "queues": ("queues", "Show queues and their messages; pause, resume and purge them."),
+    "cluster": ("cluster", "Show the live workers and which of them leads each role."),
+    "doctor": ("doctor", "Check that a store provides everything that jobsync needs."),
+    "enqueue": ("queues", "Push messages to a queue."),
+    "health": ("health", "Check a `jobsync work` process on this machine."),
+    "jobs": ("cluster", "Show the tasks of a date that are done, and those that are not."),
+    "pins": ("cluster", "Show which tasks are pinned to which nodes."),
+    "queues": ("queues", "Show queues and their messages; pause, resume and purge queues."),
     "resources": ("resources", "Show resources and their records."),
-    "schema": ("schema", "Print the tables, or the policy, that a store needs."),
-    "sql": ("sql", "Open a shell on the SQL views of a fleet."),
-    "tokens": ("jobs", "Show which node of a fleet has how many tokens."),
-    "why": ("why", "Say what a message or a task waits for."),
-    "work": ("work", "Run the plugins of a database until told to stop."),
+    "schema": ("sql", "Print the tables, or the IAM policy, that a store needs."),
+    "sql": ("sql", "Open a SQL shell on the views of a fleet."),
+    "tokens": ("cluster", "Show how many tokens each node of a fleet owns."),
+    "why": ("why", "Explain why a message or a task is waiting."),
+    "work": ("work", "Run the plugins of a database until a signal stops them."),
 }
-"""Where each word's command is, and what it does."""
+"""The module of each command, and its summary."""
 
 
-class _Words(click.Group):
-    """Loads a command when it is asked for by name."""
+class _LazyGroup(click.Group):
+    """Loads the module of a command when the command is looked up."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name all commands."""
+        """Return the names of all commands."""
         del ctx
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load a command."""
+        """Load a command; return None if the name is unknown."""
         del ctx
         if cmd_name not in _COMMANDS:
             return None
@@ -49,23 +49,23 @@ class _Words(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands, loading none."""
+        """Write the list of commands without loading any."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
 
-@click.group(cls=_Words, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="jobsync-fleet", prog_name="jobsync")
 def cli() -> None:
     """Coordinate a fleet of workers on the storage you already have.
 
-    Exit codes: 0 all is well, 1 failed, 2 wrong usage, 3 unhealthy.
+    Exit codes: 0 success, 1 failed, 2 wrong usage, 3 unhealthy.
     """
 
 
 def main() -> None:
-    """Run the command line; an error is one line, with the fix."""
+    """Run the command line; print an error as one line that includes the fix."""
     try:
         cli(auto_envvar_prefix="JOBSYNC")
     except JobsyncError as error:

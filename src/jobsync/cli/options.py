@@ -1,4 +1,7 @@
-"""How commands that only look get at a store, and what they all take."""
+"""Options that several commands share, exit codes, and access to the store.
+
+A command exits with 0 if all is well.
+"""
 
 from __future__ import annotations
 
@@ -22,29 +25,34 @@ __all__ = [
     "UNHEALTHY",
     "USAGE",
     "app_option",
-    "ask",
-    "ask_database",
     "date_option",
     "json_option",
     "limit_option",
     "now",
+    "run_on_database",
+    "run_on_store",
     "url_option",
 ]
 
+FAILED = 1
+USAGE = 2
+"""Wrong usage: nothing was done."""
+UNHEALTHY = 3
+"""The command succeeded and found something unhealthy."""
 
 T = TypeVar("T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def url_option(command: _Command) -> _Command:
-    """Take the store's URL."""
-    return click.option(
-        "--url", envvar="JOBSYNC_URL", show_envvar=True, help="Which store; see the docs."
-    )(command)
+    """Add --url, the URL of the store."""
+    return click.option("--url", envvar="JOBSYNC_URL", show_envvar=True, help="URL of the store.")(
+        command
+    )
 
 
 def json_option(command: _Command) -> _Command:
-    """Take --json."""
+    """Add --json."""
     return click.option(
         "--json",
         "as_json",
@@ -56,7 +64,7 @@ def json_option(command: _Command) -> _Command:
 
 
 def limit_option(command: _Command) -> _Command:
-    """Take how many rows are shown."""
+    """Add --limit, the maximum number of rows."""
     return click.option(
         "--limit",
         default=20,
@@ -64,12 +72,12 @@ def limit_option(command: _Command) -> _Command:
         show_envvar=True,
         show_default=True,
         type=click.IntRange(1, 10_000),
-        help="The most rows.",
+        help="Maximum number of rows.",
     )(command)
 
 
 def app_option(command: _Command) -> _Command:
-    """Take the name under which nodes share tasks."""
+    """Add --app, the name of a fleet whose nodes share tasks."""
     return click.option(
         "--app",
         "--appname",
@@ -78,12 +86,12 @@ def app_option(command: _Command) -> _Command:
         default="sync_",
         show_default=True,
         show_envvar=True,
-        help="The fleet: the appname of its configuration.",
+        help="Name of the fleet: the appname in its configuration.",
     )(command)
 
 
 def date_option(command: _Command) -> _Command:
-    """Take a date; today in this process's zone by default."""
+    """Add --date, by default today in the time zone of this process."""
     return click.option(
         "--date",
         "day",
@@ -91,7 +99,7 @@ def date_option(command: _Command) -> _Command:
         callback=_read_day,
         envvar="JOBSYNC_DATE",
         show_envvar=True,
-        help="Which date's tasks; today by default.",
+        help="Date of the tasks; today by default.",
     )(command)
 
 
@@ -103,17 +111,17 @@ def _read_day(_: click.Context, __: click.Parameter, day: dt.datetime | None) ->
 
 
 def now() -> float:
-    """Give the present moment, in Unix seconds."""
+    """Return the current time in Unix seconds."""
     from jobsync.components import Components
 
     return Components.system().clock.wall().seconds
 
 
-def ask(url: str | None, question: Callable[[Store, Components], Awaitable[T]]) -> T:
-    """Put a question to a store that is there.
+def run_on_store(url: str | None, work: Callable[[Store, Components], Awaitable[T]]) -> T:
+    """Open an existing store, run a coroutine function on it and close it.
 
     Raises:
-        Misconfigured: there is none.
+        Misconfigured: the SQLite file does not exist.
     """
     import asyncio
 
@@ -121,40 +129,29 @@ def ask(url: str | None, question: Callable[[Store, Components], Awaitable[T]]) 
     from jobsync.core.urls import SqliteUrl
     from jobsync.stores.opening import open_store, read_url
 
-    found = read_url(url)
-    if isinstance(found, SqliteUrl) and not Path(found.path).exists():
-        # To look must not make a file.
-        raise Misconfigured(
-            "url", str(found), "there is no such file", "name the file that the fleet uses"
-        )
+    parsed = read_url(url)
+    if isinstance(parsed, SqliteUrl) and not Path(parsed.path).exists():
+        # A command that only reads must not create the file.
+        fix = "pass the URL of the file that the fleet uses"
+        raise Misconfigured("url", str(parsed), "refers to a missing file", fix)
 
-    async def put() -> T:
+    async def run() -> T:
         components = Components.system()
         store = await open_store(url, components)
         try:
-            return await question(store, components)
+            return await work(store, components)
         finally:
             await store.close()
 
-    return asyncio.run(put())
+    return asyncio.run(run())
 
 
-def ask_database(url: str | None, question: Callable[[Database], Awaitable[T]]) -> T:
-    """Put a question about resources."""
+def run_on_database(url: str | None, work: Callable[[Database], Awaitable[T]]) -> T:
+    """Open an existing store as a database and run a coroutine function on it."""
     from jobsync.database.database import Database
 
-    async def put(store: Store, components: Components) -> T:
+    async def run(store: Store, components: Components) -> T:
         async with Database(connection=store, components=components) as database:
-            return await question(database)
+            return await work(database)
 
-    return ask(url, put)
-
-
-# What a command's exit tells whoever called it; 0 means that all is well.
-
-
-FAILED = 1
-USAGE = 2
-"""Wrong usage: nothing was done."""
-UNHEALTHY = 3
-"""The command did its work, and what it looked at is not well."""
+    return run_on_store(url, run)

@@ -1,30 +1,40 @@
-"""`jobsync queues`: what is in queues, who works on them, and how to steer them."""
+"""`jobsync queues` and `jobsync enqueue`: inspect and operate queues, and push messages."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
-from jobsync.cli.options import ask, json_option, limit_option, now, url_option
-from jobsync.cli.render import Column, Table, ages, ago, show_rows, show_tables
+from jobsync.cli.options import (
+    json_option,
+    limit_option,
+    now,
+    run_on_database,
+    run_on_store,
+    url_option,
+)
+from jobsync.cli.render import Column, Table, ago, format_ages, show_rows, show_tables
 from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.errors import Invalid
 
 if TYPE_CHECKING:
     from jobsync.components import Components
+    from jobsync.database.database import Database
     from jobsync.queue.backend import MessageInfo, QueueBackend
     from jobsync.status.queues import QueueStatus
     from jobsync.stores.contract import Store
 
-__all__ = ["queues"]
+__all__ = ["enqueue", "queues"]
 
 T = TypeVar("T")
 
 _STATES: tuple[MessageState, ...] = (*LIVE, *FINISHED)
+_SHOWN = 20
+"""How many ids are shown on a terminal."""
 _WORKERS = (
     "worker_id",
     "state",
@@ -39,9 +49,9 @@ _WORKERS = (
 
 @click.group()
 def queues() -> None:
-    """Show queues and their messages; pause, resume and purge them.
+    """Show queues and their messages; pause, resume and purge queues.
 
-    A QUEUE is named by its resource, or as NAMESPACE/RESOURCE.
+    The name of a QUEUE is its resource, or NAMESPACE/RESOURCE.
     """
 
 
@@ -49,8 +59,8 @@ def queues() -> None:
 @url_option
 @json_option
 def list_(url: str | None, *, as_json: bool) -> None:
-    """Show the queues: what is in them, and how many work on them."""
-    show_rows(_name_columns(), [_sum_up(queue) for queue in _look(url)], as_json=as_json)
+    """Show the queues, with the number of their messages and workers."""
+    show_rows(_queue_columns(), [_summarise(queue) for queue in _read_queues(url)], as_json=as_json)
 
 
 @queues.command()
@@ -58,16 +68,16 @@ def list_(url: str | None, *, as_json: bool) -> None:
 @url_option
 @json_option
 def stats(url: str | None, queue: str, *, as_json: bool) -> None:
-    """Show one QUEUE: how much is in it, and who works on it."""
+    """Show one QUEUE, with the number of its messages and its workers."""
     from jobsync.status.queues import read_queues_status
 
-    async def look(store: Store, components: Components) -> QueueStatus:
+    async def read(store: Store, components: Components) -> QueueStatus:
         return (await read_queues_status(store, components)).queue(queue)
 
-    seen = ask(url, look)
+    status = run_on_store(url, read)
     tables = {
-        "queue": Table(_name_columns(), [_sum_up(seen)]),
-        "workers": Table(_WORKERS, [msgspec.structs.asdict(each) for each in seen.workers]),
+        "queue": Table(_queue_columns(), [_summarise(status)]),
+        "workers": Table(_WORKERS, [msgspec.structs.asdict(each) for each in status.workers]),
     }
     show_tables(tables, as_json=as_json)
 
@@ -81,7 +91,7 @@ def stats(url: str | None, queue: str, *, as_json: bool) -> None:
     envvar="JOBSYNC_STATE",
     show_envvar=True,
     show_default=True,
-    help="Which messages; dead ones come with their errors.",
+    help="State of the messages; dead ones are shown with their errors.",
 )
 @limit_option
 @click.option(
@@ -89,43 +99,48 @@ def stats(url: str | None, queue: str, *, as_json: bool) -> None:
     default="",
     envvar="JOBSYNC_AFTER",
     show_envvar=True,
-    help="Go on after the message whose cursor this is, as --json shows it.",
+    help="Continue after the message with this cursor, as shown by --json.",
 )
 @url_option
 @json_option
 def browse(
     url: str | None, queue: str, state: MessageState, limit: int, after: str, *, as_json: bool
 ) -> None:
-    """Show messages of QUEUE, the oldest first."""
+    """Show messages of QUEUE, oldest first."""
 
-    async def look(port: QueueBackend) -> list[MessageInfo]:
-        return await port.browse(state, after=after, limit=limit)
+    async def read(backend: QueueBackend) -> list[MessageInfo]:
+        return await backend.browse(state, after=after, limit=limit)
 
-    found = _ask_queue(url, queue, look)
+    messages = _run_on_queue(url, queue, read)
     if as_json:
-        show_rows((), [msgspec.to_builtins(kept) for kept in found], as_json=True)
+        show_rows((), [msgspec.to_builtins(message) for message in messages], as_json=True)
     else:
-        show_rows(_name_facts(state), [_describe(kept) for kept in found], as_json=False)
+        rows = [_describe(message) for message in messages]
+        show_rows(_message_columns(state), rows, as_json=False)
 
 
 @queues.command()
 @click.argument("queue", envvar="JOBSYNC_QUEUE")
 @click.option(
-    "--reason", default="", envvar="JOBSYNC_REASON", show_envvar=True, help="Why, for people."
+    "--reason",
+    default="",
+    envvar="JOBSYNC_REASON",
+    show_envvar=True,
+    help="Reason, for people.",
 )
 @url_option
 @json_option
 def pause(url: str | None, queue: str, reason: str, *, as_json: bool) -> None:
-    """Let nobody claim from QUEUE until it is resumed.
+    """Stop all workers from claiming from QUEUE until it is resumed.
 
-    Holds for all processes, those that start later too. What runs goes on.
+    Applies to every process, including those that start later. Running handlers continue.
     """
 
-    async def change(port: QueueBackend) -> tuple[str, bool]:
-        return port.queue, await port.pause(reason)
+    async def change(backend: QueueBackend) -> tuple[str, bool]:
+        return backend.queue, await backend.pause(reason)
 
-    name, is_new = _ask_queue(url, queue, change)
-    _tell(name, "paused" if is_new else "paused before", as_json=as_json)
+    name, is_new = _run_on_queue(url, queue, change)
+    _show_change(name, "paused" if is_new else "already paused", as_json=as_json)
 
 
 @queues.command()
@@ -133,13 +148,13 @@ def pause(url: str | None, queue: str, reason: str, *, as_json: bool) -> None:
 @url_option
 @json_option
 def resume(url: str | None, queue: str, *, as_json: bool) -> None:
-    """Let workers claim from QUEUE again."""
+    """Allow workers to claim from QUEUE again."""
 
-    async def change(port: QueueBackend) -> tuple[str, bool]:
-        return port.queue, await port.resume()
+    async def change(backend: QueueBackend) -> tuple[str, bool]:
+        return backend.queue, await backend.resume()
 
-    name, was_paused = _ask_queue(url, queue, change)
-    _tell(name, "resumed" if was_paused else "not paused", as_json=as_json)
+    name, was_paused = _run_on_queue(url, queue, change)
+    _show_change(name, "resumed" if was_paused else "not paused", as_json=as_json)
 
 
 @queues.command()
@@ -153,7 +168,7 @@ def resume(url: str | None, queue: str, *, as_json: bool) -> None:
     envvar="JOBSYNC_STATE",
     show_envvar=True,
     show_default=True,
-    help="Which messages; give it several times for several states.",
+    help="State of the messages; repeat it for several states.",
 )
 @click.option(
     "--yes", is_flag=True, envvar="JOBSYNC_YES", show_envvar=True, help="Remove without asking."
@@ -163,23 +178,23 @@ def resume(url: str | None, queue: str, *, as_json: bool) -> None:
 def purge(
     url: str | None, queue: str, states: tuple[MessageState, ...], *, yes: bool, as_json: bool
 ) -> None:
-    """Remove messages from QUEUE for good.
+    """Remove messages from QUEUE permanently.
 
-    Counts them and asks first. What is in hand goes on.
+    Shows their number and asks for confirmation first. Claimed messages are not removed.
     """
 
-    async def count(port: QueueBackend) -> tuple[str, int]:
-        counts = await port.count()
-        return port.queue, sum(counts.get(state, 0) for state in states)
+    async def count(backend: QueueBackend) -> tuple[str, int]:
+        counts = await backend.count()
+        return backend.queue, sum(counts.get(state, 0) for state in states)
 
-    async def remove(port: QueueBackend) -> int:
-        return await port.purge(states)
+    async def remove(backend: QueueBackend) -> int:
+        return await backend.purge(states)
 
-    name, there = _ask_queue(url, queue, count)
-    if there and not yes:
-        _confirm(f"Remove {there} messages of {name} ({', '.join(states)}) for good?")
-    gone = _ask_queue(url, name, remove)
-    _tell(name, "purged", removed=gone, as_json=as_json)
+    name, found = _run_on_queue(url, queue, count)
+    if found and not yes:
+        _confirm(f"Remove {found} messages of {name} ({', '.join(states)}) permanently?")
+    removed = _run_on_queue(url, name, remove)
+    _show_change(name, "purged", removed=removed, as_json=as_json)
 
 
 @queues.command()
@@ -188,107 +203,187 @@ def purge(
 @url_option
 @json_option
 def redrive(url: str | None, queue: str, ids: tuple[str, ...], *, as_json: bool) -> None:
-    """Give dead letters of QUEUE a new life, with all attempts.
+    """Retry dead letters of QUEUE, with all their attempts restored.
 
-    Those that are named by ID, or all.
+    Without an ID, all of them.
     """
 
-    async def change(port: QueueBackend) -> tuple[str, int]:
-        # Once each, though some may die again meanwhile.
-        most = len(ids) or (await port.count()).get("dead", 0)
-        return port.queue, await port.redrive(ids or None, limit=most)
+    async def change(backend: QueueBackend) -> tuple[str, int]:
+        # Each of them once, even if some die again meanwhile.
+        limit = len(ids) or (await backend.count()).get("dead", 0)
+        return backend.queue, await backend.redrive(ids or None, limit=limit)
 
-    name, count = _ask_queue(url, queue, change)
-    _tell(name, "redriven", messages=count, as_json=as_json)
+    name, count = _run_on_queue(url, queue, change)
+    _show_change(name, "redriven", messages=count, as_json=as_json)
 
 
-def _look(url: str | None) -> list[QueueStatus]:
+@click.command()
+@click.argument("queue", metavar="[NAMESPACE/]RESOURCE", envvar="JOBSYNC_QUEUE")
+@click.argument("data", required=False)
+@click.option(
+    "--delay",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    envvar="JOBSYNC_DELAY",
+    show_envvar=True,
+    help="Seconds to wait before the messages may be handled.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    envvar="JOBSYNC_TIMEOUT",
+    show_envvar=True,
+    help="Seconds that a handler may take; by default, the setting of the queue.",
+)
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(1),
+    envvar="JOBSYNC_QUEUE_MAX_ATTEMPTS",
+    show_envvar=True,
+    help="Maximum number of attempts for each message; 4 by default.",
+)
+@url_option
+@json_option
+def enqueue(
+    queue: str,
+    data: str | None,
+    delay: float,
+    timeout: float | None,
+    max_attempts: int | None,
+    url: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Push messages to a queue and print their ids.
+
+    DATA is a JSON object or a list of them. Without DATA, standard input is read, one JSON object
+    per line. If one of them is invalid, nothing is pushed.
+
+    \b
+        jobsync enqueue emails '{"to": "user@example.com"}' --delay 60
+        jobsync enqueue emails < emails.jsonl
+    """  # noqa: D301 - \b keeps click from wrapping the lines below it
+    from jobsync.queue.enqueue import enqueue_messages
+
+    messages = list(_read_lines() if data is None else _parse(data, "DATA"))
+
+    async def push(database: Database) -> list[str]:
+        return await enqueue_messages(
+            database, queue, messages, delay=delay, timeout=timeout, max_attempts=max_attempts
+        )
+
+    ids = run_on_database(url, push)
+    shown = ids[:_SHOWN] if sys.stdout.isatty() and not as_json else ids
+    show_rows(["id"], [{"id": name} for name in shown], as_json=as_json)
+    if hidden := len(ids) - len(shown):
+        click.echo(f"… and {hidden} more")
+
+
+def _read_lines() -> Iterator[dict[str, Any]]:
+    if sys.stdin.isatty():
+        click.echo("Reading messages, one JSON object per line; end with Ctrl-D.", err=True)
+    for number, line in enumerate(sys.stdin, 1):
+        if line.strip():
+            yield from _parse(line, f"line {number}")
+
+
+def _parse(text: str, source: str) -> list[dict[str, Any]]:
+    try:
+        found = msgspec.json.decode(text, type=dict[str, Any] | list[dict[str, Any]])
+    except msgspec.DecodeError as error:
+        fix = 'pass a JSON object such as {"to": "user@example.com"}'
+        raise Invalid(source, text.strip(), f"is not a message: {error}", fix) from None
+    return found if isinstance(found, list) else [found]
+
+
+def _read_queues(url: str | None) -> list[QueueStatus]:
     from jobsync.status.queues import read_queues_status
 
-    async def look(store: Store, components: Components) -> list[QueueStatus]:
+    async def read(store: Store, components: Components) -> list[QueueStatus]:
         return (await read_queues_status(store, components)).queues()
 
-    return ask(url, look)
+    return run_on_store(url, read)
 
 
-def _ask_queue(url: str | None, queue: str, question: Callable[[QueueBackend], Awaitable[T]]) -> T:
-    """Put a question to a queue that is there."""
+def _run_on_queue(url: str | None, queue: str, work: Callable[[QueueBackend], Awaitable[T]]) -> T:
+    """Run a coroutine function on the backend of an existing queue."""
     from jobsync.queue.sql import open_backend
     from jobsync.status.queues import read_queues_status
 
-    async def put(store: Store, components: Components) -> T:
-        seen = (await read_queues_status(store, components)).queue(queue)
-        return await question(open_backend(store, seen.name, components))
+    async def run(store: Store, components: Components) -> T:
+        status = (await read_queues_status(store, components)).queue(queue)
+        return await work(open_backend(store, status.name, components))
 
-    return ask(url, put)
+    return run_on_store(url, run)
 
 
-def _name_columns() -> tuple[Column | str, ...]:
-    at = ages(now())
+def _queue_columns() -> tuple[Column | str, ...]:
+    age = format_ages(now())
     return (
         "queue",
         *(Column(state) for state in ("ready", "waiting", "claimed", "dead")),
         "workers",
-        Column("oldest", at),
-        Column("paused", at),
+        Column("oldest", age),
+        Column("paused", age),
         Column("reason", spare=True, long=True),
         *(Column(state, spare=True) for state in ("completed", "cancelled")),
     )
 
 
-def _sum_up(queue: QueueStatus) -> dict[str, object]:
-    at_work = [each for each in queue.workers if each.state == "live" and each.concurrency]
+def _summarise(queue: QueueStatus) -> dict[str, object]:
+    active = [each for each in queue.workers if each.state == "live" and each.concurrency]
     return {
         "queue": queue.name,
         **{state: queue.counts.get(state, 0) for state in _STATES},
-        "workers": len(at_work),
+        "workers": len(active),
         "paused": None if queue.pause is None else queue.pause.since,
         "reason": None if queue.pause is None else queue.pause.reason,
         "oldest": queue.oldest,
     }
 
 
-def _name_facts(state: MessageState) -> list[Column | str]:
-    """Give the columns in which messages of a state have something to tell."""
-    at = ages(now())
+def _message_columns(state: MessageState) -> list[Column | str]:
+    """Return the columns that have values for messages in a state."""
+    age = format_ages(now())
     times = {"ready": "enqueued", "waiting": "due", "claimed": "claimed"}
-    facts: list[Column | str] = [
+    columns: list[Column | str] = [
         "id",
         Column("attempts", spare=True),
-        Column(times.get(state, "finished"), at),
+        Column(times.get(state, "finished"), age),
     ]
     if state in {"claimed", *FINISHED}:
-        facts.append(Column("session", spare=True))
+        columns.append(Column("session", spare=True))
     if state != "completed":
-        facts.append(Column("value", _show_value, long=True))
+        columns.append(Column("value", _show_value, long=True))
     if state not in {"ready", "completed"}:
-        facts.append(Column("error", long=True))
-    return facts
+        columns.append(Column("error", long=True))
+    return columns
 
 
 def _show_value(value: object) -> str:
-    """Show a message without its id, which stands beside it."""
+    """Return a message as JSON without its id, which has a column of its own."""
     if isinstance(value, dict):
-        value = {name: each for name, each in value.items() if name != "id"}
+        value = {name: field for name, field in value.items() if name != "id"}
     return msgspec.json.encode(value).decode()
 
 
-def _describe(kept: MessageInfo) -> dict[str, object]:
-    error = kept.errors[-1].error.partition("\n")[0] if kept.errors else None
-    return msgspec.structs.asdict(kept) | {"error": error}
+def _describe(message: MessageInfo) -> dict[str, object]:
+    error = message.errors[-1].error.partition("\n")[0] if message.errors else None
+    return msgspec.structs.asdict(message) | {"error": error}
 
 
 def _confirm(question: str) -> None:
-    """Go on only if a person says so.
+    """Ask for confirmation; abort unless it is given.
 
     Raises:
-        Invalid: nobody is there who could.
+        Invalid: standard input is not a terminal.
     """
     if not sys.stdin.isatty():
-        raise Invalid("--yes", False, "nobody is there to be asked", "pass --yes to remove them")
+        problem = "is required if standard input is not a terminal"
+        raise Invalid("--yes", False, problem, "pass --yes to remove the messages")
     click.confirm(question, abort=True, err=True)
 
 
-def _tell(queue: str, what: str, *, as_json: bool, **numbers: int) -> None:
+def _show_change(queue: str, what: str, *, as_json: bool, **numbers: int) -> None:
     row = {"queue": queue, "what": what, **numbers}
     show_rows(list(row), [row], as_json=as_json)

@@ -1,7 +1,7 @@
-"""What people and programs read: a table on a terminal, TSV in a pipe, JSON on demand.
+"""Rendering: a table on a terminal, TSV in a pipe, JSON on request.
 
-Programs get values as they are: times are Unix seconds, what is unknown is empty. People
-get them as they are spoken of, cut to the width of their terminal.
+In TSV and JSON values are raw: times are Unix seconds, and an unknown value is empty or null. On a
+terminal they are formatted for people and cut to its width.
 """
 
 import datetime as dt
@@ -17,95 +17,95 @@ import msgspec
 __all__ = [
     "Column",
     "Table",
-    "ages",
     "ago",
-    "moment",
+    "format_ages",
+    "format_time",
     "paint",
     "show_facts",
     "show_rows",
     "show_tables",
 ]
 
-_NARROWEST = 8
-_COSY = 20
-"""What is left of a long column before others are left out."""
-_FACT = 11
-"""How far from the left what is said of a thing begins."""
+_MIN_WIDTH = 8
+_MIN_LONG_WIDTH = 20
+"""The width to which a long column shrinks before spare columns are left out."""
+_FACT_INDENT = 11
+"""The column in which the value of a fact begins."""
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 
 
-def paint(text: str, **look: Any) -> str:
-    """Give text a look, as `click.style` has it, unless the reader asked for plain text."""
+def paint(text: str, **style: Any) -> str:
+    """Return text with a style as `click.style` takes it, or plain text if the user wants that."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if is_plain else click.style(text, **look)
+    return text if is_plain else click.style(text, **style)
 
 
 def ago(seconds: object) -> str:
-    """Say how long ago something was, or in how long it will be."""
+    """Return a duration as "5 min ago"; a negative one as "in 5 min"."""
     if not isinstance(seconds, int | float):
         return "-"
     if seconds < 0:
-        return f"in {_span(-seconds)}"
-    return f"{_span(seconds)} ago"
+        return f"in {_format_span(-seconds)}"
+    return f"{_format_span(seconds)} ago"
 
 
-def _span(seconds: float) -> str:
+def _format_span(seconds: float) -> str:
     for unit, name in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
     return f"{seconds:.1f} s"
 
 
-def ages(now: float) -> Callable[[object], str]:
-    """Give what says how far moments lie from now."""
+def format_ages(now: float) -> Callable[[object], str]:
+    """Return a function that formats a Unix time relative to now."""
     return lambda seconds: ago(now - seconds) if isinstance(seconds, int | float) else "-"
 
 
-def moment(seconds: object) -> str:
-    """Say when something is, in the reader's own zone."""
+def format_time(seconds: object) -> str:
+    """Return a Unix time in the local time zone."""
     if not isinstance(seconds, int | float):
         return "-"
     return dt.datetime.fromtimestamp(seconds, dt.UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _plain(value: object) -> str:
+def _format_or_dash(value: object) -> str:
     if value in (None, "", (), []):
         return "-"
-    return _text(value)
+    return _to_text(value)
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One column: a field of the rows, and how people read it."""
+    """A column: a field of the rows, and how to format it for people."""
 
     name: str
-    show: Callable[[object], str] = _plain
+    format: Callable[[object], str] = _format_or_dash
     spare: bool = False
-    """Whether people do without it where their terminal is narrow."""
+    """Whether a narrow terminal leaves it out."""
     long: bool = False
-    """Whether its beginning is enough, rather than that others are cut or left out."""
+    """Whether it is cut before others are cut or left out."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Rows of one kind."""
+    """Rows with the same columns."""
 
     columns: Sequence[Column | str]
     rows: Sequence[Mapping[str, object]]
 
     def print(self) -> None:
-        """Print it, for whoever reads."""
-        columns = [each if isinstance(each, Column) else Column(each) for each in self.columns]
+        """Print an aligned table on a terminal, TSV in a pipe."""
+        columns = [item if isinstance(item, Column) else Column(item) for item in self.columns]
         if sys.stdout.isatty():
             _print_aligned(columns, self.rows)
             return
         names = [column.name for column in columns]
-        for line in (names, *([_text(row[name]) for name in names] for row in self.rows)):
+        for line in (names, *([_to_text(row[name]) for name in names] for row in self.rows)):
             click.echo("\t".join(line))
 
 
 def show_rows(
     columns: Sequence[Column | str], rows: Sequence[Mapping[str, object]], *, as_json: bool
 ) -> None:
-    """Print rows. In a pipe the columns are separated by tabs, with a line of names first."""
+    """Print rows. In a pipe, columns are separated by tabs, and a header line comes first."""
     if as_json:
         _print_json(list(rows))
     elif rows or not sys.stdout.isatty():
@@ -115,29 +115,29 @@ def show_rows(
 
 
 def show_tables(tables: Mapping[str, Table], *, as_json: bool) -> None:
-    """Print several tables, each under its title; in a pipe the title begins with #."""
+    """Print several tables, each under its title; in a pipe, titles begin with #."""
     if as_json:
         _print_json({title: list(table.rows) for title, table in tables.items()})
         return
-    for place, (title, table) in enumerate(tables.items()):
-        if place:
+    for index, (title, table) in enumerate(tables.items()):
+        if index:
             click.echo()
-        is_person = sys.stdout.isatty()
-        click.echo(paint(title, bold=True) if is_person else f"# {title}")
-        if is_person and not table.rows:
+        is_terminal = sys.stdout.isatty()
+        click.echo(paint(title, bold=True) if is_terminal else f"# {title}")
+        if is_terminal and not table.rows:
             click.echo("  none")
         else:
             table.print()
 
 
 def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
-    """Print what there is to say of one thing, for people: a sentence, and facts below it."""
-    room = shutil.get_terminal_size().columns
-    click.echo(paint(click.wrap_text(title, room, subsequent_indent="  "), bold=True))
+    """Print a sentence for people, and facts by name below it."""
+    width = shutil.get_terminal_size().columns
+    click.echo(paint(click.wrap_text(title, width, subsequent_indent="  "), bold=True))
     for name, value in facts:
         first, *rest = value.splitlines() or [""]
-        lines = click.wrap_text(first, room, " " * _FACT, " " * _FACT)[_FACT:]
-        indented = "".join(f"\n{'':{_FACT}}{line}" for line in rest)
+        lines = click.wrap_text(first, width, " " * _FACT_INDENT, " " * _FACT_INDENT)[_FACT_INDENT:]
+        indented = "".join(f"\n{'':{_FACT_INDENT}}{line}" for line in rest)
         click.echo(f"  {paint(f'{name:8}', dim=True)} {lines}{indented}")
 
 
@@ -145,11 +145,11 @@ def _print_json(value: object) -> None:
     click.echo(msgspec.json.encode(value).decode())
 
 
-class _Strip(msgspec.Struct, frozen=True):
-    """A column as it stands on a terminal."""
+class _TextColumn(msgspec.Struct, frozen=True):
+    """A column as text."""
 
     cells: list[str]
-    """The first is its head."""
+    """The first is the header."""
     is_number: bool
     column: Column
 
@@ -158,70 +158,70 @@ class _Strip(msgspec.Struct, frozen=True):
         return max(map(len, self.cells))
 
     @property
-    def least(self) -> int:
-        """The width below which others go first."""
-        return min(self.width, _COSY) if self.column.long else self.width
+    def min_width(self) -> int:
+        """The width that it keeps until spare columns are left out."""
+        return min(self.width, _MIN_LONG_WIDTH) if self.column.long else self.width
 
 
 def _print_aligned(columns: Sequence[Column], rows: Sequence[Mapping[str, object]]) -> None:
-    strips = [_cut(column, rows) for column in columns]
-    room = shutil.get_terminal_size().columns
-    while _width([strip.least for strip in strips]) > room:
-        spare = [place for place, strip in enumerate(strips) if strip.column.spare]
+    shown = [_format_column(column, rows) for column in columns]
+    available = shutil.get_terminal_size().columns
+    while _sum_widths([each.min_width for each in shown]) > available:
+        spare = [index for index, each in enumerate(shown) if each.column.spare]
         if not spare:
             break
-        # From the right: what matters most comes first.
-        del strips[spare[-1]]
-    widths = _fit(strips, room)
-    for number, line in enumerate(zip(*(strip.cells for strip in strips), strict=True)):
+        # From the right: the most important columns come first.
+        del shown[spare[-1]]
+    widths = _fit_widths(shown, available)
+    for number, line in enumerate(zip(*(each.cells for each in shown), strict=True)):
         cells = [
-            _fill(cell, width, strip.is_number)
-            for cell, width, strip in zip(line, widths, strips, strict=True)
+            _fit_cell(cell, width, each.is_number)
+            for cell, width, each in zip(line, widths, shown, strict=True)
         ]
         text = "  ".join(cells).rstrip()
         click.echo(text if number else paint(text, dim=True))
 
 
-def _cut(column: Column, rows: Sequence[Mapping[str, object]]) -> _Strip:
+def _format_column(column: Column, rows: Sequence[Mapping[str, object]]) -> _TextColumn:
     values = [row[column.name] for row in rows]
-    return _Strip(
-        [column.name.strip("_").replace("_", " "), *map(column.show, values)],
+    return _TextColumn(
+        [column.name.strip("_").replace("_", " "), *map(column.format, values)],
         is_number=bool(values) and all(type(value) is int for value in values),
         column=column,
     )
 
 
-def _width(widths: Sequence[int]) -> int:
+def _sum_widths(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * (len(widths) - 1)
 
 
-def _fit(strips: Sequence[_Strip], room: int) -> list[int]:
-    """Take from the widest columns what is too much for a line, from long ones first."""
-    widths = [strip.width for strip in strips]
-    beginnings = [_NARROWEST if strip.column.long else strip.width for strip in strips]
-    for least in ([strip.least for strip in strips], beginnings, [_NARROWEST] * len(strips)):
-        while _width(widths) > room:
-            wide = [place for place, width in enumerate(widths) if width > least[place]]
+def _fit_widths(columns: Sequence[_TextColumn], available: int) -> list[int]:
+    """Return widths that fit a line: the widest columns are cut, long ones first."""
+    widths = [column.width for column in columns]
+    only_long = [_MIN_WIDTH if each.column.long else each.width for each in columns]
+    for least in ([each.min_width for each in columns], only_long, [_MIN_WIDTH] * len(columns)):
+        while _sum_widths(widths) > available:
+            wide = [index for index, width in enumerate(widths) if width > least[index]]
             if not wide:
                 break
             widths[max(wide, key=widths.__getitem__)] -= 1
     return widths
 
 
-def _fill(cell: str, width: int, is_number: bool) -> str:  # noqa: FBT001 - a fact of the column
+def _fit_cell(cell: str, width: int, is_number: bool) -> str:  # noqa: FBT001 - a fact of the column
     if len(cell) > width:
         return f"{cell[: width - 1]}…"
     return cell.rjust(width) if is_number else cell.ljust(width)
 
 
-def _text(value: object) -> str:
+def _to_text(value: object) -> str:
     match value:
         case None:
             return ""
         case bool():
             return "yes" if value else "no"
         case list() | tuple():
-            return ", ".join(map(_text, value))
+            return ", ".join(map(_to_text, value))
         case dict():
             return msgspec.json.encode(value).decode()
     return str(value).replace("\t", " ").replace("\n", " ")

@@ -1,4 +1,4 @@
-"""`jobsync resources`: which resources there are, and what is in them."""
+"""`jobsync resources`: lists resources and shows their records."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from jobsync.cli.options import ask_database, json_option, limit_option, url_option
-from jobsync.cli.render import Column, moment, show_rows
+from jobsync.cli.options import json_option, limit_option, run_on_database, url_option
+from jobsync.cli.render import Column, format_time, show_rows
 from jobsync.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ def resources() -> None:
 @url_option
 @json_option
 def list_(url: str | None, *, as_json: bool) -> None:
-    """Show the resources, with their fields."""
+    """Show the resources and their fields."""
     from jobsync.core.attributes import render
 
-    async def look(database: Database) -> list[dict[str, object]]:
+    async def read(database: Database) -> list[dict[str, object]]:
         names = await database.list_resources()
         schemas = {name: database.resource(name).schema for name in names}
         return [
@@ -38,7 +38,7 @@ def list_(url: str | None, *, as_json: bool) -> None:
             for name, schema in schemas.items()
         ]
 
-    show_rows(["name", "strict", "attributes"], ask_database(url, look), as_json=as_json)
+    show_rows(["name", "strict", "attributes"], run_on_database(url, read), as_json=as_json)
 
 
 @resources.command()
@@ -47,15 +47,15 @@ def list_(url: str | None, *, as_json: bool) -> None:
 @url_option
 @json_option
 def get(url: str | None, resource: str, id: str, *, as_json: bool) -> None:
-    """Show one record of RESOURCE, by its ID."""
+    """Show the record of RESOURCE with this ID."""
 
-    async def look(database: Database) -> dict[str, Json]:
+    async def read(database: Database) -> dict[str, Json]:
         found = await database.resource(resource).get(id)
         if found is None:
             raise NotFound(f"record of {resource}", id)
         return dict(found)
 
-    record = ask_database(url, look)
+    record = run_on_database(url, read)
     rows = [{"field": name, "value": value} for name, value in record.items()]
     show_rows(["field", "value"], [record] if as_json else rows, as_json=as_json)
 
@@ -67,41 +67,40 @@ def get(url: str | None, resource: str, id: str, *, as_json: bool) -> None:
     default="{}",
     envvar="JOBSYNC_WHERE",
     show_envvar=True,
-    help='A filter, as JSON: {"age": {"$gt": 30}}',
+    help='A filter as JSON: {"age": {"$gt": 30}}',
 )
 @limit_option
 @url_option
 @json_option
 def query(url: str | None, resource: str, where: str, limit: int, *, as_json: bool) -> None:
     """Show records of RESOURCE."""
-    condition = _read_filter(where)
+    condition = _parse_filter(where)
 
-    async def look(database: Database) -> list[dict[str, Json]]:
+    async def read(database: Database) -> list[dict[str, Json]]:
         found = await database.resource(resource).query(condition, limit=limit)
         return [dict(record) for record in found]
 
-    rows = ask_database(url, look)
+    rows = run_on_database(url, read)
     names = list(dict.fromkeys(name for row in rows for name in row))
     show_rows(
-        [_choose_column(name) for name in names],
+        [_build_column(name) for name in names],
         [dict.fromkeys(names) | row for row in rows],
         as_json=as_json,
     )
 
 
-def _choose_column(name: str) -> Column:
-    """Give a field's column; what the library adds to records is spare."""
+def _build_column(name: str) -> Column:
+    """Return the column of a field; fields that the library adds to records are spare."""
     from jobsync.database.document import CREATED, UPDATED, VERSION
 
     if name in {CREATED, UPDATED}:
-        return Column(name, moment, spare=True)
+        return Column(name, format_time, spare=True)
     return Column(name, spare=name == VERSION)
 
 
-def _read_filter(text: str) -> dict[str, Any]:
+def _parse_filter(text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise Invalid(
-            "--where", text, f"is no filter ({error})", 'give JSON: {"age": 30}'
-        ) from None
+        fix = 'pass JSON such as {"age": 30}'
+        raise Invalid("--where", text, f"is not a filter: {error}", fix) from None

@@ -1,17 +1,42 @@
-"""`jobsync sql`: a shell on the database of a fleet, with its views."""
+"""`jobsync sql`, a shell on the SQL views of a fleet, and `jobsync schema`, which prints them."""
+
+from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from jobsync.cli.options import app_option, json_option
+from jobsync.cli.render import show_rows
+from jobsync.errors import Invalid, Misconfigured
 
-__all__ = ["sql"]
+if TYPE_CHECKING:
+    from jobsync.core.urls import ObjectsUrl, StoreUrl
+    from jobsync.events import Event
+    from jobsync.jobs.job_keys import JobKeys
+    from jobsync.jobs.sql_views import SqlViews
+
+__all__ = ["schema", "sql"]
+
+_ROLE = "jobsync_writer"
+"""The role that the script of the tables creates."""
+
+_DISCARD = "\0"
+"""Yielded in place of a line when the user discards what was typed."""
+_WORDS = ("quit", "exit", "help")
+_HELP = r"""
+End a statement with a semicolon.  \d lists the views, \q quits, \? shows this help.
+"""
 
 
 class _Statement(click.types.StringParamType):
-    """Several stand in a variable as they would in a file."""
+    """A statement. In an environment variable, semicolons separate several."""
 
     envvar_list_splitter = ";"
 
@@ -26,23 +51,248 @@ class _Statement(click.types.StringParamType):
     multiple=True,
     envvar="JOBSYNC_COMMAND",
     show_envvar=True,
-    help="Run this, and no shell.",
+    help="Run this statement instead of a shell.",
 )
 @app_option
 @json_option
 def sql(url: str | None, *, statements: Sequence[str], app: str, as_json: bool) -> None:
-    """Open a shell on the database at URL, PostgreSQL or SQLite.
+    """Open a SQL shell on the database at URL, PostgreSQL or SQLite.
 
-    Each statement is a transaction. Times are this machine's on PostgreSQL and UTC on SQLite.
-    Rows are a table on a terminal, tab-separated in a pipe.
+    Each statement is a transaction. Times are local on PostgreSQL and UTC on SQLite. Rows are
+    shown as a table on a terminal and tab-separated in a pipe.
     """
-    from jobsync.cli.shell import open_shell
     from jobsync.stores.opening import read_url
 
-    with open_shell(read_url(url), app, as_json=as_json) as shell:
+    with _open_shell(read_url(url), app, as_json=as_json) as shell:
         if statements:
             shell.run_all(statements)
         elif sys.stdin.isatty():
-            shell.converse()
+            shell.run_interactively()
         else:
-            shell.run_text(sys.stdin)
+            shell.run_all(_split(sys.stdin))
+
+
+@click.command()
+@click.argument("url", required=False, envvar="JOBSYNC_URL")
+@app_option
+@json_option
+def schema(url: str | None, app: str, *, as_json: bool) -> None:
+    """Print the tables and the least-privilege role, or the IAM policy, for the store at URL.
+
+    Includes the views of one fleet. Changes nothing. Once an administrator has applied it, jobsync
+    needs no right to create anything.
+    """
+    from jobsync.jobs.config import CoordinationConfig
+    from jobsync.jobs.job_keys import JobKeys
+    from jobsync.stores.opening import read_url
+
+    text = _build_schema(read_url(url), JobKeys(CoordinationConfig(appname=app).appname))
+    if as_json:
+        show_rows(["schema"], [{"schema": text}], as_json=True)
+    else:
+        click.echo(text)
+
+
+@contextmanager
+def _open_shell(url: StoreUrl, appname: str, *, as_json: bool) -> Iterator[_Shell]:
+    """Open a shell on the views of a fleet; create the views if they are missing."""
+    from jobsync.components import Components
+    from jobsync.core.urls import SqliteUrl
+    from jobsync.jobs.config import CoordinationConfig
+    from jobsync.jobs.job_keys import JobKeys
+    from jobsync.jobs.sql_views import SqlViews
+
+    if isinstance(url, SqliteUrl) and not Path(url.path).exists():
+        fix = "pass the URL of the file that your jobs use"
+        raise Misconfigured("url", str(url), "refers to a missing file", fix)
+    components = Components.system()
+    components.events.on("jobs:views-missing", _warn)
+    views = SqlViews(url, JobKeys(CoordinationConfig(appname=appname).appname), components)
+    try:
+        views.install("")
+        yield _Shell(views, as_json=as_json)
+    finally:
+        views.close()
+
+
+def _warn(event: Event) -> None:
+    reason, fix = event["reason"], event["fix"]
+    click.echo(f"jobsync: the views are missing or outdated: {reason}; {fix}", err=True)
+
+
+class _Shell:
+    """Runs statements and shows their rows.
+
+    Args:
+        views: the views, with a connection to their database.
+        as_json: whether to show rows as JSON.
+    """
+
+    def __init__(self, views: SqlViews, *, as_json: bool) -> None:
+        self._views = views
+        self._as_json = as_json
+
+    def run(self, statement: str) -> None:
+        """Run a statement; show its rows, or the number of rows that it changed.
+
+        Raises:
+            Invalid: the database rejects it.
+        """
+        try:
+            cursor = self._views.connection.execute(statement)
+            if cursor.description is None:
+                click.echo(_summarise(cursor), err=True)
+                return
+            columns = _make_unique([column[0] for column in cursor.description])
+            rows = [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+        except Exception as error:
+            # The drivers share no exception class, and one of them may not be installed.
+            if not _is_driver_error(error):
+                raise
+            problem = f"was rejected: {str(error).strip()}"
+            raise Invalid("statement", statement, problem, "correct it") from None
+        shown = rows if self._as_json else [_without_null(row) for row in rows]
+        show_rows(columns, shown, as_json=self._as_json)
+        if sys.stdout.isatty():
+            click.echo(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
+
+    def run_all(self, statements: Iterable[str]) -> None:
+        """Run statements in order."""
+        for statement in statements:
+            self.run(statement)
+
+    def run_interactively(self) -> None:
+        """Read statements from a terminal and run them until the user quits."""
+        click.echo(_HELP.strip())
+        for statement in _split(_read_lines()):
+            match statement.strip().rstrip(";"):
+                case r"\q" | "quit" | "exit":
+                    return
+                case r"\?" | "help":
+                    click.echo(_HELP.strip())
+                case r"\d":
+                    click.echo("\n".join(sorted(self._views.views)))
+                case _:
+                    try:
+                        self.run(statement)
+                    except Invalid as error:
+                        click.echo(f"{error.field} {error.problem}", err=True)
+
+
+def _read_lines() -> Iterator[str]:
+    # Adds line editing where Python was built with it.
+    with suppress(ImportError):
+        import_module("readline")
+    while True:
+        try:
+            yield f"{input('jobsync=> ')}\n"
+        except EOFError:
+            click.echo()
+            return
+        except KeyboardInterrupt:
+            click.echo()
+            yield _DISCARD
+
+
+def _split(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the statements of a text. A semicolon ends a statement, a newline ends a command."""
+    pending = ""
+    for line in lines:
+        if line == _DISCARD:
+            pending = ""
+        elif not pending.strip() and (line.startswith("\\") or line.strip() in _WORDS):
+            yield line
+        else:
+            *complete, pending = _split_complete(pending + line)
+            yield from complete
+    if pending.strip():
+        yield pending
+
+
+def _split_complete(text: str) -> list[str]:
+    """Return the complete statements at the start of a text, and the rest."""
+    import sqlite3
+
+    found, start = [], 0
+    for end, character in enumerate(text, 1):
+        # Semicolons within quotes or comments end nothing.
+        if character == ";" and sqlite3.complete_statement(text[start:end]):
+            found.append(text[start:end])
+            start = end
+    return [*found, text[start:]]
+
+
+def _summarise(cursor: Any) -> str:
+    """Return what a statement without rows has done."""
+    message = getattr(cursor, "statusmessage", None)
+    return str(message or ("done" if cursor.rowcount < 0 else f"{cursor.rowcount} rows"))
+
+
+def _make_unique(names: Sequence[str]) -> list[str]:
+    """Return the names with numbers appended to duplicates."""
+    found: dict[str, None] = {}
+    for name in names:
+        number = 1
+        while (unique := name if number == 1 else f"{name}_{number}") in found:
+            number += 1
+        found[unique] = None
+    return list(found)
+
+
+def _without_null(row: Mapping[str, object]) -> dict[str, object]:
+    return {name: "" if value is None else value for name, value in row.items()}
+
+
+def _is_driver_error(error: Exception) -> bool:
+    import sqlite3
+
+    return isinstance(error, sqlite3.Error) or type(error).__module__.startswith("psycopg")
+
+
+def _build_schema(url: StoreUrl, keys: JobKeys) -> str:
+    from jobsync.core.urls import MemoryUrl, ObjectsUrl, PostgresUrl, SqliteUrl
+    from jobsync.jobs.sql_views import postgres_views_sql, sqlite_views_sql
+    from jobsync.stores.opening import require
+    from jobsync.stores.sqlite.file import SQLITE_STEPS
+
+    match url:
+        case PostgresUrl():
+            require("postgresql", "psycopg", "postgres")
+            from jobsync.stores.postgres.schema import schema_sql
+
+            views = postgres_views_sql(url.schema or "public", keys, _ROLE)
+            return f"{schema_sql(url)}\nBEGIN;\n{views}COMMIT;"
+        case ObjectsUrl():
+            return msgspec.json.format(msgspec.json.encode(_build_policy(url)), indent=2).decode()
+        case SqliteUrl():
+            tables = "\n".join(f"{text.strip()};" for step in SQLITE_STEPS for text in step)
+            return f"{tables}\n{sqlite_views_sql(keys)}"
+        case MemoryUrl():
+            fix = "prepare nothing: it needs no tables"
+            raise Misconfigured("url", str(url), "has no schema", fix)
+
+
+def _build_policy(url: ObjectsUrl) -> dict[str, object]:
+    """Return an IAM policy that allows what jobsync does, on its own part of the bucket."""
+    if url.provider != "s3":
+        raise Misconfigured(
+            "url", str(url), "has no IAM policy", "allow reading, writing, listing and deleting"
+        )
+    bucket = f"arn:aws:s3:::{url.bucket}"
+    pattern = f"{url.prefix}/*" if url.prefix else "*"
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Action": ["s3:ListBucket"],
+                "Resource": [bucket],
+                "Condition": {"StringLike": {"s3:prefix": [pattern]}},
+            },
+            {
+                "Effect": "Allow",
+                "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"],
+                "Resource": [f"{bucket}/{pattern}"],
+            },
+        ],
+    }

@@ -1,4 +1,4 @@
-"""`jobsync why`: what a message or a task waits for."""
+"""`jobsync why`: explains why a message or a task is waiting."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import msgspec
 from jobsync.cli.options import (
     FAILED,
     app_option,
-    ask,
     date_option,
     json_option,
     now,
+    run_on_store,
     url_option,
 )
-from jobsync.cli.render import ago, moment, show_facts, show_rows
+from jobsync.cli.render import ago, format_time, show_facts, show_rows
 
 if TYPE_CHECKING:
     import datetime as dt
 
+    from jobsync.status.jobs import TaskStatus
+    from jobsync.status.queues import MessageStatus
     from jobsync.status.why import Reason
 
 __all__ = ["why"]
@@ -34,24 +36,69 @@ __all__ = ["why"]
 @date_option
 @json_option
 def why(name: str, url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
-    """Say what a message, by its id, or a task waits for, or what became of it."""
-    from jobsync.cli.explanation import explain, look_for
+    """Explain why a message, by its id, or a task is waiting, or how it ended."""
+    from jobsync.status.why import explain, find_status
 
-    seen = ask(url, lambda store, components: look_for(store, components, name, app, day))
-    reason, details = explain(seen)
+    status = run_on_store(
+        url, lambda store, components: find_status(store, components, name, app, day)
+    )
+    reason = explain(status)
     row = {"name": name, "code": reason.code, "reason": reason.text, **_times(reason)}
     if as_json or not sys.stdout.isatty():
-        facts: dict[str, object] = {} if seen is None else msgspec.to_builtins(seen)
-        show_rows(list(row), [{**row, **facts} if as_json else row], as_json=as_json)
+        details: dict[str, object] = {} if status is None else msgspec.to_builtins(status)
+        show_rows(list(row), [{**row, **details} if as_json else row], as_json=as_json)
     else:
-        show_facts(f"{name}: {reason.text}", [*_date(reason), *details])
-    raise SystemExit(FAILED if seen is None else 0)
+        show_facts(f"{name}: {reason.text}", [*_format_times(reason), *_describe(status)])
+    raise SystemExit(FAILED if status is None else 0)
 
 
 def _times(reason: Reason) -> dict[str, float | None]:
     return {"since": reason.since, "until": reason.until}
 
 
-def _date(reason: Reason) -> list[tuple[str, str]]:
+def _format_times(reason: Reason) -> list[tuple[str, str]]:
     times = {name: at for name, at in _times(reason).items() if at is not None}
-    return [(name, f"{moment(at)} ({ago(now() - at)})") for name, at in times.items()]
+    return [(name, f"{format_time(at)} ({ago(now() - at)})") for name, at in times.items()]
+
+
+def _describe(status: MessageStatus | TaskStatus | None) -> list[tuple[str, str]]:
+    """Return the facts that are worth knowing besides the reason, by name."""
+    from jobsync.status.queues import MessageStatus
+
+    if status is None:
+        return []
+    if isinstance(status, MessageStatus):
+        return _describe_message(status)
+    return _describe_task(status)
+
+
+def _describe_message(status: MessageStatus) -> list[tuple[str, str]]:
+    message = status.message
+    attempts = f"{message.attempts} of {message.max_attempts}"
+    if message.deliveries != message.attempts:
+        attempts += f", in {message.deliveries} deliveries"
+    facts = [
+        ("queue", status.queue.name),
+        ("state", message.state),
+        ("pushed", format_time(message.enqueued)),
+        ("attempts", attempts),
+        *(
+            ("error", f"{format_time(failure.at)} attempt {failure.attempt}: {failure.error}")
+            for failure in message.errors
+        ),
+    ]
+    if status.holder is not None:
+        holder = status.holder
+        facts.append(("holder", f"{holder.worker_id} on {holder.host}, process {holder.pid}"))
+    return facts
+
+
+def _describe_task(status: TaskStatus) -> list[tuple[str, str]]:
+    facts = [("token", str(status.token)), ("owner", status.owner or "none")]
+    if status.claim is not None:
+        claim = status.claim
+        facts.append(("claim", f"{claim.state} on {claim.node} since {format_time(claim.started)}"))
+    for pin in status.pins:
+        match = f"{pin.in_force} is in force" if pin.in_force else "no node matches"
+        facts.append(("pin", f"{', '.join(pin.patterns)} by {pin.created_by}: {match}"))
+    return facts

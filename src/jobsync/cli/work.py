@@ -1,4 +1,4 @@
-"""`jobsync work`: runs what is attached to a database, until told to stop."""
+"""`jobsync work`: runs the plugins of a database until a signal stops them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import click
 from jobsync.cli.render import paint
 
 if TYPE_CHECKING:
-    from jobsync.cli.logs import Format
     from jobsync.cli.worker_process import WorkerProcess
     from jobsync.database.database import Database
 
@@ -27,7 +26,7 @@ __all__ = ["work"]
     envvar="JOBSYNC_GRACE",
     show_envvar=True,
     show_default=True,
-    help="Seconds after SIGTERM in which all must end; handlers have three quarters of them.",
+    help="Seconds to finish after SIGTERM; handlers get three quarters of them.",
 )
 @click.option(
     "--log-format",
@@ -36,7 +35,7 @@ __all__ = ["work"]
     envvar="JOBSYNC_LOG_FORMAT",
     show_envvar=True,
     show_default=True,
-    help="How facts are printed.",
+    help="Format of the log.",
 )
 @click.option(
     "--log-level",
@@ -45,63 +44,64 @@ __all__ = ["work"]
     envvar="JOBSYNC_LOG_LEVEL",
     show_envvar=True,
     show_default=True,
-    help="Which facts are printed.",
+    help="Lowest level that is logged.",
 )
 @click.option(
     "--http",
     metavar="[HOST:]PORT",
     envvar="JOBSYNC_HTTP",
     show_envvar=True,
-    help="Answer /livez, /readyz, /health/live and /health/ready there.",
+    help="Serve /livez, /readyz, /health/live and /health/ready at this address.",
 )
 @click.option(
     "--heartbeat-file",
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="JOBSYNC_HEARTBEAT_FILE",
     show_envvar=True,
-    help="Write once a second how this process is, for `jobsync health`.",
+    help="Write the health of the process to this file once per second, for `jobsync health`.",
 )
 def work(
     target: str,
     grace: float,
-    log_format: Format,
+    log_format: str,
     log_level: str,
     http: str | None,
     heartbeat_file: Path | None,
 ) -> None:
-    """Run the plugins of TARGET: a Database, or a function that makes one, as module:name.
+    """Run the plugins of TARGET: module:name of a Database, or of a function that returns one.
 
-    SIGTERM and SIGINT let everything finish, for the time of --grace; a second one stops at
-    once. Exits with 1 if something failed.
+    SIGTERM and SIGINT let everything finish within --grace seconds; a second signal stops the
+    process immediately. Exits with 1 if something failed.
     """
     import asyncio
 
-    from jobsync.cli.health_state import HealthState
-    from jobsync.cli.logs import start_logging
-    from jobsync.cli.probes import read_address, serving
-    from jobsync.cli.target import load, make
-    from jobsync.cli.worker_process import WorkerProcess
+    from jobsync.cli.health import HealthState, parse_address, serve_probes
+    from jobsync.cli.worker_process import (
+        WorkerProcess,
+        create_database,
+        load_target,
+        start_logging,
+    )
 
-    address = None if http is None else read_address(http)
-    found = load(target)
+    address = None if http is None else parse_address(http)
+    loaded = load_target(target)
     start_logging(log_format, log_level)
 
     async def run() -> tuple[WorkerProcess, int]:
-        database = await make(target, found)
-        pulse = HealthState(database.components.clock, database.unready)
+        database = await create_database(target, loaded)
+        health = HealthState(database.components.clock, database.unready)
         with ExitStack() as stack:
-            probes = None if address is None else stack.enter_context(serving(address, pulse))
+            probes = None if address is None else stack.enter_context(serve_probes(address, health))
             if log_format == "text":
-                _greet(target, database, probes)
-            shift = WorkerProcess(database, pulse, grace=grace, heartbeat=heartbeat_file)
-            return shift, await shift.work()
+                _print_banner(target, database, probes)
+            process = WorkerProcess(database, health, grace=grace, heartbeat_file=heartbeat_file)
+            return process, await process.run()
 
-    shift, status = asyncio.run(run())
-    shift.end(status)
+    process, status = asyncio.run(run())
+    process.exit(status)
 
 
-def _greet(target: str, database: Database, probes: str | None) -> None:
-    """Say what is about to run."""
+def _print_banner(target: str, database: Database, probes: str | None) -> None:
     from importlib.metadata import version
 
     lines = {

@@ -1,11 +1,14 @@
-"""One process at work: connects a database, and leaves in good order when it is told to.
+"""The process of `jobsync work`: loads its target, logs, and runs the database until a signal.
 
-The first signal lets everything finish, for the time of grace; the second ends the process
-where it stands, which costs what a crash costs: others take over after a timeout. A process
-that only another one can replace ends by itself.
+The first signal lets running work finish, within the grace period. The second one ends the process
+at once, which has the effect of a crash: others take over after a timeout. If only a new process
+can continue the work, the process stops by itself.
 """
 
 import asyncio
+import datetime as dt
+import importlib
+import inspect
 import logging
 import os
 import signal
@@ -14,134 +17,220 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from jobsync.cli.health_state import PERIOD, HealthState, write_heartbeat
+import msgspec
+
+from jobsync.cli.health import PERIOD, HealthState, write_heartbeat
 from jobsync.cli.options import FAILED
 from jobsync.database.database import Database
+from jobsync.errors import Invalid, closest_name
 from jobsync.queue.executor import THREADS
 
-__all__ = ["WorkerProcess"]
+__all__ = ["WorkerProcess", "create_database", "load_target", "start_logging"]
 
 _log = logging.getLogger("jobsync.work")
-_MOMENT = 1.0
-"""Seconds in which a thread without work surely ends."""
+_IDLE_THREAD_TIMEOUT = 1.0
+"""Seconds in which a handler thread that is idle has certainly ended."""
 
 
 class WorkerProcess:
-    """Runs what is attached to a database until a signal comes, or it fails.
+    """Runs a database with its plugins until a signal arrives or it fails.
 
     Args:
-        database: what is connected.
-        pulse: is told that the loop turns.
-        grace: seconds that everything has to finish.
-        heartbeat: the file that tells that the loop turns, if there is to be one.
-        leave: ends the process at once.
+        database: the database to connect.
+        health: updated while the event loop runs.
+        grace: seconds within which everything must finish after a signal.
+        heartbeat_file: the file to write once per second, if any.
+        exit_now: ends the process immediately.
     """
 
     def __init__(
         self,
         database: Database,
-        pulse: HealthState,
+        health: HealthState,
         *,
         grace: float,
-        heartbeat: Path | None = None,
-        leave: Callable[[int], object] = os._exit,
+        heartbeat_file: Path | None = None,
+        exit_now: Callable[[int], object] = os._exit,
     ) -> None:
         self._database = database
         self._clock = database.components.clock
-        self._pulse = pulse
+        self._health = health
         self._grace = grace
-        self._heartbeat = heartbeat
-        self._leave = leave
-        self._told = asyncio.Event()
+        self._heartbeat_file = heartbeat_file
+        self._exit_now = exit_now
+        self._stopping = asyncio.Event()
 
-    async def work(self) -> int:
-        """Work until told to stop; give the exit code."""
+    async def run(self) -> int:
+        """Run until the process has to stop; return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._hear, signal.Signals(number).name)
-        self._database.on("db:failed", self._fail)
-        beating = asyncio.create_task(self._beat())
+            loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
+        self._database.on("db:failed", self._on_failure)
+        heartbeats = asyncio.create_task(self._send_heartbeats())
         try:
-            await self._begin()
-            await self._told.wait()
-            return await self._finish()
+            await self._connect()
+            await self._stopping.wait()
+            return await self._disconnect()
         finally:
-            beating.cancel()
+            heartbeats.cancel()
 
-    def end(self, status: int) -> None:
-        """End the process, without waiting for functions that nobody can stop.
+    def exit(self, status: int) -> None:
+        """End the process without waiting for handler threads, which cannot be stopped.
 
         Raises:
-            SystemExit: where there are none.
+            SystemExit: no such thread is running.
         """
-        left = self._find_stubborn()
-        if left:
-            _log.warning("left behind, still running: %s", ", ".join(left))
+        running = self._find_running_threads()
+        if running:
+            _log.warning("exiting while handlers are running: %s", ", ".join(running))
             logging.shutdown()
             sys.stdout.flush()
-            self._leave(status)
+            self._exit_now(status)
         raise SystemExit(status)
 
-    def _find_stubborn(self) -> list[str]:
-        """Name the threads of handlers that go on; idle ones end in a moment."""
+    def _find_running_threads(self) -> list[str]:
+        """Return the names of handler threads that run on; idle ones end in a moment."""
         threads = [each for each in threading.enumerate() if each.name.startswith(THREADS)]
-        give_up = self._clock.mono() + _MOMENT
+        deadline = self._clock.mono() + _IDLE_THREAD_TIMEOUT
         for thread in threads:
-            thread.join(max(0.0, give_up - self._clock.mono()))
+            thread.join(max(0.0, deadline - self._clock.mono()))
         return [thread.name for thread in threads if thread.is_alive()]
 
-    async def _begin(self) -> None:
-        """Connect, unless the signal comes first."""
+    async def _connect(self) -> None:
+        """Connect, unless a signal arrives first."""
         connecting = asyncio.create_task(self._database.connect())
-        told = asyncio.create_task(self._told.wait())
-        await asyncio.wait({connecting, told}, return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         if not connecting.done():
             connecting.cancel()
             await asyncio.wait({connecting})
         elif connecting.exception() is None:
-            _log.info("at work")
+            _log.info("worker running")
         else:
             connecting.result()
 
-    async def _finish(self) -> int:
-        """Let everything end in good order, for as long as grace lasts."""
+    async def _disconnect(self) -> int:
+        """Let everything finish within the grace period; return the exit code."""
         try:
             async with asyncio.timeout(self._grace):
                 await self._database.disconnect(within=self._grace)
         except TimeoutError:
-            _log.error("not everything had ended after %g s of grace", self._grace)
+            _log.error("work was still running after %g s of grace", self._grace)
             return FAILED
-        if self._pulse.failure:
+        if self._health.failure:
             return FAILED
         _log.info("stopped")
         return 0
 
-    def _hear(self, name: str) -> None:
-        if self._told.is_set():
-            _log.warning("%s again: stopping at once", name)
-            self._leave(FAILED)
+    def _on_signal(self, name: str) -> None:
+        if self._stopping.is_set():
+            _log.warning("%s again: exiting immediately", name)
+            self._exit_now(FAILED)
             return
         _log.info("%s: stopping, within %g s", name, self._grace)
-        self._told.set()
+        self._stopping.set()
 
-    def _fail(self, event: object) -> None:
-        self._pulse.failure = str(getattr(event, "error", event))
-        self._told.set()
+    def _on_failure(self, event: object) -> None:
+        self._health.failure = str(getattr(event, "error", event))
+        self._stopping.set()
 
     def _give_up(self, reasons: list[str]) -> None:
-        """Stop, because only a new process can go on."""
-        self._pulse.failure = "; ".join(reasons)
-        _log.error("%s: stopping, so that another process may begin", self._pulse.failure)
-        self._told.set()
+        """Stop, because only a new process can continue the work."""
+        self._health.failure = "; ".join(reasons)
+        _log.error("%s: stopping, so that a new process can take over", self._health.failure)
+        self._stopping.set()
 
-    async def _beat(self) -> None:
-        """Tell once a second that the loop turns."""
+    async def _send_heartbeats(self) -> None:
         while True:
-            self._pulse.turn()
+            self._health.mark_alive()
             stuck = self._database.stuck()
-            if stuck and not self._told.is_set():
+            if stuck and not self._stopping.is_set():
                 self._give_up(stuck)
-            if self._heartbeat is not None:
-                write_heartbeat(self._heartbeat, self._pulse.ready(), self._clock.wall())
+            if self._heartbeat_file is not None:
+                report = self._health.ready()
+                write_heartbeat(self._heartbeat_file, report, self._clock.wall())
             await self._clock.sleep(PERIOD)
+
+
+def load_target(target: str) -> object:
+    """Import the database, or the function that returns one, that module:name refers to.
+
+    Raises:
+        Invalid: it does not exist; the message suggests a similar name.
+    """
+    module_name, colon, attribute = target.partition(":")
+    if not (module_name and colon and attribute):
+        raise Invalid("TARGET", target, "is not module:name", "write it as in tasks:db")
+    # Like `python -m`: modules in the working directory can be imported.
+    sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        problem = f"refers to a missing module, {error.name}"
+        raise Invalid("TARGET", target, problem, "check the name") from None
+    found = getattr(module, attribute, None)
+    if isinstance(found, Database) or callable(found):
+        return found
+    names = [name for name, value in vars(module).items() if isinstance(value, Database)]
+    hint = closest_name(attribute, names) or ", ".join(names)
+    create = f"create one in {module_name}: db = Database(…)"
+    fix = f"did you mean {module_name}:{hint}?" if hint else create
+    raise Invalid("TARGET", target, "is not a Database", fix)
+
+
+async def create_database(target: str, loaded: object) -> Database:
+    """Return the database that was loaded, or that the loaded function returns.
+
+    Raises:
+        Invalid: the function returns something else.
+    """
+    result = loaded if isinstance(loaded, Database) or not callable(loaded) else loaded()
+    if inspect.isawaitable(result):
+        result = await result
+    if not isinstance(result, Database):
+        problem = f"returns {type(result).__name__}"
+        raise Invalid("TARGET", target, problem, "return a Database")
+    return result
+
+
+def start_logging(format: str, level: str) -> None:
+    """Print log records on standard error: text for people, or JSON for log collectors."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if format == "json" else _TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class _TextFormatter(logging.Formatter):
+    """Writes a record as time, level if it is a warning or worse, and message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        is_warning = record.levelno >= logging.WARNING
+        level = f"{record.levelname.lower()}: " if is_warning else ""
+        line = f"{_read_time(record):%H:%M:%S} {level}{record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _JsonFormatter(logging.Formatter):
+    """Writes a record as one JSON object per line, with the fields of its event."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "at": _read_time(record).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        event = getattr(record, "fact", None)
+        if event is None:
+            line["message"] = record.getMessage()
+        else:
+            line |= {"event": event.name, **msgspec.to_builtins(event)}
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def _read_time(record: logging.LogRecord) -> dt.datetime:
+    return dt.datetime.fromtimestamp(record.created, dt.UTC).astimezone()

@@ -8,7 +8,6 @@ and at run time.
 `SystemClock` and `SystemRandomness` are the only code that reads the machine's own.
 """
 
-import asyncio
 import os
 import random
 import time
@@ -121,6 +120,8 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         """Wait on the running loop."""
+        import asyncio  # noqa: PLC0415 - so that help of the command line does not load it
+
         await asyncio.sleep(seconds)
 
 

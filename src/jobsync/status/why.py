@@ -1,201 +1,231 @@
-"""What a message waits for, in words. Pure: decides from what was seen, and asks nobody."""
+"""Explains why a message or a task is waiting, or what has become of it.
+
+`find_status` reads from the store. The explanations are pure: they decide from the status alone.
+"""
+
+import datetime as dt
+import re
 
 import msgspec
 
+from jobsync.components import Components
+from jobsync.errors import NotFound
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.queue.backend import MessageInfo
-from jobsync.status.jobs import TaskStatus
-from jobsync.status.queues import MessageStatus, QueueStatus
+from jobsync.status.jobs import TaskStatus, read_fleet_status
+from jobsync.status.queues import MessageStatus, QueueStatus, read_queues_status
+from jobsync.stores.contract import Store
 
-__all__ = ["UNKNOWN", "Reason", "explain_message", "explain_task"]
+__all__ = ["Reason", "explain", "find_status"]
 
-
-# Why something has not happened yet, for programs and for people.
+_is_message_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """What stands between a piece of work and its being done. Times are Unix seconds."""
+    """Why a message or a task is not done yet, or how it ended. Times are Unix seconds."""
 
     code: str
     """For programs."""
     text: str
     """For people."""
     since: float | None = None
-    """Since when it is so, where that is known."""
+    """Since when it applies, if known."""
     until: float | None = None
-    """When it is over, at the latest, where that is known."""
+    """When it ends at the latest, if known."""
 
 
-UNKNOWN = Reason(
-    "unknown", "there is no such message: it was completed long ago, removed, or never pushed"
-)
+async def find_status(
+    store: Store, components: Components, name: str, app: str, day: dt.date
+) -> MessageStatus | TaskStatus | None:
+    """Read the status of the message with this id, or of a fleet's task on a date."""
+    message = None
+    if store.sql is not None:
+        message = await (await read_queues_status(store, components)).message(name)
+    return message or await _find_task(store, components, app, name, day)
 
 
-def explain_message(seen: MessageStatus) -> Reason:
-    """Say what becomes of a message now, or what it waits for."""
-    match seen.message.state:
+async def _find_task(
+    store: Store, components: Components, app: str, name: str, day: dt.date
+) -> TaskStatus | None:
+    """Read the status of a task.
+
+    Any name may be a task's. One in the form of a message id is, only if it is claimed or pinned.
+    """
+    try:
+        fleet = await read_fleet_status(store, components, app)
+    except NotFound:
+        return None
+    task = await fleet.task(name, day)
+    is_message = _is_message_id(name) and task.claim is None and not task.pins
+    return None if is_message else task
+
+
+def explain(status: MessageStatus | TaskStatus | None) -> Reason:
+    """Return why a message or a task is waiting, or how it ended."""
+    match status:
+        case MessageStatus():
+            return _explain_message(status)
+        case TaskStatus():
+            return _explain_task(status)
+        case None:
+            text = "there is no such message: it was completed long ago, removed, or never pushed"
+            return Reason("unknown", text)
+
+
+def _explain_message(status: MessageStatus) -> Reason:
+    message = status.message
+    match message.state:
         case "claimed":
-            return _explain_message_claim(seen)
+            return _explain_claimed_message(status)
         case "waiting" | "ready":
-            return _explain_message_rest(seen)
+            return _explain_pending_message(status)
         case "dead":
-            return _explain_death(seen.message)
+            return _explain_dead_letter(message)
         case "completed":
-            return Reason("completed", "it was completed", since=seen.message.finished)
+            return Reason("completed", "it was completed", since=message.finished)
         case "cancelled":
-            return Reason("cancelled", "its handler cancelled it", since=seen.message.finished)
+            return Reason("cancelled", "its handler cancelled it", since=message.finished)
 
 
-def _explain_message_claim(seen: MessageStatus) -> Reason:
-    message, holder = seen.message, seen.holder
+def _explain_claimed_message(status: MessageStatus) -> Reason:
+    message, holder = status.message, status.holder
     if holder is None:
-        who = message.session.partition(".")[0]
-        return _explain_orphan(seen, "owner-dead", f"{who} had it in hand and is dead")
+        worker_id = message.session.partition(".")[0]
+        return _explain_orphan(status, "owner-dead", f"{worker_id} had claimed it and is dead")
     match holder.state:
         case "dead":
-            what = f"{holder.worker_id} had it in hand and is dead"
-            return _explain_orphan(seen, "owner-dead", what)
+            text = f"{holder.worker_id} had claimed it and is dead"
+            return _explain_orphan(status, "owner-dead", text)
         case "silent":
-            what = f"{holder.worker_id} has it in hand and is silent for too long"
-            return _explain_orphan(seen, "owner-silent", what)
+            text = f"{holder.worker_id} has claimed it and sends no heartbeats"
+            return _explain_orphan(status, "owner-silent", text)
     if message.due is not None and message.due <= message.seen:
-        text = f"{holder.worker_id} has not renewed its claim in time: who looks next takes it back"
+        text = f"{holder.worker_id} has not renewed its claim: the next worker to poll takes it"
         return Reason("lapsed", text, since=message.due)
-    text = f"{holder.worker_id} has it in hand, as {_attempt(message)}"
+    text = f"{holder.worker_id} has claimed it, as {_describe_attempt(message)}"
     return Reason("claimed", text, since=message.claimed)
 
 
-def _explain_orphan(seen: MessageStatus, code: str, what: str) -> Reason:
-    """Explain a message whose holder is dead, or about to be called so."""
-    message, holder, queue = seen.message, seen.holder, seen.queue
-    # By the store's clock: when the holder last wrote, or was written to be dead.
+def _explain_orphan(status: MessageStatus, code: str, text: str) -> Reason:
+    """Explain a message whose holder is dead or about to be declared dead."""
+    message, holder, queue = status.message, status.holder, status.queue
+    # By the store's clock: when the holder last sent a heartbeat, or was marked as dead.
     since = None if holder is None or holder.heard is None else message.seen - holder.heard
     if any(worker.works for worker in queue.workers):
-        text = f"{what}: the other workers take it back at their next look"
+        text = f"{text}: the other workers take it back at their next poll"
         return Reason(code, text, since=since, until=message.due)
-    return Reason(code, f"{what}, and nobody works on {queue.name} who could take it", since=since)
+    return Reason(code, f"{text}, and {queue.name} has no worker to take it back", since=since)
 
 
-def _explain_message_rest(seen: MessageStatus) -> Reason:
-    """Explain a message that nobody has in hand."""
-    message, queue = seen.message, seen.queue
+def _explain_pending_message(status: MessageStatus) -> Reason:
+    """Explain a message that is not claimed."""
+    message, queue = status.message, status.queue
     if message.due is not None and message.due > message.seen:
-        return _explain_pause(message)
+        return _explain_delay(message)
     if queue.pause is not None:
         reason = f" ({queue.pause.reason})" if queue.pause.reason else ""
         return Reason("paused", f"{queue.name} is paused{reason}", since=queue.pause.since)
     if not message.is_readable:
-        return Reason("unreadable", "it is not JSON: whoever claims it sets it aside")
-    return _explain_wait(message, queue)
+        text = "it is not JSON: the worker that claims it makes it a dead letter"
+        return Reason("unreadable", text)
+    return _explain_due_message(message, queue)
 
 
-def _explain_pause(message: MessageInfo) -> Reason:
+def _explain_delay(message: MessageInfo) -> Reason:
     if message.errors and message.attempts:
         last = message.errors[-1]
-        text = f"{_attempt(message)} failed, and it is tried again: {_head(last.error)}"
+        error = _first_line(last.error)
+        text = f"{_describe_attempt(message)} failed and will be retried: {error}"
         return Reason("retrying", text, since=last.at, until=message.due)
     return Reason("not-due", "it is not due yet", since=message.enqueued, until=message.due)
 
 
-def _explain_wait(message: MessageInfo, queue: QueueStatus) -> Reason:
-    """Explain a message whose time has come, by who could claim it."""
+def _explain_due_message(message: MessageInfo, queue: QueueStatus) -> Reason:
+    """Explain a message that could be claimed, by the state of the queue's workers."""
     since = message.enqueued if message.due is None else message.due
     live = [each for each in queue.workers if each.state == "live" and each.concurrency is not None]
-    at_work = [worker for worker in live if worker.works]
-    if not at_work:
-        told = f"all {len(live)} workers are paused" if live else "nobody is at work"
-        return Reason("no-worker", f"it is ready, and {told} on {queue.name}", since=since)
+    active = [worker for worker in live if worker.works]
+    if not active:
+        state = f"all {len(live)} workers are paused" if live else "no worker is active"
+        return Reason("no-worker", f"it is ready, but {state} on {queue.name}", since=since)
     waiting = sum(queue.counts.get(state, 0) for state in ("ready", "waiting"))
-    if all(worker.is_busy for worker in at_work):
-        hands = (
-            "the one worker has its"
-            if len(at_work) == 1
-            else f"all {len(at_work)} workers have their"
-        )
-        text = f"it is one of {waiting} that wait, and {hands} hands full"
+    if all(worker.is_busy for worker in active):
+        who = "the only worker is" if len(active) == 1 else f"all {len(active)} workers are"
+        text = f"it is 1 of {waiting} waiting messages, and {who} at capacity"
         return Reason("busy", text, since=since)
     if message.is_suspect:
-        text = "its worker died with it in hand: it runs as soon as a worker has nothing else to do"
+        text = "its worker died while it was claimed: it runs once a worker has nothing else to do"
         return Reason("suspect", text, since=since)
-    return Reason("next", "it is ready: a worker claims it at its next look", since=since)
+    return Reason("next", "it is ready: a worker claims it at its next poll", since=since)
 
 
-def _explain_death(message: MessageInfo) -> Reason:
-    error = _head(message.errors[-1].error) if message.errors else "nobody has told why"
+def _explain_dead_letter(message: MessageInfo) -> Reason:
+    error = _first_line(message.errors[-1].error) if message.errors else "no error was recorded"
     if not (message.is_readable and isinstance(message.value, dict)):
-        return Reason("corrupt", f"it was set aside as corrupt: {error}", since=message.finished)
-    text = f"it is a dead letter, after {_attempt(message)}: {error}"
+        return Reason("corrupt", f"it is corrupt: {error}", since=message.finished)
+    text = f"it is a dead letter, after {_describe_attempt(message)}: {error}"
     return Reason("dead", text, since=message.finished)
 
 
-def _attempt(message: MessageInfo) -> str:
+def _describe_attempt(message: MessageInfo) -> str:
     return f"attempt {message.attempts} of {message.max_attempts}"
 
 
-def _head(error: str) -> str:
-    """Give the first line of an error; the place where it was raised comes below it."""
+def _first_line(error: str) -> str:
+    """Return an error without the lines that show where it was raised."""
     return error.partition("\n")[0]
 
 
-# What a task waits for, in words. Pure: decides from what was seen, and asks nobody.
-
-
-def explain_task(task: TaskStatus) -> Reason:
-    """Say what becomes of a task now, or what it waits for."""
+def _explain_task(task: TaskStatus) -> Reason:
     if task.claim is not None and task.claim.state == "running":
-        return _explain_task_claim(task, task.claim)
-    unmet = [pin for pin in task.pins if pin.in_force is None]
-    if task.owner is None and unmet:
-        patterns = " or ".join(pattern for pin in unmet for pattern in pin.patterns)
-        reason = f" ({unmet[0].reason})" if unmet[0].reason else ""
+        return _explain_running_task(task, task.claim)
+    unmatched = [pin for pin in task.pins if pin.in_force is None]
+    if task.owner is None and unmatched:
+        patterns = " or ".join(pattern for pin in unmatched for pattern in pin.patterns)
+        reason = f" ({unmatched[0].reason})" if unmatched[0].reason else ""
         return Reason("unmatched-pin", f"pinned to {patterns}{reason}, which no live node matches")
     if task.moving_to is not None:
-        return Reason(
-            "moving", f"on its way to {task.moving_to}: its last owner has yet to let go, or to die"
-        )
+        text = f"moving to {task.moving_to}: its previous owner has to release it or die first"
+        return Reason("moving", text)
     if task.owner is None:
-        return Reason("unowned", "no node owns it: none is ready, or the leader has not dealt yet")
-    return _explain_task_rest(task, task.owner)
+        text = "no node owns it: none is ready, or the leader has not assigned it yet"
+        return Reason("unowned", text)
+    return _explain_owned_task(task, task.owner)
 
 
-def _explain_task_claim(task: TaskStatus, claim: Claim) -> Reason:
-    what = f"claimed by {claim.node} as run {claim.run}"
+def _explain_running_task(task: TaskStatus, claim: Claim) -> Reason:
+    """Explain a task by its claim, and by the state of the node that has made it."""
+    text = f"claimed by {claim.node} as run {claim.run}"
     match task.claimed_by:
         case "dead" | "left":
-            again = f"{task.owner} may" if task.owner else "whoever will own it may"
             return Reason(
                 "abandoned",
-                f"{what}, and {claim.node} is gone: {again} start it again "
-                f"{task.reclaim_after:g} s after that",
+                f"{text}, and {claim.node} is gone: {task.owner or 'its next owner'} may start it "
+                f"again {task.reclaim_after:g} s after that",
                 since=task.last_heard,
                 until=_add(task.last_heard, task.reclaim_after),
             )
         case "silent":
             return Reason(
                 "owner-silent",
-                f"{what}, and {claim.node} is silent for too long: it will be called dead, and "
-                f"the task may start again {task.reclaim_after:g} s after that",
+                f"{text}, and {claim.node} sends no heartbeats: the task may start again "
+                f"{task.reclaim_after:g} s after the node is declared dead",
                 since=task.last_heard,
                 until=_add(task.last_heard, task.timeout + task.reclaim_after),
             )
-    return Reason("running", f"{what}, which is at it", since=claim.started)
+    return Reason("running", f"{text}, and running", since=claim.started)
 
 
-def _explain_task_rest(task: TaskStatus, owner: str) -> Reason:
-    """Explain a task that nobody has in hand and that has an owner."""
+def _explain_owned_task(task: TaskStatus, owner: str) -> Reason:
+    """Explain a task that has an owner and is not running."""
     claim = task.claim
     if claim is None:
-        return Reason(
-            "waiting", f"{owner} owns it and has not claimed it: its loop has yet to come"
-        )
+        return Reason("waiting", f"{owner} owns it and has not claimed it yet")
     if claim.state == "done":
-        return Reason("done", f"{claim.node} has done it, as run {claim.run}", since=claim.ended)
-    return Reason(
-        "failed",
-        f"run {claim.run} failed on {claim.node}; {owner} owns it and may try again",
-        since=claim.ended,
-    )
+        return Reason("done", f"{claim.node} completed it, as run {claim.run}", since=claim.ended)
+    text = f"run {claim.run} failed on {claim.node}; {owner} owns it and may try again"
+    return Reason("failed", text, since=claim.ended)
 
 
-def _add(moment: float | None, seconds: float) -> float | None:
-    return None if moment is None else moment + seconds
+def _add(at: float | None, seconds: float) -> float | None:
+    return None if at is None else at + seconds

@@ -29,8 +29,8 @@ CHECKS = {
 }
 
 
-def test_a_file_is_well(tmp_path: Path) -> None:
-    """SQLite passes every check; tabs separate what a pipe reads."""
+def test_a_file_passes_every_check(tmp_path: Path) -> None:
+    """SQLite passes; in a pipe, columns are separated by tabs."""
     run = jobsync("doctor", f"sqlite:///{tmp_path / 'jobs.db'}")
     assert run.returncode == 0, run.stderr
     header, *rows = [line.split("\t") for line in run.stdout.splitlines()]
@@ -39,8 +39,8 @@ def test_a_file_is_well(tmp_path: Path) -> None:
     assert {row[1] for row in rows} == {"yes"}
 
 
-def test_postgresql_is_well_and_left_as_it_was(postgres: servers.PostgresServer) -> None:
-    """Every check passes, and no record stays behind."""
+def test_postgresql_passes_and_is_left_unchanged(postgres: servers.PostgresServer) -> None:
+    """Every check passes, and no record remains."""
     url = f"{postgres.url}?schema=doctored"
     run = jobsync("doctor", "--json", url)
     assert run.returncode == 0, run.stdout
@@ -50,7 +50,7 @@ def test_postgresql_is_well_and_left_as_it_was(postgres: servers.PostgresServer)
     assert row == (0,)
 
 
-def test_a_bucket_is_well(bucket_url: str) -> None:
+def test_a_bucket_passes_every_check(bucket_url: str) -> None:
     """Every check passes, and the secret is not shown."""
     run = jobsync("doctor", "--json", bucket_url)
     assert run.returncode == 0, run.stdout
@@ -58,8 +58,8 @@ def test_a_bucket_is_well(bucket_url: str) -> None:
     assert "testsecret123" not in run.stdout + run.stderr
 
 
-def test_a_server_that_ignores_conditions_is_refused() -> None:
-    """A server such as rclone answers 200 to every failed condition: nothing may rest on it."""
+def test_a_server_that_ignores_conditions_is_rejected() -> None:
+    """Servers such as rclone answer 200 where a condition fails: they cannot be used."""
     with servers.RcloneServer() as server:
         server.create_bucket("tests")
         run = jobsync("doctor", "--json", server.url("tests"))
@@ -78,8 +78,8 @@ def test_a_server_that_ignores_conditions_is_refused() -> None:
     assert "would lose updates" in opened.stderr
 
 
-def test_a_server_that_is_not_there_is_unhealthy(postgres: servers.PostgresServer) -> None:
-    """A closed port is told as such, with exit code 3."""
+def test_an_unreachable_server_is_unhealthy(postgres: servers.PostgresServer) -> None:
+    """A closed port is reported, with exit code 3."""
     with Proxy("127.0.0.1", postgres.port) as proxy:
         proxy.refuse()
         run = jobsync("doctor", f"postgresql://me:hush-hush@127.0.0.1:{proxy.port}/x")
@@ -98,8 +98,8 @@ def test_a_server_that_is_not_there_is_unhealthy(postgres: servers.PostgresServe
         (["schema", "mysql://me:hush-hush@db/x"], "unknown scheme 'mysql'"),
     ],
 )
-def test_wrong_usage_is_named(words: list[str], message: str) -> None:
-    """Exit code 2, and the way out on standard error."""
+def test_wrong_usage_is_reported(words: list[str], message: str) -> None:
+    """With exit code 2, and the fix on standard error."""
     run = jobsync(*words)
     assert run.returncode == 2
     assert message in run.stderr
@@ -108,7 +108,7 @@ def test_wrong_usage_is_named(words: list[str], message: str) -> None:
 
 
 def test_the_printed_schema_is_enough(postgres: servers.PostgresServer) -> None:
-    """Applied by an administrator it lets a role without CREATE rights pass the doctor."""
+    """Once an administrator has applied it, a role without CREATE rights passes every check."""
     as_admin = postgres.create_database("prepared")
     as_app = f"{postgres.create_role('doctored_app', 'hush-hush', 'prepared')}?schema=app"
     refused = jobsync("doctor", as_app)
@@ -124,7 +124,7 @@ def test_the_printed_schema_is_enough(postgres: servers.PostgresServer) -> None:
 
 
 def test_a_bucket_needs_a_policy() -> None:
-    """The policy names the bucket and the prefix, and nothing that jobsync does not do."""
+    """The policy is limited to the bucket, the prefix, and the actions that jobsync needs."""
     run = jobsync("schema", "s3://KEY:hush-hush@fleet/jobs")
     policy = json.loads(run.stdout)
     actions = {action for rule in policy["Statement"] for action in rule["Action"]}

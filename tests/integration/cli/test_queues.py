@@ -1,4 +1,4 @@
-"""`jobsync enqueue` and `jobsync queues`, with processes at work on the same store."""
+"""`jobsync enqueue` and `jobsync queues`, with worker processes on the same store."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import servers
-from terminal import on_terminal, read_json, read_tsv, run, see
+from terminal import on_terminal, read_json, read_tsv, run, run_on_terminal
 from waiting import until
 from work_processes import WorkProcess
 
@@ -19,7 +19,7 @@ STATES = ("ready", "waiting", "claimed", "completed", "cancelled", "dead")
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A store with two queues, and a process at work on each."""
+    """A store with two queues and a worker process for each."""
     folder = tmp_path_factory.mktemp("queues")
     if request.param == "sqlite":
         place = f"sqlite:///{folder / 'fleet.db'}"
@@ -30,67 +30,67 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         for queue in ("emails", "reports"):
             log = folder / f"{queue}.log"
             worker = stack.enter_context(WorkProcess(place, queue, log, concurrency=2, prefetch=0))
-            asyncio.run(until(lambda: worker.is_at_work, "it is at work"))  # noqa: B023 - at once
-        # What workers tell comes with their next beat.
-        asyncio.run(until(lambda: len(read_json(place, "queues", "list")) == 2, "both are told of"))
+            asyncio.run(until(lambda: worker.is_at_work, "it works"))  # noqa: B023 - at once
+        # Workers report their queues with their next heartbeat.
+        asyncio.run(until(lambda: len(read_json(place, "queues", "list")) == 2, "both are listed"))
         yield place
 
 
-def look(url: str, queue: str = QUEUE) -> dict[str, Any]:
-    """Give what the list says of a queue."""
+def read_queue(url: str, queue: str = QUEUE) -> dict[str, Any]:
+    """Return the row of a queue in the list."""
     (row,) = [each for each in read_json(url, "queues", "list") if each["queue"] == queue]
     return dict(row)
 
 
 def push(url: str, *messages: dict[str, Any], words: tuple[str, ...] = ()) -> list[str]:
-    """Push messages to the first queue."""
-    given = "\n".join(json.dumps(message) for message in messages)
-    done = run(url, "enqueue", "emails", *words, given=given)
+    """Push messages to the first queue; return their ids."""
+    lines = "\n".join(json.dumps(message) for message in messages)
+    done = run(url, "enqueue", "emails", *words, stdin=lines)
     assert done.returncode == 0, done.stderr
     return [row["id"] for row in read_tsv(done.stdout)]
 
 
 async def test_messages_come_by_argument_and_by_lines(url: str) -> None:
-    """One, a list, or a line each; a worker in another process handles them."""
-    before = look(url)["completed"]
+    """One, a list, or one per line; a worker in another process handles them."""
+    before = read_queue(url)["completed"]
     (one,) = read_json(url, "enqueue", "emails", '{"to": "a"}')
     done = run(url, "enqueue", "default/emails", '[{"to": "b"}, {"to": "c"}]')
     two = read_tsv(done.stdout)
     three = push(url, {"to": "d"}, {"to": "e"}, {"to": "f"})
     ids = [one["id"], *(row["id"] for row in two), *three]
     assert len(set(ids)) == 6
-    await until(lambda: look(url)["completed"] == before + 6, "all are handled")
+    await until(lambda: read_queue(url)["completed"] == before + 6, "all are handled")
 
 
 def test_many_are_pushed_at_once_and_people_see_some_ids(url: str) -> None:
-    """All or none, in one go; a terminal is not flooded."""
+    """All or none, in one call; a terminal shows the first 20 ids."""
     run(url, "queues", "pause", "emails")
     many = json.dumps([{"to": str(n)} for n in range(100)])
     lines = on_terminal(url, 80, "enqueue", "emails", many)
     assert (lines[0], len(lines), lines[-1]) == ("id", 22, "… and 80 more")
-    assert look(url)["ready"] == 100
+    assert read_queue(url)["ready"] == 100
     bad = json.dumps([{"to": "x"}] * 50) + "\n[1]"
-    done = run(url, "enqueue", "emails", given=bad)
+    done = run(url, "enqueue", "emails", stdin=bad)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "line 2 is no message" in done.stderr
-    assert look(url)["ready"] == 100
+    assert "line 2 is not a message" in done.stderr
+    assert read_queue(url)["ready"] == 100
     run(url, "queues", "purge", "emails", "--yes")
     run(url, "queues", "resume", "emails")
 
 
-def test_options_go_with_the_messages(url: str) -> None:
-    """Delay, timeout and attempts, by option or by variable."""
+def test_options_apply_to_the_messages(url: str) -> None:
+    """Delay, timeout and attempts."""
     words = ("--delay", "3600", "--max-attempts", "7", "--timeout", "9")
     (name,) = push(url, {"to": "late"}, words=words)
-    (kept,) = read_json(url, "queues", "browse", "emails", "--state", "waiting")
-    assert (kept["id"], kept["max_attempts"], kept["value"]["to"]) == (name, 7, "late")
-    assert kept["due"] - kept["enqueued"] == pytest.approx(3600, abs=60)
+    (message,) = read_json(url, "queues", "browse", "emails", "--state", "waiting")
+    assert (message["id"], message["max_attempts"], message["value"]["to"]) == (name, 7, "late")
+    assert message["due"] - message["enqueued"] == pytest.approx(3600, abs=60)
     (purged,) = read_json(url, "queues", "purge", "emails", "--state", "waiting", "--yes")
     assert purged == {"queue": QUEUE, "what": "purged", "removed": 1}
 
 
 def test_queues_are_listed_for_people_and_for_programs(url: str) -> None:
-    """What is in each, and how many work on it."""
+    """With the number of messages in each state, and of workers."""
     found = {row["queue"]: row for row in read_json(url, "queues", "list")}
     assert found.keys() == {QUEUE, OTHER}
     assert all(row["workers"] == 1 for row in found.values())
@@ -103,8 +103,8 @@ def test_queues_are_listed_for_people_and_for_programs(url: str) -> None:
         assert [line.split()[0] for line in lines[1:]] == [QUEUE, OTHER]
 
 
-def test_one_queue_shows_who_works_on_it(url: str) -> None:
-    """With how many handlers, and how much in hand."""
+def test_one_queue_shows_its_workers(url: str) -> None:
+    """With their concurrency and their number of claims."""
     found = read_json(url, "queues", "stats", "reports")
     (worker,) = found["workers"]
     assert (worker["state"], worker["concurrency"], worker["claims"]) == ("live", 2, 0)
@@ -114,37 +114,40 @@ def test_one_queue_shows_who_works_on_it(url: str) -> None:
     for columns in (80, 160):
         lines = on_terminal(url, columns, "queues", "stats", "reports")
         assert max(map(len, lines)) <= columns
-        # Whole: it is what people search for in logs.
+        # Not cut: it is what people search for in logs.
         assert any(line.startswith(worker["worker_id"]) for line in lines)
 
 
 async def test_messages_are_browsed_by_state(url: str) -> None:
-    """Ids are never cut; dead letters have their errors; a cursor leads on."""
+    """Ids are never cut, dead letters have their errors, and a cursor leads to the next page."""
     push(url, {"kind": "hold"}, {"kind": "cancel"}, {"to": "z"})
     failing = [{"kind": "fail", "to": f"{n} " + "far" * 40} for n in range(3)]
     dead = push(url, *failing, words=("--max-attempts", "1"))
-    await until(lambda: look(url)["dead"] == 3 and look(url)["claimed"] == 1, "all came so far")
+    await until(
+        lambda: read_queue(url)["dead"] == 3 and read_queue(url)["claimed"] == 1,
+        "all have been handled",
+    )
     push(url, {"kind": "plain"}, words=("--delay", "60"))
     for state in STATES:
         words = ("queues", "browse", "emails", "--state", state)
         found = read_json(url, *words)
         rows = read_tsv(run(url, *words).stdout)
-        assert [row["id"] for row in rows] == [kept["id"] for kept in found]
-        assert {kept["state"] for kept in found} <= {state}
+        assert [row["id"] for row in rows] == [row["id"] for row in found]
+        assert {row["state"] for row in found} <= {state}
         for columns in (80, 160) if state == "dead" else (80,):
             lines = on_terminal(url, columns, *words)
             assert max(map(len, lines)) <= columns
-            assert [line.split()[0] for line in lines[1:]] == [kept["id"] for kept in found]
+            assert [line.split()[0] for line in lines[1:]] == [row["id"] for row in found]
     limited = ("queues", "browse", "emails", "--state", "dead", "--limit", "2")
     first = read_json(url, *limited)
     rest = read_json(url, *limited, "--after", first[-1]["cursor"])
-    assert [kept["id"] for kept in first + rest] == dead
+    assert [row["id"] for row in first + rest] == dead
     assert first[0]["errors"][0]["error"].startswith("ValueError: no such mailbox: 0 far")
 
 
-async def test_dead_letters_come_back(url: str) -> None:
-    """One by name, then the rest; with all attempts, which they spend again."""
-    dead = [kept["id"] for kept in read_json(url, "queues", "browse", "emails", "--state", "dead")]
+async def test_dead_letters_are_redriven(url: str) -> None:
+    """One by its id, then all; with all their attempts, which they use up again."""
+    dead = [row["id"] for row in read_json(url, "queues", "browse", "emails", "--state", "dead")]
     assert len(dead) == 3
     (row,) = read_tsv(run(url, "queues", "redrive", "emails", dead[0]).stdout)
     assert row == {"queue": QUEUE, "what": "redriven", "messages": "1"}
@@ -154,50 +157,50 @@ async def test_dead_letters_come_back(url: str) -> None:
 
     def errors() -> list[int]:
         found = read_json(url, "queues", "browse", "emails", "--state", "dead")
-        return [len(kept["errors"]) for kept in found]
+        return [len(row["errors"]) for row in found]
 
     await until(lambda: len(errors()) == 3 and min(errors()) == 2, "they have died again")
 
 
-async def test_a_paused_queue_waits_for_everybody(url: str) -> None:
-    """Until it is resumed; to pause again changes nothing."""
+async def test_a_paused_queue_is_paused_for_every_worker(url: str) -> None:
+    """Until it is resumed; pausing it again changes nothing."""
     assert read_json(url, "queues", "pause", "emails", "--reason", "new mail server") == [
         {"queue": QUEUE, "what": "paused"}
     ]
     (again,) = read_tsv(run(url, "queues", "pause", "emails").stdout)
-    assert again["what"] == "paused before"
+    assert again["what"] == "already paused"
     (name,) = push(url, {"to": "p"})
-    row = look(url)
+    row = read_queue(url)
     assert (row["ready"], row["reason"]) == (1, "new mail server")
     wide = on_terminal(url, 160, "queues", "list")
     assert any("new mail server" in line for line in wide)
     assert read_json(url, "why", name)[0]["code"] == "paused"
     assert on_terminal(url, 80, "queues", "resume", "emails")[1].split() == [QUEUE, "resumed"]
     assert read_json(url, "queues", "resume", "emails")[0]["what"] == "not paused"
-    await until(lambda: look(url)["ready"] == 0, "it is handled")
+    await until(lambda: read_queue(url)["ready"] == 0, "it is handled")
 
 
-def test_a_purge_counts_and_asks(url: str) -> None:
-    """On a terminal; elsewhere it refuses without --yes, and says so."""
+def test_a_purge_asks_for_confirmation(url: str) -> None:
+    """On a terminal; otherwise it requires --yes."""
     words = ("queues", "purge", "reports")
     run(url, "queues", "pause", "reports")
     run(url, "enqueue", "reports", '[{"n": 1}, {"n": 2}]')
-    status, lines = see(url, 80, *words, typed="n\n")
+    status, lines = run_on_terminal(url, 80, *words, typed="n\n")
     assert status == 1
-    # What is typed is shown as well.
-    assert "Remove 2 messages of default/reports (ready, waiting) for good? [y/N]" in lines[1]
-    assert look(url, OTHER)["ready"] == 2
+    # The terminal echoes what is typed.
+    assert "Remove 2 messages of default/reports (ready, waiting) permanently? [y/N]" in lines[1]
+    assert read_queue(url, OTHER)["ready"] == 2
     refused = run(url, *words)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "Pass --yes to remove them" in refused.stderr
-    status, lines = see(url, 80, *words, typed="y\n")
+    assert "Pass --yes to remove the messages" in refused.stderr
+    status, lines = run_on_terminal(url, 80, *words, typed="y\n")
     assert (status, lines[-1].split()) == (0, [OTHER, "purged", "2"])
     assert read_json(url, *words, "--yes")[0]["removed"] == 0
     run(url, "queues", "resume", "reports")
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "told"),
+    ("words", "status", "message"),
     [
         (["queues", "stats", "emailz"], 1, "no queue 'emailz'. Did you mean default/emails?"),
         (["queues", "pause", "a/b/c"], 1, "no queue 'a/b/c'. Known: default/emails"),
@@ -206,23 +209,23 @@ def test_a_purge_counts_and_asks(url: str) -> None:
         (["queues", "purge", "emails", "--state", "claimed"], 2, "'--state'"),
         (["enqueue", "emailz", "{}"], 1, "no resource 'emailz'. Did you mean emails?"),
         (["enqueue", "a/b/c", "{}"], 2, "queue is no queue's name (got 'a/b/c'). Write tasks"),
-        (["enqueue", "emails", "[1]"], 2, "DATA is no message"),
+        (["enqueue", "emails", "[1]"], 2, "DATA is not a message"),
         (["enqueue", "emails", "{}", "--delay", "-1"], 2, "'--delay'"),
         (["enqueue", "emails", "{}", "--delay", "1e12"], 2, "Give seconds, 0 to 366 days"),
         (["enqueue", "emails", "{}", "--max-attempts", "0"], 2, "'--max-attempts'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_wrong_input_is_named(url: str, words: list[str], status: int, told: str) -> None:
-    """The option, the value and what to do, in one line; nothing on standard output."""
+def test_wrong_input_is_reported(url: str, words: list[str], status: int, message: str) -> None:
+    """With the option, the value and the fix, in one line on standard error."""
     done = run(url, *words)
     assert (done.returncode, done.stdout) == (status, "")
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_store_without_queues_is_named(tmp_path: Path) -> None:
-    """Memory keeps none; and to look makes no file."""
+def test_a_store_without_queues_is_reported(tmp_path: Path) -> None:
+    """Memory keeps no queues, and reading creates no file."""
     done = run("memory://", "queues", "list")
     assert (done.returncode, done.stdout) == (1, "")
     assert (
@@ -230,4 +233,4 @@ def test_a_store_without_queues_is_named(tmp_path: Path) -> None:
         in done.stderr
     )
     missing = run(f"sqlite:///{tmp_path / 'none.db'}", "queues", "list")
-    assert "there is no such file" in missing.stderr
+    assert "refers to a missing file" in missing.stderr

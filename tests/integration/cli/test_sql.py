@@ -28,7 +28,7 @@ def url(request: pytest.FixtureRequest, locate: servers.Locate) -> str:
 
 
 def test_a_statement_shows_its_rows(url: str) -> None:
-    """Separated by tabs, or as JSON; without rows, how many were changed."""
+    """Separated by tabs, or as JSON; a statement without rows shows how many it has changed."""
     with gather(url, "a") as team:
         (job,) = [team.add("b")]
         team.until(lambda: len(job.my_tokens) == 30)
@@ -48,15 +48,15 @@ def test_a_statement_shows_its_rows(url: str) -> None:
 
 
 def test_a_pipe_is_read_statement_by_statement(url: str) -> None:
-    """Over lines, with semicolons within text."""
+    """Statements may span lines and contain semicolons in quotes."""
     with gather(url, "a"):
         text = "SELECT 'a;b'\nAS x;\n\nSELECT count(*) AS n\n FROM sync_node; SELECT 2 AS z"
-        run = jobsync("sql", url, given=text)
+        run = jobsync("sql", url, stdin=text)
     assert run.returncode == 0, run.stderr
     assert run.stdout == "x\na;b\nn\n1\nz\n2\n"
 
 
-def test_what_the_database_refuses_is_named(url: str) -> None:
+def test_a_rejected_statement_is_reported(url: str) -> None:
     """In one line, with exit code 2."""
     with gather(url, "a"):
         run = jobsync("sql", url, "-c", "SELECT nonsense FROM sync_node")
@@ -69,13 +69,13 @@ def test_what_the_database_refuses_is_named(url: str) -> None:
     ("words", "message"),
     [
         (["memory://x"], "has no SQL"),
-        (["sqlite:////tmp/not-there-at-all.db"], "there is no such file"),
+        (["sqlite:////tmp/not-there-at-all.db"], "refers to a missing file"),
         (["sqlite:///{}"], "has no tables of jobsync"),
         (["sqlite:///{}", "--appname", "drop table;"], "cannot be a prefix of table names"),
     ],
 )
-def test_where_there_is_no_sql_says_so(words: Sequence[str], message: str, tmp_path: Path) -> None:
-    """And makes no file."""
+def test_missing_sql_is_reported(words: Sequence[str], message: str, tmp_path: Path) -> None:
+    """No file is created."""
     path = tmp_path / "jobs.db"
     path.touch()
     run = jobsync("sql", *(word.format(path) for word in words), "-c", "SELECT 1")
@@ -84,10 +84,10 @@ def test_where_there_is_no_sql_says_so(words: Sequence[str], message: str, tmp_p
     assert not Path("/tmp/not-there-at-all.db").exists()
 
 
-def test_a_person_is_talked_to(url: str) -> None:
-    r"""On a terminal there are a prompt and tables; a mistake ends nothing; `\q` does."""
+def test_a_terminal_gets_a_prompt(url: str) -> None:
+    r"""With tables; a mistake does not end the shell, `\q` does."""
     with gather(url, "a"):
-        told = converse(
+        output = run_shell(
             ["sql", url],
             "SELECT nonsense;",
             "SELECT name,",
@@ -95,38 +95,38 @@ def test_a_person_is_talked_to(url: str) -> None:
             "\\d",
             "\\q",
         )
-    assert "jobsync=>" in told
-    assert "nonsense" in told
-    lines = [line.strip() for line in told.splitlines()]
+    assert "jobsync=>" in output
+    assert "nonsense" in output
+    lines = [line.strip() for line in output.splitlines()]
     assert "name  stage" in lines
     assert "a     ready" in lines
     assert "(1 row)" in lines
     assert any(line.endswith("sync_unfinished") for line in lines)
 
 
-def converse(words: Sequence[str], *lines: str) -> str:
-    """Run the command line on a terminal of its own; give all that it shows."""
+def run_shell(words: Sequence[str], *lines: str) -> str:
+    """Run the command line on a terminal, type lines; return the output."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ["TERM"] = "dumb"
         os.execv(sys.executable, [sys.executable, "-m", "jobsync", *words])
-    told = ""
-    left = [*lines]
+    output = ""
+    pending = [*lines]
     while True:
-        assert select.select([terminal], [], [], TIMEOUT)[0], f"it shows nothing more: {told}"
+        assert select.select([terminal], [], [], TIMEOUT)[0], f"no more output: {output}"
         try:
-            told += os.read(terminal, 4096).decode()
+            output += os.read(terminal, 4096).decode()
         except OSError:
             break
-        if left and told.count("jobsync=>") > len(lines) - len(left):
-            os.write(terminal, f"{left.pop(0)}\n".encode())
+        if pending and output.count("jobsync=>") > len(lines) - len(pending):
+            os.write(terminal, f"{pending.pop(0)}\n".encode())
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, told
-    return told
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, output
+    return output
 
 
 def test_the_printed_schema_has_the_views(postgres: servers.PostgresServer) -> None:
-    """An administrator makes them; a role that may create nothing uses them all."""
+    """An administrator creates them; a role without the right to create can use all of them."""
     name = f"shown_{os.getpid()}"
     as_admin = postgres.create_database(name)
     as_app = f"{postgres.create_role(name, 'hush-hush', name)}?schema=app"

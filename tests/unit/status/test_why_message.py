@@ -1,4 +1,4 @@
-"""What a message is said to wait for."""
+"""Why a message is waiting."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import pytest
 
 from jobsync.queue.backend import Failure, MessageInfo, Pause
 from jobsync.status.queues import MessageStatus, QueueStatus, QueueWorkerStatus
-from jobsync.status.why import explain_message
+from jobsync.status.why import explain
 
 NOW = 1000.0
 
 
-def worker(**facts: Any) -> QueueWorkerStatus:
-    """Make a worker that lives and has nothing to do, but for some facts."""
-    usual: dict[str, Any] = {
+def worker(**changes: Any) -> QueueWorkerStatus:
+    """Return a live, idle worker with some fields changed."""
+    defaults: dict[str, Any] = {
         "worker_id": "worker-1",
         "state": "live",
         "concurrency": 3,
@@ -25,17 +25,17 @@ def worker(**facts: Any) -> QueueWorkerStatus:
         "pid": 42,
         "incarnation": "worker-1.a",
     }
-    return QueueWorkerStatus(**{**usual, **facts})
+    return QueueWorkerStatus(**{**defaults, **changes})
 
 
-def seen(
+def status(
     *workers: QueueWorkerStatus,
     pause: Pause | None = None,
     holder: QueueWorkerStatus | None = None,
-    **facts: Any,
+    **changes: Any,
 ) -> MessageStatus:
-    """Make what was seen of a message that is ready, but for some facts."""
-    usual: dict[str, Any] = {
+    """Return the status of a ready message with some fields changed."""
+    defaults: dict[str, Any] = {
         "queue": "default/tasks",
         "id": "m",
         "state": "ready",
@@ -53,7 +53,7 @@ def seen(
         "seen": NOW,
         "cursor": "1",
     }
-    message = MessageInfo(**{**usual, **facts})
+    message = MessageInfo(**{**defaults, **changes})
     queue = QueueStatus(
         name="default/tasks",
         counts={"ready": 5, "waiting": 2},
@@ -64,12 +64,12 @@ def seen(
     return MessageStatus(message=message, queue=queue, holder=holder)
 
 
-def held(
+def claimed(
     holder: QueueWorkerStatus | None, *others: QueueWorkerStatus, due: float = 1020.0
 ) -> MessageStatus:
-    """Make what was seen of a message that is claimed."""
+    """Return the status of a claimed message."""
     workers = [*others, *([holder] if holder else [])]
-    return seen(
+    return status(
         *workers,
         holder=holder,
         state="claimed",
@@ -85,103 +85,103 @@ DEAD: dict[str, Any] = {"state": "dead", "attempts": 4, "errors": FAILED, "finis
 
 
 @pytest.mark.parametrize(
-    ("message", "code", "told", "since", "until"),
+    ("message", "code", "text", "since", "until"),
     [
         (
-            seen(state="waiting", due=1060.0),
+            status(state="waiting", due=1060.0),
             "not-due",
             "not due yet",
             900.0,
             1060.0,
         ),
         (
-            seen(state="waiting", due=1004.0, attempts=2, errors=FAILED),
+            status(state="waiting", due=1004.0, attempts=2, errors=FAILED),
             "retrying",
-            "attempt 2 of 4 failed, and it is tried again: KeyError: 'k'",
+            "attempt 2 of 4 failed and will be retried: KeyError: 'k'",
             970.0,
             1004.0,
         ),
         (
-            seen(worker(), pause=Pause(800.0, "a deployment")),
+            status(worker(), pause=Pause(800.0, "a deployment")),
             "paused",
             "default/tasks is paused (a deployment)",
             800.0,
             None,
         ),
         (
-            held(worker()),
+            claimed(worker()),
             "claimed",
-            "worker-1 has it in hand, as attempt 2 of 4",
+            "worker-1 has claimed it, as attempt 2 of 4",
             980.0,
             None,
         ),
         (
-            held(worker(state="silent", heard=20.0), worker(worker_id="worker-2")),
+            claimed(worker(state="silent", heard=20.0), worker(worker_id="worker-2")),
             "owner-silent",
-            "worker-1 has it in hand and is silent for too long: the other workers take it",
+            "worker-1 has claimed it and sends no heartbeats: the other workers take it back",
             980.0,
             1020.0,
         ),
         (
-            held(worker(state="dead", heard=3.0), worker(worker_id="worker-2")),
+            claimed(worker(state="dead", heard=3.0), worker(worker_id="worker-2")),
             "owner-dead",
             "the other workers take it back",
             997.0,
             1020.0,
         ),
         (
-            held(worker(state="dead", heard=3.0)),
+            claimed(worker(state="dead", heard=3.0)),
             "owner-dead",
-            "nobody works on default/tasks who could take it",
+            "default/tasks has no worker to take it back",
             997.0,
             None,
         ),
-        (held(None), "owner-dead", "worker-1 had it in hand and is dead", None, None),
-        (held(worker(), due=999.0), "lapsed", "has not renewed its claim", 999.0, None),
-        (seen(), "no-worker", "nobody is at work on default/tasks", 900.0, None),
-        (seen(worker(state="silent")), "no-worker", "nobody is at work", 900.0, None),
-        (seen(worker(concurrency=None)), "no-worker", "nobody is at work", 900.0, None),
-        (seen(worker(is_paused=True)), "no-worker", "all 1 workers are paused", 900.0, None),
+        (claimed(None), "owner-dead", "worker-1 had claimed it and is dead", None, None),
+        (claimed(worker(), due=999.0), "lapsed", "has not renewed its claim", 999.0, None),
+        (status(), "no-worker", "no worker is active on default/tasks", 900.0, None),
+        (status(worker(state="silent")), "no-worker", "no worker is active", 900.0, None),
+        (status(worker(concurrency=None)), "no-worker", "no worker is active", 900.0, None),
+        (status(worker(is_paused=True)), "no-worker", "all 1 workers are paused", 900.0, None),
         (
-            seen(worker(claims=3), worker(claims=9)),
+            status(worker(claims=3), worker(claims=9)),
             "busy",
-            "one of 7 that wait, and all 2 workers have their hands full",
+            "1 of 7 waiting messages, and all 2 workers are at capacity",
             900.0,
             None,
         ),
-        (seen(worker(claims=3), worker()), "next", "claims it at its next look", 900.0, None),
+        (status(worker(claims=3), worker()), "next", "claims it at its next poll", 900.0, None),
         (
-            seen(worker(), state="waiting", due=990.0, is_suspect=True),
+            status(worker(), state="waiting", due=990.0, is_suspect=True),
             "suspect",
-            "its worker died with it in hand",
+            "its worker died while it was claimed",
             990.0,
             None,
         ),
-        (seen(worker(), is_readable=False), "unreadable", "is not JSON", None, None),
+        (status(worker(), is_readable=False), "unreadable", "is not JSON", None, None),
         (
-            seen(**DEAD),
+            status(**DEAD),
             "dead",
             "a dead letter, after attempt 4 of 4: KeyError: 'k'",
             990.0,
             None,
         ),
         (
-            seen(**{**DEAD, "value": "{broken", "is_readable": False}),
+            status(**{**DEAD, "value": "{broken", "is_readable": False}),
             "corrupt",
-            "set aside as corrupt",
+            "it is corrupt",
             990.0,
             None,
         ),
-        (seen(state="completed", finished=990.0), "completed", "completed", 990.0, None),
-        (seen(state="cancelled", finished=990.0), "cancelled", "cancelled it", 990.0, None),
+        (status(state="completed", finished=990.0), "completed", "completed", 990.0, None),
+        (status(state="cancelled", finished=990.0), "cancelled", "cancelled it", 990.0, None),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_the_reason_is_the_one_that_holds_a_message_up(
-    message: MessageStatus, code: str, told: str, since: float | None, until: float | None
+def test_the_first_obstacle_is_the_reason(
+    message: MessageStatus, code: str, text: str, since: float | None, until: float | None
 ) -> None:
-    """Its own state first, then its time, then its queue, then who could claim it."""
-    reason = explain_message(message)
+    """The state of a message comes first, then its due time, its queue, and the workers."""
+    reason = explain(message)
     assert reason.code == code
-    assert told in reason.text
+    assert text in reason.text
     assert (reason.since, reason.until) == (since, until)

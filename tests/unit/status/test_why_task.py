@@ -1,4 +1,4 @@
-"""What a task is said to wait for."""
+"""Why a task is waiting."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import pytest
 
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.status.jobs import PinStatus, TaskStatus
-from jobsync.status.why import explain_task
+from jobsync.status.why import explain
 
 
 def pin(in_force: str | None) -> PinStatus:
-    """Make a pin."""
+    """Return a pin."""
     return PinStatus(
         task_id="t",
         token=1,
@@ -23,7 +23,7 @@ def pin(in_force: str | None) -> PinStatus:
 
 
 def claim(state: Any) -> Claim:
-    """Make a claim by a node."""
+    """Return a claim of node `a`."""
     return Claim(
         task="t",
         token=1,
@@ -37,9 +37,9 @@ def claim(state: Any) -> Claim:
     )
 
 
-def seen(**facts: Any) -> TaskStatus:
-    """Make what was seen of a task that `b` owns, but for some facts."""
-    usual: dict[str, Any] = {
+def status(**changes: Any) -> TaskStatus:
+    """Return the status of a task that `b` owns, with some fields changed."""
+    defaults: dict[str, Any] = {
         "owner": "b",
         "moving_to": None,
         "pins": [],
@@ -49,49 +49,63 @@ def seen(**facts: Any) -> TaskStatus:
         "timeout": 15.0,
         "reclaim_after": 60.0,
     }
-    return TaskStatus(task_id="t", token=1, **{**usual, **facts})
+    return TaskStatus(task_id="t", token=1, **{**defaults, **changes})
 
 
 @pytest.mark.parametrize(
-    ("task", "code", "told"),
+    ("task", "code", "text"),
     [
-        (seen(), "waiting", "b owns it and has not claimed it"),
-        (seen(owner=None), "unowned", "no node owns it"),
-        (seen(owner=None, moving_to="c"), "moving", "on its way to c"),
+        (status(), "waiting", "b owns it and has not claimed it"),
+        (status(owner=None), "unowned", "no node owns it"),
+        (status(owner=None, moving_to="c"), "moving", "moving to c"),
         (
-            seen(owner=None, pins=[pin(None)]),
+            status(owner=None, pins=[pin(None)]),
             "unmatched-pin",
             "pinned to gpu-%, which no live node",
         ),
-        (seen(pins=[pin("gpu-%")]), "waiting", "b owns it"),
-        (seen(claim=claim("running"), claimed_by="ready"), "running", "claimed by a as run 2"),
-        (seen(claim=claim("running"), claimed_by="leaving"), "running", "which is at it"),
-        (seen(claim=claim("running"), claimed_by="silent"), "owner-silent", "a is silent"),
-        (seen(claim=claim("running"), claimed_by="dead"), "abandoned", "a is gone"),
-        (seen(claim=claim("running"), claimed_by="left"), "abandoned", "b may start it again 60 s"),
-        (seen(claim=claim("failed"), claimed_by="ready"), "failed", "run 2 failed on a; b owns it"),
-        (seen(claim=claim("done"), claimed_by="dead"), "done", "a has done it, as run 2"),
+        (status(pins=[pin("gpu-%")]), "waiting", "b owns it"),
+        (status(claim=claim("running"), claimed_by="ready"), "running", "claimed by a as run 2"),
+        (status(claim=claim("running"), claimed_by="leaving"), "running", "and running"),
+        (
+            status(claim=claim("running"), claimed_by="silent"),
+            "owner-silent",
+            "a sends no heartbeats",
+        ),
+        (status(claim=claim("running"), claimed_by="dead"), "abandoned", "a is gone"),
+        (
+            status(claim=claim("running"), claimed_by="left"),
+            "abandoned",
+            "b may start it again 60 s",
+        ),
+        (
+            status(claim=claim("failed"), claimed_by="ready"),
+            "failed",
+            "run 2 failed on a; b owns it",
+        ),
+        (status(claim=claim("done"), claimed_by="dead"), "done", "a completed it, as run 2"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_the_reason_is_the_one_that_holds_a_task_up(task: TaskStatus, code: str, told: str) -> None:
-    """What runs is told first, then what keeps it from an owner, then what the owner has done."""
-    reason = explain_task(task)
+def test_the_first_obstacle_is_the_reason(task: TaskStatus, code: str, text: str) -> None:
+    """A running claim comes first, then a missing owner, then the state of the last claim."""
+    reason = explain(task)
     assert reason.code == code
-    assert told in reason.text
+    assert text in reason.text
 
 
 @pytest.mark.parametrize(
     ("task", "since", "until"),
     [
-        (seen(claim=claim("running"), claimed_by="dead"), 1000.0, 1060.0),
-        (seen(claim=claim("running"), claimed_by="silent"), 1000.0, 1075.0),
-        (seen(claim=claim("running"), claimed_by="dead", last_heard=None), None, None),
-        (seen(claim=claim("running"), claimed_by="ready"), 0.0, None),
+        (status(claim=claim("running"), claimed_by="dead"), 1000.0, 1060.0),
+        (status(claim=claim("running"), claimed_by="silent"), 1000.0, 1075.0),
+        (status(claim=claim("running"), claimed_by="dead", last_heard=None), None, None),
+        (status(claim=claim("running"), claimed_by="ready"), 0.0, None),
     ],
-    ids=["dead", "silent", "long gone", "at it"],
+    ids=["dead", "silent", "long gone", "running"],
 )
-def test_times_are_told(task: TaskStatus, since: float | None, until: float | None) -> None:
-    """Since when a node is gone or silent, and when that ends; only where the store can tell."""
-    reason = explain_task(task)
+def test_times_are_known_where_the_store_has_them(
+    task: TaskStatus, since: float | None, until: float | None
+) -> None:
+    """Since when a node is gone or silent, and until when the task has to wait."""
+    reason = explain(task)
     assert (reason.since, reason.until) == (since, until)

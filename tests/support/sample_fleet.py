@@ -1,6 +1,7 @@
-"""A process of a small fleet that stands still, to be looked at: `python exhibit.py URL NODE`.
+"""A node of a small fleet, for commands to inspect: `python sample_fleet.py URL NODE`.
 
-Joins as a node, does what its name asks for, says "ready", and stays until its input ends.
+Joins as a node, claims tasks, prints "ready" and stays until its standard input ends. The node
+worker-01 also creates records and pins, and marks its tasks as done.
 """
 
 import asyncio
@@ -14,8 +15,8 @@ CONFIG = CoordinationConfig(
 TASKS = range(20)
 
 
-async def fill(url: str) -> None:
-    """Leave records to be found."""
+async def create_records(url: str) -> None:
+    """Create a resource with three records."""
     async with Database(url) as database:
         users = await database.create_resource(
             name="users", attributes={"name": "string|required", "age": "number"}
@@ -26,17 +27,17 @@ async def fill(url: str) -> None:
 
 
 def main(url: str, node: str) -> None:
-    """Live until the input ends."""
+    """Run a node until the input ends."""
     if node == "worker-01":
-        asyncio.run(fill(url))
+        asyncio.run(create_records(url))
     with Job(node, "production", url=url, coordination_config=CONFIG) as job:
         if node == "worker-01":
             job.register_task_lock("render", "gpu-%", "needs a GPU")
             job.register_task_lock("train", ["tpu-%", "big-%"], "needs a TPU")
-        mine = job.add_tasks([task for task in TASKS if job.can_claim_task(task)])
+        claimed = job.add_tasks([task for task in TASKS if job.can_claim_task(task)])
         if node == "worker-01":
             job.write_audit()
-        sys.stdout.write(f"ready {len(mine)}\n")
+        sys.stdout.write(f"ready {len(claimed)}\n")
         sys.stdout.flush()
         sys.stdin.read()
 
