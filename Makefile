@@ -1,5 +1,5 @@
-# make demo    the main job, on this machine alone
-# make test    all tests, at a scale that fits ten minutes on two cores
+# make demo    the examples, on this machine alone
+# make test    all tests, at a scale that takes at most 15 minutes on two cores
 # make lint    style, types, layers
 # make help    the rest
 
@@ -12,12 +12,13 @@ OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE)
 FULL := --scale=full --timeout=7200 -s
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue prove-operate \
-  certify-s3 simulate api histories bench-stores bench-resources bench-jobs bench-queue clean
+  certify-s3 simulate api histories bench-stores bench-resources bench-jobs bench-queue \
+  bench-compare clean
 
-help: ## what can be made
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: ## .venv with all that the tests need
+setup: ## create .venv with everything that the tests need
 	@bash scripts/setup
 
 test: setup ## all tests, on two cores
@@ -33,27 +34,27 @@ format: setup ## rewrite the code in the project's format
 	.venv/bin/ruff check --fix-only .
 	.venv/bin/ruff format .
 
-demo: setup ## no lost update, and no lost message though the leader is killed
+demo: setup ## no update is lost, and no message when the leader is killed
 	@$(PY) examples/increment.py
 	@$(PY) examples/drain.py
 
-prove-stores: setup ## races, lost replies and exits at full scale; appends to proof/runs.jsonl
+prove-stores: setup ## races, lost replies and process exits at full scale; appends to proof/runs.jsonl
 	$(PY) -m pytest tests/processes tests/integration/stores/test_objects.py $(OTHERS:%=--ignore=%) $(FULL) $(ARGS)
 
-prove-election: setup ## real processes elect, are killed and held up; appends to proof/runs.jsonl
+prove-election: setup ## elections of real processes that are killed, frozen and blocked; appends to proof/runs.jsonl
 	$(PY) -m pytest $(ELECTION) $(FULL) $(ARGS)
 
-prove-jobs: setup ## real processes share tasks, join, leave, are killed and frozen; appends to proof/runs.jsonl
+prove-jobs: setup ## task sharing by real processes that join, leave, are killed and frozen; appends to proof/runs.jsonl
 	$(PY) -m pytest $(SHARING) $(FULL) $(ARGS)
 
-prove-queue: setup ## 300 simulated hours, then real processes that are killed and held up; appends to proof/runs.jsonl
+prove-queue: setup ## 300 simulated hours, then real processes that are killed and frozen; appends to proof/runs.jsonl
 	@$(PY) tests/simulation/simulate.py queue --hours 300 --jobs $(or $(JOBS),2)
 	$(PY) -m pytest $(QUEUE) $(FULL) $(ARGS)
 
-prove-operate: setup ## workers restarted one by one under load, the store gone for 30 s; appends to proof/runs.jsonl
+prove-operate: setup ## rolling restarts under load, and a store that is gone for 30 s; appends to proof/runs.jsonl
 	$(PY) -m pytest $(OPERATE) $(FULL) $(ARGS)
 
-certify-s3: setup ## the conformance suite and the probe on four S3 servers
+certify-s3: setup ## run the conformance suite and the probe on four S3 servers
 	@bash scripts/install-ceph
 	@for server in seaweed ministack ceph; do \
 	  echo "== $$server"; \
@@ -63,22 +64,22 @@ certify-s3: setup ## the conformance suite and the probe on four S3 servers
 	@echo "== rclone, which must be refused"
 	$(PY) -m pytest -q tests/integration/cli -k "ignores_conditions"
 
-simulate: setup ## fleets in stormy weather, fresh seeds: HOURS=10 JOBS=2
+simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=2
 	@$(PY) tests/simulation/simulate.py --hours $(or $(HOURS),10) --jobs $(or $(JOBS),2)
 
-api: setup ## rewrite the description of the public interface that the tests compare
+api: setup ## rewrite the recorded public interface that the tests compare
 	@$(PY) tests/support/public_api.py
 
-histories: setup ## compare all recorded histories of simulated worlds; WRITE=1 records them
+histories: setup ## compare all simulated histories with the recorded ones; WRITE=1 records them
 	@$(PY) tests/simulation/histories.py --jobs $(or $(JOBS),2) $(if $(WRITE),--write) $(ARGS)
 
-bench-stores: setup ## CPU a hop and a row, as ratios over bare drivers
+bench-stores: setup ## CPU time of stores over their bare drivers
 	@$(PY) benchmarks/stores.py
 
-bench-resources: setup ## insert_many of 10,000 over a bare insert on PostgreSQL
+bench-resources: setup ## insert_many of 10,000 records over a bare insert on PostgreSQL
 	@$(PY) benchmarks/resources.py
 
-bench-jobs: setup ## what the leader decides; claims, audits and pins over bare PostgreSQL; rebalances; idle nodes
+bench-jobs: setup ## the leader's decisions; claims, audits and pins over bare PostgreSQL; rebalances; idle cost
 	@$(PY) benchmarks/assignment.py
 	@$(PY) benchmarks/pins.py
 	@$(PY) benchmarks/jobs.py
@@ -86,5 +87,8 @@ bench-jobs: setup ## what the leader decides; claims, audits and pins over bare 
 bench-queue: setup ## draining and pushing over the same work sent bare; latency; idle cost
 	@$(PY) benchmarks/queues.py
 
-clean: ## remove what setup and tests made
+bench-compare: setup ## bench-queue and bench-jobs of BASE and of this tree in turns: BASE=main PAIRS=9 ARGS=--quick
+	@$(PY) benchmarks/compare.py $(BASE) --pairs $(or $(PAIRS),9) $(ARGS)
+
+clean: ## remove what setup and the tests created
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

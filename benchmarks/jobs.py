@@ -1,9 +1,8 @@
-"""What sharing tasks costs, as ratios over bare PostgreSQL within one run.
+"""The cost of sharing tasks, as ratios over bare PostgreSQL within one run.
 
-Bare is what somebody would write by hand who needs no exclusion: rows of the same columns
-into the same table, by a connection of psycopg's own that blocks. Both ways take turns, in
-many short rounds; a ratio is the median of the rounds' own ratios, so that what else goes
-on in the machine meets both alike.
+Bare is hand-written code without exclusion: rows of the same columns into the same table, by a
+blocking psycopg connection. Both ways take turns in many short rounds; a ratio is the median of the
+rounds' ratios, so that other load on the machine affects both alike.
 """
 
 import argparse
@@ -16,13 +15,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psycopg
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from benchmarks.rounds import tell
+from benchmarks.table import Row, print_rows, show_progress
 from proxy import Proxy
 from servers import PostgresServer
 
@@ -34,24 +32,15 @@ SINGLES = 200
 BATCH = 10_000
 MINUTE = 60.0
 WARM_UP = 160.0
-"""Seconds until what comes twice a minute has come five times, and is prepared for good."""
+"""Seconds until statements that come twice a minute have come five times, and are prepared."""
 
 LEAST_QUESTIONS = 400_000
 LEAST_RATIO = 0.5
 MOST_STATEMENTS = 30
 
 
-class Line(msgspec.Struct, frozen=True):
-    """One line of the table."""
-
-    label: str
-    found: str
-    budget: str
-    kept: bool
-
-
 class Bare:
-    """The rows that a job writes, written by hand."""
+    """Writes the rows of a job with hand-written statements."""
 
     _ONE = """
     INSERT INTO jobsync_record (key, value, seq, epoch, format, trail)
@@ -73,13 +62,13 @@ class Bare:
         self._connection.close()
 
     def rows(self, model: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
-        """Make rows like a model, each under a name of its own."""
+        """Return rows like a model, each with its own key."""
         self._number += 1
         key, *rest = model
         return [(f"{key}-{self._number:06d}-{i:06d}", *rest) for i in range(count)]
 
     def model(self) -> tuple[Any, ...]:
-        """Give a row that the library wrote for a claim."""
+        """Return a row that the library wrote for a claim."""
         row = self._connection.execute(
             "SELECT key, value, seq, epoch, format, trail FROM jobsync_record "
             "WHERE key LIKE 'claim/%' LIMIT 1"
@@ -97,27 +86,29 @@ class Bare:
         self._connection.execute(self._MANY, [list(column) for column in zip(*rows, strict=True)])
 
 
-def measure_questions(job: Job) -> Iterator[Line]:
-    """Measure how often a second of CPU time answers `can_claim_task`."""
+def measure_questions(job: Job) -> Iterator[Row]:
+    """Measure how many `can_claim_task` calls one second of CPU time answers."""
     tasks = [Task(f"customer-{number}") for number in range(QUESTIONS)]
     ask = job.can_claim_task
     rounds = []
     for number in range(ROUNDS):
-        tell(f"can_claim_task: round {number} of {ROUNDS}")
+        show_progress(f"can_claim_task: round {number} of {ROUNDS}")
         begun = time.thread_time()
         for task in tasks:
             ask(task)
         rounds.append(QUESTIONS / (time.thread_time() - begun))
     found = statistics.median(rounds)
-    yield Line(
-        "can_claim_task",
-        f"{found:,.0f} a second of CPU",
-        f"at least {LEAST_QUESTIONS:,}",
-        found >= LEAST_QUESTIONS,
+    yield Row(
+        label="can_claim_task",
+        text=f"{found:,.0f} a second of CPU",
+        budget=f"at least {LEAST_QUESTIONS:,}",
+        is_within=found >= LEAST_QUESTIONS,
+        value=found,
+        better="higher",
     )
 
 
-def measure_writes(job: Job, bare: Bare) -> Iterator[Line]:
+def measure_writes(job: Job, bare: Bare) -> Iterator[Row]:
     """Measure claims and audits against bare inserts."""
     job.add_task("model")
     job.write_audit()
@@ -152,41 +143,51 @@ def measure_writes(job: Job, bare: Bare) -> Iterator[Line]:
         rows = bare.rows(model, count)
         return clock(lambda: bare.insert_all(rows))
 
-    yield compare("add_task", "INSERT and commit", SINGLES, add_each, insert_each)
-    yield compare(f"add_tasks({BATCH:,})", "unnest insert", BATCH, add_all, insert_all)
-    yield compare(f"write_audit, {BATCH:,}", "unnest insert", BATCH, audit, insert_all)
+    yield compare_ways("add_task", "INSERT and commit", SINGLES, add_each, insert_each)
+    yield compare_ways(f"add_tasks({BATCH:,})", "unnest insert", BATCH, add_all, insert_all)
+    yield compare_ways(f"write_audit, {BATCH:,}", "unnest insert", BATCH, audit, insert_all)
 
 
-def compare(
+def compare_ways(
     label: str, other: str, count: int, ours: Callable[[int], float], bare: Callable[[int], float]
-) -> Line:
-    """Do both ways in turns; judge by how much faster or slower ours is."""
+) -> Row:
+    """Do the work both ways in turns; return how fast ours is over bare."""
     spent: tuple[list[float], list[float]] = ([], [])
     # One round more: the first warms up.
     for number in range(ROUNDS + 1):
-        tell(f"{label}: round {number} of {ROUNDS}")
+        show_progress(f"{label}: round {number} of {ROUNDS}")
         for way in (0, 1) if number % 2 else (1, 0):
             spent[way].append((ours, bare)[way](count))
-    ratios = [their / our for our, their in zip(spent[0][1:], spent[1][1:], strict=True)]
+    return compare_spent(label, other, count, spent)
+
+
+def compare_spent(
+    label: str, other: str, count: int, spent: tuple[list[float], list[float]]
+) -> Row:
+    """Return how fast ours is over bare, by the seconds of each round but the first."""
+    ratios = [theirs / ours for ours, theirs in zip(spent[0][1:], spent[1][1:], strict=True)]
     ratio = statistics.median(ratios)
     rates = [count / statistics.median(way[1:]) for way in spent]
-    return Line(
-        label,
-        f"{rates[0]:,.0f} a second, {ratio:.2f}x of {other} ({rates[1]:,.0f})",
-        f"at least {LEAST_RATIO:.2f}x",
-        ratio >= LEAST_RATIO,
+    return Row(
+        label=label,
+        text=f"{rates[0]:,.0f} a second, {ratio:.2f}x of {other} ({rates[1]:,.0f})",
+        budget=f"at least {LEAST_RATIO:.2f}x",
+        is_within=ratio >= LEAST_RATIO,
+        value=rates[0],
+        bare=rates[1],
+        better="higher",
     )
 
 
 def clock(work: Callable[[], object]) -> float:
-    """Give how long something takes."""
+    """Return how many seconds a call takes."""
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun
 
 
-def measure_idle(url: str, port: int) -> Iterator[Line]:
-    """Count what a leader and a follower send in a minute in which nothing happens."""
+def measure_idle(url: str, port: int) -> Iterator[Row]:
+    """Count the statements of a leader and a follower in an idle minute."""
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy("127.0.0.1", port)) for _ in range(2)]
         jobs = []
@@ -196,20 +197,22 @@ def measure_idle(url: str, port: int) -> Iterator[Line]:
         time.sleep(WARM_UP)
         before = [proxy.requests for proxy in proxies]
         for second in range(int(MINUTE)):
-            tell(f"idle: second {second} of {MINUTE:.0f}")
+            show_progress(f"idle: second {second} of {MINUTE:.0f}")
             time.sleep(1)
         counts = [proxy.requests - was for proxy, was in zip(proxies, before, strict=True)]
         assert [job.am_i_leader() for job in jobs] == [True, False]
     for who, count in zip(("leader", "follower"), counts, strict=True):
-        yield Line(
-            f"idle {who}",
-            f"{count} statements a minute",
-            f"at most {MOST_STATEMENTS}",
-            count <= MOST_STATEMENTS,
+        yield Row(
+            label=f"idle {who}",
+            text=f"{count} statements a minute",
+            budget=f"at most {MOST_STATEMENTS}",
+            is_within=count <= MOST_STATEMENTS,
+            value=count,
+            better="lower",
         )
 
 
-def measure(only: str | None) -> Iterator[Line]:
+def measure(only: str | None) -> Iterator[Row]:
     """Measure everything, or one part of it."""
     with ExitStack() as stack:
         server = stack.enter_context(PostgresServer())
@@ -226,17 +229,12 @@ def measure(only: str | None) -> Iterator[Line]:
 
 
 def main() -> int:
-    """Measure, and judge by the budgets."""
-    parser = argparse.ArgumentParser(description="what sharing tasks costs on PostgreSQL")
+    """Measure, and compare with the budgets."""
+    parser = argparse.ArgumentParser(description="the cost of sharing tasks on PostgreSQL")
     parser.add_argument("--only", choices=["work", "idle"], help="measure this part alone")
-    kept = True
-    for line in measure(parser.parse_args().only):
-        kept &= line.kept
-        tell("")
-        over = "" if line.kept else "  OVER"
-        print(f"{line.label:22}{line.found:58}{line.budget}{over}", flush=True)
-    print("within budget" if kept else "OVER BUDGET")
-    return 0 if kept else 1
+    parser.add_argument("--json", action="store_true", help="print rows as JSON lines")
+    options = parser.parse_args()
+    return 0 if print_rows(measure(options.only), as_json=options.json) else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What the queue costs over the same durable work sent bare, as ratios in one run.
+"""The cost of the queue over the same durable work sent bare, as ratios in one run.
 
-Wall time, because the disk's part and the server's count: the rate is what a user sees. Ours
-and bare take turns in one process on the same tables, and a ratio is the median of the
-rounds' own ratios, so that what else goes on in the machine meets both alike.
+Wall time, because disk and server count too: the rate is what a user sees. Ours and bare take turns
+in one process on the same tables, and a ratio is the median of the rounds' ratios, so that other
+load on the machine affects both alike.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 
 from benchmarks.queues_bare import Bare, BarePostgres, BareSqlite, rate
 from benchmarks.queues_listener import BareListener
-from benchmarks.rounds import tell
+from benchmarks.table import Row, print_rows, show_progress
 from proxy import Proxy
 from queue_processes import QueueProcesses
 from servers import PostgresServer
@@ -35,28 +35,18 @@ from jobsync import Database, Document, QueuePlugin
 ROUNDS = 7
 PUSHES = 40
 _IDLE = 0.2
-"""Seconds after which everybody is idle again."""
+"""Seconds after which every worker is idle again."""
 
 
 class Bench(msgspec.Struct, frozen=True):
-    """One database, reached in both ways."""
+    """One database, used in both ways."""
 
     url: str
     bare: Bare
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """What was measured, and how it compares with its budget."""
-
-    what: str
-    bare: str
-    ours: str
-    text: str
-    kept: bool
-
-
 def payload(number: int) -> dict[str, Any]:
-    """Give a message such as people have."""
+    """Return a typical message."""
     return {"type": "send-email", "data": {"to": f"user-{number}@example.com", "retry": False}}
 
 
@@ -68,7 +58,7 @@ async def opened(url: str, **options: Any) -> AsyncIterator[QueuePlugin]:
 
 
 async def fill(url: str, count: int) -> float:
-    """Push messages, in batches; give the rate."""
+    """Push messages in batches; return the rate."""
     async with opened(url) as queue:
         messages = [payload(number) for number in range(count)]
         begun = time.perf_counter()
@@ -78,7 +68,7 @@ async def fill(url: str, count: int) -> float:
 
 
 async def drain(url: str, count: int) -> float:
-    """Handle all messages, ten at once; give the rate, until the store knows of the last."""
+    """Handle all messages, ten at once, until the last one is settled; return the rate."""
     seen = 0
 
     async def handle(_: Document) -> None:
@@ -95,28 +85,28 @@ async def drain(url: str, count: int) -> float:
         return found
 
 
-async def compare_drains(bench: Bench, count: int) -> Verdict:
-    """Drain in both ways, in turn."""
+async def compare_drains(bench: Bench, count: int) -> Row:
+    """Drain both ways, in turns."""
     pairs = []
     for number in range(ROUNDS):
-        tell(f"drain: round {number} of {ROUNDS}")
+        show_progress(f"drain: round {number} of {ROUNDS}")
         await fill(bench.url, count)
         ours = await drain(bench.url, count)
         await fill(bench.url, count)
         begun = time.perf_counter()
         assert bench.bare.drain() == count
         pairs.append((rate(count, begun), ours))
-    return _judge_rates("drain, concurrency 10", pairs, 0.25)
+    return _compare_rates("drain, concurrency 10", pairs, 0.25)
 
 
-async def compare_singles(bench: Bench, count: int) -> Verdict:
-    """Push one by one in both ways, in turn."""
+async def compare_singles(bench: Bench, count: int) -> Row:
+    """Push one by one both ways, in turns."""
     pairs, spent = [], []
     text = msgspec.json.encode(payload(1)).decode()
     async with opened(bench.url) as queue:
         tasks = queue.database.resources.tasks
         for number in range(ROUNDS):
-            tell(f"enqueue: round {number} of {ROUNDS}")
+            show_progress(f"enqueue: round {number} of {ROUNDS}")
             begun, cpu = time.perf_counter(), time.process_time()
             for _ in range(count):
                 bench.bare.push(text)
@@ -128,23 +118,29 @@ async def compare_singles(bench: Bench, count: int) -> Verdict:
             spent.append((time.process_time() - cpu - bare_cpu) / count * 1e6)
         await queue.purge()
     if isinstance(bench.bare, BarePostgres):
-        return _judge_rates("single enqueue", pairs, 0.6)
+        return _compare_rates("single enqueue", pairs, 0.6)
     extra = statistics.median(spent)
-    verdict = _judge_rates("single enqueue", pairs, 0.0)
+    row = _compare_rates("single enqueue", pairs, 0.0)
     return msgspec.structs.replace(
-        verdict, text=f"+{extra:.0f} µs of CPU, at most +250 µs", kept=extra <= 250
+        row,
+        text=f"{row.text}, +{extra:.0f} µs of CPU",
+        budget="at most +250 µs",
+        is_within=extra <= 250,
+        value=extra,
+        bare=0.0,
+        better="lower",
     )
 
 
-async def compare_bulks(bench: Bench, count: int) -> Verdict:
-    """Push a batch, and COPY one into the same table, in turn."""
+async def compare_bulks(bench: Bench, count: int) -> Row:
+    """Push a batch, and COPY one into the same table, in turns."""
     assert isinstance(bench.bare, BarePostgres)
     messages = [payload(number) for number in range(count)]
     texts = [msgspec.json.encode(each).decode() for each in messages]
     pairs = []
     async with opened(bench.url) as queue:
         for number in range(ROUNDS):
-            tell(f"bulk: round {number} of {ROUNDS}")
+            show_progress(f"bulk: round {number} of {ROUNDS}")
             begun = time.perf_counter()
             bench.bare.copy(texts)
             bare = rate(count, begun)
@@ -152,11 +148,11 @@ async def compare_bulks(bench: Bench, count: int) -> Verdict:
             await queue.enqueue_many(messages)
             pairs.append((bare, rate(count, begun)))
             await queue.purge()
-    return _judge_rates(f"enqueue_many of {count:,}, bare: COPY", pairs, 0.3)
+    return _compare_rates(f"enqueue_many of {count:,}, bare: COPY", pairs, 0.3)
 
 
-async def measure_latency(bench: Bench, *, apart: bool) -> Verdict:
-    """Push to an idle worker, here or in another process; give the time until it begins."""
+async def measure_latency(bench: Bench, *, apart: bool) -> Row:
+    """Measure the time from a push until an idle worker begins, here or in another process."""
     is_postgres = isinstance(bench.bare, BarePostgres)
     most = 10.0 if is_postgres or not apart else 100.0
     with ExitStack() as stack:
@@ -168,7 +164,7 @@ async def measure_latency(bench: Bench, *, apart: bool) -> Verdict:
         async with begins as begun, opened(bench.url) as queue:
             bare, took = [], []
             for number in range(PUSHES):
-                tell(f"latency: {number} of {PUSHES}")
+                show_progress(f"latency: {number} of {PUSHES}")
                 if listener is not None:
                     await asyncio.sleep(_IDLE)
                     bare.append(1000 * await asyncio.to_thread(listener.push))
@@ -176,20 +172,22 @@ async def measure_latency(bench: Bench, *, apart: bool) -> Verdict:
                 sent = time.monotonic()
                 await queue.enqueue({"n": number, "by": "bench", "kind": "plain"})
                 took.append(1000 * (await begun(number) - sent))
-    median = statistics.median(took)
-    over = f"{median / statistics.median(bare):.1f}x; " if bare else ""
-    where = "across processes" if apart else "in process"
-    return Verdict(
-        f"enqueue to start, {where}",
-        f"{statistics.median(bare):.1f} ms" if bare else "",
-        f"{median:.1f} ms",
-        f"p50 under {most:g} ms; {over}p95 {statistics.quantiles(took, n=20)[-1]:.1f} ms",
-        median < most,
+    median, bare_median = statistics.median(took), statistics.median(bare or [0.0])
+    over = f", {median / bare_median:.1f}x of bare ({bare_median:.1f} ms)" if bare else ""
+    p95 = statistics.quantiles(took, n=20)[-1]
+    return Row(
+        label=f"enqueue to start, {'across processes' if apart else 'in process'}",
+        text=f"{median:.1f} ms{over}, p95 {p95:.1f} ms",
+        budget=f"p50 under {most:g} ms",
+        is_within=median < most,
+        value=median,
+        bare=bare_median,
+        better="lower",
     )
 
 
 Begun = Callable[[int], Awaitable[float]]
-"""Waits until a message begins; gives when that was."""
+"""Waits until a message begins; returns when."""
 
 
 @asynccontextmanager
@@ -215,19 +213,24 @@ async def _begin_apart(url: str, folder: Path) -> AsyncIterator[Begun]:
         yield begun
 
 
-async def count_idle(bench: Bench, seconds: float = 60.0) -> Verdict:
-    """Count what an idle worker that leads asks of its database in a minute."""
+async def count_idle(bench: Bench, seconds: float = 60.0) -> Row:
+    """Count the statements of an idle worker that leads, in a minute."""
     if isinstance(bench.bare, BarePostgres):
         port = int(bench.url.partition("127.0.0.1:")[2].partition("/")[0])
         with Proxy("127.0.0.1", port) as proxy:
             url = bench.url.replace(f":{port}/", f":{proxy.port}/")
             count = await _count_idle(url, lambda: proxy.requests, seconds)
     else:
-        traced = _Traced()
-        with traced:
-            count = await _count_idle(bench.url, lambda: traced.statements, seconds)
-    return Verdict(
-        "statements of an idle worker", "", f"{count:.0f}", "a minute, at most 45", count <= 45
+        counter = _StatementCounter()
+        with counter:
+            count = await _count_idle(bench.url, lambda: counter.statements, seconds)
+    return Row(
+        label="statements of an idle worker",
+        text=f"{count:.0f} a minute",
+        budget="at most 45",
+        is_within=count <= 45,
+        value=count,
+        better="lower",
     )
 
 
@@ -236,16 +239,16 @@ async def _count_idle(url: str, counted: Callable[[], int], seconds: float) -> f
         raise AssertionError("nothing was pushed")
 
     async with opened(url, on_message=handle):
-        # It is elected, has tidied up, and has its statements prepared by then.
+        # By then it is elected, has cleaned up, and its statements are prepared.
         await asyncio.sleep(40)
         before = counted()
-        tell(f"idle: {seconds:g} s")
+        show_progress(f"idle: {seconds:g} s")
         await asyncio.sleep(seconds)
         return (counted() - before) * 60 / seconds
 
 
-class _Traced:
-    """Counts the statements of connections that are made meanwhile, each and every one."""
+class _StatementCounter:
+    """Counts all statements of connections that are opened in its context."""
 
     def __init__(self) -> None:
         self.statements = 0
@@ -266,23 +269,25 @@ class _Traced:
         self.statements += 1
 
 
-def _judge_rates(what: str, pairs: list[tuple[float, float]], least: float) -> Verdict:
+def _compare_rates(label: str, pairs: list[tuple[float, float]], least: float) -> Row:
     # The first round warms up.
     pairs = pairs[1:]
     ratio = statistics.median(ours / bare for bare, ours in pairs)
     bare, ours = (statistics.median(each) for each in zip(*pairs, strict=True))
-    return Verdict(
-        what,
-        f"{bare:,.0f}/s",
-        f"{ours:,.0f}/s",
-        f"{ratio:.2f}x, at least {least:.2f}x",
-        ratio >= least,
+    return Row(
+        label=label,
+        text=f"{ours:,.0f} a second, {ratio:.2f}x of bare ({bare:,.0f})",
+        budget=f"at least {least:.2f}x",
+        is_within=ratio >= least,
+        value=ours,
+        bare=bare,
+        better="higher",
     )
 
 
 @asynccontextmanager
 async def on_sqlite() -> AsyncIterator[Bench]:
-    """Make a file, and open it bare too."""
+    """Create a file, and open it bare too."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.db"
         url = f"sqlite:///{path}"
@@ -305,11 +310,11 @@ async def on_postgres() -> AsyncIterator[Bench]:
         bare.close()
 
 
-Part = Callable[[Bench], Awaitable[Verdict]]
+Part = Callable[[Bench], Awaitable[Row]]
 
 
-async def run(name: str, count: int) -> bool:
-    """Measure one database, and print its table; say whether it is within its budgets."""
+async def measure(name: str, count: int, *, quick: bool) -> list[Row]:
+    """Measure one database."""
     parts: list[Part] = [
         lambda bench: compare_drains(bench, count),
         lambda bench: compare_singles(bench, 200),
@@ -319,33 +324,29 @@ async def run(name: str, count: int) -> bool:
     parts += [
         lambda bench: measure_latency(bench, apart=False),
         lambda bench: measure_latency(bench, apart=True),
-        count_idle,
     ]
-    async with AsyncExitStack() as stack:
-        bench = await stack.enter_async_context(
-            on_postgres() if name == "postgres" else on_sqlite()
-        )
-        verdicts = [await part(bench) for part in parts]
-    tell("")
-    print(f"{name}: median of {ROUNDS - 1} rounds\n")
-    print(f"{'':36}{'bare':>12}{'ours':>12}    budget")
-    for each in verdicts:
-        mark = "" if each.kept else "  OVER"
-        print(f"{each.what:36}{each.bare:>12}{each.ours:>12}    {each.text}{mark}")
-    print()
-    return all(each.kept for each in verdicts)
+    if not quick:
+        parts.append(count_idle)
+    async with on_postgres() if name == "postgres" else on_sqlite() as bench:
+        rows = [await part(bench) for part in parts]
+    return [msgspec.structs.replace(row, label=f"{name}: {row.label}") for row in rows]
 
 
 def main() -> int:
-    """Measure, and judge by the budgets."""
+    """Measure, and compare with the budgets."""
     parser = argparse.ArgumentParser(description="the queue over the same work sent bare")
     parser.add_argument("--only", choices=("sqlite", "postgres"), help="this database alone")
     parser.add_argument("--messages", type=int, default=5000, help="in a round of draining")
-    arguments = parser.parse_args()
-    names = [arguments.only] if arguments.only else ["sqlite", "postgres"]
-    kept = [asyncio.run(run(name, arguments.messages)) for name in names]
-    print("within budget" if all(kept) else "OVER BUDGET")
-    return 0 if all(kept) else 1
+    parser.add_argument("--quick", action="store_true", help="leave out the idle measurement")
+    parser.add_argument("--json", action="store_true", help="print rows as JSON lines")
+    options = parser.parse_args()
+    names = [options.only] if options.only else ["sqlite", "postgres"]
+    rows = (
+        row
+        for name in names
+        for row in asyncio.run(measure(name, options.messages, quick=options.quick))
+    )
+    return 0 if print_rows(rows, as_json=options.json) else 1
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from psycopg import AsyncConnection
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from benchmarks.rounds import tell
+from benchmarks.table import show_progress
 from servers import PostgresServer
 
 from jobsync import Components, Database
@@ -108,7 +108,7 @@ async def run(count: int, rounds: int) -> float:
 
             # One round more: the first warms up.
             for number in range(rounds + 1):
-                tell(f"round {number} of {rounds}")
+                show_progress(f"round {number} of {rounds}")
                 given = [record(n) for n in range(count)]
                 as_lists = columns(given, "lists")
                 as_texts = tuple(map(_as_text, columns(given, "texts")))
@@ -120,7 +120,7 @@ async def run(count: int, rounds: int) -> float:
                 ]
                 for turn in range(len(work)):
                     await measure(*work[(number + turn) % len(work)])
-    tell("")
+    show_progress("")
     print(f"insert_many of {count:,} on PostgreSQL, median of {rounds} rounds\n")
     print(f"{'':20}{'records/s':>12}{'CPU µs a record':>18}{'ours is':>10}")
     for spent in (ours, made, lists, texts):

@@ -1,19 +1,19 @@
 """CPU time of the same work done in two ways, side by side.
 
-CPU time, not wall time: machines are shared, and a disk's sync says nothing about us.
-Both ways take turns, in many short rounds, and a ratio is the median of the rounds' own
-ratios, so that what else goes on in the machine meets both alike.
+CPU time, not wall time: machines are shared, and the time of a disk's sync is not ours. Both ways
+take turns in many short rounds, and a ratio is the median of the rounds' ratios, so that other load
+on the machine affects both alike.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
+from benchmarks.table import show_progress
 from benchmarks.work import BATCH, Work
 
-__all__ = ["Figures", "Scale", "measure", "tell"]
+__all__ = ["Figures", "Scale", "measure"]
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,13 +35,13 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 async def measure(label: str, bare: Work, ours: Work, scale: Scale) -> dict[str, Figures]:
-    """Give the median figures of each kind of work."""
+    """Return the median figures of each kind of work."""
     hops, batches = scale.hops, scale.batches
     plan = {"put": hops, "get": hops, "create": batches, "replace": batches}
     spent: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in plan}
     # One round more: the first warms up.
     for number in range(scale.rounds + 1):
-        tell(f"{label}: round {number} of {scale.rounds}")
+        show_progress(f"{label}: round {number} of {scale.rounds}")
         for name, count in plan.items():
             for way in (0, 1) if number % 2 else (1, 0):
                 work = getattr((bare, ours)[way], name)
@@ -60,10 +60,3 @@ async def _cpu(work: Callable[[int], Awaitable[None]], count: int) -> float:
     begun = time.process_time()
     await work(count)
     return time.process_time() - begun
-
-
-def tell(text: str) -> None:
-    """Show what is going on, to somebody who looks."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{text}")
-        sys.stderr.flush()

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from benchmarks.bare_objects import BareObjects
 from benchmarks.bare_postgres import BarePostgres
 from benchmarks.bare_sqlite import BareSqlite
-from benchmarks.rounds import Figures, Scale, measure, tell
+from benchmarks.rounds import Figures, Scale, measure
+from benchmarks.table import show_progress
 from benchmarks.tally import tally
 from benchmarks.work import BATCH, Ours, Work
 from servers import PostgresServer, SeaweedServer
@@ -123,12 +124,12 @@ PARTS = {
 async def run(name: str) -> bool:
     """Measure one store and print its table; say whether it is within its budget."""
     part = PARTS[name]
-    tell(f"{name}: starting")
+    show_progress(f"{name}: starting")
     async with AsyncExitStack() as stack:
         ways = await part.open(stack)
         figures = await measure(name, ways.bare, ways.ours, part.scale)
         counts = {} if part.requests is None else await tally(ways.url)
-    tell("")
+    show_progress("")
     print(f"{name}: CPU time, median of {part.scale.rounds} rounds\n")
     print(f"{'':24}{'bare':>10}{'ours':>10}{'':4}budget")
     kept = True
