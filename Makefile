@@ -16,7 +16,7 @@ FULL := --scale=full --timeout=7200 -s
   bench-compare clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: ## create .venv with everything that the tests need
 	@bash scripts/setup
