@@ -1,4 +1,4 @@
-"""Time and randomness that tests hold in their hands, and servers that they share."""
+"""Fixtures for all tests: a fake clock, stores and servers, and the record of full runs."""
 
 import asyncio
 import itertools
@@ -22,50 +22,50 @@ from jobsync.stores.objects.quirks import Quirks, detect_quirks
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """Time that passes only when somebody sleeps."""
+    """Return a clock that moves only when somebody sleeps."""
     return FakeClock()
 
 
 @pytest.fixture
 def ids(clock: FakeClock) -> Ids:
-    """Names that are the same in every run, dated by `clock`."""
+    """Return ids that are the same in every run, dated by `clock`."""
     return Ids(clock, SeededRandomness(1))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make prove-…` ask for full figures, and `make certify-s3` for another server."""
+    """Add --scale for `make prove-…`, and --s3 for `make certify-s3`."""
     parser.addoption("--scale", choices=["small", "full"], default="small")
     parser.addoption("--s3", choices=["seaweed", "ministack", "ceph"], default="seaweed")
 
 
 @pytest.fixture(scope="session")
 def full_scale(request: pytest.FixtureRequest) -> bool:
-    """Whether this run proves the full figures."""
+    """Return whether this run is at full scale."""
     return bool(request.config.getoption("--scale") == "full")
 
 
 @pytest.fixture(scope="session")
 def rounds(full_scale: bool) -> int:
-    """How often a race is run."""
+    """Return how often a race is run."""
     return 200 if full_scale else 20
 
 
 class Proof:
-    """Tells how a long run gets on, and keeps its figures if it is a full one."""
+    """Shows the progress of a run at full scale, and records its figures."""
 
-    def __init__(self, config: pytest.Config, *, kept: bool) -> None:
+    def __init__(self, config: pytest.Config, *, is_full: bool) -> None:
         self._writer = config.get_terminal_writer()
         self._path = config.rootpath / "proof" / "runs.jsonl"
-        self._kept = kept
+        self._is_full = is_full
 
     def tell(self, text: str) -> None:
         """Show progress."""
-        if self._kept:
+        if self._is_full:
             self._writer.line(f"  {text}")
 
     def record(self, what: str, **figures: Any) -> None:
-        """Keep what was shown, with the commit that showed it."""
-        if not self._kept:
+        """Append figures to proof/runs.jsonl, with the commit that showed them."""
+        if not self._is_full:
             return
         line = {"at": int(time.time()), "commit": _describe_commit(), "what": what, **figures}
         with self._path.open("a", encoding="utf-8") as runs:
@@ -73,24 +73,26 @@ class Proof:
 
 
 def _describe_commit() -> str:
-    """Name the commit that is at work; what runs have left in the proof makes it no other."""
+    """Return the commit under test; changes in proof/ do not make it dirty."""
 
-    def ask(*question: str) -> str:
-        return subprocess.run(["git", *question], capture_output=True, text=True, check=True).stdout
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=True
+        ).stdout
 
-    changed = ask("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)proof")
-    return ask("describe", "--always").strip() + ("-dirty" if changed else "")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)proof")
+    return git("describe", "--always").strip() + ("-dirty" if changed else "")
 
 
 @pytest.fixture
 def proof(request: pytest.FixtureRequest, full_scale: bool) -> Proof:
-    """Where a test leaves the figures of a full run."""
-    return Proof(request.config, kept=full_scale)
+    """Return the record for the figures of a full run."""
+    return Proof(request.config, is_full=full_scale)
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[servers.PostgresServer]:
-    """A PostgreSQL of our own, or the one that JOBSYNC_TEST_POSTGRES names."""
+    """Start a PostgreSQL server, or use the one that JOBSYNC_TEST_POSTGRES names."""
     with servers.PostgresServer() as server:
         yield server
 
@@ -106,7 +108,7 @@ _names = (f"test_{os.getpid()}_{i}" for i in itertools.count())
 
 @pytest.fixture(scope="session")
 def s3(request: pytest.FixtureRequest) -> Iterator[servers.S3Server]:
-    """A real S3 server of our own, with a bucket, or the one that JOBSYNC_TEST_S3 names."""
+    """Start a real S3 server with a bucket, or use the one that JOBSYNC_TEST_S3 names."""
     with S3_SERVERS[request.config.getoption("--s3")]() as server:
         server.create_bucket(BUCKET)
         yield server
@@ -114,13 +116,13 @@ def s3(request: pytest.FixtureRequest) -> Iterator[servers.S3Server]:
 
 @pytest.fixture
 def bucket_url(s3: servers.S3Server) -> str:
-    """A part of a bucket that no other test uses."""
+    """Return the URL of a bucket prefix that no other test uses."""
     return s3.url(BUCKET, next(_names))
 
 
 @pytest.fixture
 def locate(request: pytest.FixtureRequest, tmp_path: Path) -> servers.Locate:
-    """Gives places that no other test uses."""
+    """Return a function that returns the URL of an empty store of a kind."""
 
     def find(kind: str) -> str:
         name = next(_names)
@@ -139,7 +141,7 @@ def locate(request: pytest.FixtureRequest, tmp_path: Path) -> servers.Locate:
 
 @pytest.fixture(scope="session")
 def manners(s3: servers.S3Server) -> Quirks:
-    """How that server wants to be spoken to."""
+    """Return the quirks of that server."""
     url = parse_url(s3.url(BUCKET, next(_names)))
     assert isinstance(url, ObjectsUrl)
     return asyncio.run(detect_quirks(url, Components.system()))

@@ -1,8 +1,8 @@
-"""What standing and leading cost while nothing happens, counted in requests.
+"""The requests of idle candidates and leaders.
 
-Counted twice: by a metered store in each worker, and by a proxy through which all that it
-sends goes. Costs are given by the beat, because a beat is what they grow with: with the
-defaults there are 2 beats a minute on objects, and 12 on SQL.
+Counted twice: by a metered store in each worker, and by a proxy that all its requests go through.
+Costs are counted per heartbeat, because they grow with heartbeats: by default there are 2 a minute
+on objects, and 12 on SQL.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from jobsync.stores.objects.store import S3_TARIFF
 from jobsync.stores.opening import open_bare, read_url
 
 QUICK = CoordinatorSettings(heartbeat_interval=0.25, worker_timeout=10, skip_cold_start=True)
-"""A beat that passes quickly, a timeout that a busy machine does not reach."""
+"""Short heartbeats, and a timeout that a busy machine does not reach."""
 DEFAULTS = CoordinatorSettings(skip_cold_start=True)
 MINUTE = 60.0
 BUDGET = {"s3": (6, 8), "postgresql": (30, 30)}
@@ -39,39 +39,39 @@ class Counted(NamedTuple):
     proxy: Proxy
     meter: Meter
 
-    async def lead(self, work: str) -> None:
-        """Stand for a work that nobody leads, until elected."""
-        coordinator = await self.membership.coordinate(work)
+    async def lead(self, role: str) -> None:
+        """Be the only candidate for a role, until elected."""
+        coordinator = await self.membership.coordinate(role)
         await until(lambda: coordinator.is_coordinator)
 
-    async def follow(self, work: str, leader: "Counted") -> None:
-        """Stand for a work that another worker leads, until that is known here."""
-        coordinator = await self.membership.coordinate(work)
+    async def follow(self, role: str, leader: "Counted") -> None:
+        """Be a candidate for a role that another worker leads, until that is known here."""
+        coordinator = await self.membership.coordinate(role)
         assert await coordinator.ensure_coordinator() == leader.membership.worker_id
 
-    async def beat(self, count: int) -> None:
-        """Wait until it has beaten so often."""
-        beaten = asyncio.Semaphore(0)
+    async def send_heartbeats(self, count: int) -> None:
+        """Wait until it has sent so many heartbeats."""
+        sent = asyncio.Semaphore(0)
         events = self.membership.components.events
 
-        def hear(event: WorkerHeartbeat) -> None:
+        def on_heartbeat(event: WorkerHeartbeat) -> None:
             if event.worker_id == self.membership.worker_id:
-                beaten.release()
+                sent.release()
 
-        events.on(WorkerHeartbeat.name, hear)
+        events.on(WorkerHeartbeat.name, on_heartbeat)
         for _ in range(count):
-            await beaten.acquire()
-        events.off(WorkerHeartbeat.name, hear)
+            await sent.acquire()
+        events.off(WorkerHeartbeat.name, on_heartbeat)
 
     async def count_requests(self, beats: int) -> tuple[int, int]:
-        """Give the requests that so many beats take: by the meter, and by the proxy."""
-        metered, sent = await self._look_between_beats(1)
-        metered_then, sent_then = await self._look_between_beats(beats)
+        """Return the requests of so many heartbeats: by the meter, and by the proxy."""
+        metered, sent = await self._read_between_beats(1)
+        metered_then, sent_then = await self._read_between_beats(beats)
         return metered_then - metered, sent_then - sent
 
-    async def _look_between_beats(self, beats: int) -> tuple[int, int]:
-        """Give what was counted until half a beat after some more, when nothing is under way."""
-        await self.beat(beats)
+    async def _read_between_beats(self, beats: int) -> tuple[int, int]:
+        """Return the counts half a beat after some more heartbeats, when nothing is under way."""
+        await self.send_heartbeats(beats)
         await asyncio.sleep(self.membership.timing.heartbeat / 2)
         return self.meter.requests, self.proxy.requests
 
@@ -84,13 +84,13 @@ async def join(url: str, settings: CoordinatorSettings) -> AsyncIterator[Counted
     port = int(url.partition("127.0.0.1:")[2].partition("/")[0])
 
     with Proxy("127.0.0.1", port) as proxy:
-        seen = url.replace(f":{port}/", f":{proxy.port}/")
+        proxied = url.replace(f":{port}/", f":{proxy.port}/")
 
         async def open_own() -> Store:
-            return MeteredStore(await open_bare(read_url(seen), components), meter, clock)
+            return MeteredStore(await open_bare(read_url(proxied), components), meter, clock)
 
         clock = components.clock
-        home = MeteredStore(await open_store(seen, components), meter, clock)
+        home = MeteredStore(await open_store(proxied, components), meter, clock)
         membership = Membership(home, components, settings, open_own=open_own, host=OwnThread())
         await membership.start()
         yield Counted(membership, proxy, meter)
@@ -100,14 +100,14 @@ async def join(url: str, settings: CoordinatorSettings) -> AsyncIterator[Counted
 
 @pytest.fixture(params=["postgresql", "s3"])
 def url(request: pytest.FixtureRequest) -> str:
-    """Where each request costs something."""
+    """Return an empty store where each request costs something."""
     if request.param == "postgresql":
         return f"{request.getfixturevalue('postgres').url}?schema={request.node.originalname}"
     return str(request.getfixturevalue("bucket_url"))
 
 
 async def count_idle(url: str, settings: CoordinatorSettings, beats: int) -> dict[str, Any]:
-    """Give the requests a minute of two leaders and their followers, while nothing happens."""
+    """Return the requests a minute of two leaders and their followers, while idle."""
     async with AsyncExitStack() as stack:
         first, second, of_one, of_two = [
             await stack.enter_async_context(join(url, settings)) for _ in range(4)
@@ -130,18 +130,18 @@ async def count_idle(url: str, settings: CoordinatorSettings, beats: int) -> dic
 
 
 def assert_within_budget(kind: str, a_minute: dict[str, Any]) -> None:
-    """Check what was counted, either way, against the budgets."""
+    """Check both counts against the budgets."""
     budgets = (LEADERS_BUDGET[kind], *BUDGET[kind])
     for (name, counted), budget in zip(a_minute.items(), budgets, strict=True):
         assert max(counted.values()) <= budget, (name, counted)
-        # Whoever beats writes.
+        # Each heartbeat is a write.
         assert min(counted.values()) > 0, (name, counted)
 
 
-async def test_standing_and_leading_cost_few_requests(
+async def test_idle_candidates_and_leaders_send_few_requests(
     url: str, full_scale: bool, proof: Any
 ) -> None:
-    """A follower's beat is one write, and one read for each worker that leads it."""
+    """A follower's heartbeat is one write, and one read for each worker that leads it."""
     kind = url.partition(":")[0]
     a_minute = await count_idle(url, QUICK, beats=20)
     assert_within_budget(kind, a_minute)

@@ -8,8 +8,8 @@ import json
 import uuid
 from pathlib import Path
 
+from base_server import HOST, ServerFailed, find_program, free_ports, run
 from s3_servers import ADMIN, S3Server
-from serving import HOST, ServerFailed, find_program, free_ports, run
 
 __all__ = ["CephServer"]
 

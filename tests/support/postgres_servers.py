@@ -18,8 +18,8 @@ from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 import psycopg
+from base_server import HOST, Server, ServerFailed, as_user, find_program, free_ports, run
 from psycopg import conninfo, sql
-from serving import HOST, Server, ServerFailed, as_user, find_program, free_ports, run
 
 __all__ = ["PgBouncer", "PostgresServer"]
 
@@ -151,7 +151,7 @@ class PostgresServer(Server):
         command: list[str | Path] = [self._binaries / "postgres", "-D", "db", "-k", self.folder]
         command += ["-p", str(self.port), "-c", f"listen_addresses={HOST}"]
         # Not SIGKILL: it would leave shared memory behind.
-        self._spawn("postgres", command, user=self._user, ending=signal.SIGQUIT)
+        self._spawn("postgres", command, user=self._user, end_signal=signal.SIGQUIT)
         self._wait_until(lambda: self._execute("SELECT 1"), psycopg.OperationalError)
 
     def _execute(self, statement: str, *parts: str | sql.Literal, database: str = "") -> list[Any]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import obstore
+from base_server import HOST, Server, ServerFailed, find_program, free_ports, run
 from obstore.store import S3Store
-from serving import HOST, Server, ServerFailed, find_program, free_ports, run
 
 __all__ = [
     "ADMIN",
@@ -138,7 +138,7 @@ class SeaweedServer(S3Server):
         ports = free_ports(8)
         self.port = ports[0]
         # It heeds no TMPDIR, and is killed because it takes ten seconds over SIGTERM.
-        self._litters([f"/tmp/seaweedfs-*-{port}.sock" for port in ports])
+        self._record_leftovers([f"/tmp/seaweedfs-*-{port}.sock" for port in ports])
         self._spawn("weed", [weed, *_weed_arguments(ports), f"-s3.config={identities}"])
         self._wait_until_stores()
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
+from base_server import Server, ServerFailed
 from ceph_server import CephServer
 from postgres_servers import PgBouncer, PostgresServer
 from s3_servers import (
@@ -16,7 +17,6 @@ from s3_servers import (
     S3Server,
     SeaweedServer,
 )
-from serving import Server, ServerFailed
 
 __all__ = [
     "ADMIN",

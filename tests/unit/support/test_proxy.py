@@ -1,4 +1,4 @@
-"""The proxy breaks what it is told to, when it is told to, and nothing else."""
+"""The proxy causes the faults that it is told to, and no others."""
 
 import asyncio
 import http.client
@@ -14,26 +14,26 @@ from proxy import Proxy, Request, Splitter
 BIG = b"x" * 1_000_000
 
 
-class Notebook(ThreadingHTTPServer):
-    """A server that notes each PUT and answers with the path."""
+class RecordingServer(ThreadingHTTPServer):
+    """A server that records each PUT and answers with the path."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Page)
-        self.notes: list[tuple[str, bytes]] = []
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.puts: list[tuple[str, bytes]] = []
 
 
-class Page(BaseHTTPRequestHandler):
-    """One connection to the notebook."""
+class Handler(BaseHTTPRequestHandler):
+    """One connection to the server."""
 
-    server: Notebook
+    server: RecordingServer
     protocol_version = "HTTP/1.1"
 
     def do_PUT(self) -> None:
-        """Note it."""
+        """Record it."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.notes.append((self.path, body))
+        self.server.puts.append((self.path, body))
         self.do_GET()
 
     def do_GET(self) -> None:
@@ -44,13 +44,13 @@ class Page(BaseHTTPRequestHandler):
         self.wfile.write(self.path.encode())
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
-def notebook() -> Iterator[Notebook]:
-    """A server that is up."""
-    with Notebook() as server:
+def server() -> Iterator[RecordingServer]:
+    """Start the server."""
+    with RecordingServer() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
@@ -59,33 +59,33 @@ def notebook() -> Iterator[Notebook]:
 
 
 @pytest.fixture
-def proxy(notebook: Notebook) -> Iterator[Proxy]:
-    """A proxy before it."""
-    with Proxy("127.0.0.1", notebook.server_port) as proxy:
+def proxy(server: RecordingServer) -> Iterator[Proxy]:
+    """Start a proxy in front of it."""
+    with Proxy("127.0.0.1", server.server_port) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def client(proxy: Proxy) -> Iterator[http.client.HTTPConnection]:
-    """A client that keeps its connection as long as it can."""
+    """Return a client that keeps its connection open."""
     client = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=30)
     yield client
     client.close()
 
 
 def ask(client: http.client.HTTPConnection, path: str, body: bytes | None = None) -> bytes:
-    """Send a GET, or a PUT if there is a body, and give the answer's."""
+    """Send a GET, or a PUT if there is a body; return the body of the answer."""
     client.request("GET" if body is None else "PUT", path, body)
     return client.getresponse().read()
 
 
 def is_put(request: bytes) -> bool:
-    """Whether it would change something."""
+    """Whether a request writes."""
     return request.startswith(b"PUT")
 
 
 def test_requests_pass_and_are_counted(
-    proxy: Proxy, client: http.client.HTTPConnection, notebook: Notebook
+    proxy: Proxy, client: http.client.HTTPConnection, server: RecordingServer
 ) -> None:
     """Several on one connection, one of them far larger than a packet."""
     assert ask(client, "/a", b"1") == b"/a"
@@ -93,18 +93,18 @@ def test_requests_pass_and_are_counted(
     assert ask(client, "/b", BIG) == b"/b"
     assert ask(client, "/c") == b"/c"
     assert client.sock is first
-    assert notebook.notes == [("/a", b"1"), ("/b", BIG)]
+    assert server.puts == [("/a", b"1"), ("/b", BIG)]
     assert (proxy.requests, proxy.faults) == (3, 0)
 
 
 def test_a_delayed_reply_comes_later(
-    proxy: Proxy, client: http.client.HTTPConnection, notebook: Notebook
+    proxy: Proxy, client: http.client.HTTPConnection, server: RecordingServer
 ) -> None:
     """The server has carried out the request while its client still waits."""
     proxy.delay(3600)
     client.request("PUT", "/a", b"1")
     proxy.wait_for(faults=1)
-    assert notebook.notes == [("/a", b"1")]
+    assert server.puts == [("/a", b"1")]
     assert select.select([client.sock], [], [], 0) == ([], [], [])
 
 
@@ -143,7 +143,7 @@ def test_passing_through_ends_all_faults(proxy: Proxy, client: http.client.HTTPC
 def test_a_cut_closes_every_connection_at_once(
     proxy: Proxy, client: http.client.HTTPConnection
 ) -> None:
-    """The client sees the end without asking, and may come back."""
+    """The client notices without sending anything, and may connect again."""
     ask(client, "/a")
     proxy.cut()
     assert client.sock.recv(1) == b""
@@ -155,7 +155,7 @@ def test_a_cut_closes_every_connection_at_once(
 def test_a_cut_does_not_wait_for_a_delayed_reply(
     proxy: Proxy, client: http.client.HTTPConnection
 ) -> None:
-    """What the proxy keeps back is lost."""
+    """What the proxy holds back is lost."""
     proxy.delay(3600)
     client.request("GET", "/a")
     proxy.wait_for(faults=1)
@@ -165,7 +165,7 @@ def test_a_cut_does_not_wait_for_a_delayed_reply(
 
 
 def test_a_dropped_request_never_arrives(
-    proxy: Proxy, client: http.client.HTTPConnection, notebook: Notebook
+    proxy: Proxy, client: http.client.HTTPConnection, server: RecordingServer
 ) -> None:
     """The server does nothing, the client sees its connection close, the next one passes."""
     proxy.drop_request()
@@ -173,19 +173,19 @@ def test_a_dropped_request_never_arrives(
         ask(client, "/a", b"1")
     client.close()
     assert ask(client, "/b", b"2") == b"/b"
-    assert notebook.notes == [("/b", b"2")]
+    assert server.puts == [("/b", b"2")]
     assert (proxy.requests, proxy.faults) == (2, 1)
 
 
 def test_a_dropped_reply_leaves_the_request_carried_out(
-    proxy: Proxy, client: http.client.HTTPConnection, notebook: Notebook
+    proxy: Proxy, client: http.client.HTTPConnection, server: RecordingServer
 ) -> None:
     """When the client sees its connection close, the server has done the work."""
     ask(client, "/a")
     proxy.drop_reply()
     with pytest.raises(http.client.RemoteDisconnected):
         ask(client, "/b", b"1")
-    assert notebook.notes == [("/b", b"1")]
+    assert server.puts == [("/b", b"1")]
     client.close()
     assert ask(client, "/c") == b"/c"
     assert (proxy.requests, proxy.faults) == (3, 1)
@@ -206,7 +206,7 @@ def test_only_requests_that_match_are_struck_and_only_so_many(
 
 
 def test_a_fault_sees_the_whole_request(proxy: Proxy, client: http.client.HTTPConnection) -> None:
-    """A word at the end of a large body is found."""
+    """It finds a word at the end of a large body."""
     proxy.drop_request(when=lambda request: request.endswith(b"END"))
     assert ask(client, "/a", BIG) == b"/a"
     with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
@@ -214,29 +214,29 @@ def test_a_fault_sees_the_whole_request(proxy: Proxy, client: http.client.HTTPCo
 
 
 def test_a_held_request_lands_later(
-    proxy: Proxy, client: http.client.HTTPConnection, notebook: Notebook
+    proxy: Proxy, client: http.client.HTTPConnection, server: RecordingServer
 ) -> None:
-    """Its client is gone, others have written since, and then it arrives, whole."""
+    """Its client is gone, others have written since, and then it arrives completely."""
     ask(client, "/a")
     proxy.hold_request(when=is_put)
     with pytest.raises(http.client.RemoteDisconnected):
         ask(client, "/late", BIG)
     client.close()
     ask(client, "/b", b"2")
-    assert notebook.notes == [("/b", b"2")]
+    assert server.puts == [("/b", b"2")]
 
     [answer] = proxy.release()
 
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"/late")
-    assert notebook.notes == [("/b", b"2"), ("/late", BIG)]
+    assert server.puts == [("/b", b"2"), ("/late", BIG)]
     assert proxy.release() == []
 
 
 def test_held_requests_survive_a_cut_and_land_in_order(
-    proxy: Proxy, client: http.client.HTTPConnection, notebook: Notebook
+    proxy: Proxy, client: http.client.HTTPConnection, server: RecordingServer
 ) -> None:
-    """A cut closes what has a client; what is held has none."""
+    """A cut closes connections of clients; a held request has none."""
     proxy.hold_request(2)
     for path in ("/1", "/2"):
         with pytest.raises(http.client.RemoteDisconnected):
@@ -244,37 +244,37 @@ def test_held_requests_survive_a_cut_and_land_in_order(
         client.close()
     proxy.cut()
     assert len(proxy.release()) == 2
-    assert [path for path, _ in notebook.notes] == ["/1", "/2"]
+    assert [path for path, _ in server.puts] == ["/1", "/2"]
 
 
-def test_a_request_that_is_held_at_the_end_never_lands(notebook: Notebook) -> None:
-    """Stopping forgets it."""
-    with Proxy("127.0.0.1", notebook.server_port) as proxy:
+def test_a_request_that_is_held_at_the_end_never_lands(server: RecordingServer) -> None:
+    """Stopping drops it."""
+    with Proxy("127.0.0.1", server.server_port) as proxy:
         proxy.hold_request()
         client = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=30)
         with pytest.raises(http.client.RemoteDisconnected):
             ask(client, "/a", b"1")
         client.close()
-    assert notebook.notes == []
+    assert server.puts == []
 
 
 def test_a_server_that_is_down_looks_like_a_closed_connection(
-    proxy: Proxy, notebook: Notebook, client: http.client.HTTPConnection
+    proxy: Proxy, server: RecordingServer, client: http.client.HTTPConnection
 ) -> None:
     """The proxy outlives it."""
-    notebook.socket.close()
+    server.socket.close()
     with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
         ask(client, "/a")
     proxy.pass_through()
 
 
-def test_a_condition_that_raises_is_not_swallowed(notebook: Notebook) -> None:
+def test_a_condition_that_raises_is_not_swallowed(server: RecordingServer) -> None:
     """The connection closes, and stopping raises what went wrong."""
 
     def fail(request: bytes) -> bool:
         raise LookupError(request[:3].decode())
 
-    proxy = Proxy("127.0.0.1", notebook.server_port).start()
+    proxy = Proxy("127.0.0.1", server.server_port).start()
     proxy.drop_reply(when=fail)
     client = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=30)
     with pytest.raises(http.client.RemoteDisconnected):
@@ -285,9 +285,9 @@ def test_a_condition_that_raises_is_not_swallowed(notebook: Notebook) -> None:
     assert caught.group_contains(LookupError, match="GET")
 
 
-def test_a_stopped_proxy_says_so(notebook: Notebook) -> None:
+def test_a_stopped_proxy_says_so(server: RecordingServer) -> None:
     """Stopping again does nothing, and faults can no longer be changed."""
-    proxy = Proxy("127.0.0.1", notebook.server_port).start()
+    proxy = Proxy("127.0.0.1", server.server_port).start()
     proxy.stop()
     proxy.stop()
     with pytest.raises(RuntimeError, match="stopped"):
@@ -306,8 +306,8 @@ async def test_it_serves_a_client_in_an_event_loop(proxy: Proxy) -> None:
     await writer.wait_closed()
 
 
-class Line:
-    """Both ends of one connection through a proxy, in the test's own hands."""
+class Connection:
+    """Both ends of one connection through a proxy, controlled by the test."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -317,74 +317,74 @@ class Line:
             self.server.settimeout(30)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close both ends."""
         self.client.close()
         self.proxy.stop()
         self.server.close()
 
 
 @pytest.fixture
-def line() -> Iterator[Line]:
-    """An open line."""
-    line = Line()
-    yield line
-    line.close()
+def connection() -> Iterator[Connection]:
+    """Return an open connection."""
+    connection = Connection()
+    yield connection
+    connection.close()
 
 
 GET = b"GET /a HTTP/1.1\r\n\r\n"
 
 
-def test_a_dropped_request_closes_both_sides(line: Line) -> None:
-    """The server sees the end of a connection by which nothing came."""
-    line.proxy.drop_request()
-    line.client.sendall(GET)
-    assert line.client.recv(100) == b""
-    assert line.server.recv(100) == b""
+def test_a_dropped_request_closes_both_sides(connection: Connection) -> None:
+    """The server notices that a connection without a request has closed."""
+    connection.proxy.drop_request()
+    connection.client.sendall(GET)
+    assert connection.client.recv(100) == b""
+    assert connection.server.recv(100) == b""
 
 
-def test_a_cut_closes_both_sides(line: Line) -> None:
-    """Neither has to speak to notice."""
-    line.proxy.cut()
-    assert line.client.recv(100) == b""
-    assert line.server.recv(100) == b""
+def test_a_cut_closes_both_sides(connection: Connection) -> None:
+    """Neither has to send anything to notice."""
+    connection.proxy.cut()
+    assert connection.client.recv(100) == b""
+    assert connection.server.recv(100) == b""
 
 
-def test_a_dropped_reply_closes_the_client_first(line: Line) -> None:
-    """The server is left alone until it answers; later cuts find no client."""
-    line.proxy.drop_reply()
-    line.client.sendall(GET)
-    assert line.server.recv(100) == GET
-    line.server.setblocking(False)
+def test_a_dropped_reply_closes_the_client_first(connection: Connection) -> None:
+    """The server may finish its answer; later cuts find no client."""
+    connection.proxy.drop_reply()
+    connection.client.sendall(GET)
+    assert connection.server.recv(100) == GET
+    connection.server.setblocking(False)
     with pytest.raises(BlockingIOError):
-        line.server.recv(100)
-    line.server.settimeout(30)
-    line.server.sendall(b"HTTP/1.1 200 OK\r\n")
-    assert line.client.recv(100) == b""
-    assert line.server.recv(100) == b""
-    line.proxy.cut()
-    assert line.proxy.faults == 1
+        connection.server.recv(100)
+    connection.server.settimeout(30)
+    connection.server.sendall(b"HTTP/1.1 200 OK\r\n")
+    assert connection.client.recv(100) == b""
+    assert connection.server.recv(100) == b""
+    connection.proxy.cut()
+    assert connection.proxy.faults == 1
 
 
-def test_a_client_that_dies_while_it_sends_is_shown_as_it_is(line: Line) -> None:
+def test_a_client_that_dies_while_it_sends_is_shown_as_it_is(connection: Connection) -> None:
     """Half a request and the end."""
-    line.client.sendall(GET[:-1])
-    line.client.close()
-    assert line.server.recv(100) == GET[:-1]
-    assert line.server.recv(100) == b""
-    assert line.proxy.requests == 0
+    connection.client.sendall(GET[:-1])
+    connection.client.close()
+    assert connection.server.recv(100) == GET[:-1]
+    assert connection.server.recv(100) == b""
+    assert connection.proxy.requests == 0
 
 
-def test_a_server_that_left_answers_nothing(line: Line) -> None:
-    """A held request cannot land there, and nobody waits for it."""
-    line.proxy.hold_request()
-    line.client.sendall(GET)
-    assert line.client.recv(100) == b""
-    line.server.close()
-    assert line.proxy.release() == [b""]
+def test_a_server_that_left_answers_nothing(connection: Connection) -> None:
+    """A held request cannot arrive there, and nobody waits for it."""
+    connection.proxy.hold_request()
+    connection.client.sendall(GET)
+    assert connection.client.recv(100) == b""
+    connection.server.close()
+    assert connection.proxy.release() == [b""]
 
 
 def message(kind: bytes, body: bytes = b"") -> bytes:
-    """Write a message of PostgreSQL's; the opening ones have no kind."""
+    """Return a PostgreSQL message; the opening ones have no kind."""
     return kind + (len(body) + 4).to_bytes(4, "big") + body
 
 
@@ -392,17 +392,17 @@ STARTUP = message(b"", b"\0\3\0\0user\0postgres\0\0")
 EXTENDED = message(b"P", b"\0INSERT\0") + message(b"B") + message(b"E") + message(b"S")
 
 
-def test_the_opening_of_postgresql_always_passes(line: Line) -> None:
+def test_the_opening_of_postgresql_always_passes(connection: Connection) -> None:
     """A fault waits for the first statement."""
-    line.proxy.hold_request()
-    line.client.sendall(STARTUP)
-    assert line.server.recv(100) == STARTUP
-    line.server.sendall(b"ready")
-    assert line.client.recv(100) == b"ready"
-    assert line.proxy.requests == 0
-    line.client.sendall(EXTENDED)
-    assert line.client.recv(100) == b""
-    assert (line.proxy.requests, line.proxy.faults) == (1, 1)
+    connection.proxy.hold_request()
+    connection.client.sendall(STARTUP)
+    assert connection.server.recv(100) == STARTUP
+    connection.server.sendall(b"ready")
+    assert connection.client.recv(100) == b"ready"
+    assert connection.proxy.requests == 0
+    connection.client.sendall(EXTENDED)
+    assert connection.client.recv(100) == b""
+    assert (connection.proxy.requests, connection.proxy.faults) == (1, 1)
 
 
 CONVERSATION = [
@@ -417,7 +417,7 @@ CONVERSATION = [
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 1000])
 def test_postgresql_is_cut_where_the_server_answers(piece: int) -> None:
-    """Whatever the packets, a request ends with a query or a sync; the opening is a formality."""
+    """However packets are cut, a request ends with a query or a sync; the opening is none."""
     sent = b"".join(request.data for request in CONVERSATION)
     splitter = Splitter()
     found = [
@@ -431,7 +431,7 @@ def test_postgresql_is_cut_where_the_server_answers(piece: int) -> None:
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 1000])
 def test_http_is_cut_by_its_lengths(piece: int) -> None:
-    """Whatever the packets, a body belongs to its head."""
+    """However packets are cut, a body belongs to its head."""
     requests = [
         Request(b"PUT /a HTTP/1.1\r\ncontent-length:5\r\n\r\nX /\r\n"),
         Request(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n"),

@@ -1,9 +1,8 @@
-"""One test server: a temporary folder, its processes, and nothing left of either.
+"""Base class of test servers: processes in a temporary folder, and nothing is left of either.
 
-A server that has started is ready: it answered a real request. `stop` ends only what
-`start` began. When the test process dies without stopping, the kernel ends the servers
-(with Linux's `setpriv`), and the next server to start, in whatever process, removes the
-folder they leave.
+A server that has started is ready: it answered a real request. `stop` ends only what `start` began.
+When the test process dies without stopping, the kernel ends the servers (with Linux's `setpriv`),
+and the next server to start, in any process, removes the folder they leave.
 """
 
 import atexit
@@ -27,9 +26,9 @@ __all__ = ["Server", "ServerFailed", "find_program", "free_ports", "run"]
 HOST = "127.0.0.1"
 
 _FOLDER = "jobsync-server-"
-_LITTER = "litter"
+_LEFTOVERS = "leftovers"
 _POLL = 0.02
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 _LAST_LINES = 30
 
 
@@ -69,7 +68,7 @@ class Server(ABC):
         """
         if self._temporary is not None:
             raise ServerFailed(f"{type(self).__name__} is running: stop it first")
-        _sweep()
+        _remove_leftovers()
         self._temporary = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
         atexit.register(self.stop)
         try:
@@ -80,7 +79,7 @@ class Server(ABC):
         return self
 
     def stop(self) -> None:
-        """End the processes and remove the folder. Safe to repeat."""
+        """End the processes and remove the folder. May be called again."""
         # In reverse: a daemon that lost its master waits for it before it ends.
         for name in reversed(list(self._children)):
             self._end(name)
@@ -91,11 +90,11 @@ class Server(ABC):
 
     @abstractmethod
     def _launch(self) -> None:
-        """Spawn what is needed, and wait until it answers."""
+        """Start the processes, and wait until they answer."""
 
-    def _litters(self, patterns: Sequence[str]) -> None:
-        """Note which files outside of its folder the server leaves; they go with the folder."""
-        (self.folder / _LITTER).write_text("\n".join(patterns))
+    def _record_leftovers(self, patterns: Sequence[str]) -> None:
+        """Record files that the server leaves outside its folder; they are removed with it."""
+        (self.folder / _LEFTOVERS).write_text("\n".join(patterns))
 
     def _spawn(
         self,
@@ -104,44 +103,44 @@ class Server(ABC):
         *,
         user: str = "",
         env: Mapping[str, str] | None = None,
-        ending: signal.Signals = signal.SIGKILL,
+        end_signal: signal.Signals = signal.SIGKILL,
     ) -> None:
-        """Run a command in the background until `_end`, which sends `ending`."""
+        """Run a command in the background until `_end`, which sends `end_signal`."""
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
-                # In this order: the kernel forgets the parting signal when the user changes.
-                [*as_user(user), *_orphans_get(ending), *command],
+                # In this order: the kernel forgets the parent-death signal when the user changes.
+                [*as_user(user), *_end_with_parent(end_signal), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd=self.folder,
                 env={**os.environ, **(env or {})},
-                # A terminal's ^C is for the tests; they stop their servers in order.
+                # ^C in a terminal is for the tests; they stop their servers in order.
                 start_new_session=True,
             )
-        self._children[name] = _Child(process, log, ending)
+        self._children[name] = _Child(process, log, end_signal)
 
     def _end(self, name: str, sign: signal.Signals | None = None) -> None:
-        """End a process, gently if it can be."""
+        """End a process, by SIGKILL if its own signal does not."""
         child = self._children.pop(name)
-        child.process.send_signal(sign or child.ending)
+        child.process.send_signal(sign or child.end_signal)
         try:
-            child.process.wait(_PATIENCE)
+            child.process.wait(_TIMEOUT)
         except subprocess.TimeoutExpired:
             child.process.kill()
             child.process.wait()
 
-    def _wait_until(self, answers: Callable[[], object], trouble: type[Exception]) -> None:
-        """Call until `trouble` is over, or a process has ended, or patience has."""
-        deadline = time.monotonic() + _PATIENCE
+    def _wait_until(self, call: Callable[[], object], expected: type[Exception]) -> None:
+        """Call until it no longer raises `expected`, a process has ended, or time is up."""
+        deadline = time.monotonic() + _TIMEOUT
         while True:
             ended = [name for name, c in self._children.items() if c.process.poll() is not None]
             try:
                 if not ended:
-                    answers()
+                    call()
                     return
-            except trouble as error:
+            except expected as error:
                 if time.monotonic() > deadline:
                     raise ServerFailed(self._describe("does not answer")) from error
             if ended:
@@ -154,38 +153,40 @@ class Server(ABC):
 
 
 class _Child:
-    """A process in the background."""
+    """A process in the background, and how to end it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, ending: signal.Signals) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], log: Path, end_signal: signal.Signals
+    ) -> None:
         self.process = process
         self.log = log
-        self.ending = ending
+        self.end_signal = end_signal
 
 
 def free_ports(count: int) -> list[int]:
-    """Give ports on which nobody listens, all different.
+    """Return different ports on which nobody listens.
 
-    Below the range from which the kernel serves outgoing connections: one of those could
-    take the port before the server does.
+    Below the range that the kernel uses for outgoing connections: one of those could take the
+    port before the server does.
     """
-    taken: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     try:
-        while len(taken) < count:
+        while len(sockets) < count:
             candidate = socket.socket()
             try:
                 candidate.bind((HOST, random.randrange(10_000, 32_768)))
             except OSError:
                 candidate.close()
             else:
-                taken.append(candidate)
-        return [each.getsockname()[1] for each in taken]
+                sockets.append(candidate)
+        return [each.getsockname()[1] for each in sockets]
     finally:
-        for each in taken:
+        for each in sockets:
             each.close()
 
 
 def find_program(name: str, folder: Path | None, fix: str) -> Path:
-    """Find a program in a folder or on the path; `fix` tells how to install it."""
+    """Find a program in a folder or on the path; `fix` says how to install it."""
     found = shutil.which(name, path=folder) or shutil.which(name)
     # Debian keeps daemons where the path of a user who is not root does not look.
     found = found or shutil.which(name, path="/usr/sbin")
@@ -195,7 +196,7 @@ def find_program(name: str, folder: Path | None, fix: str) -> Path:
 
 
 def run(command: Sequence[str | Path], *, user: str = "", input: str = "") -> str:
-    """Run a command to its end and give what it printed.
+    """Run a command to its end; return what it printed.
 
     Raises:
         ServerFailed: it failed; with what it printed.
@@ -209,13 +210,13 @@ def run(command: Sequence[str | Path], *, user: str = "", input: str = "") -> st
         cwd="/",
     )
     if done.returncode:
-        said = f"{done.stdout}{done.stderr}".strip()
-        raise ServerFailed(f"{Path(command[0]).name} failed with {done.returncode}: {said}")
+        output = f"{done.stdout}{done.stderr}".strip()
+        raise ServerFailed(f"{Path(command[0]).name} failed with {done.returncode}: {output}")
     return done.stdout
 
 
 def as_user(user: str) -> list[str]:
-    """Give the words before a command that make it run as a user, '' for the present one."""
+    """Return a command prefix that runs a command as a user, '' for the current one."""
     if not user:
         return []
     group = str(pwd.getpwnam(user).pw_gid)
@@ -224,36 +225,36 @@ def as_user(user: str) -> list[str]:
 
 
 def read_tail(log: Path) -> str:
-    """Give a log's last lines, indented."""
+    """Return the last lines of a log, indented."""
     lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
     return "\n".join(f"    {line}" for line in lines) or "    (empty)"
 
 
-def _orphans_get(sign: signal.Signals) -> list[str]:
-    """Give the words before a command that end it when the test process dies."""
+def _end_with_parent(sign: signal.Signals) -> list[str]:
+    """Return a command prefix that ends the command when the test process dies."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", sign.name.removeprefix("SIG")] if setpriv else []
 
 
 def _remove(folder: Path) -> None:
-    litter = folder / _LITTER
-    for pattern in litter.read_text().splitlines() if litter.exists() else ():
+    leftovers = folder / _LEFTOVERS
+    for pattern in leftovers.read_text().splitlines() if leftovers.exists() else ():
         for left in Path("/").glob(pattern.lstrip("/")):
             left.unlink(missing_ok=True)
     shutil.rmtree(folder)
 
 
-def _sweep() -> None:
+def _remove_leftovers() -> None:
     """Remove the folders of test processes that died without stopping their servers."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
         pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        if pid.isdecimal() and not _lives(int(pid)):
-            # Another process may be sweeping, too, or it was another user's.
+        if pid.isdecimal() and not _is_alive(int(pid)):
+            # Another process may be removing it, too, or it belongs to another user.
             with contextlib.suppress(OSError):
                 _remove(folder)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
