@@ -36,8 +36,8 @@ def told(story: postings.Story) -> Run:
 @pytest.mark.parametrize(
     ("part", "method", "run"),
     [
-        (InFlight, "take", told(postings.settled_late)),
-        (Completer, "_deliver", told(postings.settled_late)),
+        (InFlight, "add", told(postings.settled_late)),
+        (Completer, "_settle", told(postings.settled_late)),
         (Claims, "_end", told(shifts.suspend)),
         (OwnedTokens, "_give_up", told(shifts.minimum_nodes)),
         (Observer, "is_dead", ordeals.a_kill),

@@ -22,7 +22,8 @@ from jobsync.core.messages import TRANSITIONS
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import Message, NewMessage, Receipt, Settlement
 from jobsync.queue.completer import Completer
-from jobsync.queue.in_flight import Delivery, InFlight, Quarantine
+from jobsync.queue.in_flight import Delivery, InFlight
+from jobsync.queue.reaper import Quarantine
 from jobsync.queue.sql import common, sqlite
 from jobsync.queue.sql.common import SettlementRow, SqlBackend
 from jobsync.queue.sql.sqlite import SQL, SqliteBackend
@@ -96,11 +97,11 @@ def ends_claims_that_stand(patch: pytest.MonkeyPatch) -> None:
 def ends_claims_of_the_silent(patch: pytest.MonkeyPatch) -> None:
     """A worker takes every other for dead."""
 
-    async def look(self: Any) -> None:
-        others = {*await self._port.list_holders()} - {self._membership.incarnation}
-        self._ended(await self._port.end_claims(others))
+    async def end_claims(self: Any) -> None:
+        others = {*await self._backend.list_holders()} - {self._membership.incarnation}
+        self._on_ended(await self._backend.end_claims(others))
 
-    patch.setattr("jobsync.queue.reaper.Reaper._look", look)
+    patch.setattr("jobsync.queue.reaper.Reaper._end_dead_claims", end_claims)
 
 
 def extends_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
@@ -139,22 +140,22 @@ def tries_once_more(patch: pytest.MonkeyPatch) -> None:
 
 def counts_from_the_reply(patch: pytest.MonkeyPatch) -> None:
     """A worker believes in a claim for as long as it holds, from when it heard of it."""
-    take = InFlight.take
+    add = InFlight.add
 
     def hopeful(self: InFlight, message: Message, session: str, sent: Mono) -> Delivery:
-        return take(self, message, session, self._clock.mono())
+        return add(self, message, session, self._clock.mono())
 
-    patch.setattr(InFlight, "take", hopeful)
+    patch.setattr(InFlight, "add", hopeful)
 
 
 def ignores_its_session(patch: pytest.MonkeyPatch) -> None:
     """A worker watches the visibility of its claims, and not its session."""
 
-    def check(self: InFlight, held: Delivery) -> bool:
-        is_over = self._clock.mono() - held.sent >= self._lease
-        if is_over and not held.is_settling:
-            self.lose(held, "its claim could not be renewed in time")
-        return not held.is_lost
+    def check(self: InFlight, delivery: Delivery) -> bool:
+        is_over = self._clock.mono() - delivery.sent >= self._lease
+        if is_over and not delivery.is_settling:
+            self.lose(delivery, "its claim could not be renewed in time")
+        return not delivery.is_lost
 
     patch.setattr(InFlight, "check", check)
 
@@ -165,7 +166,7 @@ def watches_only_between_renewals(patch: pytest.MonkeyPatch) -> None:
     async def rest(self: InFlight) -> None:
         await self._clock.sleep(1e9)
 
-    patch.setattr(InFlight, "watch_for_ever", rest)
+    patch.setattr(InFlight, "watch", rest)
 
 
 def takes_a_short_extension_for_a_whole_one(patch: pytest.MonkeyPatch) -> None:
@@ -173,10 +174,12 @@ def takes_a_short_extension_for_a_whole_one(patch: pytest.MonkeyPatch) -> None:
 
     async def extend(self: InFlight, due: Sequence[Delivery], seconds: float) -> None:
         sent = self._clock.mono()
-        answers = await self._port.extend([held.message.receipt for held in due], seconds)
-        for held, extended in zip(due, answers, strict=True):
-            if extended:
-                held.sent = sent
+        answers = await self._backend.extend(
+            [delivery.message.receipt for delivery in due], seconds
+        )
+        for delivery, is_extended in zip(due, answers, strict=True):
+            if is_extended:
+                delivery.sent = sent
 
     patch.setattr(InFlight, "_extend", extend)
 
@@ -184,16 +187,16 @@ def takes_a_short_extension_for_a_whole_one(patch: pytest.MonkeyPatch) -> None:
 def keeps_a_suspect_that_it_lost(patch: pytest.MonkeyPatch) -> None:
     """A worker waits for a suspect that it never began."""
 
-    def note_lost(self: Worker, held: Delivery, reason: str) -> None:
-        self._told.lost(held.message, reason)
-        if held.task is not None and self._executor.is_async and not held.is_settling:
-            held.task.cancel()
-        if held in self._ready:
-            self._ready.remove(held)
-            self._quarantine.release(held)
+    def on_lost(self: Worker, delivery: Delivery, reason: str) -> None:
+        self._listener.on_lost(delivery.message, reason)
+        if delivery.task is not None and self._executor.is_async and not delivery.is_settling:
+            delivery.task.cancel()
+        if delivery in self._ready:
+            self._ready.remove(delivery)
+            self._quarantine.release(delivery)
         self._changed.set()
 
-    patch.setattr(Worker, "_note_lost", note_lost)
+    patch.setattr(Worker, "_on_lost", on_lost)
 
 
 def claims_before_the_time(patch: pytest.MonkeyPatch) -> None:
@@ -298,14 +301,14 @@ def claims_beside_a_suspect(patch: pytest.MonkeyPatch) -> None:
 def gives_up_settling(patch: pytest.MonkeyPatch) -> None:
     """A settlement that the store does not answer is taken for done."""
 
-    async def deliver(self: Completer, batch: list[Any]) -> list[bool]:
+    async def settle(self: Completer, batch: list[Any]) -> list[bool]:
         try:
-            return await self._port.settle(batch)
+            return await self._backend.settle(batch)
         except Exception as error:  # noqa: BLE001 - it is a mutant
-            self._failed(error)
+            self._on_failure(error)
             return [True] * len(batch)
 
-    patch.setattr(Completer, "_deliver", deliver)
+    patch.setattr(Completer, "_settle", settle)
 
 
 def settles_a_message_twice_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -315,10 +318,10 @@ def settles_a_message_twice_at_once(patch: pytest.MonkeyPatch) -> None:
     """
 
     def take(self: Completer) -> list[Any]:
-        batch, self._parcels = self._parcels, []
+        batch, self._pending = self._pending, []
         return batch
 
-    patch.setattr(Completer, "_take", take)
+    patch.setattr(Completer, "_take_batch", take)
 
 
 KILLED: dict[Patch, tuple[postings.Story, int, str]] = {

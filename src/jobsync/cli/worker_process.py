@@ -23,7 +23,7 @@ from jobsync.cli.health import PERIOD, HealthState, write_heartbeat
 from jobsync.cli.options import FAILED
 from jobsync.database.database import Database
 from jobsync.errors import Invalid, closest_name
-from jobsync.queue.executor import THREADS
+from jobsync.queue.executor import THREAD_PREFIX
 
 __all__ = ["WorkerProcess", "create_database", "load_target", "start_logging"]
 
@@ -90,7 +90,7 @@ class WorkerProcess:
 
     def _find_running_threads(self) -> list[str]:
         """Return the names of handler threads that run on; idle ones end in a moment."""
-        threads = [each for each in threading.enumerate() if each.name.startswith(THREADS)]
+        threads = [each for each in threading.enumerate() if each.name.startswith(THREAD_PREFIX)]
         deadline = self._clock.mono() + _IDLE_THREAD_TIMEOUT
         for thread in threads:
             thread.join(max(0.0, deadline - self._clock.mono()))

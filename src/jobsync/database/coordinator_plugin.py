@@ -59,7 +59,7 @@ class CoordinatorPlugin(Plugin):
     governs: ClassVar[tuple[str, ...]] = ()
     """Keys of the records that only the coordinator writes."""
 
-    slug_aliases: ClassVar[tuple[str, ...]] = ()
+    _slug_aliases: ClassVar[tuple[str, ...]] = ()
     """Other slugs under which this class's own coordinator events can be listened to. A
     subclass does not inherit them."""
 
@@ -68,7 +68,7 @@ class CoordinatorPlugin(Plugin):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.slug not in _plugin_events:
-            slugs = (cls.slug, *vars(cls).get("slug_aliases", ()))
+            slugs = (cls.slug, *vars(cls).get("_slug_aliases", ()))
             events = _make_events(slugs, cls.__module__)
             _plugin_events.update(dict.fromkeys(slugs, events))
         cls._own_events = _plugin_events[cls.slug]

@@ -1,7 +1,7 @@
-"""Settlements on their way to the store, as many in a batch as have gathered meanwhile.
+"""Sends settlements to the store, in batches of those that collected meanwhile.
 
-A settlement is sent until the store has answered. It alone knows whether the claim still
-stood: to give up earlier would be to guess.
+A settlement is sent until the store answers. Only the store knows whether the claim still stood;
+giving up earlier would be a guess.
 """
 
 import asyncio
@@ -18,97 +18,97 @@ __all__ = ["Completer"]
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
-_GATHER = 0.001
-_PATIENCE = 4
-"""How often to wait for more that is about to come: a commit takes longer than all of that."""
+_COLLECT = 0.001
+"""Seconds to wait for more settlements."""
+_MAX_WAITS = 4
+"""How often to wait for more settlements: a commit takes longer than all these waits."""
 
-
-_Parcel: TypeAlias = tuple[Settlement, Delivery | None]
-"""A settlement, and what it settles, if that was ever in hand."""
+_Pending: TypeAlias = tuple[Settlement, Delivery | None]
+"""A settlement and its delivery, if the message was ever in flight."""
 
 
 class Completer:
     """Sends settlements, one batch at a time.
 
     Args:
-        port: where to.
-        components: the clock that pauses and the randomness that spreads.
-        answered: told of each settlement whether the store took it.
-        failed: told of every failure to reach the store.
-        expects_more: says whether more is about to come.
+        backend: where they are sent.
+        components: the clock and the randomness of pauses.
+        on_answer: called for each settlement with whether the store accepted it.
+        on_failure: called each time the store cannot be reached.
+        expects_more: returns whether more settlements are expected in a moment.
     """
 
     def __init__(
         self,
-        port: QueueBackend,
+        backend: QueueBackend,
         components: Components,
-        answered: Callable[[Delivery | None, bool], None],
-        failed: Callable[[Exception], None],
+        on_answer: Callable[[Delivery | None, bool], None],
+        on_failure: Callable[[Exception], None],
         expects_more: Callable[[], bool],
     ) -> None:
-        self._port = port
+        self._backend = backend
         self._clock = components.clock
         self._randomness = components.randomness
-        self._answered = answered
-        self._failed = failed
+        self._on_answer = on_answer
+        self._on_failure = on_failure
         self._expects_more = expects_more
-        self._parcels: list[_Parcel] = []
-        self._filled = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._pending: list[_Pending] = []
+        self._has_pending = asyncio.Event()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
 
-    def put(self, settlement: Settlement, held: Delivery | None) -> None:
-        """Send a settlement."""
-        if not self._parcels:
-            self._empty.clear()
-            self._filled.set()
-        self._parcels.append((settlement, held))
+    def submit(self, settlement: Settlement, delivery: Delivery | None) -> None:
+        """Send a settlement with the next batch."""
+        if not self._pending:
+            self._is_empty.clear()
+            self._has_pending.set()
+        self._pending.append((settlement, delivery))
 
     async def run(self) -> None:
-        """Send whatever comes, until cancelled."""
+        """Send settlements until cancelled."""
         while True:
-            await self._filled.wait()
-            await self._gather()
-            self._filled.clear()
-            await self._send()
-            if self._parcels:
-                self._filled.set()
+            await self._has_pending.wait()
+            await self._collect()
+            self._has_pending.clear()
+            await self._send_batch()
+            if self._pending:
+                self._has_pending.set()
             else:
-                self._empty.set()
+                self._is_empty.set()
 
     async def flush(self) -> None:
-        """Wait until everything is answered."""
-        await self._empty.wait()
+        """Wait until every settlement is answered."""
+        await self._is_empty.wait()
 
-    async def _send(self) -> None:
-        batch = self._take()
-        answers = await self._deliver([settlement for settlement, _ in batch])
-        for (_, held), taken in zip(batch, answers, strict=True):
-            self._answered(held, taken)
+    async def _send_batch(self) -> None:
+        batch = self._take_batch()
+        answers = await self._settle([settlement for settlement, _ in batch])
+        for (_, delivery), is_accepted in zip(batch, answers, strict=True):
+            self._on_answer(delivery, is_accepted)
 
-    def _take(self) -> list[_Parcel]:
-        """Take what has gathered, but each message once: it may have been claimed again since."""
-        batch: dict[str, _Parcel] = {}
-        self._parcels = [
-            parcel
-            for parcel in self._parcels
-            if batch.setdefault(parcel[0].receipt.id, parcel) is not parcel
+    def _take_batch(self) -> list[_Pending]:
+        """Take one settlement per message: a message may have been claimed again since."""
+        batch: dict[str, _Pending] = {}
+        self._pending = [
+            pending
+            for pending in self._pending
+            if batch.setdefault(pending[0].receipt.id, pending) is not pending
         ]
         return list(batch.values())
 
-    async def _gather(self) -> None:
-        for _ in range(_PATIENCE):
+    async def _collect(self) -> None:
+        for _ in range(_MAX_WAITS):
             if not self._expects_more():
                 return
-            await self._clock.sleep(_GATHER)
+            await self._clock.sleep(_COLLECT)
 
-    async def _deliver(self, batch: list[Settlement]) -> list[bool]:
+    async def _settle(self, batch: list[Settlement]) -> list[bool]:
         attempt = 0
         while True:
             try:
-                return await self._port.settle(batch)
+                return await self._backend.settle(batch)
             except (OutcomeUnknown, Unavailable) as error:
-                self._failed(error)
+                self._on_failure(error)
                 attempt += 1
                 longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
                 await self._clock.sleep(self._randomness.uniform(0, longest))

@@ -1,7 +1,7 @@
-"""What a handler is told about its message, and what it can do about it.
+"""What a handler knows about its message, and what it can do with its claim.
 
-In an `async def` handler `extend`, `ack` and `nack` are awaited; in a plain function they
-block, see `BlockingContext`.
+In an `async def` handler, `extend`, `ack` and `nack` are awaited. In a plain function they block:
+see `BlockingContext`.
 """
 
 import asyncio
@@ -16,39 +16,39 @@ __all__ = ["BlockingContext", "ClaimOwner", "Context"]
 
 
 class ClaimOwner(Protocol):
-    """Whoever holds the claim."""
+    """The worker that holds the claim."""
 
-    async def settle(self, message: Message, outcome: HandlerVerdict) -> bool:
-        """End the claim; say whether the store took it."""
+    async def settle(self, message: Message, verdict: HandlerVerdict) -> bool:
+        """End the claim; return whether the store accepted it."""
         ...
 
     async def extend(self, message: Message, seconds: float) -> bool:
-        """Let the claim hold on; say whether it does."""
+        """Extend the claim; return whether it stands."""
         ...
 
     def report_progress(self, message: Message, progress: float) -> None:
-        """Tell how far a handler is."""
+        """Report how far a handler is."""
         ...
 
 
 class Context:
-    """A message's, for as long as its handler runs.
+    """The context of a message while its handler runs.
 
     Args:
-        message: which one.
+        message: the message.
         worker_id: this worker's name.
-        clock: this machine's.
-        timeout: seconds that the handler has from now; None if it has no end.
-        desk: who holds the claim.
+        clock: this machine's clock.
+        timeout: seconds that the handler may take from now; None for no limit.
+        owner: the worker that holds the claim.
 
     Attributes:
-        id: the message's.
-        attempt: which one this is, counted from 1.
-        max_attempts: how many there are.
+        id: the message's id.
+        attempt: the number of this attempt, counted from 1.
+        max_attempts: how many attempts there are.
         worker_id: this worker's name.
-        epoch: grows with every delivery of this message: carry it into what the handler
-            writes, and a handler that was replaced can be told from its successor.
-        lost: whether the claim has ended, or may have: stop, nothing counts any more.
+        epoch: grows with every delivery of this message. Store it with what the handler writes:
+            it distinguishes a handler that was replaced from its successor.
+        lost: whether the claim has ended, or may have. Stop: nothing counts any more.
         is_settled: whether `ack` or `nack` was called.
     """
 
@@ -58,7 +58,7 @@ class Context:
         worker_id: str,
         clock: Clock,
         timeout: float | None,
-        desk: ClaimOwner,
+        owner: ClaimOwner,
     ) -> None:
         self.id = message.id
         self.attempt = message.attempt
@@ -68,43 +68,43 @@ class Context:
         self.lost = False
         self.is_settled = False
         self._message = message
-        self._begun = clock.wall()
+        self._started = clock.wall()
         self._timeout = timeout
-        self._desk = desk
+        self._owner = owner
 
     @property
     def deadline(self) -> Wall | None:
-        """When its time is over, by the wall clock; None if it has no end."""
-        return None if self._timeout is None else self._begun + self._timeout
+        """When the handler's time ends, by the wall clock; None for no limit."""
+        return None if self._timeout is None else self._started + self._timeout
 
     async def extend(self, seconds: float) -> bool:
-        """Let the claim hold for so long from now, renewed or not; False says it is lost."""
-        return await self._desk.extend(self._message, seconds)
+        """Extend the claim to this many seconds from now; False means that it is lost."""
+        return await self._owner.extend(self._message, seconds)
 
     async def ack(self, result: Json = None) -> bool:
-        """Say that the message is handled; False says that the claim was lost before."""
+        """Complete the message; False means that the claim was lost before."""
         return await self.settle(Completed(result))
 
     async def nack(self, error: object = "not acknowledged") -> bool:
-        """Say that this attempt failed; False says that the claim was lost before."""
+        """Fail this attempt; False means that the claim was lost before."""
         return await self.settle(Failed(str(error)))
 
     async def settle(self, outcome: HandlerVerdict) -> bool:
-        """End the claim; say whether the store took it."""
+        """End the claim; return whether the store accepted it."""
         self.is_settled = True
-        return await self._desk.settle(self._message, outcome)
+        return await self._owner.settle(self._message, outcome)
 
     def progress(self, progress: float) -> None:
-        """Tell how far it is, as an event."""
-        self._desk.report_progress(self._message, progress)
+        """Report how far the handler is, as an event."""
+        self._owner.report_progress(self._message, progress)
 
 
 class BlockingContext:
-    """The same for a plain function, which runs on a thread.
+    """The context for a plain function, which runs on a thread.
 
     Args:
-        context: the message's.
-        loop: where everything else runs.
+        context: the message's context.
+        loop: the event loop of the worker.
     """
 
     def __init__(self, context: Context, loop: asyncio.AbstractEventLoop) -> None:
@@ -119,21 +119,21 @@ class BlockingContext:
 
     @property
     def lost(self) -> bool:
-        """Whether the claim has ended, or may have: stop, nothing counts any more."""
+        """Whether the claim has ended, or may have. Stop: nothing counts any more."""
         return self._context.lost
 
     def extend(self, seconds: float) -> bool:
-        """Let the claim hold for so long from now."""
+        """Extend the claim to this many seconds from now; False means that it is lost."""
         return asyncio.run_coroutine_threadsafe(self._context.extend(seconds), self._loop).result()
 
     def ack(self, result: Json = None) -> bool:
-        """Say that the message is handled."""
+        """Complete the message; False means that the claim was lost before."""
         return asyncio.run_coroutine_threadsafe(self._context.ack(result), self._loop).result()
 
     def nack(self, error: object = "not acknowledged") -> bool:
-        """Say that this attempt failed."""
+        """Fail this attempt; False means that the claim was lost before."""
         return asyncio.run_coroutine_threadsafe(self._context.nack(error), self._loop).result()
 
     def progress(self, progress: float) -> None:
-        """Tell how far it is, as an event."""
+        """Report how far the handler is, as an event."""
         self._loop.call_soon_threadsafe(self._context.progress, progress)

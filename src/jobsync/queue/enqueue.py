@@ -1,7 +1,7 @@
-"""How messages get in: checked by their resource's schema, then pushed.
+"""Builds new messages, checked by their resource's schema, and pushes them.
 
-Nothing is pushed unless all of it is right. Who has no plugin of a queue, such as a command,
-can post to it all the same.
+Nothing is pushed unless everything is valid. A process without the queue's plugin, such as a
+command, can push too.
 """
 
 import os
@@ -34,10 +34,10 @@ def build_messages(
     timeout: float | None,
     max_attempts: int,
 ) -> list[NewMessage]:
-    """Make messages of data, each under an id.
+    """Return messages with these ids.
 
     Raises:
-        InvalidRecord: some break the resource's schema; lists every field.
+        InvalidRecord: some data violates the resource's schema; lists every field.
         Invalid: an option is wrong.
     """
     _check_options(delay, timeout, max_attempts)
@@ -57,29 +57,29 @@ async def enqueue_messages(
     timeout: float | None = None,
     max_attempts: int | None = None,
 ) -> list[str]:
-    """Push messages to a queue that this process need not have; give their ids.
+    """Push messages to a queue that this process need not have; return their ids.
 
-    Up to 10,000 are pushed all or none, more in parts of so many.
+    Up to 10,000 messages are pushed all or none; more are pushed in parts of that size.
 
     Args:
-        database: where the queue is, connected.
+        database: the queue's database, connected.
         queue: as [NAMESPACE/]RESOURCE.
         data: the messages.
-        delay: seconds before which nobody handles them.
+        delay: seconds before which they are not handled.
         timeout: seconds that a handler may take; the queue's by default.
-        max_attempts: how often each is tried; by default what this process's settings say.
+        max_attempts: how often each is tried; by default from this process's settings.
 
     Raises:
-        NotFound: there is no such resource; names those that there are.
+        NotFound: there is no such resource; the error lists those that exist.
         Invalid: something is wrong; nothing was pushed.
-        Incomplete: some parts were pushed, and others not; tells which.
+        Incomplete: some parts were pushed and others not; the error lists them.
     """
-    namespace, name = _read_name(queue)
+    namespace, name = _parse_name(queue)
     if max_attempts is None:
         sources = Sources.load(os.environ, Path.cwd())
         max_attempts = resolve(QueueSettings, {}, sources, section="queue").value.max_attempts
     components = database.components
-    letters = build_messages(
+    new_messages = build_messages(
         database.resource(name),
         data,
         components.ids.records(len(data)),
@@ -87,30 +87,31 @@ async def enqueue_messages(
         timeout=timeout,
         max_attempts=max_attempts,
     )
-    port = open_backend(database.store, name_queue(namespace, name), components)
-    for start in range(0, len(letters), MAX_BATCH):
-        await _push_part(port, letters, start)
-    return [letter.id for letter in letters]
+    backend = open_backend(database.store, name_queue(namespace, name), components)
+    for start in range(0, len(new_messages), MAX_BATCH):
+        await _push_part(backend, new_messages, start)
+    return [message.id for message in new_messages]
 
 
-def _read_name(text: str) -> tuple[str, str]:
-    """Understand [NAMESPACE/]RESOURCE."""
+def _parse_name(text: str) -> tuple[str, str]:
+    """Return the namespace and the resource of [NAMESPACE/]RESOURCE."""
     namespace, _, resource = text.rpartition("/")
     if not resource or "/" in namespace:
-        raise Invalid("queue", text, "is no queue's name", "write tasks, or emails/tasks")
+        fix = "write tasks, or emails/tasks"
+        raise Invalid("queue", text, "must be [NAMESPACE/]RESOURCE", fix)
     return check_plugin_name("namespace", namespace or DEFAULT_NAMESPACE), resource
 
 
-async def _push_part(port: QueueBackend, letters: Sequence[NewMessage], start: int) -> None:
+async def _push_part(backend: QueueBackend, new_messages: Sequence[NewMessage], start: int) -> None:
     try:
-        await port.push(letters[start : start + MAX_BATCH])
+        await backend.push(new_messages[start : start + MAX_BATCH])
     except (OutcomeUnknown, Unavailable) as error:
         if not start:
             raise
-        ids = [letter.id for letter in letters]
+        ids = [message.id for message in new_messages]
         is_unknown = isinstance(error, OutcomeUnknown)
         raise Incomplete(
-            port.queue,
+            backend.queue,
             written=ids[:start],
             unknown=ids[start : start + MAX_BATCH] if is_unknown else (),
             unsent=ids[start + MAX_BATCH if is_unknown else start :],
@@ -119,8 +120,8 @@ async def _push_part(port: QueueBackend, letters: Sequence[NewMessage], start: i
 
 def _check_options(delay: float, timeout: float | None, max_attempts: int) -> None:
     if not 0 <= delay <= _LONGEST_DELAY:
-        raise Invalid("delay", delay, "is no duration", "give seconds, 0 to 366 days")
+        raise Invalid("delay", delay, "must be 0 to 366 days", "pass seconds")
     if timeout is not None and not 0 < timeout <= _LONGEST_DELAY:
-        raise Invalid("timeout", timeout, "is no duration", "give seconds, up to 366 days")
+        raise Invalid("timeout", timeout, "must be more than 0, up to 366 days", "pass seconds")
     if not 1 <= max_attempts <= _MOST_ATTEMPTS:
-        raise Invalid("max_attempts", max_attempts, "is no count", "give 1 to 1,000,000")
+        raise Invalid("max_attempts", max_attempts, "must be 1 to 1,000,000", "pass another number")

@@ -1,4 +1,4 @@
-"""What happens to messages and workers, as facts to listen to."""
+"""The events of a queue: what happens to its messages and workers."""
 
 import logging
 from typing import ClassVar
@@ -24,17 +24,17 @@ __all__ = [
 ]
 
 
-class _AboutQueue(Event, frozen=True, kw_only=True):
+class _QueueEvent(Event, frozen=True, kw_only=True):
     queue: str
 
 
-class _AboutMessage(_AboutQueue, frozen=True, kw_only=True):
+class _MessageEvent(_QueueEvent, frozen=True, kw_only=True):
     message_id: str
     attempt: int
 
 
-class MessagesEnqueued(_AboutQueue, frozen=True, kw_only=True):
-    """Messages are in the store: one event a call."""
+class MessagesEnqueued(_QueueEvent, frozen=True, kw_only=True):
+    """Messages were stored: one event per call."""
 
     name: ClassVar[str] = "plg:queue:message-enqueued"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-enqueued",)
@@ -42,8 +42,8 @@ class MessagesEnqueued(_AboutQueue, frozen=True, kw_only=True):
     ids: tuple[str, ...]
 
 
-class MessageCompleted(_AboutMessage, frozen=True, kw_only=True):
-    """A message was handled, and the store knows."""
+class MessageCompleted(_MessageEvent, frozen=True, kw_only=True):
+    """A message was handled, and the store has recorded it."""
 
     name: ClassVar[str] = "plg:queue:message-completed"
     aliases: ClassVar[tuple[str, ...]] = (
@@ -55,8 +55,8 @@ class MessageCompleted(_AboutMessage, frozen=True, kw_only=True):
     """Seconds."""
 
 
-class MessageRetried(_AboutMessage, frozen=True, kw_only=True):
-    """An attempt failed; there will be another."""
+class MessageRetried(_MessageEvent, frozen=True, kw_only=True):
+    """An attempt failed; there will be another one."""
 
     name: ClassVar[str] = "plg:queue:message-retry"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-retry",)
@@ -67,7 +67,7 @@ class MessageRetried(_AboutMessage, frozen=True, kw_only=True):
     """Seconds until the next attempt."""
 
 
-class MessageDead(_AboutMessage, frozen=True, kw_only=True):
+class MessageDead(_MessageEvent, frozen=True, kw_only=True):
     """The last attempt failed; the message is among the dead letters."""
 
     name: ClassVar[str] = "plg:queue:message-dead"
@@ -77,8 +77,8 @@ class MessageDead(_AboutMessage, frozen=True, kw_only=True):
     error: str
 
 
-class MessageCancelled(_AboutMessage, frozen=True, kw_only=True):
-    """Its handler said that it need not be handled."""
+class MessageCancelled(_MessageEvent, frozen=True, kw_only=True):
+    """Its handler returned `Cancel`: the message is not handled any more."""
 
     name: ClassVar[str] = "plg:queue:message-cancelled"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-cancelled",)
@@ -86,8 +86,8 @@ class MessageCancelled(_AboutMessage, frozen=True, kw_only=True):
     reason: str
 
 
-class MessageReturned(_AboutMessage, frozen=True, kw_only=True):
-    """It was given back, or snoozed: no attempt was spent."""
+class MessageReturned(_MessageEvent, frozen=True, kw_only=True):
+    """A message was returned or snoozed: no attempt was spent."""
 
     name: ClassVar[str] = "plg:queue:message-returned"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-returned",)
@@ -95,8 +95,8 @@ class MessageReturned(_AboutMessage, frozen=True, kw_only=True):
     delay: float
 
 
-class MessageLost(_AboutMessage, frozen=True, kw_only=True):
-    """This worker's claim has ended, or may have: whatever its handler does counts no more."""
+class MessageLost(_MessageEvent, frozen=True, kw_only=True):
+    """This worker's claim has ended, or may have: nothing that its handler does counts now."""
 
     name: ClassVar[str] = "plg:queue:message-lost"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-lost",)
@@ -105,8 +105,8 @@ class MessageLost(_AboutMessage, frozen=True, kw_only=True):
     reason: str
 
 
-class MessageRecovered(_AboutMessage, frozen=True, kw_only=True):
-    """Another worker's claim was ended, because that one died or fell silent."""
+class MessageRecovered(_MessageEvent, frozen=True, kw_only=True):
+    """Another worker's claim was ended, because that worker died or did not renew it."""
 
     name: ClassVar[str] = "plg:queue:message-recovered"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-recovered",)
@@ -116,8 +116,8 @@ class MessageRecovered(_AboutMessage, frozen=True, kw_only=True):
     """Waiting, or dead."""
 
 
-class MessageProgressed(_AboutMessage, frozen=True, kw_only=True):
-    """Its handler tells how far it is."""
+class MessageProgressed(_MessageEvent, frozen=True, kw_only=True):
+    """A handler has reported how far it is."""
 
     name: ClassVar[str] = "plg:queue:message-progress"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:message-progress",)
@@ -125,8 +125,8 @@ class MessageProgressed(_AboutMessage, frozen=True, kw_only=True):
     progress: float
 
 
-class HandlerOverran(_AboutMessage, frozen=True, kw_only=True):
-    """A plain function goes on after its time is over: its slot is taken until it returns."""
+class HandlerOverran(_MessageEvent, frozen=True, kw_only=True):
+    """A plain function continues after its timeout: its slot is occupied until it returns."""
 
     name: ClassVar[str] = "plg:queue:handler-overran"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:handler-overran",)
@@ -135,8 +135,8 @@ class HandlerOverran(_AboutMessage, frozen=True, kw_only=True):
     timeout: float
 
 
-class WorkersStarted(_AboutQueue, frozen=True, kw_only=True):
-    """This process begins to handle messages."""
+class WorkersStarted(_QueueEvent, frozen=True, kw_only=True):
+    """This process has started to handle messages."""
 
     name: ClassVar[str] = "plg:queue:workers-started"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:workers-started",)
@@ -145,8 +145,8 @@ class WorkersStarted(_AboutQueue, frozen=True, kw_only=True):
     concurrency: int
 
 
-class WorkersStopped(_AboutQueue, frozen=True, kw_only=True):
-    """This process handles no more messages."""
+class WorkersStopped(_QueueEvent, frozen=True, kw_only=True):
+    """This process no longer handles messages."""
 
     name: ClassVar[str] = "plg:queue:workers-stopped"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:workers-stopped",)
@@ -154,8 +154,8 @@ class WorkersStopped(_AboutQueue, frozen=True, kw_only=True):
     worker_id: str
 
 
-class QueueStats(_AboutQueue, frozen=True, kw_only=True):
-    """What this process has done since it began, once a minute, from counters."""
+class QueueStats(_QueueEvent, frozen=True, kw_only=True):
+    """What this process has done since it started, once a minute, from counters."""
 
     name: ClassVar[str] = "plg:queue:stats"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:stats",)
@@ -170,8 +170,8 @@ class QueueStats(_AboutQueue, frozen=True, kw_only=True):
     running: int
 
 
-class TicketsPublished(_AboutQueue, frozen=True, kw_only=True):
-    """The coordinator has told what is ready. Not where messages are rows: there claims do."""
+class TicketsPublished(_QueueEvent, frozen=True, kw_only=True):
+    """The coordinator has published tickets. Not on a database, where workers claim rows."""
 
     name: ClassVar[str] = "plg:queue:tickets-published"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:tickets-published",)
@@ -180,8 +180,8 @@ class TicketsPublished(_AboutQueue, frozen=True, kw_only=True):
     coordinator_id: str
 
 
-class QueueError(_AboutQueue, frozen=True, kw_only=True):
-    """Something went wrong: a handler raised, or the store does not answer."""
+class QueueError(_QueueEvent, frozen=True, kw_only=True):
+    """Something failed: a handler raised an error, or the store does not answer."""
 
     name: ClassVar[str] = "plg:queue:error"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:error",)

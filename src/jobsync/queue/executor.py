@@ -1,12 +1,12 @@
-"""Runs handlers: coroutine functions on the loop, plain functions on threads.
+"""Runs handlers: coroutine functions on the event loop, plain functions on threads.
 
-What a handler does becomes an outcome, whatever it raises. A coroutine whose time is over is
-cancelled by who watches the deadlines; a plain function cannot be, and keeps its thread until
-it returns. Each has a context of its own: what one sets in context variables no other sees.
+Whatever a handler does or raises becomes a verdict. A coroutine that exceeds its timeout is
+cancelled by the watcher of the deadlines. A plain function cannot be cancelled and keeps its
+thread until it returns. Each handler has its own context: what it sets in context variables, no
+other handler sees.
 """
 
 import asyncio
-import contextvars
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Generator
@@ -23,30 +23,126 @@ from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.in_flight import Delivery
 
 __all__ = [
-    "THREADS",
+    "THREAD_PREFIX",
     "Deadlines",
     "Executor",
     "Handler",
     "HandlerOutcome",
-    "describe",
+    "describe_error",
     "run_in_own_context",
 ]
 
-
-# A coroutine function in a context of its own, within the task of whoever awaits it.
-#
-# What it sets in context variables is seen by all that runs below it, and by nobody after it: as
-# if it were a task, at a fraction of what one costs.
-
-
 T = TypeVar("T")
+
+Handler: TypeAlias = Callable[..., Any]
+"""Takes a message, and its context if it has a second parameter."""
+
+THREAD_PREFIX = "jobsync-handler"
+"""The start of the names of threads that run plain functions."""
+
+_UNSETTLED = "the handler has called neither context.ack() nor context.nack()"
+_CANCELLED = "CancelledError: the handler was cancelled from within"
+_WITH_CONTEXT = 2
+_OWN_FILES = {__file__}
+_MAX_FRAMES = 3
+"""How many frames of a traceback are stored, without those of this module."""
+_SHORTEST_WAIT = 0.01
+_LONGEST_WAIT = 3600.0
+
+
+class HandlerOutcome(NamedTuple):
+    """How a handler ended."""
+
+    verdict: HandlerVerdict
+    overrun: "asyncio.Future[Any] | None" = None
+    """A plain function that continues after its timeout."""
+
+
+class Executor:
+    """Runs one handler, for many messages at once.
+
+    Args:
+        handler: the user's function.
+        threads: how many calls of a plain function run at once.
+        auto_acknowledge: whether returning acknowledges the message.
+
+    Attributes:
+        is_async: whether the handler is a coroutine function.
+        takes_context: whether the handler has a parameter for its context.
+
+    Raises:
+        Invalid: the handler cannot be called with a message.
+    """
+
+    def __init__(self, handler: Handler, threads: int, *, auto_acknowledge: bool) -> None:
+        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - an object may be a handler
+        )
+        self._handler = handler
+        self.takes_context = _takes_context(handler)
+        self._auto_acknowledge = auto_acknowledge
+        self._thread_count = threads
+        self._threads: ThreadPoolExecutor | None = None
+
+    def close(self) -> None:
+        """Release idle threads; the next message starts new ones."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
+
+    async def run(self, delivery: Delivery) -> HandlerOutcome:
+        """Handle a message. Everything becomes an outcome, except a cancellation from outside."""
+        if not self.is_async:
+            return await self._run_function(delivery)
+        document, context = delivery.document, delivery.context
+        arguments = (document, context) if self.takes_context else (document,)
+        try:
+            result = await run_in_own_context(self._handler, *arguments)
+        except asyncio.CancelledError:
+            if _was_cancelled_from_outside(delivery):
+                raise
+            return HandlerOutcome(_find_lateness(delivery) or Failed(_CANCELLED))
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            # Not in a variable: the error refers to this frame, which must not refer to it.
+            return HandlerOutcome(_find_lateness(delivery) or Failed(describe_error(error), error))
+        return HandlerOutcome(_find_lateness(delivery) or self._judge(result, delivery.context))
+
+    async def _run_function(self, delivery: Delivery) -> HandlerOutcome:
+        loop = asyncio.get_running_loop()
+        arguments: tuple[Any, ...] = (delivery.document,)
+        if delivery.context is not None:
+            arguments = (delivery.document, BlockingContext(delivery.context, loop))
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._thread_count, THREAD_PREFIX)
+        # The functions that it calls can find out that a handler calls them.
+        within = copy_context().run
+        running = loop.run_in_executor(self._threads, within, self._handler, *arguments)
+        done, _ = await asyncio.wait([running], timeout=delivery.timeout)
+        if not done:
+            return HandlerOutcome(_build_late_verdict(delivery.timeout), running)
+        error = running.exception()
+        if isinstance(error, Exception):
+            return HandlerOutcome(Failed(describe_error(error), error))
+        return HandlerOutcome(self._judge(running.result(), delivery.context))
+
+    def _judge(self, result: Any, context: Context | None) -> HandlerVerdict:
+        if isinstance(result, (Snooze, Cancel)):
+            return result
+        is_settled = context is not None and context.is_settled
+        if not (self._auto_acknowledge or is_settled):
+            return Failed(_UNSETTLED)
+        return Completed(result)
 
 
 @coroutine
 def run_in_own_context(
     function: Callable[..., Awaitable[T]], *arguments: Any
 ) -> Generator[Any, Any, T]:
-    """Call a function in a copy of this context, and give what it gives once awaited."""
+    """Call a coroutine function in a copy of this context, within the caller's task.
+
+    What it sets in context variables is visible to everything that it calls, and to nothing
+    after it, as in a task of its own, which would cost several times as much.
+    """
     run = copy_context().run
     called = run(function, *arguments)
     running = called if isinstance(called, CoroutineType) else _wait_for(called)
@@ -55,7 +151,7 @@ def run_in_own_context(
         while True:
             try:
                 answer = yield awaited
-            except BaseException as error:  # noqa: BLE001 - a cancellation is its own to handle
+            except BaseException as error:  # noqa: BLE001 - the function handles a cancellation
                 awaited = run(running.throw, error)
             else:
                 awaited = run(running.send, answer)
@@ -68,120 +164,21 @@ async def _wait_for(called: Awaitable[T]) -> T:
     return await called
 
 
-Handler: TypeAlias = Callable[..., Any]
-"""Takes a message, and its context if it has a second parameter."""
-
-THREADS = "jobsync-handler"
-"""How the names of threads begin that run plain functions."""
-
-_UNSETTLED = "the handler has called neither context.ack() nor context.nack()"
-_CANCELLED = "CancelledError: the handler was cancelled from within"
-_WITH_CONTEXT = 2
-_OURS = {__file__}
-_PLACES = 3
-"""So many of the places that an error has passed are told, without those in here."""
-_WISHES = (Snooze, Cancel)
-"""What a handler may return for something else to become of its message."""
-
-
-class HandlerOutcome(NamedTuple):
-    """How a handler ended."""
-
-    outcome: HandlerVerdict
-    overrun: "asyncio.Future[Any] | None" = None
-    """A plain function that goes on though its time is over."""
-
-
-class Executor:
-    """Runs one handler, for many messages at once.
-
-    Args:
-        handler: the user's function.
-        threads: how many of a plain function run at once.
-        auto_acknowledge: whether to return is to acknowledge.
-
-    Attributes:
-        is_async: whether it is a coroutine function.
-        takes_context: whether it wants to be told about its message.
-
-    Raises:
-        Invalid: it cannot be called with a message.
-    """
-
-    def __init__(self, handler: Handler, threads: int, *, auto_acknowledge: bool) -> None:
-        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004 - an object may be a handler
-        )
-        self._handler = handler
-        self.takes_context = _takes_context(handler)
-        self._auto_acknowledge = auto_acknowledge
-        self._count = threads
-        self._threads: ThreadPoolExecutor | None = None
-
-    def close(self) -> None:
-        """Let threads go that have nothing to do; the next message brings new ones."""
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=False)
-
-    async def run(self, held: Delivery) -> HandlerOutcome:
-        """Handle a message; whatever the handler does is an outcome, except to be cancelled."""
-        if not self.is_async:
-            return await self._run_function(held)
-        arguments = (held.document, held.context) if self.takes_context else (held.document,)
-        try:
-            result = await run_in_own_context(self._handler, *arguments)
-        except asyncio.CancelledError:
-            if _was_cancelled_by_others(held):
-                raise
-            return HandlerOutcome(_tell_late(held.timeout) if held.is_late else Failed(_CANCELLED))
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            # No variable: an error refers to this frame, which must not refer to it.
-            return HandlerOutcome(
-                _tell_late(held.timeout) if held.is_late else Failed(describe(error), error)
-            )
-        return HandlerOutcome(
-            _tell_late(held.timeout) if held.is_late else self._judge(result, held.context)
-        )
-
-    async def _run_function(self, held: Delivery) -> HandlerOutcome:
-        loop = asyncio.get_running_loop()
-        arguments: tuple[Any, ...] = (held.document,)
-        if held.context is not None:
-            arguments = (held.document, BlockingContext(held.context, loop))
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._count, THREADS)
-        # Whoever it calls can tell that it is a handler's call.
-        within = contextvars.copy_context().run
-        running = loop.run_in_executor(self._threads, within, self._handler, *arguments)
-        done, _ = await asyncio.wait([running], timeout=held.timeout)
-        if not done:
-            return HandlerOutcome(_tell_late(held.timeout), running)
-        error = running.exception()
-        if isinstance(error, Exception):
-            return HandlerOutcome(Failed(describe(error), error))
-        return HandlerOutcome(self._judge(running.result(), held.context))
-
-    def _judge(self, result: Any, context: Context | None) -> HandlerVerdict:
-        if isinstance(result, _WISHES):
-            return result
-        is_settled = context is not None and context.is_settled
-        if not (self._auto_acknowledge or is_settled):
-            return Failed(_UNSETTLED)
-        return Completed(result)
-
-
-def _was_cancelled_by_others(held: Delivery) -> bool:
-    """Say whether somebody wants a handler to end, other than because it is late."""
+def _was_cancelled_from_outside(delivery: Delivery) -> bool:
+    """Whether a handler was cancelled for another reason than its timeout."""
     task = asyncio.current_task()
     if task is None:
         return True
-    return bool(task.uncancel() if held.is_late else task.cancelling())
+    return bool(task.uncancel() if delivery.is_late else task.cancelling())
 
 
-def _tell_late(timeout: float | None) -> Failed:
+def _find_lateness(delivery: Delivery) -> Failed | None:
+    return _build_late_verdict(delivery.timeout) if delivery.is_late else None
+
+
+def _build_late_verdict(timeout: float | None) -> Failed:
     late = TimeoutError(f"it took longer than {timeout:g} s")
-    return Failed(describe(late), late)
+    return Failed(describe_error(late), late)
 
 
 def _takes_context(handler: Handler) -> bool:
@@ -189,71 +186,64 @@ def _takes_context(handler: Handler) -> bool:
         parameters = list(inspect.signature(handler).parameters.values())
     except (TypeError, ValueError) as error:
         raise Invalid("on_message", handler, "cannot be called", "pass a function") from error
-    if any(each.kind is each.VAR_POSITIONAL for each in parameters):
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return True
-    places = [each for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD]
-    needed = [each for each in places if each.default is each.empty]
-    if not places or len(needed) > _WITH_CONTEXT:
+    positional = [item for item in parameters if item.kind <= item.POSITIONAL_OR_KEYWORD]
+    required = [item for item in positional if item.default is item.empty]
+    if not positional or len(required) > _WITH_CONTEXT:
         fix = "write async def handle(task) or async def handle(task, context)"
         raise Invalid("on_message", handler, "does not take a message", fix)
-    return len(places) >= _WITH_CONTEXT
+    return len(positional) >= _WITH_CONTEXT
 
 
-def describe(error: BaseException) -> str:
-    """Give an error, then the place where it was raised, for who looks at dead letters."""
-    told = "".join(traceback.format_exception_only(error)).strip()
+def describe_error(error: BaseException) -> str:
+    """Return an error and where it was raised, for readers of dead letters."""
+    description = "".join(traceback.format_exception_only(error)).strip()
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if frame.filename not in _OURS]
-    places = "".join(traceback.format_list(theirs[-_PLACES:])).rstrip()
-    return f"{told}\n{places}" if places else told
-
-
-# Tells of handlers whose time is over, each as soon as it is: one watch for all that run.
-#
-# A timer for each would cost more than most handlers do. The watch looks when the first of them
-# may be over; who began since has to end later, as a rule, and then it is not woken for that.
-
-
-_SHORTEST_REST = 0.01
-_LONGEST_REST = 3600.0
+    foreign = [frame for frame in frames if frame.filename not in _OWN_FILES]
+    places = "".join(traceback.format_list(foreign[-_MAX_FRAMES:])).rstrip()
+    return f"{description}\n{places}" if places else description
 
 
 class Deadlines:
-    """When handlers have to be done.
+    """When running handlers must be done. One watcher serves all handlers.
+
+    A timer per handler would cost more than most handlers do. The watcher wakes at the first
+    deadline. A handler that started later usually ends later, and then wakes nobody.
 
     Args:
-        clock: this machine's.
-        over: told whose time is over, once.
+        clock: this machine's clock.
+        on_late: called once for each delivery that exceeds its deadline.
     """
 
-    def __init__(self, clock: Clock, over: Callable[[Delivery], None]) -> None:
+    def __init__(self, clock: Clock, on_late: Callable[[Delivery], None]) -> None:
         self._clock = clock
-        self._over = over
+        self._on_late = on_late
         self._ends: dict[Delivery, Mono] = {}
-        self._alarm = Wakeup(clock, _SHORTEST_REST)
-        self._looks_at = clock.mono() + _LONGEST_REST
+        self._wakeup = Wakeup(clock, _SHORTEST_WAIT)
+        self._next_check = clock.mono() + _LONGEST_WAIT
 
-    def add(self, held: Delivery, end: Mono) -> None:
-        """Watch a handler, until it is removed."""
-        self._ends[held] = end
-        if end < self._looks_at:
-            self._looks_at = end
-            self._alarm.set()
+    def add(self, delivery: Delivery, end: Mono) -> None:
+        """Watch a delivery until it is removed."""
+        self._ends[delivery] = end
+        if end < self._next_check:
+            self._next_check = end
+            self._wakeup.set()
 
-    def remove(self, held: Delivery) -> None:
-        """Watch it no more, if it is watched."""
-        self._ends.pop(held, None)
+    def remove(self, delivery: Delivery) -> None:
+        """Stop watching a delivery, if it is watched."""
+        self._ends.pop(delivery, None)
 
-    async def watch_for_ever(self) -> None:
-        """Tell of each whose time is over, until cancelled."""
+    async def watch(self) -> None:
+        """Report each delivery that exceeds its deadline, until cancelled."""
         while True:
-            await self._alarm.wait(self._looks_at)
+            await self._wakeup.wait(self._next_check)
             now = self._clock.mono()
-            if now >= self._looks_at:
-                self._look(now)
+            if now >= self._next_check:
+                self._report_late(now)
 
-    def _look(self, now: Mono) -> None:
-        for held in [held for held, end in self._ends.items() if end <= now]:
-            self.remove(held)
-            self._over(held)
-        self._looks_at = min(self._ends.values(), default=now + _LONGEST_REST)
+    def _report_late(self, now: Mono) -> None:
+        for delivery in [delivery for delivery, end in self._ends.items() if end <= now]:
+            self.remove(delivery)
+            self._on_late(delivery)
+        self._next_check = min(self._ends.values(), default=now + _LONGEST_WAIT)

@@ -4,13 +4,13 @@
     await db.use_plugin(queue)
     await db.resources.tasks.enqueue({"type": "send-email"})
 
-Promises: an acknowledged enqueue is delivered at least once or found among the dead letters; a
-message has at most one live claim; a stale receipt can neither complete, extend nor fail it. A
+Guarantees: an acknowledged enqueue is delivered at least once or is among the dead letters; a
+message has at most one live claim; a stale receipt cannot complete, extend or fail it. A
 handler runs a second time only if the first claim ended unsettled: by a crash, or by a pause
 longer than the session's timeout or the visibility timeout.
 
-Without a handler this process only pushes. Whoever notes that a worker died ends its claims at
-once. The coordinator forgets what was finished long ago.
+Without a handler this process only pushes. The process that records a worker's death ends its
+claims at once. The coordinator removes messages that were finished long ago.
 """
 
 import asyncio
@@ -58,11 +58,11 @@ from jobsync.queue.backend import (
     name_queue,
 )
 from jobsync.queue.enqueue import build_messages
-from jobsync.queue.executor import Executor, Handler, describe
+from jobsync.queue.executor import Executor, Handler, describe_error
 from jobsync.queue.in_flight import Delivery
 from jobsync.queue.settings import QueueSettings, translate
 from jobsync.queue.sql import MessageRecords, open_backend
-from jobsync.queue.worker import Worker, WorkerListener, find_caller
+from jobsync.queue.worker import Worker, WorkerListener, find_calling_worker
 from jobsync.settings import Sources, resolve
 
 __all__ = ["QueuePlugin", "S3QueuePlugin"]
@@ -76,36 +76,35 @@ _COUNTED: Mapping[str, tuple[MessageState, ...]] = {
     "all": (*LIVE, *FINISHED),
     **{state: (state,) for state in (*LIVE, *FINISHED)},
 }
-_TO_GIVE_BACK = 5.0
-"""Seconds that a store may take for the last settlements, and for the end of a session."""
-_TELL = 60.0
-"""Seconds between two accounts of what was done."""
-_TIDY = 60.0
-"""Seconds between rounds that forget what was finished long ago."""
+_RETURN_TIME = 5.0
+"""Seconds of a shutdown for the last settlements and the end of the session."""
+_STATS_INTERVAL = 60.0
+_CLEANUP_INTERVAL = 60.0
+"""Seconds between removals of messages that were finished long ago."""
 
 
 class QueuePlugin(CoordinatorPlugin):
-    """Messages of a resource, handled by whichever process is free.
+    """A durable queue on a resource: any free process handles the next message.
 
     Args:
-        resource: whose schema messages obey; defined without one if it is not there.
+        resource: the resource with the messages' schema; created without one if missing.
         on_message: handles a message: `async def handle(task)` or `handle(task, context)`,
             or a plain function, which runs on a thread.
-        on_complete: told of what was handled: `(task, result)`.
-        on_error: told of every failure: `(error, task)`.
-        timeout: seconds that a handler may take; None for no end.
-        backoff: given how often a message has failed, gives the seconds until the next
+        on_complete: called after each completed message: `(task, result)`.
+        on_error: called after each failure: `(error, task)`.
+        timeout: seconds that a handler may take; None for no limit.
+        backoff: takes how often a message has failed, and returns the seconds until the next
             attempt; 1, 2, 4 … 32 by default.
-        namespace: keeps several queues of one resource apart.
-        options: as in `QueueSettings` and `CoordinatorSettings`; `workers`, `max_retries`
-            and `ticket_interval` too.
+        namespace: separates several queues of one resource.
+        options: as in `QueueSettings` and `CoordinatorSettings`; also `workers`, `max_retries`
+            and `ticket_interval`.
 
     Raises:
         Invalid, Misconfigured: an option is unknown or wrong, with the fix.
     """
 
     slug: ClassVar[str] = "queue"
-    slug_aliases: ClassVar[tuple[str, ...]] = ("s3-queue",)
+    _slug_aliases: ClassVar[tuple[str, ...]] = ("s3-queue",)
 
     def __init__(
         self,
@@ -121,54 +120,55 @@ class QueuePlugin(CoordinatorPlugin):
     ) -> None:
         options = translate(options)
         own = {field.name for field in fields(QueueSettings)}
-        _refuse_unknown(options, own)
+        _check_known(options, own)
         super().__init__(
             namespace=namespace,
             **{name: value for name, value in options.items() if name not in own},
         )
         sources = Sources.load(os.environ, Path.cwd())
-        chosen = {name: value for name, value in options.items() if name in own}
-        self.settings = resolve(QueueSettings, chosen, sources, section="queue").value
+        passed = {name: value for name, value in options.items() if name in own}
+        self.settings = resolve(QueueSettings, passed, sources, section="queue").value
         self.resource = resource
         self._timeout = timeout
         self._retries = Retries(max_attempts=self.settings.max_attempts, backoff=backoff)
         self._on_complete = on_complete
         self._on_error = on_error
         self._executor: Executor | None = None
-        self._port: QueueBackend | None = None
+        self._backend: QueueBackend | None = None
         self._worker: Worker | None = None
-        self._working: asyncio.Task[None] | None = None
+        self._worker_task: asyncio.Task[None] | None = None
         self._is_paused = False
-        self._tidy_next = Mono(float("-inf"))
+        self._next_cleanup = Mono(float("-inf"))
         self._counters: Counter[str] = Counter()
         if on_message is not None:
             self.handler(on_message)
 
     def handler(self, function: _H) -> _H:
-        """Handle messages with this function; a decorator.
+        """Handle messages with this function. Can be used as a decorator.
 
         Raises:
-            Invalid: it takes no message, or there is a handler already.
+            Invalid: the function takes no message, or there is a handler already.
         """
         if self._executor is not None:
-            raise Invalid("on_message", function, "there is a handler already", "give one")
+            problem = "cannot be added: there is a handler already"
+            raise Invalid("on_message", function, problem, "pass one handler")
         self._executor = Executor(
             function,
             self.settings.concurrency,
             auto_acknowledge=self.settings.auto_acknowledge,
         )
         if self.is_running:
-            self._begin()
+            self._start_worker()
         return function
 
     @property
     def kind(self) -> str:
-        """A namespace has a queue for each resource."""
+        """What distinguishes it in its namespace, which has one queue per resource."""
         return f"{self.slug}-{self.resource}"
 
     @property
     def queue(self) -> str:
-        """How the store calls this queue."""
+        """The stored name of this queue."""
         return name_queue(self.namespace, self.resource)
 
     async def enqueue(
@@ -180,7 +180,7 @@ class QueuePlugin(CoordinatorPlugin):
         max_attempts: int | None = None,
         connection: object = None,
     ) -> str:
-        """Push a message; give its id. See `Resource.enqueue`."""
+        """Push a message; return its id. See `Resource.enqueue`."""
         (name,) = await self.enqueue_many(
             [data],
             delay=delay,
@@ -199,10 +199,10 @@ class QueuePlugin(CoordinatorPlugin):
         max_attempts: int | None = None,
         connection: object = None,
     ) -> list[str]:
-        """Push messages, all or none, in order; give their ids. See `Resource.enqueue`."""
+        """Push messages in order, all or none; return their ids. See `Resource.enqueue`."""
         attempts = self.settings.max_attempts if max_attempts is None else max_attempts
         ids = self.database.components.ids.records(len(data))
-        letters = build_messages(
+        new_messages = build_messages(
             self.database.resource(self.resource),
             data,
             ids,
@@ -211,10 +211,10 @@ class QueuePlugin(CoordinatorPlugin):
             max_attempts=attempts,
         )
         if connection is not None:
-            # Whether and when it commits is the caller's to know: nothing is told of it.
-            await self._open().push_within(connection, letters)
+            # Only the caller knows whether and when it commits: no event, no wake-up.
+            await self._get_backend().push_within(connection, new_messages)
             return ids
-        await self._open().push(letters)
+        await self._get_backend().push(new_messages)
         if self._worker is not None:
             self._worker.wake()
         self._counters["enqueued"] += len(ids)
@@ -226,12 +226,12 @@ class QueuePlugin(CoordinatorPlugin):
         if state not in _COUNTED:
             hint = closest_name(state, _COUNTED)
             fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_COUNTED)}"
-            raise Invalid("state", state, "is no state of a message", fix)
-        counts = await self._open().count()
-        return sum(counts.get(each, 0) for each in _COUNTED[state])
+            raise Invalid("state", state, "is not a message state", fix)
+        counts = await self._get_backend().count()
+        return sum(counts.get(counted, 0) for counted in _COUNTED[state])
 
     def stats(self) -> dict[str, int]:
-        """Tell what this process has done since it began, from counters."""
+        """Return what this process has done since it started, from counters."""
         names = ("enqueued", "completed", "retried", "cancelled", "returned", "dead", "lost")
         running = 0 if self._worker is None else self._worker.running
         return {**{name: self._counters[name] for name in names}, "running": running}
@@ -239,75 +239,75 @@ class QueuePlugin(CoordinatorPlugin):
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
     ) -> list[MessageInfo]:
-        """Look at messages in a state, the oldest first; go on after the last one's `cursor`."""
-        return await self._open().browse(state, after=after, limit=limit)
+        """Return messages in a state, the oldest first; continue after the last one's `cursor`."""
+        return await self._get_backend().browse(state, after=after, limit=limit)
 
     async def dead_letters(self, *, after: str = "", limit: int = 100) -> list[MessageInfo]:
-        """Look at the messages whose attempts are spent, with every error."""
-        return await self._open().browse("dead", after=after, limit=limit)
+        """Return the messages without attempts left, with every error."""
+        return await self._get_backend().browse("dead", after=after, limit=limit)
 
     async def redrive(self, ids: Sequence[str] | None = None, *, limit: int = 1000) -> int:
-        """Give dead letters, those named or all, a new life with all attempts; count them."""
-        return await self._open().redrive(ids, limit=limit)
+        """Queue dead letters again, all or by id, with all their attempts; return how many."""
+        return await self._get_backend().redrive(ids, limit=limit)
 
     async def purge(self, *, include_dead: bool = False) -> int:
-        """Remove the messages that nobody handles yet, perhaps the dead letters too."""
-        return await self._open().purge([*_PENDING, *(("dead",) if include_dead else ())])
+        """Remove unclaimed messages, optionally the dead letters too; return how many."""
+        return await self._get_backend().purge([*_PENDING, *(("dead",) if include_dead else ())])
 
     def pause(self) -> None:
-        """Claim nothing in this process until `resume`; what runs goes on."""
+        """Stop claiming in this process until `resume`; running handlers continue."""
         self._is_paused = True
-        self._steer()
+        self._apply_pause()
 
     def resume(self) -> None:
         """Claim again."""
         self._is_paused = False
-        self._steer()
+        self._apply_pause()
 
     async def pause_everywhere(self, reason: str = "") -> bool:
-        """Let no process claim until `resume_everywhere`; what runs goes on.
+        """Stop all processes from claiming until `resume_everywhere`; running handlers continue.
 
-        It stands in the store: who comes later claims nothing either. False says that the
-        queue was paused before, and is as it was.
+        The pause is stored, so processes that start later do not claim either. False means
+        that the queue was already paused, and nothing changed.
         """
-        return await self._open().pause(reason)
+        return await self._get_backend().pause(reason)
 
     async def resume_everywhere(self) -> bool:
-        """Let every process claim again; False says that the queue was not paused."""
-        return await self._open().resume()
+        """Allow all processes to claim again; False means that the queue was not paused."""
+        return await self._get_backend().resume()
 
     async def drain(self, *, max_messages: int | None = None, deadline: float | None = None) -> int:
-        """Handle messages until none is left, for one-shot runs; count them.
+        """Handle messages until none is left, for one-shot runs; return how many.
 
-        What this process handles in the background stands aside meanwhile: what it has in
-        hand is finished, and counted, or given back.
+        The background worker of this process stops meanwhile: its messages in flight are
+        finished and counted, or returned.
 
         Args:
-            max_messages: stop after so many.
-            deadline: claim no more after so many seconds.
+            max_messages: stop after this many.
+            deadline: claim no more after this many seconds.
 
         Raises:
-            Invalid: the queue has no handler, or does not run.
+            Invalid: the queue has no handler, or is not running.
         """
         clock = self.database.components.clock
-        begun = clock.mono()
+        start = clock.mono()
         # A handler would wait for its own end.
-        aside = self._worker if find_caller(self._port) is None else None
-        before = 0 if aside is None else aside.handled
+        background = self._worker if find_calling_worker(self._backend) is None else None
+        before = 0 if background is None else background.handled
         try:
-            await self._stand_aside(aside)
-            finished = 0 if aside is None else aside.handled - before
+            await self._stop_worker(background)
+            finished = 0 if background is None else background.handled - before
             quota = None if max_messages is None else max_messages - finished
-            worker = self._make_worker(quota=quota, until_empty=True)
-            left = None if deadline is None else deadline - (clock.mono() - begun)
+            worker = self._build_worker(quota=quota, until_empty=True)
+            left = None if deadline is None else deadline - (clock.mono() - start)
             return finished + await _run_for(worker, left)
         finally:
-            if aside is not None and self.is_running:
-                self._begin()
+            if background is not None and self.is_running:
+                self._start_worker()
 
     async def stop(self) -> None:
-        """Stop, if it runs. A handler that asks goes on to its end; all stops after it."""
-        caller = find_caller(self._port)
+        """Stop, if it is running. Called by a handler, it stops after that handler ends."""
+        caller = find_calling_worker(self._backend)
         if caller is None or self._lifecycle.action == "stop" or not self.database.is_connected:
             await super().stop()
         else:
@@ -316,13 +316,13 @@ class QueuePlugin(CoordinatorPlugin):
 
     @property
     def is_calling(self) -> bool:
-        """Whether it is a hook or a handler of its own that asks, for which `stop` waits."""
-        return super().is_calling or find_caller(self._port) is not None
+        """Whether the caller is one of its own hooks or handlers, which `stop` waits for."""
+        return super().is_calling or find_calling_worker(self._backend) is not None
 
     async def on_start(self) -> None:
-        """Find the resource, and take its messages."""
+        """Find or create the resource, and connect it to this queue."""
         database = self.database
-        self._port = open_backend(database.store, self.queue, database.components)
+        self._backend = open_backend(database.store, self.queue, database.components)
         if self.resource not in database.resources:
             await database.create_resource(self.resource)
         database.resources[self.resource].set_queue(self)
@@ -332,88 +332,87 @@ class QueuePlugin(CoordinatorPlugin):
         database.events.on(WorkerDied.name, self._end_claims_of)
 
     async def on_stop(self) -> None:
-        """Hear of no more deaths."""
+        """Stop listening to deaths of workers."""
         self.database.events.off(WorkerDied.name, self._end_claims_of)
 
     async def _set_up(self, exit_stack: AsyncExitStack) -> None:
-        """Join, stand for election, then handle messages; stopping begins with the last."""
+        """Join, become a candidate, then handle messages; stopping undoes this in reverse."""
         await super()._set_up(exit_stack)
-        self.run_in_background(self._tell_stats_for_ever, "stats")
-        self._begin()
-        exit_stack.push_async_callback(self._end)
+        self.run_in_background(self._emit_stats, "stats")
+        self._start_worker()
+        exit_stack.push_async_callback(self._shut_down)
 
-    async def _end(self) -> None:
-        """Handle nothing more in this process."""
-        await self._stand_aside(self._worker)
+    async def _shut_down(self) -> None:
+        await self._stop_worker(self._worker)
         if self._executor is not None:
             self._executor.close()
 
-    async def _stand_aside(self, worker: Worker | None) -> None:
-        """Claim no more; finish or give back what is in hand."""
-        working = self._working
-        if worker is None or working is None:
+    async def _stop_worker(self, worker: Worker | None) -> None:
+        """Claim no more; finish or return the messages in flight."""
+        task = self._worker_task
+        if worker is None or task is None:
             return
-        self._worker = self._working = None
-        worker.stop(_share(self.database.time_left))
+        self._worker = self._worker_task = None
+        worker.stop(_find_grace(self.database.time_left))
         self._get_membership().publish(**build_worker_facts(self.queue, None))
-        await asyncio.wait([working])
+        await asyncio.wait([task])
         self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
 
     def unready(self) -> str:
-        """Say what keeps it from working, if anything does."""
+        """Return why it cannot work now; empty if all is well."""
         return self.stuck() or super().unready() or self._describe_silence()
 
     def _describe_silence(self) -> str:
         worker, membership = self._worker, self._membership
         if worker is None or membership is None or worker.silence <= membership.timing.timeout:
             return ""
-        return f"its claims have had no answer for {worker.silence:.0f} s"
+        return f"the store has not answered its claims for {worker.silence:.0f} s"
 
     def stuck(self) -> str:
-        """Say that plain functions have taken every slot: nothing but a new process helps."""
+        """Return that plain functions occupy every slot, if so: only a new process helps."""
         if self._worker is not None and self._worker.is_stuck:
-            return "every slot is taken by a handler that goes on after its time is over"
+            return "every slot is occupied by a handler that exceeded its timeout"
         return super().stuck()
 
     async def _end_claims_of(self, death: WorkerDied) -> None:
-        """End the claims of a worker whose death this one has written down."""
+        """End the claims of a worker whose death this process has recorded."""
         try:
-            self._note_ended(await self._open().end_claims({death.incarnation}))
+            self._on_ended(await self._get_backend().end_claims({death.incarnation}))
         except Unavailable as error:
-            # Those who handle messages look, too.
-            self._note_failure(error, None)
+            # The reaper of each worker checks, too.
+            self._on_failure(error, None)
 
-    async def _tell_stats_for_ever(self) -> None:
+    async def _emit_stats(self) -> None:
         while True:
-            await self.database.components.clock.sleep(_TELL)
+            await self.database.components.clock.sleep(_STATS_INTERVAL)
             self.emit(events.QueueStats(queue=self.queue, **self.stats()))
 
     async def coordinator_work(self) -> None:
-        """Forget what was finished long ago."""
+        """Remove messages that were finished long ago."""
         now = self.database.components.clock.mono()
-        if now >= self._tidy_next:
-            self._tidy_next = now + _TIDY
-            await self._tidy()
+        if now >= self._next_cleanup:
+            self._next_cleanup = now + _CLEANUP_INTERVAL
+            await self._clean_up()
 
-    async def _tidy(self) -> None:
-        port = self._open()
-        await port.forget("completed", older_than=self.settings.completed_ttl)
+    async def _clean_up(self) -> None:
+        backend = self._get_backend()
+        await backend.forget("completed", older_than=self.settings.completed_ttl)
         if self.settings.dead_ttl is not None:
-            await port.forget("dead", older_than=self.settings.dead_ttl)
+            await backend.forget("dead", older_than=self.settings.dead_ttl)
 
-    def _open(self) -> QueueBackend:
-        if self._port is None:
+    def _get_backend(self) -> QueueBackend:
+        if self._backend is None:
             fix = "await database.use_plugin(queue) first"
             raise Invalid("queue", self.resource, "was never started", fix)
-        return self._port
+        return self._backend
 
-    def _begin(self) -> None:
-        """Handle messages in the background, if there is a handler and nobody does."""
+    def _start_worker(self) -> None:
+        """Handle messages in the background, if there is a handler and no worker yet."""
         if self._executor is None or self._worker is not None:
             return
-        self._worker = self._make_worker()
-        self._steer()
-        self._working = self.run_in_background(self._worker.run, "worker")
+        self._worker = self._build_worker()
+        self._apply_pause()
+        self._worker_task = self.run_in_background(self._worker.run, "worker")
         self.emit(
             events.WorkersStarted(
                 queue=self.queue,
@@ -422,98 +421,98 @@ class QueuePlugin(CoordinatorPlugin):
             )
         )
 
-    def _steer(self) -> None:
+    def _apply_pause(self) -> None:
         if self._worker is not None:
             self._worker.is_paused = self._is_paused
             self._worker.wake()
-            duty = WorkerStatus(concurrency=self.settings.concurrency, is_paused=self._is_paused)
-            self._get_membership().publish(**build_worker_facts(self.queue, duty))
+            status = WorkerStatus(concurrency=self.settings.concurrency, is_paused=self._is_paused)
+            self._get_membership().publish(**build_worker_facts(self.queue, status))
 
-    def _make_worker(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:
+    def _build_worker(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:
         if self._executor is None:
             fix = "pass on_message=, or decorate one with @queue.handler"
             raise Invalid("queue", self.resource, "has no handler", fix)
-        told = WorkerListener(
-            settled=self._note_settled,
-            lost=self._note_lost,
-            ended=self._note_ended,
-            overran=self._note_overrun,
-            progressed=self._note_progress,
-            failed=self._note_failure,
+        listener = WorkerListener(
+            on_settled=self._on_settled,
+            on_lost=self._on_lost,
+            on_ended=self._on_ended,
+            on_overrun=self._on_overrun,
+            on_progress=self._on_progress,
+            on_failure=self._on_failure,
         )
         return Worker(
-            self._open(),
+            self._get_backend(),
             self._get_membership(),
             self._executor,
             self.settings,
             self._retries,
             self._timeout,
             self.database.components,
-            told,
+            listener,
             quota=quota,
             until_empty=until_empty,
         )
 
-    def _note_settled(
-        self, held: Delivery, outcome: HandlerVerdict, delay: float
+    def _on_settled(
+        self, delivery: Delivery, verdict: HandlerVerdict, delay: float
     ) -> Coroutine[Any, Any, None] | None:
-        message = held.message
-        match outcome:
+        message = delivery.message
+        match verdict:
             case Completed(result):
                 self._counters["completed"] += 1
-                self._tell(events.MessageCompleted, message, duration=held.took)
+                self._report(events.MessageCompleted, message, duration=delivery.duration)
                 if self._on_complete is not None:
-                    return self._call("on_complete", self._on_complete, held.document, result)
+                    return self._call("on_complete", self._on_complete, delivery.document, result)
             case Cancel(reason):
                 self._counters["cancelled"] += 1
-                self._tell(events.MessageCancelled, message, reason=reason)
+                self._report(events.MessageCancelled, message, reason=reason)
             case Returned() | Snooze():
                 self._counters["returned"] += 1
-                self._tell(events.MessageReturned, message, delay=delay)
+                self._report(events.MessageReturned, message, delay=delay)
             case Failed(error, cause):
                 if has_spent(message.attempt, message.max_attempts):
                     self._counters["dead"] += 1
-                    self._tell(events.MessageDead, message, error=error)
+                    self._report(events.MessageDead, message, error=error)
                 else:
                     self._counters["retried"] += 1
-                    self._tell(events.MessageRetried, message, error=error, delay=delay)
-                self._note_failure(cause or RuntimeError(error), message.id)
+                    self._report(events.MessageRetried, message, error=error, delay=delay)
+                self._on_failure(cause or RuntimeError(error), message.id)
                 if self._on_error is not None:
-                    told = cause or RuntimeError(error)
-                    return self._call("on_error", self._on_error, told, held.document)
+                    raised = cause or RuntimeError(error)
+                    return self._call("on_error", self._on_error, raised, delivery.document)
         return None
 
-    def _tell(self, kind: type[Event], about: Message | EndedClaim, **facts: Any) -> None:
-        """Tell what became of a message, if anybody listens: there may be very many."""
+    def _report(self, kind: type[Event], about: Message | EndedClaim, **facts: Any) -> None:
+        """Emit an event about a message if anybody listens: there may be very many."""
         if self.events.hears(kind):
             self.emit(kind(queue=self.queue, message_id=about.id, attempt=about.attempt, **facts))
 
-    def _note_lost(self, message: Message, reason: str) -> None:
+    def _on_lost(self, message: Message, reason: str) -> None:
         self._counters["lost"] += 1
-        self._tell(events.MessageLost, message, reason=reason)
+        self._report(events.MessageLost, message, reason=reason)
 
-    def _note_ended(self, ended: list[EndedClaim]) -> None:
-        for each in ended:
-            self._tell(events.MessageRecovered, each, state=each.state)
+    def _on_ended(self, ended: list[EndedClaim]) -> None:
+        for claim in ended:
+            self._report(events.MessageRecovered, claim, state=claim.state)
 
-    def _note_overrun(self, message: Message, timeout: float) -> None:
-        self._tell(events.HandlerOverran, message, timeout=timeout)
+    def _on_overrun(self, message: Message, timeout: float) -> None:
+        self._report(events.HandlerOverran, message, timeout=timeout)
 
-    def _note_progress(self, message: Message, progress: float) -> None:
-        self._tell(events.MessageProgressed, message, progress=progress)
+    def _on_progress(self, message: Message, progress: float) -> None:
+        self._report(events.MessageProgressed, message, progress=progress)
 
-    def _note_failure(self, error: Exception, message_id: str | None) -> None:
-        told = f"{type(error).__name__}: {error}"
-        self.emit(events.QueueError(queue=self.queue, error=told, message_id=message_id))
+    def _on_failure(self, error: Exception, message_id: str | None) -> None:
+        text = f"{type(error).__name__}: {error}"
+        self.emit(events.QueueError(queue=self.queue, error=text, message_id=message_id))
 
     def _call(
         self, name: str, function: Handler, *arguments: Any
     ) -> Coroutine[Any, Any, None] | None:
-        """Call a function of the user's; what it raises is told, and stops nothing."""
+        """Call a function of the user's. An error in it becomes an event and stops nothing."""
         try:
             result = function(*arguments)
         except Exception as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
-            self._note_call_failed(name, function, error)
+            self._report_call_error(name, function, error)
             return None
         return self._finish_call(name, function, result) if inspect.isawaitable(result) else None
 
@@ -521,18 +520,18 @@ class QueuePlugin(CoordinatorPlugin):
         try:
             await result
         except Exception as error:  # noqa: BLE001 - likewise
-            self._note_call_failed(name, function, error)
+            self._report_call_error(name, function, error)
 
-    def _note_call_failed(self, name: str, function: Handler, error: Exception) -> None:
-        self.emit(HandlerFailed(event=name, callback=repr(function), error=describe(error)))
+    def _report_call_error(self, name: str, function: Handler, error: Exception) -> None:
+        self.emit(HandlerFailed(event=name, callback=repr(function), error=describe_error(error)))
 
 
 S3QueuePlugin = QueuePlugin
-"""The documents' name for it."""
+"""The documents' name of `QueuePlugin`."""
 
 
 async def _run_for(worker: Worker, seconds: float | None) -> int:
-    """Let a worker claim for so many seconds at most; give how many messages it handled."""
+    """Run a worker that claims for this many seconds at most; return how many it handled."""
     timer: asyncio.TimerHandle | None = None
     if seconds is not None:
         timer = asyncio.get_running_loop().call_later(seconds, worker.stop)
@@ -544,12 +543,12 @@ async def _run_for(worker: Worker, seconds: float | None) -> int:
     return worker.handled
 
 
-def _share(left: float | None) -> float | None:
-    """Give the seconds that handlers have of those that are left, and keep some to give back."""
-    return None if left is None else max(0.0, left - min(left / 4, _TO_GIVE_BACK))
+def _find_grace(left: float | None) -> float | None:
+    """Return the seconds that handlers have of those left: some are reserved for settlements."""
+    return None if left is None else max(0.0, left - min(left / 4, _RETURN_TIME))
 
 
-def _refuse_unknown(options: Mapping[str, Any], own: set[str]) -> None:
+def _check_known(options: Mapping[str, Any], own: set[str]) -> None:
     known = own | {field.name for field in fields(CoordinatorSettings)}
     for name, value in options.items():
         if name not in known:

@@ -1,9 +1,4 @@
-"""Ends the claims of workers that have died, whoever has written down their death.
-
-Every worker is a warden for all the others: whoever notes a death ends the claims at once, but
-may not have this queue, or may die of the same cause. While nobody has claimed anything it
-asks for nothing.
-"""
+"""Dead workers: their claims are ended, and the messages that may have killed them run alone."""
 
 from collections.abc import Callable
 
@@ -11,60 +6,123 @@ from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Clock, Mono
 from jobsync.errors import Unavailable
 from jobsync.queue.backend import EndedClaim, QueueBackend
+from jobsync.queue.in_flight import Delivery
 
-__all__ = ["Reaper"]
+__all__ = ["Quarantine", "Reaper"]
 
-_SHORTEST_REST = 1.0
-"""Seconds between looks, however much happens."""
+_SHORTEST_PERIOD = 1.0
+"""Seconds between two checks, however much happens."""
 
 
 class Reaper:
-    """One worker's watch over the claims of a queue.
+    """Ends the claims of dead workers in a queue.
+
+    Every worker runs one. The process that records a death ends the claims at once, but it may
+    not have this queue, or may die of the same cause. While there are no claims, the reaper sends
+    no requests.
 
     Args:
-        port: where the messages are.
-        membership: tells who is dead.
-        clock: this machine's.
-        ended: told of the claims that were ended.
-        failed: told that the store did not answer.
+        backend: where the messages are stored.
+        membership: knows which sessions are dead.
+        clock: this machine's clock.
+        on_ended: called with the claims that were ended.
+        on_failure: called when the store does not answer.
     """
 
     def __init__(
         self,
-        port: QueueBackend,
+        backend: QueueBackend,
         membership: Membership,
         clock: Clock,
-        ended: Callable[[list[EndedClaim]], None],
-        failed: Callable[[Exception], None],
+        on_ended: Callable[[list[EndedClaim]], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
         self.is_quiet = True
-        """Whether, as far as is known, nobody has claimed anything."""
-        self._port = port
+        """Whether, as far as is known, there are no claims."""
+        self._backend = backend
         self._membership = membership
         self._clock = clock
-        self._ended = ended
-        self._failed = failed
-        self._purpose = f"queue {port.queue}"
+        self._on_ended = on_ended
+        self._on_failure = on_failure
+        self._purpose = f"queue {backend.queue}"
 
     async def run(self) -> None:
-        """Watch until cancelled."""
-        looked = Mono(float("-inf"))
+        """Check until cancelled."""
+        last_check = Mono(float("-inf"))
         try:
             while True:
                 await self._membership.change(self._membership.timing.heartbeat)
-                if not self.is_quiet and self._clock.mono() - looked >= _SHORTEST_REST:
-                    looked = self._clock.mono()
-                    await self._look()
+                if not self.is_quiet and self._clock.mono() - last_check >= _SHORTEST_PERIOD:
+                    last_check = self._clock.mono()
+                    await self._end_dead_claims()
         finally:
             self._membership.watch(self._purpose, ())
 
-    async def _look(self) -> None:
+    async def _end_dead_claims(self) -> None:
         membership = self._membership
         try:
-            others = {*await self._port.list_holders()} - {membership.incarnation}
+            others = {*await self._backend.list_holders()} - {membership.incarnation}
             membership.watch(self._purpose, others)
-            dead = {each for each in others if membership.is_dead(each)}
+            dead = {session for session in others if membership.is_dead(session)}
             if dead:
-                self._ended(await self._port.end_claims(dead))
+                self._on_ended(await self._backend.end_claims(dead))
         except Unavailable as error:
-            self._failed(error)
+            self._on_failure(error)
+
+
+class Quarantine:
+    """Decides when a worker claims a suspect, and what else it claims meanwhile.
+
+    A message whose worker died is a suspect: it may have killed it. A worker has one suspect at a
+    time, claims it when nothing else is in flight, and claims nothing else while it runs. So if the
+    worker dies, the suspect is the only possible cause.
+
+    Both waits are limited, so that one long handler does not stop all others: after `patience`
+    seconds a suspect is claimed beside other messages, and others are claimed beside it. If the
+    worker dies then, the suspect still spends an attempt and the others do not.
+
+    Args:
+        clock: this machine's clock.
+        patience: seconds to wait until a suspect can run alone, and to leave it alone then.
+    """
+
+    def __init__(self, clock: Clock, patience: float) -> None:
+        self._clock = clock
+        self._patience = patience
+        self._suspect: Delivery | None = None
+        self._until: Mono | None = None
+        """Until when other messages wait: for the suspect to start, or to end."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is a suspect to claim as soon as possible."""
+        return self._suspect is None and self._until is not None
+
+    def notice(self) -> None:
+        """Record that there are suspects."""
+        if self._suspect is None and self._until is None:
+            self._until = self._clock.mono() + self._patience
+
+    def start(self, suspect: Delivery | None) -> None:
+        """Record that a suspect was claimed, or that there was none left."""
+        self._suspect = suspect
+        self._until = None if suspect is None else self._clock.mono() + self._patience
+
+    def release(self, delivery: Delivery) -> None:
+        """Record that a message has ended, which may be the suspect."""
+        if self._suspect is delivery:
+            self.start(None)
+
+    def wait(self, *, is_free: bool) -> float:
+        """Return the seconds for which nothing may be claimed, unless something changes.
+
+        Args:
+            is_free: whether the worker has nothing in flight.
+        """
+        if self._until is None or is_free:
+            return 0.0
+        left = self._until - self._clock.mono()
+        if left <= 0 and self._suspect is not None:
+            # It has killed no worker so far: the next suspect may be claimed.
+            self.start(None)
+        return max(0.0, left)

@@ -1,4 +1,4 @@
-"""How a queue handles its messages. Durations are seconds."""
+"""The options of a queue. Durations are seconds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +10,7 @@ from jobsync.settings import Settings, in_section
 __all__ = ["QueueSettings", "translate"]
 
 _LONGEST_VISIBILITY = 43_200.0
+_ALIASES = {"workers": "concurrency", "ticket_interval": "dispatch_interval"}
 
 
 @in_section("queue")
@@ -18,21 +19,21 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
 
     Attributes:
         concurrency: how many handlers run at once in this process; 3.
-        prefetch: how many messages are claimed ahead of those that run; ten times the
-            concurrency, up to fifty times where that is 20 ms of measured work, and never
-            more than a second of it.
-        visibility_timeout: seconds after which others may have a message whose worker does
-            not renew its claim; 30. Handlers may take longer: claims are renewed.
+        prefetch: how many messages are claimed in advance of those that run; ten times the
+            concurrency, up to fifty times if that is 20 ms of measured work, and never more
+            than one second of it.
+        visibility_timeout: seconds after which other workers may claim a message whose worker
+            does not renew its claim; 30. Handlers may take longer: claims are renewed.
         max_attempts: how often a message is tried; 4, which is three retries.
-        auto_acknowledge: a handler that returns has handled its message; without it, it
-            calls `context.ack()`.
-        poll_interval: seconds between looks where nothing tells of new messages; 10, and up
-            to three times as long while there are none.
+        auto_acknowledge: whether returning from the handler completes the message; otherwise
+            the handler calls `context.ack()`.
+        poll_interval: seconds between polls without notifications; 10, and up to three times
+            as long while the queue is empty.
         grace: seconds that handlers have to finish when the queue stops; 30.
-        completed_ttl: seconds for which it is known of a message that it was completed; 300.
-        dead_ttl: seconds for which dead letters are kept; for ever, unless given.
-        dispatch_interval: accepted; a database needs no tickets.
-        ticket_batch_size: accepted; likewise.
+        completed_ttl: seconds for which completed messages are remembered; 300.
+        dead_ttl: seconds for which dead letters are kept; for ever by default.
+        dispatch_interval: accepted without effect: a database needs no tickets.
+        ticket_batch_size: accepted without effect, likewise.
     """
 
     concurrency: int = 3
@@ -60,42 +61,40 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
 
 def _check_count(field: str, value: int | None, *, least: int) -> None:
     if value is not None and value < least:
-        raise Invalid(field, value, f"is less than {least}", f"give {least} or more")
+        raise Invalid(field, value, f"must be {least} or more", "pass a larger number")
 
 
 def _check_visibility(value: float) -> None:
     if not 0 < value <= _LONGEST_VISIBILITY:
-        fix = f"did you mean {value / 1000:g}?" if value > 0 else "give more than 0"
-        raise Invalid("visibility_timeout", value, "durations are seconds", fix)
+        fix = f"did you mean {value / 1000:g}?" if value > 0 else "pass more than 0"
+        problem = f"must be in seconds, up to {_LONGEST_VISIBILITY:,.0f}"
+        raise Invalid("visibility_timeout", value, problem, fix)
 
 
 def _check_positive(field: str, value: float | None) -> None:
     if value is not None and value < 0:
-        raise Invalid(field, value, "is less than 0", "give seconds")
-
-
-_ALIASES = {"workers": "concurrency", "ticket_interval": "dispatch_interval"}
+        raise Invalid(field, value, "must be 0 or more", "pass seconds")
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Give options under their own names.
+    """Return the options under their canonical names.
 
     Raises:
-        Invalid: one is given under two names.
+        Invalid: an option is passed under two names.
     """
-    plain = dict(options)
+    translated = dict(options)
     for alias, name in _ALIASES.items():
-        if alias in plain:
-            _refuse_both(plain, alias, name)
-            plain[name] = plain.pop(alias)
-    if plain.get("max_retries") is not None:
-        _refuse_both(plain, "max_retries", "max_attempts")
-        _check_count("max_retries", plain["max_retries"], least=0)
-        plain["max_attempts"] = plain["max_retries"] + 1
-    plain.pop("max_retries", None)
-    return plain
+        if alias in translated:
+            _refuse_both(translated, alias, name)
+            translated[name] = translated.pop(alias)
+    if translated.get("max_retries") is not None:
+        _refuse_both(translated, "max_retries", "max_attempts")
+        _check_count("max_retries", translated["max_retries"], least=0)
+        translated["max_attempts"] = translated["max_retries"] + 1
+    translated.pop("max_retries", None)
+    return translated
 
 
 def _refuse_both(options: Mapping[str, Any], one: str, other: str) -> None:
     if options.get(one) is not None and options.get(other) is not None:
-        raise Invalid(one, options[one], f"{other} is given too", "give one of the two")
+        raise Invalid(one, options[one], f"cannot be passed with {other}", "pass one of the two")

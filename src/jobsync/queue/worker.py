@@ -1,13 +1,13 @@
-"""One process's share of a queue: claims messages, runs handlers, settles.
+"""One process's worker of a queue: claims messages, runs handlers, settles.
 
-Promises: a handler runs only while its claim is surely this worker's, see `hand`. After that
-it is cancelled, or told by `context.lost`, and nothing is settled. A suspect runs alone, see
-`quarantine`. Told to stop, a worker claims no more, gives back what has not begun, and lets
-handlers finish for `grace` seconds; a coroutine that has not by then is cancelled and its
-message given back, so that a deployment spends no attempt.
+Guarantees: a handler runs only while its claim is certainly this worker's (see `in_flight`).
+After that it is cancelled, or sees `context.lost`, and nothing is settled. A suspect runs alone
+(see `reaper.Quarantine`). On `stop` a worker claims no more, returns messages that have not
+started, and lets handlers finish for `grace` seconds. Then coroutines are cancelled and their
+messages returned, so a deployment spends no attempt.
 
-A handler's slot is free once it has returned: settlements gather meanwhile, and go in one
-batch. What is in hand, from claim to the store's last answer, is bounded all the same.
+A handler's slot is free once it has returned. Settlements collect meanwhile and are sent in one
+batch. The number of messages in flight, from the claim to the store's last answer, is limited.
 """
 
 import asyncio
@@ -23,104 +23,100 @@ from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono, backoff_limit
 from jobsync.core.messages import Failed, HandlerVerdict, Retries, Returned, Transition, decide
 from jobsync.errors import Corrupt, Unavailable
-from jobsync.queue.backend import (
-    ClaimResult,
-    EndedClaim,
-    Message,
-    QueueBackend,
-    Settlement,
-)
+from jobsync.queue.backend import ClaimResult, EndedClaim, Message, QueueBackend, Settlement
 from jobsync.queue.completer import Completer
 from jobsync.queue.context import Context
 from jobsync.queue.executor import Deadlines, Executor
-from jobsync.queue.in_flight import Delivery, InFlight, Quarantine
-from jobsync.queue.reaper import Reaper
+from jobsync.queue.in_flight import Delivery, InFlight
+from jobsync.queue.reaper import Quarantine, Reaper
 from jobsync.queue.settings import QueueSettings
 
-__all__ = ["Worker", "WorkerListener", "find_caller"]
+__all__ = ["Worker", "WorkerListener", "find_calling_worker"]
 
-_AHEAD = 10
-_FAR_AHEAD = 50
-"""So many messages for each handler are claimed ahead at most, where that is little work."""
-_SOON = 0.02
-"""Seconds of work that are little."""
-_LEFT = 4
-"""What part of what was claimed ahead may be left when more is claimed: a fourth."""
-_MEASURED = 0.2
-"""How much the latest handler counts in the average of how long they take."""
+_PREFETCH = 10
+_MAX_PREFETCH = 50
+"""Messages per handler to claim in advance, and at most where they are little work."""
+_LITTLE_WORK = 0.02
+"""Seconds of work that count as little."""
+_REFILL_SHARE = 4
+"""More is claimed when a quarter of the prefetched messages is left."""
+_LATEST_WEIGHT = 0.2
+"""Weight of the latest handler in the average duration."""
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
-_SHORTEST_REST = 0.02
-_DOUBT = 0.25
-_PATIENCE = 3
+_SHORTEST_WAIT = 0.02
+_DISTRUST_WAIT = 0.25
+"""Seconds between checks whether the session is trusted again: nothing notifies of it."""
+_MAX_EMPTY_POLLS = 3
 _INSTANT = 0.002
 _TURN = 0.002
-"""Seconds for which handlers that wait for nothing may go on, before all else has its turn."""
-_USUAL = Retries()
+"""Seconds for which handlers that never wait may run before everything else has a turn."""
+_DEFAULT_RETRIES = Retries()
 _LISTEN = 3600.0
 
+_running_delivery: ContextVar["tuple[Worker, Delivery] | None"] = ContextVar(
+    "jobsync_running_delivery", default=None
+)
+"""The delivery whose handler runs in this context."""
 
-_handled: ContextVar["tuple[Worker, Delivery] | None"] = ContextVar("jobsync_handled", default=None)
-"""What is being handled, for whoever runs below a handler."""
 
-
-def find_caller(port: QueueBackend | None) -> "Worker | None":
-    """Give the worker of a queue whose handler it is that asks, if one does."""
-    found = _handled.get()
+def find_calling_worker(backend: QueueBackend | None) -> "Worker | None":
+    """Return the worker of a queue if one of its handlers is the caller."""
+    found = _running_delivery.get()
     if found is None:
         return None
-    worker, held = found
-    return worker if worker.port is port and worker.runs(held) else None
+    worker, delivery = found
+    return worker if worker.backend is backend and worker.is_handling(delivery) else None
 
 
 class WorkerListener(msgspec.Struct, kw_only=True):
-    """What a worker tells of, each by a call."""
+    """Callbacks of a worker."""
 
-    settled: Callable[[Delivery, HandlerVerdict, float], Coroutine[Any, Any, None] | None]
-    """A message was settled: with its outcome, and the pause before the next attempt. May give
-    more to do, which nothing waits for but the end."""
-    lost: Callable[[Message, str], None]
-    ended: Callable[[list[EndedClaim]], None]
-    overran: Callable[[Message, float], None]
-    progressed: Callable[[Message, float], None]
-    failed: Callable[[Exception, str | None], None]
+    on_settled: Callable[[Delivery, HandlerVerdict, float], Coroutine[Any, Any, None] | None]
+    """A message was settled with a verdict and a delay before the next attempt. May return more
+    work, which runs in the background; the worker waits for it only at its end."""
+    on_lost: Callable[[Message, str], None]
+    on_ended: Callable[[list[EndedClaim]], None]
+    on_overrun: Callable[[Message, float], None]
+    on_progress: Callable[[Message, float], None]
+    on_failure: Callable[[Exception, str | None], None]
     """Something went wrong, perhaps with a message."""
 
 
 class Worker:
-    """Handles messages until told to stop.
+    """Handles messages until it is stopped.
 
     Args:
-        port: where they are.
-        membership: the session that claims hang on.
+        backend: where the messages are stored.
+        membership: the session that holds the claims.
         executor: runs the handler.
-        settings: how many at once, and so on.
-        retries: how long failed messages rest.
-        timeout: seconds that a handler may take, where its message says nothing.
+        settings: concurrency, timeouts and intervals.
+        retries: the delays of failed messages.
+        timeout: seconds that a handler may take, unless its message has its own timeout.
         components: time and randomness.
-        told: who is told what.
-        quota: stop after so many messages.
+        listener: the callbacks.
+        quota: stop after this many messages.
         until_empty: stop when there is nothing left to claim.
     """
 
     def __init__(
         self,
-        port: QueueBackend,
+        backend: QueueBackend,
         membership: Membership,
         executor: Executor,
         settings: QueueSettings,
         retries: Retries,
         timeout: float | None,
         components: Components,
-        told: WorkerListener,
+        listener: WorkerListener,
         *,
         quota: int | None = None,
         until_empty: bool = False,
     ) -> None:
         self.handled = 0
-        """How many messages were handled, well or not."""
+        """How many messages were handled, successfully or not."""
         self.is_paused = False
-        self.port = port
+        self.backend = backend
         self._membership = membership
         self._executor = executor
         self._settings = settings
@@ -128,30 +124,31 @@ class Worker:
         self._timeout = timeout
         self._clock = components.clock
         self._randomness = components.randomness
-        self._told = told
+        self._listener = listener
         self._quota = quota
         self._until_empty = until_empty
         self._visibility = settings.visibility_timeout
-        self._hand = InFlight(
-            port, membership, self._clock, self._visibility, self._note_lost, self._note_failed
+        self._in_flight = InFlight(
+            backend, membership, self._clock, self._visibility, self._on_lost, self._on_failure
         )
-        self._outbox = Completer(
-            port, components, self._note_answer, self._note_failed, self._expects_more
+        self._completer = Completer(
+            backend, components, self._on_answer, self._on_failure, self._expects_more
         )
-        self._deadlines = Deadlines(self._clock, self._note_late)
-        self._warden = Reaper(port, membership, self._clock, self._note_ended, self._note_failed)
+        self._deadlines = Deadlines(self._clock, self._on_late)
+        self._reaper = Reaper(backend, membership, self._clock, self._on_ended, self._on_failure)
+        self._quarantine = Quarantine(self._clock, self._visibility / 3)
         self._ready: deque[Delivery] = deque()
         self._running: set[Delivery] = set()
-        self._serving = 0
-        """How many tasks handle messages, or are about to."""
-        self._quarantine = Quarantine(self._clock, self._visibility / 3)
         self._overrun: set[Delivery] = set()
-        self._vain_looks = 0
-        self._asked: Mono | None = None
-        """When the first claim was sent that has had no answer since."""
+        """Plain functions that continue after their timeout."""
+        self._servers = 0
+        """How many tasks handle messages, or are about to."""
+        self._empty_polls = 0
+        self._unanswered_since: Mono | None = None
+        """When the first claim was sent that is unanswered."""
         self._average = 0.0
-        self._few = 0
-        """So many are ready, or fewer, when more are claimed."""
+        self._refill_at = 0
+        """More is claimed when at most this many messages are ready."""
         self._changed = asyncio.Event()
         self._grace = settings.grace
         self._turn = _TURN / settings.concurrency
@@ -165,74 +162,74 @@ class Worker:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether plain functions that go on after their time have taken every slot."""
+        """Whether plain functions that exceeded their timeout occupy every slot."""
         return len(self._overrun) >= self._settings.concurrency
 
     @property
     def silence(self) -> float:
-        """Seconds for which the store owes this worker an answer to its claims."""
-        asked = self._asked
-        return 0.0 if asked is None else self._clock.mono() - asked
+        """Seconds for which the store has not answered this worker's claims."""
+        since = self._unanswered_since
+        return 0.0 if since is None else self._clock.mono() - since
 
-    def runs(self, held: Delivery) -> bool:
-        """Say whether a message's handler runs."""
-        return held in self._running
+    def is_handling(self, delivery: Delivery) -> bool:
+        """Whether a delivery's handler runs."""
+        return delivery in self._running
 
     async def run(self) -> None:
-        """Work until `stop`, or until there is nothing left to do where that was asked for."""
+        """Work until `stop`, or until the quota or the end of the queue is reached."""
         async with asyncio.TaskGroup() as self._group:
             loops = [
-                self._group.create_task(self._keep_up(loop))
+                self._group.create_task(self._run_part(loop))
                 for loop in (
-                    self._hand.renew_for_ever,
-                    self._hand.watch_for_ever,
-                    self._deadlines.watch_for_ever,
-                    self._outbox.run,
-                    self._warden.run,
-                    self._listen_for_ever,
+                    self._in_flight.renew,
+                    self._in_flight.watch,
+                    self._deadlines.watch,
+                    self._completer.run,
+                    self._reaper.run,
+                    self._listen,
                 )
             ]
-            await self._keep_up(self._fetch_for_ever)
+            await self._run_part(self._fetch_until_done)
             await self._wind_down()
             for loop in loops:
                 loop.cancel()
 
     def stop(self, grace: float | None = None) -> None:
-        """Claim no more; let handlers finish for so many seconds, if that is less than usual."""
+        """Claim no more; let handlers finish for this many seconds, or `grace` if it is less."""
         if grace is not None:
             self._grace = min(self._grace, grace)
         self._is_stopping = True
         self._changed.set()
 
     def wake(self) -> None:
-        """Look again: something may be different."""
+        """Poll now: something may have changed."""
         self._changed.set()
 
-    async def settle(self, message: Message, outcome: HandlerVerdict) -> bool:
-        """End a claim; say whether the store took it."""
-        held = self._hand.find(message)
-        if held is None:
+    async def settle(self, message: Message, verdict: HandlerVerdict) -> bool:
+        """End a claim; return whether the store accepted it."""
+        delivery = self._in_flight.find(message)
+        if delivery is None:
             return False
-        held.answered = asyncio.get_running_loop().create_future()
-        self._send(held, outcome)
-        return await asyncio.shield(held.answered)
+        delivery.answer = asyncio.get_running_loop().create_future()
+        self._submit(delivery, verdict)
+        return await asyncio.shield(delivery.answer)
 
     async def extend(self, message: Message, seconds: float) -> bool:
-        """Let a claim hold on."""
-        return await self._hand.extend(message, seconds)
+        """Extend a claim; return whether it stands."""
+        return await self._in_flight.extend(message, seconds)
 
     def report_progress(self, message: Message, progress: float) -> None:
-        """Tell how far a handler is."""
-        self._told.progressed(message, progress)
+        """Report how far a handler is."""
+        self._listener.on_progress(message, progress)
 
-    async def _keep_up(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a part of this worker; whatever ends it, no handler begins without it."""
+    async def _run_part(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a part of this worker. However it ends, no handler starts without it."""
         try:
             await part()
         finally:
             self._is_stopping = True
 
-    async def _fetch_for_ever(self) -> None:
+    async def _fetch_until_done(self) -> None:
         failures = 0
         while not (self._is_stopping or self._is_done()):
             self._changed.clear()
@@ -241,27 +238,27 @@ class Worker:
                 failures = 0
             except Unavailable as error:
                 failures += 1
-                self._note_failed(error)
+                self._on_failure(error)
                 longest = backoff_limit(failures, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
                 await self._clock.sleep(self._randomness.uniform(0, longest))
                 continue
             if claimed is None:
-                await self._rest(self._find_wait() or self._settings.poll_interval)
+                await self._wait_for_change(self._find_wait() or self._settings.poll_interval)
                 continue
-            # What was claimed begins before more is asked for.
+            # The claimed messages start before more are requested.
             await asyncio.sleep(0)
             if not (claimed.more or self._quarantine.is_wanted):
-                if self._until_empty and not self._hand:
+                if self._until_empty and not self._in_flight:
                     return
-                await self._rest(self._find_rest(claimed))
+                await self._wait_for_change(self._find_poll_wait(claimed))
 
     def _is_done(self) -> bool:
         return self._quota is not None and self.handled >= self._quota
 
     async def _fetch(self) -> ClaimResult | None:
-        """Claim messages, if there is room, and let them begin; None if there is none."""
+        """Claim messages and start them; return None if there is no room."""
         if self.is_paused or self._find_wait() > 0:
-            self._asked = None
+            self._unanswered_since = None
             return None
         if self._quarantine.is_wanted:
             claimed = await self._claim(1, suspects=True)
@@ -271,263 +268,266 @@ class Worker:
         return await self._claim(room, suspects=False) if room > 0 else None
 
     def _find_wait(self) -> float:
-        """Give the seconds for which nothing may be claimed, unless something changes."""
+        """Return the seconds for which nothing may be claimed, unless something changes."""
         if not self._membership.is_trusted:
-            # Nobody tells when it can be trusted again.
-            return _DOUBT
-        return self._quarantine.wait(is_free=not (self._hand or self._running))
+            return _DISTRUST_WAIT
+        return self._quarantine.wait(is_free=not (self._in_flight or self._running))
 
     def _find_room(self) -> int:
-        """Give how many messages may be claimed now."""
+        """Return how many messages may be claimed now."""
         prefetch = self._find_prefetch()
         most = self._settings.concurrency + prefetch
-        # Not one by one: a batch costs as much as a single message. Nor while the store takes
-        # no settlements: what is in hand is bounded.
-        self._few = prefetch // _LEFT
-        if len(self._ready) > self._few or len(self._hand) > 2 * most:
+        # Not one by one: a batch costs as much as a single message. Nor while the store accepts
+        # no settlements: the messages in flight are limited.
+        self._refill_at = prefetch // _REFILL_SHARE
+        if len(self._ready) > self._refill_at or len(self._in_flight) > 2 * most:
             return 0
         room = most - len(self._ready) - len(self._running)
-        return (
-            room if self._quota is None else min(room, self._quota - self.handled - len(self._hand))
-        )
+        if self._quota is None:
+            return room
+        return min(room, self._quota - self.handled - len(self._in_flight))
 
     def _find_prefetch(self) -> int:
-        """Claim ahead a second of measured work at most, and half the visibility."""
+        """Return how many messages to claim in advance.
+
+        At most a second of measured work, and half the visibility timeout.
+        """
         most, concurrency = self._settings.prefetch, self._settings.concurrency
         if not self._average:
             return concurrency if most is None else min(most, concurrency)
-        pace = concurrency / self._average
+        rate = concurrency / self._average
         if most is None:
-            # Where handlers take no time a batch does, and the less for each the larger it is.
-            most = max(_AHEAD * concurrency, min(_FAR_AHEAD * concurrency, int(pace * _SOON)))
-        return min(most, int(pace * min(1.0, self._visibility / 2)))
+            # For instant handlers the batch is the cost, and less per message if it is larger.
+            little = min(_MAX_PREFETCH * concurrency, int(rate * _LITTLE_WORK))
+            most = max(_PREFETCH * concurrency, little)
+        return min(most, int(rate * min(1.0, self._visibility / 2)))
 
     async def _claim(self, limit: int, *, suspects: bool) -> ClaimResult:
-        """Claim messages, and let them begin; end claims of others that have lapsed."""
+        """Claim messages and start them; end claims of others that have lapsed."""
         sent, session = self._clock.mono(), self._membership.incarnation
-        self._asked = self._asked or sent
-        claimed = await self.port.claim(
+        self._unanswered_since = self._unanswered_since or sent
+        claimed = await self.backend.claim(
             limit, session=session, visibility=self._visibility, suspects=suspects
         )
-        self._asked = None
-        taken = self._take(claimed.messages, session, sent)
+        self._unanswered_since = None
+        deliveries = self._accept(claimed.messages, session, sent)
         if suspects:
-            self._quarantine.take(taken[0] if taken else None)
+            self._quarantine.start(deliveries[0] if deliveries else None)
         elif claimed.suspects:
             self._quarantine.notice()
-        self._ready.extend(taken)
-        self._vain_looks = 0 if taken else self._vain_looks
-        self._begin()
-        self._warden.is_quiet = claimed.lapse is None and not claimed.messages
+        self._ready.extend(deliveries)
+        self._empty_polls = 0 if deliveries else self._empty_polls
+        self._start_servers()
+        self._reaper.is_quiet = claimed.lapse is None and not claimed.messages
         if claimed.lapse is not None and claimed.lapse <= 0:
-            keep = [held.id for held in self._hand]
-            self._note_ended(await self.port.end_claims(keep=keep))
+            keep = [delivery.id for delivery in self._in_flight]
+            self._on_ended(await self.backend.end_claims(keep=keep))
         return claimed
 
-    def _take(self, messages: Iterable[Message], session: str, sent: Mono) -> list[Delivery]:
-        """Hold messages; put among the dead letters what no handler can read."""
-        taken = []
+    def _accept(self, messages: Iterable[Message], session: str, sent: Mono) -> list[Delivery]:
+        """Add messages to those in flight; bury those that no handler can read."""
+        deliveries = []
         for message in messages:
             try:
-                taken.append(self._hand.take(message, session, sent))
+                deliveries.append(self._in_flight.add(message, session, sent))
             except Corrupt as corrupt:
-                self._set_aside(message, corrupt)
-        return taken
+                self._listener.on_failure(corrupt, message.id)
+                bury = Settlement(receipt=message.receipt, move="bury", error=str(corrupt))
+                self._completer.submit(bury, None)
+        return deliveries
 
-    def _set_aside(self, message: Message, corrupt: Corrupt) -> None:
-        self._told.failed(corrupt, message.id)
-        bury = Settlement(receipt=message.receipt, move="bury", error=str(corrupt))
-        self._outbox.put(bury, None)
-
-    def _begin(self) -> None:
-        """Let as many handlers run as may."""
+    def _start_servers(self) -> None:
+        """Start tasks for as many ready messages as may run."""
         most = 0 if self._is_stopping else self._settings.concurrency
-        while self._serving < min(most, len(self._running) + len(self._ready)):
-            self._serving += 1
+        while self._servers < min(most, len(self._running) + len(self._ready)):
+            self._servers += 1
             self._group.create_task(self._serve())
 
     async def _serve(self) -> None:
-        """Handle what is ready, one by one: a task for each would cost more than most take."""
+        """Handle ready messages one by one: a task for each would cost more than most handlers."""
         task, begun = asyncio.current_task(), self._clock.mono()
         try:
-            # Whom anybody has told to end, for whatever reason, begins nothing else.
-            while task is not None and not task.cancelling() and (held := self._pick()) is not None:
-                held.task = task
-                if await self._handle(held) - begun >= self._turn:
+            # A cancelled task starts nothing else, whatever the reason.
+            while task is not None and not task.cancelling():
+                delivery = self._next_ready()
+                if delivery is None:
+                    break
+                delivery.task = task
+                if await self._handle(delivery) - begun >= self._turn:
                     await asyncio.sleep(0)
                     begun = self._clock.mono()
         finally:
-            self._serving -= 1
-            self._begin()
+            self._servers -= 1
+            self._start_servers()
 
-    def _pick(self) -> Delivery | None:
-        """Give what is to begin now, if anything is."""
+    def _next_ready(self) -> Delivery | None:
+        """Return the next message to start, if there is one."""
         while self._ready and not self._is_stopping:
-            held = self._ready.popleft()
-            if self._hand.check(held):
-                return held
+            delivery = self._ready.popleft()
+            if self._in_flight.check(delivery):
+                return delivery
         return None
 
-    async def _handle(self, held: Delivery) -> Mono:
-        """Run a message's handler, and settle; give when that was done."""
-        begun = self._prepare(held)
+    async def _handle(self, delivery: Delivery) -> Mono:
+        """Run a message's handler and settle; return when that was done."""
+        started = self._prepare(delivery)
         try:
-            outcome, overrun = await self._executor.run(held)
-            self._conclude(held, outcome)
+            verdict, overrun = await self._executor.run(delivery)
+            self._conclude(delivery, verdict)
             if overrun is not None:
-                self._told.overran(held.message, held.timeout or 0.0)
-                # Its thread is taken until it returns.
-                self._overrun.add(held)
+                self._listener.on_overrun(delivery.message, delivery.timeout or 0.0)
+                # Its thread is occupied until it returns.
+                self._overrun.add(delivery)
                 await asyncio.wait([overrun])
             ended = self._clock.mono()
-            self._measure(ended - begun)
+            self._measure(ended - started)
         except asyncio.CancelledError:
-            # A plain function goes on: nobody else may have its message before it lapses.
+            # A plain function continues: nobody else may claim its message before it lapses.
             if self._executor.is_async:
-                self._conclude(held, Returned())
+                self._conclude(delivery, Returned())
             raise
         finally:
-            self._release(held)
+            self._release(delivery)
         return ended
 
-    def _prepare(self, held: Delivery) -> Mono:
-        """Let a handler's time begin; give when that is."""
-        message, executor, timeout = held.message, self._executor, held.message.timeout
-        held.timeout = self._timeout if timeout is None else timeout
-        held.begun = begun = self._clock.mono()
-        self._running.add(held)
-        if held.timeout is not None and executor.is_async:
-            self._deadlines.add(held, begun + held.timeout)
+    def _prepare(self, delivery: Delivery) -> Mono:
+        """Start a handler's time; return when that is."""
+        message, executor, timeout = delivery.message, self._executor, delivery.message.timeout
+        delivery.timeout = self._timeout if timeout is None else timeout
+        delivery.started = started = self._clock.mono()
+        self._running.add(delivery)
+        if delivery.timeout is not None and executor.is_async:
+            self._deadlines.add(delivery, started + delivery.timeout)
         if executor.takes_context:
             worker_id = self._membership.worker_id
-            held.context = Context(message, worker_id, self._clock, held.timeout, self)
-        _handled.set((self, held))
-        return begun
+            delivery.context = Context(message, worker_id, self._clock, delivery.timeout, self)
+        _running_delivery.set((self, delivery))
+        return started
 
-    def _release(self, held: Delivery) -> None:
-        """Take note that a handler has ended."""
-        # Not kept: a task would refer to what it has run, and that to the task.
-        held.task = None
-        self._running.discard(held)
-        self._overrun.discard(held)
-        self._deadlines.remove(held)
-        self._quarantine.release(held)
-        if len(self._ready) <= self._few:
+    def _release(self, delivery: Delivery) -> None:
+        """Clean up after a handler has ended."""
+        # Not kept: the task would refer to what it has run, and that to the task.
+        delivery.task = None
+        self._running.discard(delivery)
+        self._overrun.discard(delivery)
+        self._deadlines.remove(delivery)
+        self._quarantine.release(delivery)
+        if len(self._ready) <= self._refill_at:
             self._changed.set()
 
-    def _conclude(self, held: Delivery, outcome: HandlerVerdict) -> None:
-        """Settle a message, unless its handler has done so, or it is lost."""
-        if self._hand.find(held.message) is held:
-            self._send(held, outcome)
+    def _conclude(self, delivery: Delivery, verdict: HandlerVerdict) -> None:
+        """Settle a message, unless its handler has done so or it is lost."""
+        if self._in_flight.find(delivery.message) is delivery:
+            self._submit(delivery, verdict)
 
-    def _send(self, held: Delivery, outcome: HandlerVerdict) -> None:
-        move, held.delay = self._decide(held.message, outcome)
-        held.outcome, held.is_settling = outcome, True
-        held.took = 0.0 if held.begun is None else self._clock.mono() - held.begun
-        error = outcome.error if isinstance(outcome, Failed) else ""
-        receipt = held.message.receipt
-        settlement = Settlement(receipt=receipt, move=move, delay=held.delay, error=error)
-        self._outbox.put(settlement, held)
+    def _submit(self, delivery: Delivery, verdict: HandlerVerdict) -> None:
+        move, delivery.delay = self._decide(delivery.message, verdict)
+        delivery.verdict, delivery.is_settling = verdict, True
+        started = delivery.started
+        delivery.duration = 0.0 if started is None else self._clock.mono() - started
+        error = verdict.error if isinstance(verdict, Failed) else ""
+        receipt = delivery.message.receipt
+        settlement = Settlement(receipt=receipt, move=move, delay=delivery.delay, error=error)
+        self._completer.submit(settlement, delivery)
 
-    def _note_answer(self, held: Delivery | None, taken: bool) -> None:  # noqa: FBT001 - it is the fact
-        if held is not None and held.outcome is not None:
-            # Not kept: an error refers to the frames that it has passed, and those to this.
-            outcome, held.outcome = held.outcome, None
-            if taken:
-                self._hand.drop(held)
-                self.handled += not isinstance(outcome, Returned)
-                more = self._told.settled(held, outcome, held.delay)
-                if more is not None:
-                    self._group.create_task(more)
-            else:
-                self._hand.lose(held, "its claim had ended before it was settled")
-            if held.answered is not None and not held.answered.done():
-                held.answered.set_result(taken)
-        self._changed.set()
-
-    def _decide(self, message: Message, outcome: HandlerVerdict) -> tuple[Transition, float]:
-        if not isinstance(outcome, Failed):
-            return _ask(message, outcome, _USUAL, 0.0)
+    def _decide(self, message: Message, verdict: HandlerVerdict) -> tuple[Transition, float]:
+        if not isinstance(verdict, Failed):
+            return _decide(message, verdict, _DEFAULT_RETRIES, 0.0)
         draw = self._randomness.uniform(0, 1)
         try:
-            return _ask(message, outcome, self._retries, draw)
+            return _decide(message, verdict, self._retries, draw)
         except Exception as error:  # noqa: BLE001 - the user's backoff may raise anything
-            self._told.failed(error, message.id)
-            return _ask(message, outcome, _USUAL, draw)
+            self._listener.on_failure(error, message.id)
+            return _decide(message, verdict, _DEFAULT_RETRIES, draw)
 
     def _expects_more(self) -> bool:
-        """Say whether handlers that take no time are about to end."""
+        """Whether instant handlers are about to end."""
         return bool(self._ready) and self._average < _INSTANT
 
     def _measure(self, seconds: float) -> None:
         known = self._average
-        self._average = seconds if known == 0.0 else known + _MEASURED * (seconds - known)
+        self._average = seconds if known == 0.0 else known + _LATEST_WEIGHT * (seconds - known)
 
-    def _note_late(self, held: Delivery) -> None:
-        held.is_late = True
-        if held.task is not None:
-            held.task.cancel()
-
-    def _note_lost(self, held: Delivery, reason: str) -> None:
-        self._told.lost(held.message, reason)
-        if held.task is not None and self._executor.is_async and not held.is_settling:
-            held.task.cancel()
-        if held in self._ready:
-            self._ready.remove(held)
-        if held not in self._running:
-            # Otherwise it is done with when its handler has ended.
-            self._quarantine.release(held)
+    def _on_answer(self, delivery: Delivery | None, is_accepted: bool) -> None:  # noqa: FBT001 - the answer itself
+        if delivery is not None and delivery.verdict is not None:
+            # Not kept: an error refers to the frames that it has passed, and those to this.
+            verdict, delivery.verdict = delivery.verdict, None
+            if is_accepted:
+                self._in_flight.remove(delivery)
+                self.handled += not isinstance(verdict, Returned)
+                more = self._listener.on_settled(delivery, verdict, delivery.delay)
+                if more is not None:
+                    self._group.create_task(more)
+            else:
+                self._in_flight.lose(delivery, "its claim had ended before it was settled")
+            if delivery.answer is not None and not delivery.answer.done():
+                delivery.answer.set_result(is_accepted)
         self._changed.set()
 
-    def _note_ended(self, ended: list[EndedClaim]) -> None:
-        self._told.ended(ended)
+    def _on_late(self, delivery: Delivery) -> None:
+        delivery.is_late = True
+        if delivery.task is not None:
+            delivery.task.cancel()
+
+    def _on_lost(self, delivery: Delivery, reason: str) -> None:
+        self._listener.on_lost(delivery.message, reason)
+        if delivery.task is not None and self._executor.is_async and not delivery.is_settling:
+            delivery.task.cancel()
+        if delivery in self._ready:
+            self._ready.remove(delivery)
+        if delivery not in self._running:
+            # Otherwise it is released when its handler has ended.
+            self._quarantine.release(delivery)
         self._changed.set()
 
-    def _note_failed(self, error: Exception) -> None:
-        self._told.failed(error, None)
+    def _on_ended(self, ended: list[EndedClaim]) -> None:
+        self._listener.on_ended(ended)
+        self._changed.set()
 
-    def _find_rest(self, claimed: ClaimResult) -> float:
-        # Whoever finds nothing again and again looks less often: others tell of news.
-        self._vain_looks = 0 if claimed.messages else min(self._vain_looks + 1, _PATIENCE)
-        longest = self._settings.poll_interval * max(1, self._vain_looks)
+    def _on_failure(self, error: Exception) -> None:
+        self._listener.on_failure(error, None)
+
+    def _find_poll_wait(self, claimed: ClaimResult) -> float:
+        # A worker that finds nothing repeatedly polls less often: notifications announce news.
+        self._empty_polls = 0 if claimed.messages else min(self._empty_polls + 1, _MAX_EMPTY_POLLS)
+        longest = self._settings.poll_interval * max(1, self._empty_polls)
         return longest if claimed.next is None else min(longest, claimed.next)
 
-    async def _rest(self, seconds: float) -> None:
-        """Wait until something is different."""
+    async def _wait_for_change(self, seconds: float) -> None:
         try:
-            async with asyncio.timeout(max(seconds, _SHORTEST_REST)):
+            async with asyncio.timeout(max(seconds, _SHORTEST_WAIT)):
                 await self._changed.wait()
         except TimeoutError:
             pass
 
-    async def _listen_for_ever(self) -> None:
-        """Look whenever somebody has pushed, also while a claim is under way."""
+    async def _listen(self) -> None:
+        """Poll whenever messages were pushed, also while a claim is under way."""
         while True:
             try:
-                await self.port.wait(_LISTEN)
+                await self.backend.wait(_LISTEN)
             except Unavailable:
                 await self._clock.sleep(self._settings.poll_interval)
             self._changed.set()
 
     async def _wind_down(self) -> None:
-        """Give back what has not begun; let the rest finish, for a while."""
+        """Return messages that have not started; let the others finish for a while."""
         self._is_stopping = True
         while self._ready:
             self._conclude(self._ready.popleft(), Returned())
-        await self._let_finish(None if self._until_empty else self._grace)
+        await self._finish_handlers(None if self._until_empty else self._grace)
         try:
             async with asyncio.timeout(self._settings.grace):
-                await self._outbox.flush()
+                await self._completer.flush()
         except TimeoutError:
-            for held in list(self._hand):
-                self._hand.lose(held, "it could not be given back in time")
+            for delivery in list(self._in_flight):
+                self._in_flight.lose(delivery, "it could not be returned in time")
 
-    async def _let_finish(self, grace: float | None) -> None:
-        for held in self._overrun:
+    async def _finish_handlers(self, grace: float | None) -> None:
+        for delivery in self._overrun:
             # It is settled; nobody knows when its function returns.
-            if held.task is not None:
-                held.task.cancel()
-        tasks = {held.task for held in self._running if held.task is not None}
+            if delivery.task is not None:
+                delivery.task.cancel()
+        tasks = {delivery.task for delivery in self._running if delivery.task is not None}
         if not tasks:
             return
         _, late = await asyncio.wait(tasks, timeout=grace)
@@ -537,11 +537,11 @@ class Worker:
             await asyncio.wait(late, timeout=grace)
 
 
-def _ask(
-    message: Message, outcome: HandlerVerdict, retries: Retries, draw: float
+def _decide(
+    message: Message, verdict: HandlerVerdict, retries: Retries, draw: float
 ) -> tuple[Transition, float]:
     return decide(
-        outcome,
+        verdict,
         attempt=message.attempt,
         max_attempts=message.max_attempts,
         retries=retries,

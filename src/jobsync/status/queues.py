@@ -1,7 +1,7 @@
-"""A look at queues from outside. Joins nothing, writes nothing.
+"""The status of all queues, read from the store without joining or writing anything.
 
-What is shown stood in the store a moment ago: which queues there are, what is in them, who
-works on them, and what a message waits for.
+It is a snapshot: which queues exist, what is in them, which processes work on them, and what a
+message waits for.
 """
 
 from collections.abc import Mapping
@@ -38,19 +38,19 @@ __all__ = [
 
 
 class QueueWorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that handles a queue's messages, or has some of them in hand."""
+    """A process that handles a queue's messages, or has claimed some of them."""
 
     worker_id: str
     state: SessionCondition
     concurrency: int | None
-    """How many handlers it runs at once; None if it does not tell that it handles any."""
+    """How many handlers it runs at once; None if it does not report that it handles any."""
     claims: int
-    """How many messages it has in hand, those that it claimed ahead too."""
+    """How many messages it has claimed, including prefetched ones."""
     is_paused: bool
     heard: float | None
-    """Seconds since its session last wrote, where the store has a clock to tell by."""
+    """Seconds since its session last wrote, if the store has a clock."""
     timeout: float
-    """Seconds of silence after which it is called dead."""
+    """Seconds of silence after which it is declared dead."""
     host: str
     pid: int | None
     incarnation: str
@@ -62,32 +62,32 @@ class QueueWorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_busy(self) -> bool:
-        """Whether all its handlers have something to do."""
+        """Whether all its handlers are busy."""
         return self.claims >= (self.concurrency or 0)
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue."""
+    """The status of one queue."""
 
     name: str
     counts: Mapping[MessageState, int]
     oldest: float | None
-    """When the oldest of those was pushed that nobody has claimed; Unix seconds."""
+    """When the oldest unclaimed message was pushed; Unix seconds."""
     pause: Pause | None
     workers: list[QueueWorkerStatus]
 
 
 class MessageStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """All that decides about one message."""
+    """A message with everything that decides when it is handled."""
 
     message: MessageInfo
     queue: QueueStatus
     holder: QueueWorkerStatus | None
-    """Who has claimed it; None if nobody has, or if its session is gone altogether."""
+    """The worker that has claimed it; None if there is none, or its session is gone."""
 
 
 class QueuesStatus:
-    """What there is to see of all queues. Made by `read_queues_status`."""
+    """The status of all queues. Created by `read_queues_status`."""
 
     def __init__(
         self,
@@ -97,48 +97,48 @@ class QueuesStatus:
     ) -> None:
         self._directory = directory
         self._sessions = sessions
-        self._duties = {each.incarnation: read_worker_statuses(each.facts) for each in sessions}
-        told = {name for duties in self._duties.values() for name in duties}
+        self._statuses = {item.incarnation: read_worker_statuses(item.facts) for item in sessions}
+        reported = {name for statuses in self._statuses.values() for name in statuses}
         self._contents = {
-            name: contents.get(name, QueueContent()) for name in sorted({*contents, *told})
+            name: contents.get(name, QueueContent()) for name in sorted({*contents, *reported})
         }
 
     def queues(self) -> list[QueueStatus]:
-        """Give all queues that have messages, workers or a pause, by name."""
-        return [self._see(name) for name in self._contents]
+        """Return all queues that have messages, workers or a pause, by name."""
+        return [self._build(name) for name in self._contents]
 
     def queue(self, name: str) -> QueueStatus:
-        """Give one queue, by its full name or by its resource alone where that is enough.
+        """Return one queue, by its full name, or by its resource if that is unique.
 
         Raises:
-            NotFound: there is none, or there are several.
+            NotFound: there is no such queue, or there are several.
         """
-        return self._see(self._complete(name))
+        return self._build(self._complete_name(name))
 
     async def message(self, id: str) -> MessageStatus | None:
-        """Give all that decides about a message; None if there is none of that id."""
+        """Return the status of a message; None if no message has that id."""
         found = await self._directory.find([id])
         if not found:
             return None
         (message,) = found
-        queue = self._see(message.queue)
-        holders = [each for each in queue.workers if each.incarnation == message.session]
+        queue = self._build(message.queue)
+        holders = [item for item in queue.workers if item.incarnation == message.session]
         return MessageStatus(
             message=message,
             queue=queue,
             holder=holders[0] if holders and message.state == "claimed" else None,
         )
 
-    def _complete(self, name: str) -> str:
+    def _complete_name(self, name: str) -> str:
         full = name if "/" in name else name_queue(DEFAULT_NAMESPACE, name)
         if full in self._contents:
             return full
-        alike = [each for each in self._contents if each.endswith(f"/{name}")]
-        if len(alike) == 1:
-            return alike[0]
+        matching = [known for known in self._contents if known.endswith(f"/{name}")]
+        if len(matching) == 1:
+            return matching[0]
         raise NotFound("queue", name, list(self._contents), closest_name(full, self._contents))
 
-    def _see(self, name: str) -> QueueStatus:
+    def _build(self, name: str) -> QueueStatus:
         content = self._contents.get(name, QueueContent())
         return QueueStatus(
             name=name,
@@ -146,24 +146,24 @@ class QueuesStatus:
             oldest=content.oldest,
             pause=content.pause,
             workers=[
-                _see_worker(session, self._duties[session.incarnation].get(name), content)
+                _build_worker(session, self._statuses[session.incarnation].get(name), content)
                 for session in self._sessions
                 if session.incarnation in content.claims
-                or (name in self._duties[session.incarnation] and session.state != "dead")
+                or (name in self._statuses[session.incarnation] and session.state != "dead")
             ],
         )
 
 
-def _see_worker(
-    session: SessionStatus, duty: WorkerStatus | None, content: QueueContent
+def _build_worker(
+    session: SessionStatus, status: WorkerStatus | None, content: QueueContent
 ) -> QueueWorkerStatus:
     pid = session.facts.get("pid")
     return QueueWorkerStatus(
         worker_id=session.worker_id,
         state=session.state,
-        concurrency=None if duty is None else duty.concurrency,
+        concurrency=None if status is None else status.concurrency,
         claims=content.claims.get(session.incarnation, 0),
-        is_paused=duty is not None and duty.is_paused,
+        is_paused=status is not None and status.is_paused,
         heard=session.heard,
         timeout=session.timeout,
         host=str(session.facts.get("host", "")),
@@ -173,10 +173,10 @@ def _see_worker(
 
 
 async def read_queues_status(store: Store, components: Components) -> QueuesStatus:
-    """Look at all queues of a store, and at who works on them.
+    """Return the status of all queues of a store, and of their workers.
 
     Raises:
-        Misconfigured: this kind of store keeps no queues.
+        Misconfigured: this store does not support queues.
         Unavailable: the store does not answer.
     """
     directory = open_directory(store, components)

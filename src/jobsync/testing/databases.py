@@ -156,5 +156,5 @@ class RecordingQueue(QueuePlugin):
         """Find the resource, and take its messages."""
         await super().on_start()
         database = self.database
-        if self._port is not None and isinstance(database, NodeDatabase):
-            self._port = RecordingBackend(database.node, self._port)
+        if self._backend is not None and isinstance(database, NodeDatabase):
+            self._backend = RecordingBackend(database.node, self._backend)

@@ -30,7 +30,7 @@ from jobsync import (
 )
 from jobsync.events import known_events
 from jobsync.queue.backend import ClaimResult, NewMessage
-from jobsync.queue.executor import THREADS
+from jobsync.queue.executor import THREAD_PREFIX
 from jobsync.queue.in_flight import Delivery
 from jobsync.queue.sql import open_backend
 from jobsync.queue.sql.common import SqlBackend
@@ -115,7 +115,7 @@ async def test_a_plain_function_that_overruns_keeps_its_slot(db: Database) -> No
     await db.use_plugin(queue)
     await queue.enqueue({"n": 1}, timeout=0.05)
     await until(lambda: bool(overran))
-    assert "goes on after its time is over" in queue.unready()
+    assert "handler that exceeded its timeout" in queue.unready()
     await until(lambda: queue.stats()["dead"] == 1)
     assert queue.stats()["running"] == 1
     go_on.set()
@@ -461,7 +461,7 @@ async def test_a_worker_that_had_work_looks_again_soon(
 ) -> None:
     """To have found something, though less than there was room for, is no look in vain."""
     rests: list[float] = []
-    rest = Worker._rest
+    rest = Worker._wait_for_change
 
     async def note(self: Worker, seconds: float) -> None:
         rests.append(seconds)
@@ -470,7 +470,7 @@ async def test_a_worker_that_had_work_looks_again_soon(
     async def handle(_: Document) -> None:
         pass
 
-    monkeypatch.setattr(Worker, "_rest", note)
+    monkeypatch.setattr(Worker, "_wait_for_change", note)
     queue = await db.use_plugin(QueuePlugin(resource="tasks", poll_interval=7.0))
     await queue.enqueue({"n": 1})
     queue.handler(handle)
@@ -623,7 +623,9 @@ async def test_threads_end_with_the_queue(url: str) -> None:
         queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle))
         await queue.enqueue({"n": 1})
         await until(lambda: queue.stats()["completed"] == 1)
-    await until(lambda: not any(each.name.startswith(THREADS) for each in threading.enumerate()))
+    await until(
+        lambda: not any(each.name.startswith(THREAD_PREFIX) for each in threading.enumerate())
+    )
 
 
 async def test_a_stop_does_not_wait_for_functions_that_overran(url: str) -> None:
@@ -812,12 +814,12 @@ async def test_wrong_options_of_a_message_are_refused(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"visibility_timeout": 300_000}, r"durations are seconds.*\. Did you mean 300\?"),
-        ({"max_retries": 3, "max_attempts": 4}, "max_attempts is given too"),
-        ({"workers": 3, "concurrency": 4}, "concurrency is given too"),
+        ({"visibility_timeout": 300_000}, r"must be in seconds.*\. Did you mean 300\?"),
+        ({"max_retries": 3, "max_attempts": 4}, "cannot be passed with max_attempts"),
+        ({"workers": 3, "concurrency": 4}, "cannot be passed with concurrency"),
         ({"concurency": 3}, r"Did you mean concurrency\?"),
         ({"heartbeat_intervall": 3}, r"Did you mean heartbeat_interval\?"),
-        ({"concurrency": 0}, "is less than 1"),
+        ({"concurrency": 0}, "must be 1 or more"),
         ({"on_message": lambda: None}, "does not take a message"),
     ],
 )

@@ -36,7 +36,7 @@ async def watched() -> AsyncIterator[Watched]:
     """Deadlines while they are watched."""
     watched = Watched()
     async with asyncio.TaskGroup() as group:
-        watch = group.create_task(watched.deadlines.watch_for_ever())
+        watch = group.create_task(watched.deadlines.watch())
         # It rests, and nobody is there yet.
         await asyncio.sleep(0)
         yield watched
@@ -68,7 +68,7 @@ async def test_the_watch_is_not_woken_for_who_ends_later(
     """Whoever comes and goes while it waits for the first costs it nothing."""
     watched.add(FIRST, 60)
     rung: list[Delivery] = []
-    monkeypatch.setattr(watched.deadlines._alarm, "set", lambda: rung.append(SECOND))
+    monkeypatch.setattr(watched.deadlines._wakeup, "set", lambda: rung.append(SECOND))
     watched.deadlines.remove(FIRST)
     for _ in range(3):
         watched.add(SECOND, 60)

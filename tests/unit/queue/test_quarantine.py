@@ -4,7 +4,8 @@ from typing import Any, cast
 
 from jobsync import Components
 from jobsync.core.clock import Clock, Mono
-from jobsync.queue.in_flight import Delivery, Quarantine
+from jobsync.queue.in_flight import Delivery
+from jobsync.queue.reaper import Quarantine
 
 SUSPECT, OTHER = cast("Delivery", object()), cast("Delivery", object())
 
@@ -52,7 +53,7 @@ def test_nothing_is_claimed_while_a_suspect_runs() -> None:
     """Nor another suspect; afterwards everything goes on."""
     quarantine, clock = make()
     quarantine.notice()
-    quarantine.take(SUSPECT)
+    quarantine.start(SUSPECT)
     quarantine.notice()
     assert not quarantine.is_wanted
     clock.seconds = 9
@@ -66,7 +67,7 @@ def test_nothing_is_claimed_while_a_suspect_runs() -> None:
 def test_a_suspect_that_takes_long_holds_nobody_up() -> None:
     """After a while others are claimed beside it, and the next suspect may have its turn."""
     quarantine, clock = make()
-    quarantine.take(SUSPECT)
+    quarantine.start(SUSPECT)
     clock.seconds = 10
     assert quarantine.wait(is_free=False) == 0
     quarantine.notice()
@@ -77,7 +78,7 @@ def test_a_suspect_that_another_worker_took_is_forgotten() -> None:
     """Nobody waits for it any longer."""
     quarantine, _ = make()
     quarantine.notice()
-    quarantine.take(None)
+    quarantine.start(None)
     assert not quarantine.is_wanted
     assert quarantine.wait(is_free=False) == 0
 
