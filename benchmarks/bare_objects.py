@@ -1,6 +1,6 @@
-"""The work as obstore alone does it.
+"""The measured work with obstore alone.
 
-Single requests are made on the caller's own thread, batches in a pool of threads.
+Single requests run on the caller's thread, batches in a pool of threads.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +45,7 @@ class BareObjects:
         self._number = 0
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         self._threads.shutdown()
 
     def _names(self, count: int) -> list[str]:

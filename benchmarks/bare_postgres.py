@@ -1,8 +1,8 @@
-"""The work as psycopg alone does it, on one connection.
+"""The measured work with psycopg alone, on one connection.
 
-Arrays are given as lists, which psycopg turns into text itself. The library writes that
-text out, which is several times faster; against a bare sender that does the same by hand,
-and checks nothing, a row of the library's costs about 1.7 times as much.
+Arrays are passed as lists, which psycopg turns into text. The library writes that text itself,
+which is several times faster. Over bare code that does the same and checks nothing, a row costs
+the library about 1.7 times as much.
 """
 
 from typing import Any, Self
@@ -18,7 +18,7 @@ __all__ = ["BarePostgres"]
 
 
 class BarePostgres:
-    """The same statements with the same parameters. Make it with `connect`."""
+    """The same statements with the same parameters. Created by `connect`."""
 
     def __init__(self, connection: AsyncConnection[tuple[Any, ...]]) -> None:
         self._connection = connection

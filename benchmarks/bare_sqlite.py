@@ -1,4 +1,4 @@
-"""The work as sqlite3 alone does it, on the caller's own thread."""
+"""The measured work with sqlite3 alone, on the caller's thread."""
 
 import sqlite3
 from pathlib import Path
@@ -16,7 +16,7 @@ _TRAIL = "AAAAAAAAAAAA"
 
 
 class BareSqlite:
-    """The same statements in the same transactions, with parameters that are ready-made."""
+    """The same statements in the same transactions, with prepared parameters."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)

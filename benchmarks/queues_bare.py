@@ -1,7 +1,7 @@
-"""The queue's durable work, sent bare: the same tables, one connection, nothing checked.
+"""The durable work of a queue with bare drivers: the same tables, one connection, no checks.
 
-A drain claims a hundred rows by `UPDATE … RETURNING`, and deletes them. Nobody renews, counts
-attempts, keeps errors or remembers what was done, and no handler runs.
+A drain claims a hundred rows by `UPDATE … RETURNING`, and deletes them. It renews no claims, counts
+no attempts, keeps no errors and no completed messages, and runs no handler.
 """
 
 import sqlite3
@@ -55,7 +55,7 @@ class Bare(Protocol):
     """One connection to a queue's tables."""
 
     def drain(self) -> int:
-        """Claim and delete, a hundred at a time, until nothing is left; count them."""
+        """Claim and delete, a hundred at a time, until nothing is left; return the count."""
         ...
 
     def push(self, payload: str) -> None:
@@ -75,7 +75,7 @@ class BarePostgres:
         self._ids = Components.system().ids
 
     def drain(self) -> int:
-        """Claim and delete, a hundred at a time, until nothing is left; count them."""
+        """Claim and delete, a hundred at a time, until nothing is left; return the count."""
         count = 0
         while rows := self._connection.execute(_PG_CLAIM).fetchall():
             self._connection.execute(_PG_DELETE, [as_array([row[0] for row in rows])])
@@ -94,7 +94,7 @@ class BarePostgres:
                 copy.write_row((QUEUE, name, "ready", "now", payload, 4))
 
     def execute(self, statement: str) -> None:
-        """Run something else."""
+        """Run another statement."""
         self._connection.execute(statement.encode())
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class BarePostgres:
 
 
 class BareSqlite:
-    """sqlite3 alone, as durable: WAL, and synchronous=FULL."""
+    """sqlite3 alone, equally durable: WAL, and synchronous=FULL."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)
@@ -112,7 +112,7 @@ class BareSqlite:
         self._ids = Components.system().ids
 
     def drain(self) -> int:
-        """Claim and delete, a hundred at a time, until nothing is left; count them."""
+        """Claim and delete, a hundred at a time, until nothing is left; return the count."""
         count = 0
         while rows := self._connection.execute(_LITE_CLAIM).fetchall():
             positions = [row[0] for row in rows]
@@ -130,5 +130,5 @@ class BareSqlite:
 
 
 def rate(count: int, begun: float) -> float:
-    """Give how many a second, since a moment of the performance counter."""
+    """Return the rate per second since a moment of the performance counter."""
     return count / (time.perf_counter() - begun)

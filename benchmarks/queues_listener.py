@@ -1,7 +1,7 @@
-"""The way from a push to its start in another process, bare: NOTIFY, then a claim.
+"""The latency from a push to its start in another process with bare drivers: NOTIFY, then a claim.
 
-The same table and the same two commits, one after the other. The clock is the one that all
-processes of a machine share.
+The same table and the same two commits, one after the other, by the clock that all processes of a
+machine share.
 """
 
 import subprocess
@@ -32,7 +32,7 @@ _FINISH = "DELETE FROM jobsync_message WHERE queue = 'bare'"
 
 
 class BareListener:
-    """A process that listens and claims, seen by who pushes."""
+    """A process that listens and claims, used by the one that pushes."""
 
     def __init__(self, url: str) -> None:
         self._ids = Components.system().ids
@@ -40,13 +40,13 @@ class BareListener:
         self._process = subprocess.Popen(
             [sys.executable, __file__, url], stdout=subprocess.PIPE, text=True
         )
-        self._hear()
+        self._read_time()
 
     def push(self) -> float:
-        """Push; give the seconds until the other process has the message."""
+        """Push; return the seconds until the other process has the message."""
         sent = time.monotonic()
         self._connection.execute(_PUSH, self._ids.records(1))
-        return self._hear() - sent
+        return self._read_time() - sent
 
     def close(self) -> None:
         """End the process."""
@@ -54,20 +54,20 @@ class BareListener:
         self._process.communicate()
         self._connection.close()
 
-    def _hear(self) -> float:
+    def _read_time(self) -> float:
         assert self._process.stdout is not None
         return float(self._process.stdout.readline())
 
 
 def _listen(url: str) -> None:
-    """Claim what is told of, and say when that was done."""
-    ear, hand = (psycopg.connect(url, autocommit=True) for _ in range(2))
-    ear.execute("LISTEN bare")
+    """Claim each announced message, and print when that was done."""
+    listener, claimer = (psycopg.connect(url, autocommit=True) for _ in range(2))
+    listener.execute("LISTEN bare")
     print(time.monotonic(), flush=True)
-    for _ in ear.notifies():
-        hand.execute(_CLAIM).fetchall()
+    for _ in listener.notifies():
+        claimer.execute(_CLAIM).fetchall()
         print(time.monotonic(), flush=True)
-        hand.execute(_FINISH)
+        claimer.execute(_FINISH)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""What `insert_many` costs over a bare `unnest` insert on PostgreSQL, as a ratio in one run.
+"""The cost of `insert_many` over a bare `unnest` insert on PostgreSQL, as a ratio in one run.
 
-All insert the same columns into the same table, a batch a statement, and take turns. Ours
-starts from records: it checks every one by a schema, draws ids, dates and nonces, writes
-JSON, finds ids that are taken, and gives back documents. The bare inserts check nothing and
-give nothing back:
+All insert the same columns into the same table, one batch a statement, and take turns. Ours starts
+from records: it validates each by a schema, draws ids, dates and nonces, writes JSON, finds ids
+that exist, and returns documents. The bare inserts check nothing and return nothing:
 
-- from records: the same columns are made of the same records, JSON included, and given to
-  psycopg as lists, as anybody would by hand.
-- lists: the columns are there already, as lists. Ours is judged by this one.
-- text: the columns are there already, as the very text that goes to the server. A bound
-  that nobody reaches who starts from records: it leaves Python nothing to do.
+- from records: builds the same columns from the same records, JSON included, and passes lists to
+  psycopg, as hand-written code would.
+- lists: the columns exist already, as lists. The budget is about this one.
+- text: the columns exist already, as the text that goes to the server. Code that starts from
+  records cannot reach this bound: it leaves Python nothing to do.
 
-Wall time, because the server's part counts: the rate is what a user sees.
+Wall time, because the server counts too: the rate is what a user sees.
 """
 
 import argparse
@@ -59,8 +58,8 @@ class Spent(msgspec.Struct):
     cpu: list[float] = []
 
 
-def record(number: int) -> dict[str, Any]:
-    """Give a record such as people have."""
+def make_record(number: int) -> dict[str, Any]:
+    """Return a typical record."""
     return {
         "user_id": f"user-{number}",
         "expires_at": 1_700_000_000 + number,
@@ -69,17 +68,17 @@ def record(number: int) -> dict[str, Any]:
     }
 
 
-def columns(records: Sequence[dict[str, Any]], place: str) -> tuple[list[Any], ...]:
-    """Make the columns of records, as they stand in the table."""
+def columns(records: Sequence[dict[str, Any]], resource: str) -> tuple[list[Any], ...]:
+    """Return the columns of records, as they are stored."""
     ids = Components.system().ids
     count = len(records)
     names = ids.records(count)
     values = [
-        {"id": name, **given, "active": True, "_created_at": 1.5e9, "_updated_at": 1.5e9}
-        for given, name in zip(records, names, strict=True)
+        {"id": name, **record, "active": True, "_created_at": 1.5e9, "_updated_at": 1.5e9}
+        for record, name in zip(records, names, strict=True)
     ]
     texts = [msgspec.json.encode(value).decode() for value in values]
-    keys = [f"data/{place}/{name}" for name in names]
+    keys = [f"data/{resource}/{name}" for name in names]
     return (keys, texts, [1] * count, [0] * count, [1] * count, ids.nonces(count))
 
 
@@ -92,7 +91,7 @@ async def measure(spent: Spent, work: Callable[[], Awaitable[object]]) -> None:
 
 
 async def run(count: int, rounds: int) -> float:
-    """Take turns; print the figures, and give the ratio of the rates."""
+    """Measure in turns; print the figures, and return the ratio of the rates."""
     made, lists, texts = Spent("bare, from records"), Spent("bare, lists"), Spent("bare, text")
     ours = Spent("insert_many")
     with PostgresServer() as server:
@@ -109,14 +108,14 @@ async def run(count: int, rounds: int) -> float:
             # One round more: the first warms up.
             for number in range(rounds + 1):
                 show_progress(f"round {number} of {rounds}")
-                given = [record(n) for n in range(count)]
-                as_lists = columns(given, "lists")
-                as_texts = tuple(map(_as_text, columns(given, "texts")))
+                records = [make_record(n) for n in range(count)]
+                as_lists = columns(records, "lists")
+                as_texts = tuple(map(_as_text, columns(records, "texts")))
                 work: list[tuple[Spent, Any]] = [
-                    (made, partial(make_and_insert, given)),
+                    (made, partial(make_and_insert, records)),
                     (lists, partial(connection.execute, INSERT, as_lists)),
                     (texts, partial(connection.execute, INSERT, as_texts)),
-                    (ours, partial(sessions.insert_many, given)),
+                    (ours, partial(sessions.insert_many, records)),
                 ]
                 for turn in range(len(work)):
                     await measure(*work[(number + turn) % len(work)])
@@ -133,24 +132,24 @@ async def run(count: int, rounds: int) -> float:
 
 
 def _compare(other: Spent, ours: Spent) -> float:
-    """Give our rate as a share of another's: the median of the rounds' own."""
+    """Return our rate as a share of another's: the median of the rounds' shares."""
     return statistics.median(a / b for a, b in zip(other.wall[1:], ours.wall[1:], strict=True))
 
 
 def _as_text(column: list[Any]) -> str:
-    """Give an array as SQL writes it: JSON's form but for the brackets."""
+    """Return an array as SQL writes it: JSON with other brackets."""
     return f"{{{msgspec.json.encode(column)[1:-1].decode()}}}"
 
 
 def main() -> int:
-    """Measure, and judge by the budget."""
+    """Measure, and compare with the budget."""
     parser = argparse.ArgumentParser(description="insert_many over a bare unnest insert")
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
-    kept = asyncio.run(run(arguments.records, arguments.rounds)) >= LEAST
-    print("within budget" if kept else "OVER BUDGET")
-    return 0 if kept else 1
+    is_within = asyncio.run(run(arguments.records, arguments.rounds)) >= LEAST
+    print("within budget" if is_within else "OVER BUDGET")
+    return 0 if is_within else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How many requests a call sends, counted on the way to the server."""
+"""The number of requests that each call sends, counted by a proxy."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -11,18 +11,18 @@ from jobsync import Put, open_store
 
 __all__ = ["tally"]
 
-_REST = 0.2
-"""Seconds until notifications of the call before are through."""
+_PAUSE = 0.2
+"""Seconds until the notifications of the previous call have passed."""
 
 
 async def tally(url: str) -> dict[str, int]:
-    """Give the requests of each call."""
+    """Count the requests of each call."""
     parts = urlsplit(url)
     counts: dict[str, int] = {}
     with Proxy(parts.hostname or "", parts.port or 0) as proxy:
 
         async def count(name: str, call: Awaitable[object]) -> None:
-            await asyncio.sleep(_REST)
+            await asyncio.sleep(_PAUSE)
             before = proxy.requests
             await call
             counts[name] = proxy.requests - before

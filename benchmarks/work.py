@@ -1,7 +1,7 @@
 """The work that is measured, and how the library does it.
 
-Every way of doing it writes the same value under names of its own, so that any of them
-can run at any time and as often as one likes.
+Each way writes the same value under its own keys, so that it can run at any time and any number of
+times.
 """
 
 from typing import Protocol
@@ -15,7 +15,7 @@ VALUE = {"name": "ann", "n": 1, "ok": True, "score": 1.5, "tags": ["a", "b"], "m
 
 
 class Work(Protocol):
-    """One way of doing it."""
+    """One way to do the work."""
 
     async def put(self, count: int) -> None:
         """Create a record, then replace it again and again."""
