@@ -20,7 +20,7 @@ import pytest
 from guide import PYTHON
 from psycopg import sql
 from servers import Locate
-from teams import gather
+from teams import start_team
 
 from jobsync import Job
 
@@ -157,7 +157,7 @@ def test_the_handler_ends_the_program_and_loses_nothing(
     url: str, call: str, patience: float
 ) -> None:
     """Whatever was interrupted; what it did not mark is done again elsewhere."""
-    with gather(url) as team:
+    with start_team(url) as team:
         with running(url, _PROCESS[call]) as program:
             program.read(21 if call == "a wait" else 200)
             program.interrupt(patience)
@@ -176,7 +176,7 @@ def test_the_handler_ends_the_program_and_loses_nothing(
 
 def test_a_wait_for_others_is_interrupted_too(url: str, patience: float) -> None:
     """As that of `tasks`, which goes on until nothing is left undone."""
-    with gather(url) as team:
+    with start_team(url) as team:
         other = team.add("other")
         other.add_task("in-hand")
         with running(url, _PROCESS["a wait for others"]) as program:
@@ -200,7 +200,7 @@ def test_a_store_that_stands_still_holds_nobody(
             table = sql.Identifier(schema, "jobsync_record")
             blocker.execute(sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(table))
             program.interrupt(patience)
-    with gather(url) as team:
+    with start_team(url) as team:
         job = team.add("b")
         incomplete = {row["task_id"] for row in job.incomplete_tasks()}
         added = program.about("added")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import servers
 from guide import SQL
-from teams import Team, gather
+from teams import Team, start_team
 
 from jobsync.jobs.events import Rebalanced
 
@@ -108,7 +108,7 @@ def kill_one(url: str) -> None:
 def found_fleet(server: servers.PostgresServer, zone: str) -> Iterator[Fleet]:
     """Found a fleet in a time zone."""
     url = f"{server.url}?schema=guide_sql_{os.getpid()}_{next(_numbers)}"
-    with living_in(zone), gather(url) as team:
+    with living_in(zone), start_team(url) as team:
         yield Fleet(team)
 
 
@@ -229,7 +229,7 @@ def test_incorrectly_assigned_locks(fleet: Fleet) -> None:
 def test_a_lock_that_is_not_heeded_is_found(postgres: servers.PostgresServer) -> None:
     """The query can find something: pins that a leader has switched off."""
     url = f"{postgres.url}?schema=guide_sql_{os.getpid()}_{next(_numbers)}"
-    with gather(url) as team:
+    with start_team(url) as team:
         with team.make("a") as job:
             job.register_task_lock("t", "gone-%", "why")
         job = team.add("b", settings={"locks_enabled": False})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from teams import Team, gather
+from teams import Team, start_team
 
 from jobsync.jobs.events import Rebalanced
 
@@ -83,7 +83,7 @@ def kill_one(url: str) -> None:
 @contextmanager
 def found_fleet(path: Path) -> Iterator[Fleet]:
     """Found a fleet on a file."""
-    with gather(f"sqlite:///{path}") as team:
+    with start_team(f"sqlite:///{path}") as team:
         yield Fleet(team)
 
 

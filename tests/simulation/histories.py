@@ -41,9 +41,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
+import job_stories  # noqa: E402 - likewise
 import ordeals  # noqa: E402 - found by the line above
 import postings  # noqa: E402 - likewise
-import shifts  # noqa: E402 - likewise
 from fleets import run_storm, run_suspends  # noqa: E402 - likewise
 
 from jobsync.testing import Occurrence, World  # noqa: E402
@@ -56,7 +56,7 @@ Hashes: TypeAlias = dict[str, dict[str, str]]
 
 STORIES = {
     "queue": (*postings.STORIES, postings.stormy, postings.stormy_with_suspends),
-    "jobs": (*shifts.STORIES, shifts.stormy, shifts.stormy_with_suspends),
+    "jobs": (*job_stories.STORIES, job_stories.stormy, job_stories.stormy_with_suspends),
 }
 FLEETS = (run_storm, run_suspends)
 STORIES_IN_FILES = {

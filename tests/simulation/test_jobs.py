@@ -1,12 +1,12 @@
-"""Nodes that share tasks, in the simulated world: each task has one owner, and is done once.
+"""Nodes that share tasks in the simulated world: each task has one owner and is done once.
 
-The stories are those of `shifts`; what must hold meanwhile is judged by `crews`.
+The stories are in `job_stories`; the judge of `job_fleet` checks what must hold meanwhile.
 """
 
 import logging
 
 import pytest
-from shifts import STORIES, Story, begins, stormy, stormy_with_suspends
+from job_stories import STORIES, Story, begins, stormy, stormy_with_suspends
 
 from jobsync.testing import check_repeats, check_story, run_story
 
@@ -15,12 +15,12 @@ SEEDS = range(3)
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_stories(story: Story) -> None:
-    """Each ends well, whatever the dice say."""
+    """Each ends well, whatever the seed."""
     check_story(story, SEEDS)
 
 
 STORMS = (
-    # Both ended nodes for good, by a burst of refusals and by one damaged answer.
+    # Both ended nodes for good: a burst of refusals, and a damaged reply.
     18,
     31,
     # A claim of an earlier session was acted on in the next one.
@@ -31,23 +31,23 @@ STORMS = (
 
 @pytest.mark.parametrize("seed", STORMS)
 def test_storms(seed: int) -> None:
-    """Nothing is accepted that must not be, and afterwards everything is owned and done."""
+    """The store accepts nothing wrong; afterwards all tokens are owned and all tasks done."""
     check_story(stormy, [seed])
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_storms_in_which_clocks_stop(seed: int) -> None:
-    """Two may believe; the store accepts one."""
+    """Two nodes may believe that they own a task; the store accepts one."""
     check_story(stormy_with_suspends, [seed])
 
 
 def test_a_storm_repeats() -> None:
-    """The same seed gives the same history, in processes that hash differently."""
+    """The same seed gives the same history, in processes with different hash seeds."""
     check_repeats(stormy, seed=307)
 
 
-def test_a_world_ends_without_a_complaint(caplog: pytest.LogCaptureFixture) -> None:
-    """Leaders that are closed at whatever await they stand fail no handler."""
+def test_a_world_ends_without_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """A leader that is closed at any await logs no error."""
     with caplog.at_level(logging.ERROR):
         run_story(begins, 0)
     assert caplog.messages == []

@@ -1,15 +1,15 @@
-"""The jobs protocol broken on purpose: the simulated world must notice each.
+"""Mutants of the jobs protocol: the simulated world must catch each.
 
-A mutant that survives means that the world has gone blind, not that the protocol is safe.
-That an old assignment is never applied late cannot be shown here, where a node reads and
-applies one after the other; `tests/simulation/models/test_handover.py` shows it.
+A mutant that survives means that the world checks too little, not that the protocol is safe.
+That an old assignment is never applied late cannot be shown here, because a node reads and
+applies one assignment after the other; `tests/simulation/models/test_handover.py` shows it.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import job_stories
 import pytest
-import shifts
 from msgspec.structs import replace
 from mutants import catches
 
@@ -29,16 +29,16 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def acknowledges_before_claims_are_closed(patch: pytest.MonkeyPatch) -> None:
-    """A node gives up tokens while a claim of one is still on its way to the store."""
+    """A node gives up tokens while a claim under one is still in flight."""
 
-    async def go_on(self: Claims, is_ours: object) -> None:
-        """Wait for nothing."""
+    async def settle(self: Claims, is_ours: object) -> None:
+        """Return without waiting."""
 
-    patch.setattr(Claims, "settle", go_on)
+    patch.setattr(Claims, "settle", settle)
 
 
-def acknowledges_and_goes_on(patch: pytest.MonkeyPatch) -> None:
-    """A node acknowledges first, and gives up later."""
+def acknowledges_before_giving_up(patch: pytest.MonkeyPatch) -> None:
+    """A node acknowledges first and gives up later."""
 
     async def give_up(self: OwnedTokens, before: Ownership, after: Ownership, number: int) -> None:
         await self._registration.update(applied=number)
@@ -47,8 +47,8 @@ def acknowledges_and_goes_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OwnedTokens, "_give_up", give_up)
 
 
-def takes_any_acknowledgement(patch: pytest.MonkeyPatch) -> None:
-    """An acknowledgement of any number is taken for one of this number."""
+def accepts_any_acknowledgement(patch: pytest.MonkeyPatch) -> None:
+    """An acknowledgement of any assignment counts for this one."""
     settle = Transfers.settle
 
     def wrong(self: Transfers[int], is_done: Any, dead: set[int], members: list[int]) -> None:
@@ -57,8 +57,8 @@ def takes_any_acknowledgement(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transfers, "settle", wrong)
 
 
-def learns_nothing_of_what_it_gains(patch: pytest.MonkeyPatch) -> None:
-    """A node uses what it gains without knowing what others did there."""
+def does_not_read_claims_of_gained_tokens(patch: pytest.MonkeyPatch) -> None:
+    """A node uses gained tokens without reading what others did under them."""
 
     async def load(self: ForeignClaims, tokens: object, recent: object) -> None:
         """Read nothing."""
@@ -67,12 +67,12 @@ def learns_nothing_of_what_it_gains(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_its_trust(patch: pytest.MonkeyPatch) -> None:
-    """A node owns what it was given, whether or not its session trusts itself."""
+    """A node owns its tokens even if its session is not trusted."""
     patch.setattr(OwnedTokens, "owns", lambda self, task, token: self.current.covers(task, token))
 
 
-def keeps_what_an_earlier_session_had(patch: pytest.MonkeyPatch) -> None:
-    """A node that comes back goes on with what it had."""
+def keeps_tokens_of_an_earlier_session(patch: pytest.MonkeyPatch) -> None:
+    """A node that comes back keeps the tokens of its old session."""
 
     def reset(self: OwnedTokens, session: Session | None) -> None:
         self._session = session
@@ -82,22 +82,22 @@ def keeps_what_an_earlier_session_had(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OwnedTokens, "reset", reset)
 
 
-def takes_the_silent_for_dead(patch: pytest.MonkeyPatch) -> None:
-    """A leader deals anew what a node has that it did not hear of for a beat or two."""
+def takes_silent_nodes_for_dead(patch: pytest.MonkeyPatch) -> None:
+    """A leader reassigns the tokens of a node that was silent for a heartbeat or two."""
 
     def find(self: Rebalancer) -> frozenset[str]:
-        now, beat = self._clock.mono(), self._membership.timing.heartbeat
+        now, heartbeat = self._clock.mono(), self._membership.timing.heartbeat
         watches = self._membership._member._observer._watches
         watched = self._membership.watched("rebalancer")
-        seen = {each: watches[each] for each in watched if each in watches}
-        silent = {each for each, watch in seen.items() if now - watch.since > 1.5 * beat}
+        seen = {owner: watches[owner] for owner in watched if owner in watches}
+        silent = {owner for owner, watch in seen.items() if now - watch.since > 1.5 * heartbeat}
         return frozenset(silent | {e for e in watched if self._membership.is_dead(e)})
 
     patch.setattr(Rebalancer, "_find_dead", find)
 
 
-def takes_the_leaving_for_gone(patch: pytest.MonkeyPatch) -> None:
-    """A leader does not wait for one who is about to leave."""
+def takes_leaving_nodes_for_gone(patch: pytest.MonkeyPatch) -> None:
+    """A leader does not wait for a node that is leaving."""
     list_nodes = Rebalancer.list_nodes
 
     async def hasty(self: Rebalancer) -> Any:
@@ -107,14 +107,14 @@ def takes_the_leaving_for_gone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rebalancer, "list_nodes", hasty)
 
 
-def claims_what_others_have(patch: pytest.MonkeyPatch) -> None:
-    """A claim takes the place of whatever stands there."""
+def ignores_conflicting_claims(patch: pytest.MonkeyPatch) -> None:
+    """A claim replaces any other claim."""
     patch.setattr(Claims, "is_refused", lambda *_: False)
     patch.setattr(Claims, "_find_conflict", lambda *_: "")
 
 
 def acts_on_claims_of_an_earlier_session(patch: pytest.MonkeyPatch) -> None:
-    """A claim is acted on by whatever session there is when the answer comes."""
+    """A claim is acted on in whatever session the reply arrives."""
 
     def may_run(self: JobNode, _: str) -> Callable[[str, int], bool]:
         return lambda *_: self.is_trusted and self.membership.incarnation == self._incarnation
@@ -122,8 +122,8 @@ def acts_on_claims_of_an_earlier_session(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JobNode, "_may_run", may_run)
 
 
-def reopens_at_once(patch: pytest.MonkeyPatch) -> None:
-    """What a dead node had in hand is done again without waiting for late news of it."""
+def reclaims_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The running tasks of a dead node are started again without `reclaim_after`."""
     init = Claims.__init__
 
     def hasty(self: Claims, *arguments: Any, **options: Any) -> None:
@@ -133,7 +133,7 @@ def reopens_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_unknown_claims_open(patch: pytest.MonkeyPatch) -> None:
-    """A claim of which nobody knows may land, and nobody does the task."""
+    """A claim with an unknown outcome may land, and no node does the task."""
 
     async def forget(self: Claims) -> None:
         self._unclosed.clear()
@@ -141,13 +141,13 @@ def leaves_unknown_claims_open(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Claims, "_close_unknown", forget)
 
 
-def runs_what_comes_too_late(patch: pytest.MonkeyPatch) -> None:
-    """A claim is acted on although the session was lost before the answer came."""
+def runs_late_claims(patch: pytest.MonkeyPatch) -> None:
+    """A claim is acted on although the session was lost before the reply."""
     patch.setattr(JobNode, "_may_run", lambda *_: lambda *_: True)
 
 
-def ends_what_another_has(patch: pytest.MonkeyPatch) -> None:
-    """A task is ended whoever has it by now."""
+def ends_claims_of_others(patch: pytest.MonkeyPatch) -> None:
+    """A task is ended even if another node has claimed it."""
 
     async def end(self: Claims, bases: dict[str, Record], state: ClaimState) -> dict[str, str]:
         for task, base in bases.items():
@@ -162,18 +162,18 @@ def ends_what_another_has(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Claims, "_end", end)
 
 
-def does_not_know_that_it_is_behind(patch: pytest.MonkeyPatch) -> None:
-    """A claim under an earlier assignment is as good as any."""
-    stands = Claims._find_conflict
+def ignores_newer_assignments(patch: pytest.MonkeyPatch) -> None:
+    """A claim under an older assignment is as good as any."""
+    find_conflict = Claims._find_conflict
 
     def wrong(self: Claims, record: Record, claim: Any, number: int, known: Any) -> str:
-        return stands(self, record, claim, 10**9, known)
+        return find_conflict(self, record, claim, 10**9, known)
 
     patch.setattr(Claims, "_find_conflict", wrong)
 
 
-def takes_a_living_name(patch: pytest.MonkeyPatch) -> None:
-    """A second process of a name takes it from the first."""
+def takes_the_name_of_a_live_node(patch: pytest.MonkeyPatch) -> None:
+    """A second process takes the name of a live one."""
 
     async def gone(self: Registration, holder: object) -> bool:
         return True
@@ -181,8 +181,8 @@ def takes_a_living_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Registration, "_is_gone", gone)
 
 
-def takes_moves_for_made(patch: pytest.MonkeyPatch) -> None:
-    """A leader that takes over believes that what is on its way has arrived."""
+def takes_moves_for_finished(patch: pytest.MonkeyPatch) -> None:
+    """A new leader believes that moving tokens have arrived."""
     read = Rebalancer._read_plan
 
     async def hasty(self: Rebalancer, term: Any) -> Plan:
@@ -192,51 +192,53 @@ def takes_moves_for_made(patch: pytest.MonkeyPatch) -> None:
             for token in tokens_of(move):
                 holders[token] = move.taker
         starts, packed = pack_holders(holders)
-        made = replace(plan.assignment, starts=starts, holders=packed, moves=())
-        return replace(plan, assignment=made)
+        finished = replace(plan.assignment, starts=starts, holders=packed, moves=())
+        return replace(plan, assignment=finished)
 
     patch.setattr(Rebalancer, "_read_plan", hasty)
 
 
-KILLED: dict[Patch, tuple[shifts.Story, int, str]] = {
-    acknowledges_before_claims_are_closed: (shifts.lost_claims, 18, "T2"),
-    acknowledges_and_goes_on: (shifts.minimum_nodes, 0, "T1"),
-    takes_any_acknowledgement: (shifts.leaders_die_waiting, 0, "T3"),
-    learns_nothing_of_what_it_gains: (shifts.leave_by_the_loop, 0, "T7"),
-    ignores_its_trust: (shifts.pause_in_the_loop, 0, "T1"),
-    keeps_what_an_earlier_session_had: (shifts.mute, 0, "T1"),
-    takes_the_silent_for_dead: (shifts.doze, 0, "T3"),
-    takes_the_leaving_for_gone: (shifts.leave, 0, "T3"),
-    claims_what_others_have: (shifts.suspend_in_the_loop, 0, "T6"),
-    acts_on_claims_of_an_earlier_session: (shifts.cut_while_claiming, 7, "T2"),
-    reopens_at_once: (shifts.kill, 2, "T6"),
-    leaves_unknown_claims_open: (shifts.lost_claims, 20, "TL3"),
-    runs_what_comes_too_late: (shifts.cut_while_claiming, 4, "T2"),
-    ends_what_another_has: (shifts.suspend, 0, "T2"),
-    does_not_know_that_it_is_behind: (shifts.suspend_in_the_loop, 0, "T2"),
-    takes_a_living_name: (shifts.name_taken, 0, "T8"),
-    takes_moves_for_made: (shifts.leaders_die_waiting, 0, "T3"),
+KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
+    acknowledges_before_claims_are_closed: (job_stories.lost_claims, 18, "T2"),
+    acknowledges_before_giving_up: (job_stories.minimum_nodes, 0, "T1"),
+    accepts_any_acknowledgement: (job_stories.leaders_die_waiting, 0, "T3"),
+    does_not_read_claims_of_gained_tokens: (job_stories.leave_by_the_loop, 0, "T7"),
+    ignores_its_trust: (job_stories.pause_in_the_loop, 0, "T1"),
+    keeps_tokens_of_an_earlier_session: (job_stories.mute, 0, "T1"),
+    takes_silent_nodes_for_dead: (job_stories.short_pauses, 0, "T3"),
+    takes_leaving_nodes_for_gone: (job_stories.leave, 0, "T3"),
+    ignores_conflicting_claims: (job_stories.suspend_in_the_loop, 0, "T6"),
+    acts_on_claims_of_an_earlier_session: (job_stories.cut_while_claiming, 7, "T2"),
+    reclaims_at_once: (job_stories.kill, 2, "T6"),
+    leaves_unknown_claims_open: (job_stories.lost_claims, 20, "TL3"),
+    runs_late_claims: (job_stories.cut_while_claiming, 4, "T2"),
+    ends_claims_of_others: (job_stories.suspend, 0, "T2"),
+    ignores_newer_assignments: (job_stories.suspend_in_the_loop, 0, "T2"),
+    takes_the_name_of_a_live_node: (job_stories.name_taken, 0, "T8"),
+    takes_moves_for_finished: (job_stories.leaders_die_waiting, 0, "T3"),
 }
-"""A story that kills each mutant, a seed that was seen to, and the promise that it finds broken."""
+"""A story and a seed that catch each mutant, and the invariant that it breaks."""
 
 TIMES = 24
-"""A seed tells another tale whenever the library takes one step more; these are tried too."""
+"""Other seeds that are tried too: any extra step of the library changes what a seed does."""
 
 
 @pytest.mark.parametrize("mutant", KILLED, ids=lambda mutant: mutant.__name__)
-def test_the_world_notices(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story beside it finds the promise broken that is recorded beside it."""
+def test_the_world_catches(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded story finds the recorded invariant broken."""
     story, seed, invariant = KILLED[mutant]
     mutant(monkeypatch)
     seeds = dict.fromkeys((seed, *range(TIMES)))
-    assert any(catches(run_story(story, each).violations, invariant) for each in seeds)
+    assert any(catches(run_story(story, seed).violations, invariant) for seed in seeds)
 
 
 @pytest.mark.parametrize(
     ("story", "seed"),
     dict.fromkeys((story, seed) for story, seed, _ in KILLED.values()),
-    ids=lambda each: each.__name__ if callable(each) else str(each),
+    ids=lambda value: value.__name__ if callable(value) else str(value),
 )
-def test_the_killers_find_nothing_in_the_real_protocol(story: shifts.Story, seed: int) -> None:
-    """What kills a mutant is the mutation."""
+def test_the_real_protocol_breaks_nothing_in_these_stories(
+    story: job_stories.Story, seed: int
+) -> None:
+    """A mutant is caught because of its mutation."""
     check_story(story, [seed])

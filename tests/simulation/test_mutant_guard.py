@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable, Iterator
 
+import job_stories
 import ordeals
 import postings
 import pytest
-import shifts
 from mutants import catches
 
 from jobsync.coordination.election import Election
@@ -38,8 +38,8 @@ def told(story: postings.Story) -> Run:
     [
         (InFlight, "add", told(postings.settled_late)),
         (Completer, "_settle", told(postings.settled_late)),
-        (Claims, "_end", told(shifts.suspend)),
-        (OwnedTokens, "_give_up", told(shifts.minimum_nodes)),
+        (Claims, "_end", told(job_stories.suspend)),
+        (OwnedTokens, "_give_up", told(job_stories.minimum_nodes)),
         (Observer, "is_dead", ordeals.a_kill),
         (Election, "release", ordeals.a_clean_stop),
     ],

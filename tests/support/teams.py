@@ -1,4 +1,4 @@
-"""Nodes of one fleet in this process, and a way to wait until they have settled."""
+"""Jobs of one fleet in this process, and a way to wait for what they do."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,34 +7,34 @@ from typing import Any
 
 from jobsync import Components, CoordinationConfig, Event, Job
 
-__all__ = ["Team", "gather"]
+__all__ = ["Team", "start_team"]
 
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 _EVENTS = "jobs:*"
 
 
 class Team:
-    """Jobs on one store, each with threads of its own.
+    """Jobs on one store, each with its own threads.
 
     Args:
         url: the store.
-        stack: ends what is begun here.
+        stack: leaves the jobs that are entered here.
     """
 
     def __init__(self, url: str, stack: ExitStack) -> None:
         self.url = url
         self.events: list[Event] = []
         self._stack = stack
-        self._news = threading.Condition()
+        self._event_emitted = threading.Condition()
 
     def add(self, name: str, *, settings: dict[str, Any] | None = None, **options: Any) -> Job:
-        """Enter one more job."""
+        """Create and enter a job."""
         return self._stack.enter_context(self.make(name, settings=settings, **options))
 
     def make(self, name: str, *, settings: dict[str, Any] | None = None, **options: Any) -> Job:
-        """Give a job that is not entered."""
+        """Create a job that is not entered."""
         components = Components.system()
-        components.events.on(_EVENTS, self._hear)
+        components.events.on(_EVENTS, self._on_event)
         config = CoordinationConfig(
             **{
                 "total_tokens": 60,
@@ -53,23 +53,23 @@ class Team:
         )
 
     def until(self, predicate: Callable[[], bool]) -> None:
-        """Wait until something is so; whatever the nodes do wakes us."""
-        with self._news:
-            assert self._news.wait_for(predicate, _PATIENCE), "it did not come to pass"
+        """Wait until the predicate is true; events of the nodes wake us."""
+        with self._event_emitted:
+            assert self._event_emitted.wait_for(predicate, _TIMEOUT), "timed out"
 
     def count(self, kind: type[Event]) -> int:
-        """Give how many events of a kind were told."""
+        """Return how many events of a kind were emitted."""
         return sum(isinstance(event, kind) for event in self.events)
 
-    def _hear(self, event: Event) -> None:
-        with self._news:
+    def _on_event(self, event: Event) -> None:
+        with self._event_emitted:
             self.events.append(event)
-            self._news.notify_all()
+            self._event_emitted.notify_all()
 
 
 @contextmanager
-def gather(url: str, *names: str, **settings: Any) -> Iterator[Team]:
-    """Give a team of nodes that are there and have their shares."""
+def start_team(url: str, *names: str, **settings: Any) -> Iterator[Team]:
+    """Start a team of nodes that have joined and have their tokens."""
     with ExitStack() as stack:
         team = Team(url, stack)
         jobs = [team.add(name, settings=settings) for name in names]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import servers
-from teams import gather
+from teams import start_team
 from terminal import jobsync
 from waiting import TIMEOUT
 
@@ -29,7 +29,7 @@ def url(request: pytest.FixtureRequest, locate: servers.Locate) -> str:
 
 def test_a_statement_shows_its_rows(url: str) -> None:
     """Separated by tabs, or as JSON; a statement without rows shows how many it has changed."""
-    with gather(url, "a") as team:
+    with start_team(url, "a") as team:
         (job,) = [team.add("b")]
         team.until(lambda: len(job.my_tokens) == 30)
         run = jobsync("sql", url, "-c", "SELECT name, status, NULL AS x FROM sync_node ORDER BY 1")
@@ -49,7 +49,7 @@ def test_a_statement_shows_its_rows(url: str) -> None:
 
 def test_a_pipe_is_read_statement_by_statement(url: str) -> None:
     """Statements may span lines and contain semicolons in quotes."""
-    with gather(url, "a"):
+    with start_team(url, "a"):
         text = "SELECT 'a;b'\nAS x;\n\nSELECT count(*) AS n\n FROM sync_node; SELECT 2 AS z"
         run = jobsync("sql", url, stdin=text)
     assert run.returncode == 0, run.stderr
@@ -58,7 +58,7 @@ def test_a_pipe_is_read_statement_by_statement(url: str) -> None:
 
 def test_a_rejected_statement_is_reported(url: str) -> None:
     """In one line, with exit code 2."""
-    with gather(url, "a"):
+    with start_team(url, "a"):
         run = jobsync("sql", url, "-c", "SELECT nonsense FROM sync_node")
     assert run.returncode == 2
     assert "nonsense" in run.stderr
@@ -86,7 +86,7 @@ def test_missing_sql_is_reported(words: Sequence[str], message: str, tmp_path: P
 
 def test_a_terminal_gets_a_prompt(url: str) -> None:
     r"""With tables; a mistake does not end the shell, `\q` does."""
-    with gather(url, "a"):
+    with start_team(url, "a"):
         output = run_shell(
             ["sql", url],
             "SELECT nonsense;",
@@ -134,7 +134,7 @@ def test_the_printed_schema_has_the_views(postgres: servers.PostgresServer) -> N
     assert printed.returncode == 0, printed.stderr
     with psycopg.connect(as_admin, autocommit=True) as admin:
         admin.execute(printed.stdout.encode())
-    with gather(as_app) as team:
+    with start_team(as_app) as team:
         job = team.add("a", settings={"appname": "nightly_"})
         assert team.count(ViewsMissing) == 0
         job.register_task_lock("t", "gone")

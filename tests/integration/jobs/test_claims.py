@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 from chance import FakeClock
-from yards import DAY, MEMORY, RECLAIM_AFTER, TOKEN, Fragile, Yard, claim
+from claim_nodes import DAY, MEMORY, RECLAIM_AFTER, TOKEN, ClaimNodes, FaultyStore, claim
 
 from jobsync import OutcomeUnknown, Unavailable
 from jobsync.core.clock import Wall
@@ -14,116 +14,118 @@ from jobsync.stores.contract import Change, Outcome, Unknown
 
 
 @pytest.fixture
-def yard() -> Yard:
+def nodes() -> ClaimNodes:
     """Nobody yet."""
-    return Yard()
+    return ClaimNodes()
 
 
-async def test_one_of_several_gets_a_task(yard: Yard) -> None:
+async def test_one_of_several_gets_a_task(nodes: ClaimNodes) -> None:
     """Whoever comes second is told who was first."""
-    first, second = yard.node("a"), yard.node("b")
+    first, second = nodes.node("a"), nodes.node("b")
     assert await claim(first, "x") == {}
     assert await claim(second, "x") == {"x": "a is doing it"}
     assert second.is_refused("x")
 
 
-async def test_one_of_several_calls_of_a_node_gets_a_task(yard: Yard) -> None:
+async def test_one_of_several_calls_of_a_node_gets_a_task(nodes: ClaimNodes) -> None:
     """Two threads of one node that claim one task at once do not both get it."""
-    node = yard.node("a")
+    node = nodes.node("a")
     lost = await asyncio.gather(claim(node, "x"), claim(node, "x"))
     assert sorted(lost, key=len) == [{}, {"x": "this node does it already"}]
 
 
-async def test_a_task_that_failed_elsewhere_is_open_at_once(yard: Yard) -> None:
+async def test_a_task_that_failed_elsewhere_is_open_at_once(nodes: ClaimNodes) -> None:
     """Whoever gains its token may claim it."""
-    first, second = yard.node("a"), yard.node("b")
+    first, second = nodes.node("a"), nodes.node("b")
     await claim(first, "x")
     await first.finish(["x"], "failed")
     await second.foreign.load({TOKEN}, {})
     assert not second.is_refused("x")
     assert await claim(second, "x") == {}
-    assert await yard.state("x") == ("running", "b", 2)
+    assert await nodes.state("x") == ("running", "b", 2)
 
 
-async def test_what_was_done_around_a_hand_over_is_refused_for_a_while(yard: Yard) -> None:
+async def test_what_was_done_around_a_hand_over_is_refused_for_a_while(nodes: ClaimNodes) -> None:
     """A list from before is not done again; what is pending again later is."""
-    first, second = yard.node("a"), yard.node("b")
+    first, second = nodes.node("a"), nodes.node("b")
     await claim(first, "x")
     await first.finish(["x"], "done")
-    await second.foreign.load({TOKEN}, {"ended": {"$gte": yard.clock.wall_seconds - 1}})
+    await second.foreign.load({TOKEN}, {"ended": {"$gte": nodes.clock.wall_seconds - 1}})
     assert second.is_refused("x")
-    yard.pass_time(MEMORY)
+    nodes.pass_time(MEMORY)
     assert not second.is_refused("x")
     assert await claim(second, "x") == {}
 
 
-async def test_once_per_date_means_once(yard: Yard) -> None:
+async def test_once_per_date_means_once(nodes: ClaimNodes) -> None:
     """What anybody has done, however long ago, is refused for good."""
-    first, second = yard.node("a"), yard.node("b", once_per_date=True)
+    first, second = nodes.node("a"), nodes.node("b", once_per_date=True)
     await claim(first, "x")
     await first.finish(["x"], "done")
-    yard.pass_time(10 * MEMORY)
-    await second.foreign.load({TOKEN}, {"ended": {"$gte": yard.clock.wall_seconds}})
+    nodes.pass_time(10 * MEMORY)
+    await second.foreign.load({TOKEN}, {"ended": {"$gte": nodes.clock.wall_seconds}})
     assert second.is_refused("x")
     assert await claim(second, "x") != {}
 
 
-async def test_what_a_dead_node_had_is_open_after_a_while(yard: Yard) -> None:
+async def test_what_a_dead_node_had_is_open_after_a_while(nodes: ClaimNodes) -> None:
     """The while counts from when the death was known, not from when somebody asked."""
-    first, second = yard.node("a"), yard.node("b")
+    first, second = nodes.node("a"), nodes.node("b")
     await claim(first, "x")
     await second.foreign.load({TOKEN}, {})
-    yard.pass_time(1000)
+    nodes.pass_time(1000)
     assert second.is_refused("x")
-    yard.dead.add("a")
+    nodes.dead.add("a")
     second.foreign.record_deaths()
-    yard.pass_time(RECLAIM_AFTER - 1)
+    nodes.pass_time(RECLAIM_AFTER - 1)
     assert second.is_refused("x")
-    yard.pass_time(1)
+    nodes.pass_time(1)
     assert not second.is_refused("x")
     assert await claim(second, "x") == {}
-    assert await yard.state("x") == ("running", "b", 2)
+    assert await nodes.state("x") == ("running", "b", 2)
 
 
-async def test_a_task_is_open_again_when_its_node_lives_on_and_is_done_with_it(yard: Yard) -> None:
+async def test_a_task_is_open_again_when_its_node_lives_on_and_is_done_with_it(
+    nodes: ClaimNodes,
+) -> None:
     """What was running elsewhere at a hand-over is looked at again."""
-    first, second = yard.node("a"), yard.node("b")
+    first, second = nodes.node("a"), nodes.node("b")
     await claim(first, "x")
     await second.foreign.load({TOKEN}, {})
     await first.finish(["x"], "done")
-    yard.pass_time(MEMORY)
+    nodes.pass_time(MEMORY)
     await second.foreign.refresh()
     assert second.is_refused("x")
-    yard.pass_time(MEMORY)
+    nodes.pass_time(MEMORY)
     assert not second.is_refused("x")
 
 
-async def test_a_late_end_is_refused(yard: Yard) -> None:
+async def test_a_late_end_is_refused(nodes: ClaimNodes) -> None:
     """Whoever was taken for dead, and whose task somebody else has, is told."""
-    first, second = yard.node("a"), yard.node("b")
+    first, second = nodes.node("a"), nodes.node("b")
     await claim(first, "x")
     await second.foreign.load({TOKEN}, {})
-    yard.dead.add("a")
+    nodes.dead.add("a")
     second.foreign.record_deaths()
-    yard.pass_time(RECLAIM_AFTER)
+    nodes.pass_time(RECLAIM_AFTER)
     await claim(second, "x")
     first.reset()
     assert await first.finish(["x"], "done") == {"x": "b has it by now"}
-    assert await yard.state("x") == ("running", "b", 2)
+    assert await nodes.state("x") == ("running", "b", 2)
 
 
-async def test_an_end_counts_that_comes_before_anybody_took_over(yard: Yard) -> None:
+async def test_an_end_counts_that_comes_before_anybody_took_over(nodes: ClaimNodes) -> None:
     """A node that lost its session marks what it did, as long as nobody began it again."""
-    node = yard.node("a")
+    node = nodes.node("a")
     await claim(node, "x")
     node.reset()
     assert await node.finish(["x"], "done") == {}
-    assert await yard.state("x") == ("done", "a", 1)
+    assert await nodes.state("x") == ("done", "a", 1)
 
 
-async def test_an_end_and_a_lost_session_may_cross(yard: Yard) -> None:
+async def test_an_end_and_a_lost_session_may_cross(nodes: ClaimNodes) -> None:
     """A session that is lost while an end is under way breaks nothing."""
-    node = yard.node("a")
+    node = nodes.node("a")
     await claim(node, "x")
     ending = asyncio.create_task(node.finish(["x"], "done"))
     await asyncio.sleep(0)
@@ -131,116 +133,120 @@ async def test_an_end_and_a_lost_session_may_cross(yard: Yard) -> None:
     assert await ending == {}
 
 
-async def test_a_claim_that_comes_too_late_is_no_claim(yard: Yard) -> None:
+async def test_a_claim_that_comes_too_late_is_no_claim(nodes: ClaimNodes) -> None:
     """Whose time was up when the reply came must not begin, and never marks it as done."""
-    node = yard.node("a")
+    node = nodes.node("a")
     lost = await claim(node, "x", may_run=False)
     assert lost == {"x": "this node's trust expired before it could start"}
     assert node.running == []
-    assert await yard.state("x") == ("failed", "a", 1)
+    assert await nodes.state("x") == ("failed", "a", 1)
 
 
-async def test_a_late_claim_that_cannot_be_closed_is_closed_before_the_next(yard: Yard) -> None:
+async def test_a_late_claim_that_cannot_be_closed_is_closed_before_the_next(
+    nodes: ClaimNodes,
+) -> None:
     """It is not marked as done meanwhile, whatever the store does."""
-    node = yard.node("a")
+    node = nodes.node("a")
 
     def lose_the_store(*_: object) -> bool:
-        yard.store.silent = True
+        nodes.store.is_unavailable = True
         return False
 
     assert await node.add({"x": TOKEN}, 1, lose_the_store) != {}
     assert node.running == []
     with pytest.raises(Unavailable):
         await claim(node, "y")
-    yard.store.silent = False
+    nodes.store.is_unavailable = False
     assert await claim(node, "y") == {}
-    assert await yard.state("x") == ("failed", "a", 1)
+    assert await nodes.state("x") == ("failed", "a", 1)
 
 
-async def test_an_unknown_claim_is_closed(yard: Yard) -> None:
+async def test_an_unknown_claim_is_closed(nodes: ClaimNodes) -> None:
     """Nobody does it, nobody marks it as done, and it can be claimed anew."""
-    node = yard.node("a")
-    yard.store.lose_replies = 1
+    node = nodes.node("a")
+    nodes.store.lose_replies = 1
     assert await claim(node, "x") == {}
-    assert await yard.state("x") == ("running", "a", 2)
+    assert await nodes.state("x") == ("running", "a", 2)
 
 
-async def test_a_batch_that_could_not_be_closed_claims_nothing(yard: Yard) -> None:
+async def test_a_batch_that_could_not_be_closed_claims_nothing(nodes: ClaimNodes) -> None:
     """Who asked gets an error and does none of them; so none is marked as done."""
-    node = yard.node("a")
+    node = nodes.node("a")
 
-    class Half(Fragile):
+    class Half(FaultyStore):
         """Loses the reply for one of two, then everything."""
 
         async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-            if self.silent:
-                raise Unavailable(self.name, "silent")
-            self.silent = True
+            if self.is_unavailable:
+                raise Unavailable(self.name, "is_unavailable")
+            self.is_unavailable = True
             outcomes = await self.inner.write(changes)
             return [outcomes[0], Unknown("lost")]
 
-    node._store = Half(yard.store.inner)
+    node._store = Half(nodes.store.inner)
     with pytest.raises(Unavailable):
         await claim(node, "x", "y")
     assert node.running == []
-    node._store = yard.store
+    node._store = nodes.store
     assert await claim(node, "z") == {}
-    assert await yard.state("x") == ("failed", "a", 1)
-    assert await yard.state("y") == ("failed", "a", 1)
+    assert await nodes.state("x") == ("failed", "a", 1)
+    assert await nodes.state("y") == ("failed", "a", 1)
 
 
-async def test_a_claim_that_cannot_be_read_stops_nobody(yard: Yard) -> None:
+async def test_a_claim_that_cannot_be_read_stops_nobody(nodes: ClaimNodes) -> None:
     """It is refused and left as it is; the others of its batch are claimed."""
     key = JobKeys("sync_").claim(DAY, TOKEN, "x")
-    await yard.store.create(key, {"format": "unheard of"})
-    node = yard.node("a")
+    await nodes.store.create(key, {"format": "unheard of"})
+    node = nodes.node("a")
     assert await claim(node, "x", "y") == {"x": "its record cannot be read"}
     assert node.running == ["y"]
 
 
-async def test_a_claim_that_is_cancelled_is_closed(yard: Yard) -> None:
+async def test_a_claim_that_is_cancelled_is_closed(nodes: ClaimNodes) -> None:
     """Nobody is left who would do it, and whether it landed nobody knows."""
-    node = yard.node("a")
-    yard.store.gate = asyncio.Event()
+    node = nodes.node("a")
+    nodes.store.gate = asyncio.Event()
     claiming = asyncio.create_task(claim(node, "x"))
     await asyncio.sleep(0)
     claiming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await claiming
-    yard.store.gate = None
+    nodes.store.gate = None
     assert node.running == []
     await node.settle(lambda *_: True)
-    assert await yard.state("x") == ("failed", "a", 1)
+    assert await nodes.state("x") == ("failed", "a", 1)
 
 
-async def test_what_cannot_be_closed_in_one_session_is_closed_in_the_next(yard: Yard) -> None:
+async def test_what_cannot_be_closed_in_one_session_is_closed_in_the_next(
+    nodes: ClaimNodes,
+) -> None:
     """A claim that landed with nobody knowing would wait for its owner's death, and longer."""
-    node = yard.node("a")
-    yard.store.lose_replies = 2
+    node = nodes.node("a")
+    nodes.store.lose_replies = 2
     with pytest.raises(Unavailable):
         await claim(node, "x")
     node.reset()
     await node.settle(lambda *_: True)
-    assert await yard.state("x") == ("failed", "a", 1)
+    assert await nodes.state("x") == ("failed", "a", 1)
 
 
-async def test_two_callers_may_end_the_same_task(yard: Yard) -> None:
+async def test_two_callers_may_end_the_same_task(nodes: ClaimNodes) -> None:
     """The second has nothing to do: it is neither refused nor written twice."""
-    node = yard.node("a")
+    node = nodes.node("a")
     await claim(node, "x")
-    yard.store.gate = asyncio.Event()
+    nodes.store.gate = asyncio.Event()
     both = [asyncio.create_task(node.finish(["x"], "done")) for _ in range(2)]
     await asyncio.sleep(0)
-    yard.store.gate.set()
+    nodes.store.gate.set()
     assert await asyncio.gather(*both) == [{}, {}]
-    assert await yard.state("x") == ("done", "a", 1)
+    assert await nodes.state("x") == ("done", "a", 1)
 
 
-async def test_an_end_that_nobody_knew_of_is_found_to_be_ours(yard: Yard) -> None:
+async def test_an_end_that_nobody_knew_of_is_found_to_be_ours(nodes: ClaimNodes) -> None:
     """Told that it is unknown, the caller calls again; that it landed is no refusal."""
-    node = yard.node("a")
+    node = nodes.node("a")
     await claim(node, "x")
-    yard.store.lose_replies = 1
+    nodes.store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
         await node.finish(["x"], "done")
     assert node.running == ["x"]
@@ -249,23 +255,23 @@ async def test_an_end_that_nobody_knew_of_is_found_to_be_ours(yard: Yard) -> Non
     assert await claim(node, "x") == {}
 
 
-@pytest.mark.parametrize("trouble", ["silent", "lose_replies"])
-async def test_what_failed_is_never_marked_as_done(yard: Yard, trouble: str) -> None:
+@pytest.mark.parametrize("trouble", ["is_unavailable", "lose_replies"])
+async def test_what_failed_is_never_marked_as_done(nodes: ClaimNodes, trouble: str) -> None:
     """A failure that cannot be written now is written later; the end of all finds none."""
-    node = yard.node("a")
+    node = nodes.node("a")
     await claim(node, "x")
-    setattr(yard.store, trouble, 1)
+    setattr(nodes.store, trouble, 1)
     with pytest.raises((Unavailable, OutcomeUnknown)):
         await node.finish(["x"], "failed")
-    yard.store.silent = False
+    nodes.store.is_unavailable = False
     assert await node.finish(node.running, "done") == {}
     await node.settle(lambda *_: True)
-    assert await yard.state("x") == ("failed", "a", 1)
+    assert await nodes.state("x") == ("failed", "a", 1)
 
 
-async def test_once_per_date_holds_for_ones_own_too(yard: Yard) -> None:
+async def test_once_per_date_holds_for_ones_own_too(nodes: ClaimNodes) -> None:
     """However it is asked; what failed was not done."""
-    node = yard.node("a", once_per_date=True)
+    node = nodes.node("a", once_per_date=True)
     await claim(node, "x", "y")
     await node.finish(["x"], "done")
     await node.finish(["y"], "failed")
@@ -278,23 +284,25 @@ async def test_once_per_date_holds_for_ones_own_too(yard: Yard) -> None:
     assert await claim(node, "y") == {}
 
 
-async def test_what_was_done_at_the_last_moment_is_not_done_again(yard: Yard) -> None:
+async def test_what_was_done_at_the_last_moment_is_not_done_again(nodes: ClaimNodes) -> None:
     """Who waits for an abandoned task and finds it done has what it wanted."""
-    first, second = yard.node("a"), yard.node("b")
+    first, second = nodes.node("a"), nodes.node("b")
     await claim(first, "x")
     await second.foreign.load([TOKEN], {})
-    yard.dead.add("a")
+    nodes.dead.add("a")
     second.foreign.record_deaths()
-    yard.pass_time(RECLAIM_AFTER)
+    nodes.pass_time(RECLAIM_AFTER)
     assert not second.is_refused("x")
     await first.finish(["x"], "done")
     assert await claim(second, "x") == {"x": "a has just done it"}
     assert second.is_refused("x")
 
 
-async def test_a_node_that_is_behind_does_not_do_again_what_its_successor_did(yard: Yard) -> None:
+async def test_a_node_that_is_behind_does_not_do_again_what_its_successor_did(
+    nodes: ClaimNodes,
+) -> None:
     """One that slept with its clock believes in an assignment that is no more; the store knows."""
-    first, second = yard.node("a"), yard.node("b")
+    first, second = nodes.node("a"), nodes.node("b")
     assert await second.add({"x": TOKEN}, 5, lambda *_: True) == {}
     await second.finish(["x"], "done")
     refused = await first.add({"x": TOKEN}, 4, lambda *_: True)
@@ -302,9 +310,9 @@ async def test_a_node_that_is_behind_does_not_do_again_what_its_successor_did(ya
     assert await first.add({"x": TOKEN}, 5, lambda *_: True) == {}
 
 
-async def test_a_step_of_the_wall_clock_does_not_date_what_is_done(yard: Yard) -> None:
+async def test_a_step_of_the_wall_clock_does_not_date_what_is_done(nodes: ClaimNodes) -> None:
     """Time of day comes from the store; in between it is counted by what does not jump."""
-    node, served = yard.node("a"), FakeClock()
+    node, served = nodes.node("a"), FakeClock()
     asked = 0
 
     async def now() -> Wall:
@@ -312,17 +320,17 @@ async def test_a_step_of_the_wall_clock_does_not_date_what_is_done(yard: Yard) -
         asked += 1
         return served.wall()
 
-    yard.store.now = now  # type: ignore[method-assign]
+    nodes.store.now = now  # type: ignore[method-assign]
     await node.read_clock()
     await claim(node, "x")
-    yard.clock.wall_seconds -= 86_400
-    yard.pass_time(30)
+    nodes.clock.wall_seconds -= 86_400
+    nodes.pass_time(30)
     await served.sleep(30)
     await node.finish(["x"], "done")
     (found,) = await node.list_all()
     assert found.ended == served.wall_seconds
     assert asked == 1
     await claim(node, "y")
-    yard.pass_time(31)
+    nodes.pass_time(31)
     await node.finish(["y"], "done")
     assert asked == 2

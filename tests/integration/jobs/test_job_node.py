@@ -1,23 +1,23 @@
 """Nodes of one fleet, from joining to leaving."""
 
-from hiring import SETTINGS, Hire
+from job_nodes import SETTINGS, StartNode
 from waiting import until
 
 from jobsync import Store
 from jobsync.jobs.job_keys import JobKeys
 
 
-async def test_the_history_says_why_tokens_moved(hire: Hire, store: Store) -> None:
-    """First everything is dealt, then a node joins, then one leaves."""
-    first = await hire("a")
-    second = await hire("b")
+async def test_the_history_says_why_tokens_moved(start_node: StartNode, store: Store) -> None:
+    """First all tokens are assigned, then a node joins, then one leaves."""
+    first = await start_node("a")
+    second = await start_node("b")
     await second.stop(30)
     lines = [entry.value for entry in await store.read(JobKeys(SETTINGS.fleet).rebalances)]
-    told = [
+    reasons = [
         (line["trigger_reason"], line["nodes_before"], line["nodes_after"], line["tokens_moved"])
         for line in lines
     ]
-    assert told == [
+    assert reasons == [
         ("initial_distribution", 0, 1, 20),
         ("membership_change", 1, 2, 10),
         ("membership_change", 2, 1, 10),
@@ -26,17 +26,19 @@ async def test_the_history_says_why_tokens_moved(hire: Hire, store: Store) -> No
     assert first.tokens == frozenset(range(20))
 
 
-async def test_an_observer_waits_for_nobody_and_takes_nothing(hire: Hire) -> None:
-    """It is ready before there is anybody else."""
-    observer = await hire("watcher", is_observer=True)
+async def test_an_observer_waits_for_no_node_and_owns_nothing(start_node: StartNode) -> None:
+    """It is ready before any other node has joined."""
+    observer = await start_node("watcher", is_observer=True)
     assert observer.tokens == frozenset()
-    worker = await hire("a")
+    worker = await start_node("a")
     assert len(worker.tokens) == 20
 
 
-async def test_a_node_that_retires_claims_nothing_more_and_hands_over(hire: Hire) -> None:
-    """What it runs it finishes; everything else is soon another's."""
-    first, second = await hire("a"), await hire("b")
+async def test_a_node_that_retires_claims_nothing_more_and_hands_over(
+    start_node: StartNode,
+) -> None:
+    """It finishes its running task; another node soon owns everything else."""
+    first, second = await start_node("a"), await start_node("b")
     mine = [str(number) for number in range(100) if first.can_claim(str(number))]
     assert await first.claim([mine[0]]) == {}
     first.retire()

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from yards import MEMORY, TOKEN, Yard, claim
+from claim_nodes import MEMORY, TOKEN, ClaimNodes, claim
 
 from jobsync.coordination.session import Session
 from jobsync.core.assignment import NodeRef, Plan
@@ -55,15 +55,15 @@ class Owner:
 
 
 @pytest.fixture
-def yard() -> Yard:
+def nodes() -> ClaimNodes:
     """A store and a clock."""
-    return Yard()
+    return ClaimNodes()
 
 
 @pytest.fixture
-def owner(yard: Yard) -> Owner:
+def owner(nodes: ClaimNodes) -> Owner:
     """A node that owns nothing yet."""
-    return Owner(yard.node(FIRST.incarnation))
+    return Owner(nodes.node(FIRST.incarnation))
 
 
 def alone() -> Plan:
@@ -145,15 +145,15 @@ async def test_a_session_that_is_no_longer_trusted_owns_nothing(owner: Owner) ->
 
 
 async def test_a_list_from_before_a_lost_session_is_not_done_again(
-    yard: Yard, owner: Owner
+    nodes: ClaimNodes, owner: Owner
 ) -> None:
     """A node that comes back refuses tasks that others have done since it first joined."""
-    other = yard.node(SECOND.incarnation)
+    other = nodes.node(SECOND.incarnation)
     await owner.owned_tokens.apply(alone())
-    yard.pass_time(1)
+    nodes.pass_time(1)
     await claim(other, "x")
     await other.finish(["x"], "done")
-    yard.pass_time(MEMORY / 2)
+    nodes.pass_time(MEMORY / 2)
     owner.join("a.2")
     plan = assign(alone(), [NodeRef("a.2", "a")], dead={FIRST.incarnation})
     await owner.owned_tokens.apply(plan)
@@ -161,20 +161,20 @@ async def test_a_list_from_before_a_lost_session_is_not_done_again(
 
 
 async def test_without_a_shared_clock_numbers_show_what_was_just_done(
-    yard: Yard, owner: Owner
+    nodes: ClaimNodes, owner: Owner
 ) -> None:
     """Tasks claimed since the first assignment of this node count, whatever wall clocks say."""
-    yard.store.timeless = True
-    other = yard.node(SECOND.incarnation)
+    nodes.store.has_no_clock = True
+    other = nodes.node(SECOND.incarnation)
     await other.add({"old": TOKEN}, 0, lambda *_: True)
     await other.finish(["old"], "done")
     await owner.owned_tokens.apply(alone())
     assert not owner.claims.is_refused("old")
     await claim(other, "x")
     await other.finish(["x"], "done")
-    yard.clock.wall_seconds += 300
+    nodes.clock.wall_seconds += 300
     owner.join("a.2")
     await owner.owned_tokens.apply(assign(alone(), [NodeRef("a.2", "a")], dead={FIRST.incarnation}))
     assert owner.claims.is_refused("x")
-    yard.pass_time(MEMORY)
+    nodes.pass_time(MEMORY)
     assert not owner.claims.is_refused("x")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from servers import Locate
-from teams import Team, gather
+from teams import Team, start_team
 
 from jobsync import Invalid, Job, Misconfigured
 from jobsync.jobs.events import PinsExpired, PinsIgnored, Rebalanced
@@ -54,7 +54,7 @@ def elsewhere(jobs: list[Job], node: str) -> str:
 
 def test_a_pin_is_effective_at_once_and_is_one_hand_over(url: str) -> None:
     """Everything that has to move because of it moves in one rebalance, which says why."""
-    with gather(url) as team:
+    with start_team(url) as team:
         jobs = enter(team, "a", "b-gpu")
         task = elsewhere(jobs, "b-gpu")
         before = team.count(Rebalanced)
@@ -68,7 +68,7 @@ def test_a_pin_is_effective_at_once_and_is_one_hand_over(url: str) -> None:
 
 def test_a_task_that_nobody_matches_waits_alone(url: str) -> None:
     """Other tasks of its token go on; clearing the pin lets it go on too, at once."""
-    with gather(url) as team:
+    with start_team(url) as team:
         jobs = enter(team, "a", "b")
         token = jobs[0].task_to_token("t")
         others = [f"o{n}" for n in range(600) if jobs[0].task_to_token(f"o{n}") == token]
@@ -85,7 +85,7 @@ def test_a_task_that_nobody_matches_waits_alone(url: str) -> None:
 
 def test_a_pin_expires_by_itself(url: str) -> None:
     """Nobody need look at the right moment; what has expired is removed and reported."""
-    with gather(url) as team:
+    with start_team(url) as team:
         jobs = enter(team, "a", "b")
         jobs[0].register_task_lock("t", "gone-%", expires_in_days=1.5 / 86_400)
         (lock,) = jobs[1].list_locks()
@@ -101,7 +101,7 @@ def test_a_pin_expires_by_itself(url: str) -> None:
 
 def test_ordered_fallbacks_follow_who_is_there(url: str) -> None:
     """The first pattern that anybody matches counts; it changes with the fleet."""
-    with gather(url) as team:
+    with start_team(url) as team:
         jobs = enter(team, "a", "spare-1")
         jobs[0].register_lock("t", ["best-%", "spare-%"], "prefers the best")
         team.until(lambda: members(jobs, "t") == ["spare-1"])
@@ -117,7 +117,7 @@ def test_ordered_fallbacks_follow_who_is_there(url: str) -> None:
 
 def test_several_nodes_for_one_task_are_alternatives(url: str) -> None:
     """As the guide registers them, one row for each; the third node never has the task."""
-    with gather(url) as team:
+    with start_team(url) as team:
         jobs = enter(team, "a", "b", "c")
         tasks = [f"t{n}" for n in range(30)]
         jobs[2].register_task_locks_bulk(
@@ -130,7 +130,7 @@ def test_several_nodes_for_one_task_are_alternatives(url: str) -> None:
 def test_ten_thousand_pins_are_all_kept(url: str) -> None:
     """Where nobody matches, their tasks wait and no other task of any token does."""
     tasks = [f"p{n}" for n in range(10_000)]
-    with gather(url) as team:
+    with start_team(url) as team:
         jobs = enter(team, "a", "b")
         locks = [(task, ["gone-1", f"gone-{n % 50}"], "none") for n, task in enumerate(tasks)]
         jobs[0].register_locks_bulk(locks)
@@ -149,7 +149,7 @@ def test_ten_thousand_pins_are_all_kept(url: str) -> None:
 def test_more_pins_than_one_document_holds_are_kept(url: str, length: int) -> None:
     """Whatever the length of their names: of tasks that wait alone there may be any number."""
     tasks = [f"{n:0{length}d}" for n in range(22_000)]
-    with gather(url) as team:
+    with start_team(url) as team:
         jobs = enter(team, "a", "b")
         for number, creator in enumerate(jobs):
             creator.register_locks_bulk([(task, "gone-%") for task in tasks[number::2]])
@@ -189,7 +189,7 @@ def test_a_pin_of_another_process_is_heeded(
         with Job("admin", "test", coordination_config=config, url={url!r}, observer=True) as job:
             job.register_task_lock("t", "gone-%")
     """
-    with gather(url) as team:
+    with start_team(url) as team:
         job = team.add("a", settings={"rebalance_check_interval_sec": 0.5})
         assert job.can_claim_task("t")
         subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
@@ -210,7 +210,7 @@ def test_pins_outlive_the_process_that_made_them(quick: str) -> None:
     """
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False)
     assert ran.returncode == -signal.SIGKILL
-    with gather(quick) as team:
+    with start_team(quick) as team:
         jobs = [team.add("a"), team.add("b")]
         team.until(lambda: sum(len(job.my_tokens) for job in jobs) == 60)
         team.until(lambda: members(jobs, "t") == ["b"])
@@ -219,7 +219,7 @@ def test_pins_outlive_the_process_that_made_them(quick: str) -> None:
 
 def test_a_task_that_comes_back_to_its_token_is_not_done_again(quick: str) -> None:
     """What its own node has just finished is refused, as after any hand-over."""
-    with gather(quick) as team:
+    with start_team(quick) as team:
         jobs = enter(team, "a", "b")
         token = jobs[0].task_to_token("t")
         other = next(f"o{n}" for n in range(600) if jobs[0].task_to_token(f"o{n}") == token)
@@ -248,7 +248,7 @@ def test_a_provider_registers_before_the_node_owns_anything(url: str) -> None:
         job.register_task_locks_bulk([("u", "b", "why")])
         owned.append(job.my_tokens)
 
-    with gather(url) as team:
+    with start_team(url) as team:
         first = team.add("b", lock_provider=provide)
         assert owned == [set()]
         jobs = [first, team.add("a")]
@@ -258,7 +258,7 @@ def test_a_provider_registers_before_the_node_owns_anything(url: str) -> None:
 
 def test_own_pins_are_replaced_in_one_write(quick: str) -> None:
     """Others' pins stay; a provider that fails leaves its node's earlier ones."""
-    with gather(quick) as team:
+    with start_team(quick) as team:
         other = team.add("other")
         other.register_task_lock("o", "other")
         with team.make("a", lock_provider=lambda job: job.register_task_lock("old", "a")) as job:
@@ -286,7 +286,7 @@ def test_own_pins_are_replaced_in_one_write(quick: str) -> None:
 
 def test_saying_the_same_again_renews_it(quick: str) -> None:
     """A job that registers its permanent pins at each start does not pile them up."""
-    with gather(quick) as team:
+    with start_team(quick) as team:
         job = team.add("a")
         job.register_task_lock("t", "a", "first", expires_in_days=1)
         job.register_task_lock("t", "a", "second")
@@ -296,7 +296,7 @@ def test_saying_the_same_again_renews_it(quick: str) -> None:
 
 def test_pins_can_be_switched_off(quick: str) -> None:
     """Then new ones are refused, and those there are have no effect and are reported."""
-    with gather(quick) as team:
+    with start_team(quick) as team:
         with team.make("a") as job:
             job.register_task_lock("t", "gone-%")
             team.until(lambda: not job.can_claim_task("t"))
@@ -309,7 +309,7 @@ def test_pins_can_be_switched_off(quick: str) -> None:
 
 def test_nodes_that_live_agree_whether_pins_hold(url: str) -> None:
     """Who says otherwise is not let in; when the others have left or died, it is."""
-    with gather(url) as team:
+    with start_team(url) as team:
         with team.make("a") as job:
             job.register_task_lock("t", "gone-%")
             other = team.make("b", settings={"locks_enabled": False}, wait_on_enter=0.2)
@@ -323,7 +323,7 @@ def test_nodes_that_live_agree_whether_pins_hold(url: str) -> None:
 
 def test_without_a_fleet_there_is_nothing_to_pin(quick: str) -> None:
     """The node owns everything; registering is checked and has no effect."""
-    with gather(quick) as team:
+    with start_team(quick) as team:
         job = team.add("a", settings={"enabled": False})
         job.register_task_lock("t", "gone-%")
         assert job.can_claim_task("t")
@@ -352,7 +352,7 @@ def test_what_cannot_be_a_pin_is_refused(
     quick: str, locks: list[tuple[object, ...]], days: float | None, field: str
 ) -> None:
     """With the field, and before anything is registered."""
-    with gather(quick) as team:
+    with start_team(quick) as team:
         job = team.add("a", settings={"enabled": False})
         with pytest.raises(Invalid, match=field):
             job.register_locks_bulk([("good", "a"), *locks][-len(locks) :], days)
@@ -360,7 +360,7 @@ def test_what_cannot_be_a_pin_is_refused(
 
 def test_a_job_that_is_not_entered_cannot_pin(quick: str) -> None:
     """Nor one that was left."""
-    with gather(quick) as team:
+    with start_team(quick) as team:
         job = team.make("a")
         with pytest.raises(Invalid, match="not entered"):
             job.list_locks()

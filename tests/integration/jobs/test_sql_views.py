@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 import servers
-from teams import Team, gather
+from teams import Team, start_team
 
 from jobsync import Components, Invalid, Job, Misconfigured, open_store
 from jobsync.jobs.events import ViewsMissing
@@ -58,7 +58,7 @@ def wait(team: Team, job: Job, query: str, expected: list[tuple[Any, ...]]) -> N
 
 def test_views_say_what_nodes_know(url: str) -> None:
     """Nodes, the leader, tokens, claims, audits and the history of rebalances."""
-    with gather(url) as team:
+    with start_team(url) as team:
         jobs = enter(team, "a", "b")
         a, b = jobs
         nodes = ask(a, "SELECT name, status, stage, is_leader FROM sync_node ORDER BY created_on")
@@ -84,7 +84,7 @@ def test_views_say_what_nodes_know(url: str) -> None:
 
 def test_a_fleet_has_the_prefix_of_its_appname(url: str) -> None:
     """Two fleets on one store have views of their own, and see nothing of each other."""
-    with gather(url) as team:
+    with start_team(url) as team:
         first = team.add("a", settings={"appname": "nightly_"})
         second = team.add("a", settings={"appname": "daily_"})
         first.add_task("t")
@@ -108,7 +108,7 @@ def test_messages_are_seen_in_every_state(url: str) -> None:
         await port.settle([Settlement(receipt=a, move="complete"), bury])
         await store.close()
 
-    with gather(url) as team:
+    with start_team(url) as team:
         (job,) = enter(team, "a")
         asyncio.run(work())
         states = "SELECT id, state, attempts, incarnation FROM sync_message ORDER BY id"
@@ -143,7 +143,7 @@ def test_locks_show_the_pattern_in_force_and_who_has_the_task(url: str) -> None:
         SELECT l.task_id FROM sync_lock l JOIN sync_token t ON l.token_id = t.token_id
         WHERE NOT (t.node LIKE l.node_pattern ESCAPE '\')
     """
-    with gather(url) as team:
+    with start_team(url) as team:
         jobs = enter(team, "a", "b-gpu", "C")
         a = jobs[0]
         token = a.task_to_token("t")
@@ -181,11 +181,11 @@ def test_locks_show_the_pattern_in_force_and_who_has_the_task(url: str) -> None:
 
 def test_a_pin_that_nobody_heeds_yet_is_misplaced(url: str) -> None:
     """As when the leader has pins switched off."""
-    with gather(url) as team:
+    with start_team(url) as team:
         (job,) = enter(team, "a")
         job.register_task_lock("t", "gone-%")
         team.until(lambda: not job.can_claim_task("t"))
-    with gather(url) as team:
+    with start_team(url) as team:
         (job,) = enter(team, "a", settings={"locks_enabled": False})
         team.until(lambda: job.can_claim_task("t"))
         assert ask(job, "SELECT node_pattern, node FROM sync_lock") == [("gone-%", "a")]
@@ -195,7 +195,7 @@ def test_a_pin_that_nobody_heeds_yet_is_misplaced(url: str) -> None:
 
 def test_deleted_pins_are_gone_at_once(url: str) -> None:
     """Those that the statement names, and no others; the nodes follow."""
-    with gather(url) as team:
+    with start_team(url) as team:
         a, b = enter(team, "a", "b")
         a.register_task_locks_bulk([(f"t{n}", "gone-%") for n in range(300)])
         a.register_task_lock("t1", "b", "kept")
@@ -217,7 +217,7 @@ def test_deleted_pins_are_gone_at_once(url: str) -> None:
 
 def test_a_deleted_live_node_comes_back(url: str) -> None:
     """The leader, a follower and an observer; every token is owned again."""
-    with gather(url) as team:
+    with start_team(url) as team:
         jobs = enter(team, "a", "b")
         watcher = team.add("watcher", observer=True)
         names = "SELECT name FROM sync_node ORDER BY name"
@@ -234,7 +234,7 @@ def test_a_deleted_live_node_comes_back(url: str) -> None:
 
 def test_deleted_tokens_are_owned_again(url: str) -> None:
     """They are asked to be looked at; nobody loses what is rightly his."""
-    with gather(url) as team:
+    with start_team(url) as team:
         jobs = enter(team, "a", "b")
         jobs[0].connection.execute("DELETE FROM sync_token WHERE node = 'b'")
         jobs[0].connection.execute("DELETE FROM sync_token")
@@ -244,7 +244,7 @@ def test_deleted_tokens_are_owned_again(url: str) -> None:
 
 def test_history_can_be_deleted(url: str) -> None:
     """Row by row."""
-    with gather(url) as team:
+    with start_team(url) as team:
         (job,) = enter(team, "a")
         wait(team, job, "SELECT count(*) FROM sync_rebalance", [(1,)])
         job.connection.execute("DELETE FROM sync_rebalance WHERE tokens_moved = 59")
@@ -256,7 +256,7 @@ def test_history_can_be_deleted(url: str) -> None:
 @pytest.mark.parametrize("statement", ["DELETE FROM sync_claim", "UPDATE sync_node SET pid = 0"])
 def test_other_changes_are_refused(url: str, statement: str) -> None:
     """Work is claimed and marked by nodes alone."""
-    with gather(url) as team:
+    with start_team(url) as team:
         (job,) = enter(team, "a")
         with pytest.raises((psycopg.Error, sqlite3.Error), match=r"cannot|trigger|modify"):
             job.connection.execute(statement)
@@ -273,7 +273,7 @@ def test_a_node_that_left_is_no_more_and_one_that_died_is_dead(url: str) -> None
         with Job("doomed", "test", coordination_config=config, url={url!r}) as job:
             os.kill(os.getpid(), signal.SIGKILL)
     """
-    with gather(url) as team:
+    with start_team(url) as team:
         (job,) = enter(team, "a")
         with team.make("left"):
             pass
@@ -297,7 +297,7 @@ def test_work_of_another_date_is_not_incomplete(url: str) -> None:
     """Neither yesterday's that was finished today, nor what was begun and done again later."""
     today = dt.datetime.now().astimezone().date()
     yesterday = today - dt.timedelta(days=1)
-    with gather(url) as team:
+    with start_team(url) as team:
         with team.make("late", date=yesterday) as job:
             job.add_tasks(["finished", "forgotten", "redone"])
             job._call(job._entered_node.finish(["finished"]))
@@ -316,7 +316,7 @@ def test_work_of_another_date_is_not_incomplete(url: str) -> None:
 
 def test_a_foreign_relation_is_refused(url: str, tmp_path: Path) -> None:
     """The original's tables, or anything else of their names; nothing is done to them."""
-    with gather(url) as team:
+    with start_team(url) as team:
         (job,) = enter(team, "a")
         job.connection.execute("CREATE TABLE other_node (name TEXT PRIMARY KEY)")
         job.connection.execute("CREATE TABLE mine_results (name TEXT PRIMARY KEY)")
@@ -332,7 +332,7 @@ def test_a_foreign_relation_is_refused(url: str, tmp_path: Path) -> None:
 def test_newer_views_are_left_alone(url: str) -> None:
     """Older code goes on beside newer, and makes nothing anew."""
     newer = f"jobsync {VIEWS_VERSION + 1}"
-    with gather(url) as team:
+    with start_team(url) as team:
         (job,) = enter(team, "a")
         if url.startswith("sqlite"):
             job.connection.execute("DROP VIEW main.sync_audit")
@@ -349,7 +349,7 @@ def test_newer_views_are_left_alone(url: str) -> None:
 
 def test_many_make_the_views_at_once(url: str) -> None:
     """On an empty store."""
-    with gather(url) as team:
+    with start_team(url) as team:
         jobs = [team.make(f"n{number}") for number in range(6)]
         threads = [threading.Thread(target=job.__enter__) for job in jobs]
         for thread in threads:
@@ -366,7 +366,7 @@ def test_without_the_right_to_make_views_a_job_goes_on(postgres: servers.Postgre
     """And an event says what to do."""
     name = f"humble_{os.getpid()}"
     database = postgres.create_database(name)
-    with gather(database) as team:
+    with start_team(database) as team:
         team.add("first")
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("DROP VIEW sync_unfinished")
@@ -374,7 +374,7 @@ def test_without_the_right_to_make_views_a_job_goes_on(postgres: servers.Postgre
         connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON jobsync_record TO {name}")
         connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON jobsync_entry TO {name}")
         connection.execute(f"GRANT SELECT ON jobsync_schema TO {name}")
-    with gather(humble) as team:
+    with start_team(humble) as team:
         enter(team, "a")
         (event,) = [event for event in team.events if isinstance(event, ViewsMissing)]
         assert "jobsync schema" in event.fix
@@ -382,7 +382,7 @@ def test_without_the_right_to_make_views_a_job_goes_on(postgres: servers.Postgre
 
 def test_a_connection_speaks_as_the_guide_does(url: str) -> None:
     """Parameters are `%s`, transactions are blocks, other threads have their own."""
-    with gather(url) as team:
+    with start_team(url) as team:
         (job,) = enter(team, "a")
         cn = job._cn
         assert cn is job.connection
@@ -410,7 +410,7 @@ def test_a_connection_speaks_as_the_guide_does(url: str) -> None:
 
 def test_a_store_without_sql_says_so() -> None:
     """With what would help; the names of views are known all the same."""
-    with gather(f"memory://face-{next(_numbers)}") as team:
+    with start_team(f"memory://face-{next(_numbers)}") as team:
         (job,) = enter(team, "a")
         with pytest.raises(Misconfigured, match=r"has no SQL.*\. Use postgresql:// or sqlite"):
             _ = job.connection
@@ -419,7 +419,7 @@ def test_a_store_without_sql_says_so() -> None:
 
 def test_an_unknown_mark_is_refused(tmp_path: Path) -> None:
     """Where psycopg would refuse it too."""
-    with gather(f"sqlite:///{tmp_path / 'jobs.db'}") as team:
+    with start_team(f"sqlite:///{tmp_path / 'jobs.db'}") as team:
         (job,) = enter(team, "a")
         with pytest.raises(Invalid, match="Write %s for a parameter"):
             job.connection.execute("SELECT %d", [1])

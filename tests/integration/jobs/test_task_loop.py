@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from chance import FakeClock
-from yards import TOKEN, Yard
+from claim_nodes import TOKEN, ClaimNodes
 
 from jobsync.errors import Unavailable
 from jobsync.jobs.job_session import LocalNode
@@ -16,8 +16,8 @@ from jobsync.jobs.task_loop import Source, TaskLoop, run_blocking
 class Walking:
     """A node that owns everything that it is asked for."""
 
-    def __init__(self, yard: Yard, name: str) -> None:
-        self.claims = yard.node(name)
+    def __init__(self, nodes: ClaimNodes, name: str) -> None:
+        self.claims = nodes.node(name)
         self.failure: BaseException | None = None
         self.is_retiring = False
         self.poll_interval = 5.0
@@ -36,9 +36,9 @@ class Walking:
 
 
 @pytest.fixture
-def yard() -> Yard:
+def nodes() -> ClaimNodes:
     """Where the nodes are."""
-    return Yard()
+    return ClaimNodes()
 
 
 def run(work: Any) -> Any:
@@ -53,16 +53,16 @@ def run(work: Any) -> Any:
 class Dawn(FakeClock):
     """Lets the store speak again after so many sleeps."""
 
-    def __init__(self, yard: Yard, nights: int) -> None:
+    def __init__(self, nodes: ClaimNodes, nights: int) -> None:
         super().__init__()
-        self.yard = yard
+        self.nodes = nodes
         self.nights = nights
 
     async def sleep(self, seconds: float) -> None:
         await super().sleep(seconds)
         self.nights -= 1
         if self.nights == 0:
-            self.yard.store.silent = False
+            self.nodes.store.is_unavailable = False
 
 
 def walk(node: Any, source: Source, clock: FakeClock | None = None) -> Iterator[Task]:
@@ -70,9 +70,9 @@ def walk(node: Any, source: Source, clock: FakeClock | None = None) -> Iterator[
     return run_blocking(TaskLoop(node, clock or FakeClock(), source), run)
 
 
-def state(yard: Yard, task: str) -> str:
+def state(nodes: ClaimNodes, task: str) -> str:
     """Give the state of a task, as the store has it."""
-    return run(yard.state(task))[0]  # type: ignore[no-any-return]
+    return run(nodes.state(task))[0]  # type: ignore[no-any-return]
 
 
 def names(tasks: Iterator[Task]) -> list[str]:
@@ -80,38 +80,38 @@ def names(tasks: Iterator[Task]) -> list[str]:
     return [task.text for task in tasks]
 
 
-def test_each_task_of_a_list_is_given_once_and_done(yard: Yard) -> None:
+def test_each_task_of_a_list_is_given_once_and_done(nodes: ClaimNodes) -> None:
     """Whoever comes later finds nothing to do."""
-    assert names(walk(Walking(yard, "a"), [1, "2", Task(3)])) == ["1", "2", "3"]
-    assert names(walk(Walking(yard, "b"), [1, 2, 3])) == []
-    assert names(walk(Walking(yard, "a"), [1, 2, 3])) == []
+    assert names(walk(Walking(nodes, "a"), [1, "2", Task(3)])) == ["1", "2", "3"]
+    assert names(walk(Walking(nodes, "b"), [1, 2, 3])) == []
+    assert names(walk(Walking(nodes, "a"), [1, 2, 3])) == []
 
 
-def test_a_task_is_done_when_the_next_is_asked_for(yard: Yard) -> None:
+def test_a_task_is_done_when_the_next_is_asked_for(nodes: ClaimNodes) -> None:
     """Until then it runs; so what is done and what is recorded are one."""
-    node = Walking(yard, "a")
+    node = Walking(nodes, "a")
     given = walk(node, [1, 2])
     next(given)
-    assert state(yard, "1") == "running"
+    assert state(nodes, "1") == "running"
     next(given)
-    assert state(yard, "1") == "done"
+    assert state(nodes, "1") == "done"
 
 
 @pytest.mark.parametrize("asks_anew", [False, True])
-def test_a_loop_left_early_fails_its_task(yard: Yard, asks_anew: bool) -> None:
+def test_a_loop_left_early_fails_its_task(nodes: ClaimNodes, asks_anew: bool) -> None:
     """Another may do it at once."""
-    node = Walking(yard, "a")
+    node = Walking(nodes, "a")
     given = walk(node, (lambda: [1]) if asks_anew else [1])
     next(given)
     given.close()  # type: ignore[attr-defined]
-    assert state(yard, "1") == "failed"
-    assert names(walk(Walking(yard, "b"), [1])) == ["1"]
+    assert state(nodes, "1") == "failed"
+    assert names(walk(Walking(nodes, "b"), [1])) == ["1"]
 
 
-def test_a_function_is_asked_until_it_names_nothing(yard: Yard) -> None:
+def test_a_function_is_asked_until_it_names_nothing(nodes: ClaimNodes) -> None:
     """What it names anew is done in another round."""
     pending = [["1"], ["1", "2"], []]
-    node = Walking(yard, "a")
+    node = Walking(nodes, "a")
     given = []
     for task in walk(node, lambda: pending[0]):
         given.append(task.text)
@@ -120,9 +120,9 @@ def test_a_function_is_asked_until_it_names_nothing(yard: Yard) -> None:
     assert given == ["1", "2", "1"]
 
 
-def test_what_is_pending_again_is_done_again(yard: Yard) -> None:
+def test_what_is_pending_again_is_done_again(nodes: ClaimNodes) -> None:
     """A completion that stood there before the function was asked does not count."""
-    node = Walking(yard, "a")
+    node = Walking(nodes, "a")
     assert names(walk(node, ["1"])) == ["1"]
     pending = ["1"]
     given = []
@@ -132,9 +132,9 @@ def test_what_is_pending_again_is_done_again(yard: Yard) -> None:
     assert given == ["1"]
 
 
-def test_what_was_done_while_the_function_was_asked_is_not_done_again(yard: Yard) -> None:
+def test_what_was_done_while_the_function_was_asked_is_not_done_again(nodes: ClaimNodes) -> None:
     """Whatever clocks say: here time stands still."""
-    slow, quick = Walking(yard, "a"), Walking(yard, "b")
+    slow, quick = Walking(nodes, "a"), Walking(nodes, "b")
     answers = iter([["1"], []])
 
     def ask() -> list[str]:
@@ -147,9 +147,9 @@ def test_what_was_done_while_the_function_was_asked_is_not_done_again(yard: Yard
     assert names(walk(slow, ask)) == []
 
 
-def test_what_is_done_by_another_in_the_middle_of_a_round_is_left_out(yard: Yard) -> None:
+def test_what_is_done_by_another_in_the_middle_of_a_round_is_left_out(nodes: ClaimNodes) -> None:
     """The store decides, at each claim."""
-    slow, quick = Walking(yard, "a"), Walking(yard, "b")
+    slow, quick = Walking(nodes, "a"), Walking(nodes, "b")
     given = walk(slow, ["1", "2"])
     assert next(given).text == "1"
     assert run(quick.claim(["2"])) == {}
@@ -157,24 +157,24 @@ def test_what_is_done_by_another_in_the_middle_of_a_round_is_left_out(yard: Yard
     assert names(given) == []
 
 
-def test_an_outage_is_waited_out(yard: Yard) -> None:
+def test_an_outage_is_waited_out(nodes: ClaimNodes) -> None:
     """Neither the end of a task nor the claim of the next is given up."""
-    node = Walking(yard, "a")
-    given = walk(node, ["1", "2"], Dawn(yard, 5))
+    node = Walking(nodes, "a")
+    given = walk(node, ["1", "2"], Dawn(nodes, 5))
     next(given)
-    yard.store.silent = True
+    nodes.store.is_unavailable = True
     assert next(given).text == "2"
-    assert not yard.store.silent
-    assert state(yard, "1") == "done"
+    assert not nodes.store.is_unavailable
+    assert state(nodes, "1") == "done"
     assert names(given) == []
 
 
-def test_a_node_that_failed_ends_the_walk(yard: Yard) -> None:
+def test_a_node_that_failed_ends_the_walk(nodes: ClaimNodes) -> None:
     """It would wait for ever."""
-    node = Walking(yard, "a")
+    node = Walking(nodes, "a")
     given = walk(node, ["1", "2"])
     next(given)
-    yard.store.silent = True
+    nodes.store.is_unavailable = True
     node.failure = RuntimeError("broken")
     with pytest.raises(Unavailable, match="has failed"):
         next(given)
@@ -208,12 +208,12 @@ def test_alone_a_task_is_done_by_one_at_a_time() -> None:
     assert run(once.claim(["1"])) == {"1": "it is done"}
 
 
-def test_a_node_that_is_told_to_stop_ends_the_walk(yard: Yard) -> None:
+def test_a_node_that_is_told_to_stop_ends_the_walk(nodes: ClaimNodes) -> None:
     """After the task in hand, which is done; the rest is for others."""
-    node = Walking(yard, "a")
+    node = Walking(nodes, "a")
     given = walk(node, ["1", "2"])
     next(given)
     node.is_retiring = True
     assert names(given) == []
-    assert state(yard, "1") == "done"
-    assert names(walk(Walking(yard, "b"), ["1", "2"])) == ["2"]
+    assert state(nodes, "1") == "done"
+    assert names(walk(Walking(nodes, "b"), ["1", "2"])) == ["2"]

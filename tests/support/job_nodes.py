@@ -1,4 +1,4 @@
-"""Nodes that share tasks, made on the loop of a test."""
+"""Nodes that share tasks, started on the event loop of a test."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -10,7 +10,7 @@ import msgspec
 from jobsync import Membership
 from jobsync.jobs.job_node import JobNode, JobNodeSettings
 
-__all__ = ["SETTINGS", "Hire", "hire_on"]
+__all__ = ["SETTINGS", "StartNode", "start_nodes_on"]
 
 SETTINGS = JobNodeSettings(
     fleet="sync_",
@@ -27,21 +27,21 @@ SETTINGS = JobNodeSettings(
     refresh_interval=3600,
 )
 
-Hire: TypeAlias = Callable[..., Awaitable[JobNode]]
+StartNode: TypeAlias = Callable[..., Awaitable[JobNode]]
 
 
-def hire_on(url: str, stack: AsyncExitStack) -> Hire:
-    """Give what makes nodes that are ready, each with a session of its own."""
+def start_nodes_on(url: str, stack: AsyncExitStack) -> StartNode:
+    """Return a function that starts nodes, each with its own session, and waits until ready."""
 
-    async def hire(node: str, **changes: Any) -> JobNode:
+    async def start(name: str, **changes: Any) -> JobNode:
         membership = await Membership.join(
             url, heartbeat_interval=0.2, worker_timeout=5, skip_cold_start=True
         )
         stack.push_async_callback(membership.leave)
-        crew = JobNode(membership, msgspec.structs.replace(SETTINGS, node=node, **changes))
-        stack.push_async_callback(crew.stop, 5)
-        await crew.start(10)
-        assert await crew.wait_until_ready(1, 30)
-        return crew
+        node = JobNode(membership, msgspec.structs.replace(SETTINGS, node=name, **changes))
+        stack.push_async_callback(node.stop, 5)
+        await node.start(10)
+        assert await node.wait_until_ready(1, 30)
+        return node
 
-    return hire
+    return start

@@ -1,0 +1,571 @@
+"""Stories of nodes that share tasks in the simulated world.
+
+The judge of `job_fleet` checks what must hold at every commit: T1 to T3, one claim of a task at a
+time, one completion of a run. A story says what happens and what must come of it: no task done
+twice except those that were running when their process was struck, every task done, and all
+tokens owned, evenly, within a stated bound.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fleets import DearStore
+from job_fleet import BEAT, RECLAIM_AFTER, TIMEOUT, TOKENS, JobFleet, Style
+
+from jobsync.jobs.registration import NameTaken
+from jobsync.stores.memory import MemoryStore
+from jobsync.testing import (
+    Weather,
+    World,
+    draw_forecast,
+    mend,
+    require,
+    storm,
+    strikes,
+)
+from jobsync.testing.strikes import STRIKES, Strike
+
+__all__ = [
+    "STORIES",
+    "Story",
+    "all_die",
+    "all_leave",
+    "begins",
+    "billed",
+    "billed_clocks_differ",
+    "churn",
+    "clocks_differ",
+    "cut",
+    "cut_while_claiming",
+    "join",
+    "join_by_the_loop",
+    "kill",
+    "kill_in_the_loop",
+    "leaders_die",
+    "leaders_die_waiting",
+    "leave",
+    "leave_by_the_loop",
+    "lost_claims",
+    "minimum_nodes",
+    "mute",
+    "name_inherited",
+    "name_taken",
+    "observers",
+    "once_per_date",
+    "outage",
+    "pause",
+    "pause_in_the_loop",
+    "repeated_tasks",
+    "short_pauses",
+    "slow_join",
+    "source_read_again",
+    "stormy",
+    "stormy_with_suspends",
+    "suspend",
+    "suspend_in_the_loop",
+]
+
+SOON = 1.0
+AFTER_DEATH = TIMEOUT + BEAT + 1
+"""Within this many seconds other nodes own the tokens of a killed node."""
+AFTER_A_STORM = 4 * TIMEOUT
+DONE = AFTER_DEATH + 2 * RECLAIM_AFTER
+
+Story = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def start_fleet(
+    world: World, count: int = 3, style: Style = "task_loop", **options: Any
+) -> JobFleet:
+    """Start processes that work through a list together."""
+    fleet = JobFleet(world, **options)
+    for name in "abcdef"[:count]:
+        fleet.add(name, style)
+    return fleet
+
+
+def expect_moved(before: dict[int, str], after: dict[int, str], most: float) -> None:
+    """Check that some tokens have another owner, and not more than one node's share."""
+    moved = sum(before[token] != after[token] for token in range(TOKENS))
+    require(0 < moved <= most, "T5", f"{moved} tokens moved, and at most {most:g} may")
+
+
+def expect_counts(fleet: JobFleet, counts: list[int]) -> None:
+    """Check how many tokens the nodes own."""
+    found = sorted(len(process.owned) for process in fleet.processes)
+    require(found == counts, "TL2", f"the nodes own {found} tokens")
+
+
+async def begins(world: World) -> None:
+    """Three nodes start together on an empty store: all are ready at once, with equal shares."""
+    fleet = start_fleet(world)
+    await fleet.wait_until_balanced(SOON)
+    expect_counts(fleet, [20, 20, 20])
+    await fleet.wait_until_done(60)
+    fleet.expect_done_once()
+
+
+async def join(world: World, style: Style = "task_loop") -> None:
+    """A node joins while others work: only its share moves, at once."""
+    fleet = start_fleet(world, style=style)
+    await asyncio.sleep(2)
+    before = fleet.owners
+    fleet.add("d", style)
+    await asyncio.sleep(0.2)
+    await fleet.wait_until_balanced(SOON)
+    expect_moved(before, fleet.owners, TOKENS / 4)
+    await fleet.wait_until_done(60)
+    fleet.expect_done_once()
+
+
+async def join_by_the_loop(world: World) -> None:
+    """The same with the loop that the guide prints."""
+    await join(world, "guide_loop")
+
+
+async def leave(world: World, style: Style = "task_loop") -> None:
+    """A node leaves cleanly: it hands over first, and only its share moves."""
+    fleet = start_fleet(world, style=style)
+    await asyncio.sleep(2.5)
+    before = fleet.owners
+    fleet.process(world.dice.choice("abc")).stop()
+    await asyncio.sleep(0.3)
+    await fleet.wait_until_balanced(SOON)
+    expect_moved(before, fleet.owners, TOKENS / 3)
+    await fleet.wait_until_done(60)
+    fleet.expect_done_once()
+
+
+async def leave_by_the_loop(world: World) -> None:
+    """The same with the loop that the guide prints."""
+    await leave(world, "guide_loop")
+
+
+async def struck(world: World, strike: Strike, style: Style = "task_loop", **options: Any) -> None:
+    """A strike lasts longer than the timeout: other nodes take over, and the node comes back."""
+    fleet = start_fleet(world, style=style, **options)
+    await asyncio.sleep(world.dice.uniform(1, 3))
+    victim = fleet.process(world.dice.choice("abc"))
+    at_risk = victim.at_risk
+    striking = asyncio.create_task(strike([victim.machine], 3 * TIMEOUT))
+    await asyncio.sleep(AFTER_DEATH)
+    require(len(set(fleet.owners.values())) == 2, "TL1", f"owned by {set(fleet.owners.values())}")
+    require(len(fleet.owners) == TOKENS, "TL1", f"{len(fleet.owners)} tokens are owned")
+    await striking
+    await fleet.wait_until_balanced(2 * TIMEOUT)
+    require(len(fleet.owners) == TOKENS, "TL1", f"{len(fleet.owners)} tokens are owned")
+    await fleet.wait_until_done(DONE)
+    fleet.expect_done_once(but=at_risk)
+
+
+async def kill(world: World) -> None:
+    """A process is killed, and another one is started with its name."""
+    await struck(world, strikes.kill)
+
+
+async def kill_in_the_loop(world: World) -> None:
+    """The same with the loop that the guide prints."""
+    await struck(world, strikes.kill, "guide_loop")
+
+
+async def pause(world: World) -> None:
+    """A process is paused for too long: it refuses by itself, and comes back in a new session."""
+    await struck(world, strikes.pause)
+
+
+async def pause_in_the_loop(world: World) -> None:
+    """The same with the loop that the guide prints."""
+    await struck(world, strikes.pause, "guide_loop")
+
+
+async def cut(world: World) -> None:
+    """A node is cut off."""
+    await struck(world, strikes.cut)
+
+
+async def mute(world: World) -> None:
+    """A node's requests arrive, but it gets no replies."""
+    fleet = start_fleet(world)
+    await asyncio.sleep(2)
+    victim = fleet.process("b")
+    at_risk = victim.at_risk
+    await strikes.mute([victim.machine], 3 * TIMEOUT)
+    # A claim without a reply may have landed, and is closed.
+    await fleet.wait_until_balanced(2 * TIMEOUT)
+    await fleet.wait_until_done(DONE)
+    fleet.expect_done_once(but=at_risk)
+
+
+async def suspend(world: World) -> None:
+    """A machine sleeps with its clock and wakes up trusted: only the store knows better."""
+    fleet = start_fleet(world, trusts_clocks=False)
+    await asyncio.sleep(2)
+    victim = fleet.process("b")
+    at_risk = victim.at_risk
+    await strikes.suspend([victim.machine], 10 * TIMEOUT)
+    await fleet.wait_until_balanced(2 * TIMEOUT)
+    await fleet.wait_until_done(DONE)
+    fleet.expect_done_once(but=at_risk)
+
+
+async def suspend_in_the_loop(world: World) -> None:
+    """The same with the loop that the guide prints, on a store that reports no changes."""
+    fleet = start_fleet(world, style="guide_loop", trusts_clocks=False, store=DearStore)
+    await fleet.wait_until_balanced(4 * BEAT)
+    await asyncio.sleep(1)
+    victim = fleet.process(world.dice.choice("abc"))
+    at_risk = victim.at_risk
+    await strikes.suspend([victim.machine], 2.5 * TIMEOUT)
+    await fleet.wait_until_balanced(2 * TIMEOUT)
+    await fleet.wait_until_done(DONE)
+    fleet.expect_done_once(but=at_risk)
+
+
+async def slow_join(world: World) -> None:
+    """Nodes join while some replies are slow: claims are in flight when tokens are revoked."""
+    fleet = start_fleet(world, tasks=300)
+    await fleet.wait_until_balanced(SOON)
+    leader = fleet.leader
+    for process in fleet.live:
+        if process is not leader:
+            process.machine.links[0].weather = Weather(slow=0.5, slow_by=4.0)
+    for name in "def":
+        await asyncio.sleep(2)
+        fleet.add(name)
+    await fleet.wait_until_balanced(6 * BEAT)
+    await fleet.wait_until_done(300)
+    fleet.expect_done_once()
+
+
+async def cut_while_claiming(world: World) -> None:
+    """Replies to claims arrive when their session is dead and was replaced by another."""
+    fleet = start_fleet(world, 5, tasks=300)
+    await fleet.wait_until_balanced(SOON)
+    victims = [fleet.process(name) for name in world.dice.sample("abcde", 3)]
+    for victim in victims:
+        victim.machine.links[0].weather = Weather(latency=1.0)
+    await asyncio.sleep(1.5)
+    at_risk = {task for victim in victims for task in victim.at_risk}
+    for victim in victims:
+        claims, heartbeats = victim.machine.links
+        claims.replies_pass = heartbeats.requests_pass = False
+    await asyncio.sleep(1.5 * TIMEOUT)
+    for victim in victims:
+        victim.machine.links[1].mend()
+    # A write settles for half a minute.
+    await asyncio.sleep(BEAT)
+    mend(world)
+    await fleet.wait_until_balanced(2 * TIMEOUT)
+    await fleet.wait_until_done(DONE)
+    fleet.expect_done_once(but=at_risk)
+
+
+async def lost_claims(world: World) -> None:
+    """Claims get no reply and land late, while tokens move all the time."""
+    fleet = start_fleet(world, tasks=60)
+    await fleet.wait_until_balanced(SOON)
+    bad = Weather(late=0.3, late_by=60.0, unanswered=0.3)
+    for name in "abc":
+        fleet.process(name).machine.links[0].weather = bad
+    for name in ("d", "e"):
+        await asyncio.sleep(BEAT)
+        fleet.add(name)
+    await asyncio.sleep(60)
+    mend(world)
+    await fleet.wait_until_balanced(4 * TIMEOUT)
+    await fleet.wait_until_done(300)
+
+
+async def short_pauses(world: World) -> None:
+    """Pauses that are shorter than the timeout change nothing."""
+    fleet = start_fleet(world, tasks=300)
+    await asyncio.sleep(2)
+    before = fleet.owners
+    for name in "abc":
+        await strikes.pause([fleet.process(name).machine], TIMEOUT - BEAT - 1.5)
+        await asyncio.sleep(BEAT)
+        require(fleet.owners == before, "T5", "tokens moved during a short pause")
+    await fleet.wait_until_done(120)
+    fleet.expect_done_once()
+
+
+async def outage(world: World) -> None:
+    """No node reaches the store: none dies of it, and no token moves."""
+    fleet = start_fleet(world)
+    await asyncio.sleep(2)
+    before = fleet.owners
+    await strikes.cut(list(world.nodes.values()), 10 * TIMEOUT)
+    require(fleet.owners == {}, "T1", "tokens are owned without a session that is trusted")
+    await fleet.wait_until_balanced(2 * BEAT)
+    require(fleet.owners == before, "T5", "tokens moved because the store was unreachable")
+    await fleet.wait_until_done(60)
+    fleet.expect_done_once()
+
+
+async def leaders_die(world: World) -> None:
+    """The leader is killed in the middle of a handover; the next leader continues it."""
+    fleet = start_fleet(world)
+    await asyncio.sleep(2)
+    fleet.add("d")
+    await asyncio.sleep(world.dice.uniform(0, 0.3))
+    leader = fleet.leader
+    at_risk = leader.at_risk
+    leader.machine.kill()
+    await fleet.wait_until_balanced(2 * AFTER_DEATH)
+    await fleet.wait_until_done(DONE)
+    fleet.expect_done_once(but=at_risk)
+
+
+async def leaders_die_waiting(world: World) -> None:
+    """The leader is killed while a live node has not given up its tokens yet."""
+    fleet = start_fleet(world)
+    await fleet.wait_until_balanced(SOON)
+    fleet.add("d")
+    await asyncio.sleep(0.2)
+    await fleet.wait_until_balanced(SOON)
+    leader = fleet.leader
+    silent = world.dice.choice([process for process in fleet.live if process is not leader])
+    # It has acknowledged before. Its session sends heartbeats on another link.
+    silent.machine.links[0].requests_pass = False
+    fleet.add("e")
+    await asyncio.sleep(1)
+    at_risk = leader.at_risk
+    leader.machine.kill()
+    await asyncio.sleep(2 * TIMEOUT)
+    mend(world)
+    await fleet.wait_until_balanced(2 * TIMEOUT)
+    await fleet.wait_until_done(DONE)
+    fleet.expect_done_once(but=at_risk)
+
+
+async def all_die(world: World) -> None:
+    """All processes are killed at once; processes that start later do the rest."""
+    fleet = start_fleet(world)
+    await asyncio.sleep(2)
+    at_risk = {task for process in fleet.processes for task in process.at_risk}
+    await strikes.kill(list(world.nodes.values()), 5)
+    await fleet.wait_until_balanced(2 * AFTER_DEATH)
+    await fleet.wait_until_done(DONE)
+    fleet.expect_done_once(but=at_risk)
+
+
+async def all_leave(world: World) -> None:
+    """All nodes leave cleanly, one by one; a later node owns everything at once."""
+    fleet = start_fleet(world, tasks=200)
+    await asyncio.sleep(1)
+    for process in fleet.live:
+        process.stop()
+        await asyncio.sleep(world.dice.uniform(0, 0.5))
+    await asyncio.sleep(BEAT)
+    require(fleet.owners == {}, "T1", "tokens are owned after all nodes left")
+    fleet.add("late")
+    await asyncio.sleep(0.2)
+    await fleet.wait_until_balanced(SOON)
+    await fleet.wait_until_done(120)
+    fleet.expect_done_once()
+
+
+async def churn(world: World) -> None:
+    """Nodes come and go each second."""
+    fleet = start_fleet(world, tasks=300)
+    for number in range(12):
+        await asyncio.sleep(1)
+        if number % 2:
+            processes = [process for process in fleet.processes if process.is_working]
+            world.dice.choice(processes).stop()
+        else:
+            fleet.add(f"n{number}")
+    await fleet.wait_until_balanced(BEAT)
+    await fleet.wait_until_done(120)
+    fleet.expect_done_once()
+
+
+async def source_read_again(world: World) -> None:
+    """Task loops that read the pending tasks again do each task once, while nodes come and go."""
+    fleet = start_fleet(world, reads_source_again=True)
+    await asyncio.sleep(2)
+    fleet.add("d")
+    fleet.process("a").stop()
+    await fleet.wait_until_done(60)
+    fleet.expect_done_once()
+
+
+async def clocks_differ(world: World) -> None:
+    """A node whose wall clock is five minutes off works like the others."""
+    fleet = JobFleet(world)
+    for name, skew in (("a", 0.0), ("b", -300.0), ("c", 300.0)):
+        fleet.add(name, world.dice.choice(("task_loop", "guide_loop")), skew=skew)
+    await fleet.wait_until_balanced(SOON)
+    expect_counts(fleet, [20, 20, 20])
+    await asyncio.sleep(1.5)
+    fleet.process(world.dice.choice("abc")).stop()
+    await fleet.wait_until_done(60)
+    fleet.expect_done_once()
+
+
+async def billed_clocks_differ(world: World) -> None:
+    """The same on a store without a clock."""
+    fleet = JobFleet(world, tasks=200, store=DearStore)
+    for name, skew in (("a", 0.0), ("b", -300.0), ("c", 300.0)):
+        fleet.add(name, "guide_loop", skew=skew)
+    await fleet.wait_until_balanced(6 * BEAT)
+    await asyncio.sleep(1.5)
+    fleet.process(world.dice.choice("abc")).stop()
+    await fleet.wait_until_done(120)
+    fleet.expect_done_once()
+
+
+async def billed(world: World) -> None:
+    """On a store without notifications and without a clock, heartbeats announce changes."""
+    fleet = start_fleet(world, store=DearStore)
+    await fleet.wait_until_balanced(4 * BEAT)
+    fleet.add("d")
+    await asyncio.sleep(0.2)
+    fleet.process("a").stop()
+    await fleet.wait_until_balanced(30 + 4 * BEAT)
+    await fleet.wait_until_done(120)
+    fleet.expect_done_once()
+
+
+async def name_taken(world: World) -> None:
+    """A second process with a name waits and is refused; the error names the first process."""
+    fleet = start_fleet(world, 1)
+    fleet.wait_on_enter = 20
+    await asyncio.sleep(1)
+    fleet.add("twin", node="a")
+    await asyncio.sleep(30)
+    refused = next(process for process in fleet.processes if process.machine.name == "twin")
+    require(isinstance(refused.error, NameTaken), "T8", f"not refused: {refused.error!r}")
+    assert "process 4242 on host-of-a" in str(refused.error)
+    require(set(fleet.owners.values()) == {"a"}, "T8", "the second process owns tokens")
+    fleet.expect_done_once()
+
+
+async def name_inherited(world: World) -> None:
+    """A second process takes the name when the first dies; the first finds it taken later."""
+    fleet = start_fleet(world, 1)
+    fleet.wait_on_enter = 120
+    await asyncio.sleep(2)
+    at_risk = fleet.process("a").at_risk
+    fleet.add("twin", node="a")
+    await strikes.pause([fleet.process("a").machine], 4 * TIMEOUT)
+    require(set(fleet.owners.values()) == {"twin"}, "T8", "the name was not taken over")
+    first = fleet.process("a")
+    await fleet.wait_until_done(DONE)
+    await asyncio.sleep(2 * TIMEOUT)
+    assert first.node is not None
+    failure = first.node.failure
+    require(isinstance(failure, NameTaken), "T8", f"not refused: {failure!r}")
+    require(set(fleet.owners.values()) == {"twin"}, "T8", "the first process owns tokens again")
+    fleet.expect_done_once(but=at_risk)
+
+
+async def observers(world: World) -> None:
+    """An observer joins, may be the leader, and owns nothing."""
+    fleet = JobFleet(world, tasks=30)
+    fleet.add("watcher", "idle", is_observer=True)
+    await asyncio.sleep(1)
+    fleet.add("worker")
+    await asyncio.sleep(0.2)
+    await fleet.wait_until_balanced(SOON)
+    watcher = fleet.process("watcher")
+    assert watcher.node is not None
+    assert watcher.node.is_leader
+    require(not watcher.owned, "T9", "an observer owns tokens")
+    require(set(fleet.owners.values()) == {"worker"}, "TL1", "the worker does not own all tokens")
+    await fleet.wait_until_done(60)
+
+
+async def minimum_nodes(world: World) -> None:
+    """A node that waits for `minimum_nodes` is ready when they have joined, and not before."""
+    fleet = JobFleet(world, tasks=30)
+    fleet.minimum_nodes = 2
+    fleet.add("a")
+    await asyncio.sleep(20)
+    require(len(fleet.pending()) == 30, "T9", "tasks were done before enough nodes had joined")
+    fleet.add("b")
+    await fleet.wait_until_done(20)
+    fleet.expect_done_once()
+
+
+async def once_per_date(world: World) -> None:
+    """A task that is done is not done again on that date, although the list still names it."""
+    fleet = start_fleet(world, 2, "guide_loop", tasks=30, once_per_date=True)
+    fleet.lists_done_tasks = True
+    await asyncio.sleep(60)
+    fleet.process("a").stop()
+    await asyncio.sleep(30)
+    require(set(fleet.ended) == set(fleet.tasks), "TL3", "not everything was done")
+    fleet.expect_done_once()
+
+
+async def repeated_tasks(world: World) -> None:
+    """Without `once_per_date` tasks are done again, as in the guide."""
+    fleet = start_fleet(world, 2, "guide_loop", tasks=30)
+    fleet.lists_done_tasks = True
+    await asyncio.sleep(60)
+    assert fleet.done_twice == set(fleet.tasks)
+
+
+async def weather(world: World, *strikes: Strike, trusts_clocks: bool = True) -> None:
+    """All faults for five minutes; then all tokens are owned and all tasks done within bounds."""
+    fleet = start_fleet(
+        world,
+        4,
+        tasks=300,
+        longest_task=6.0,
+        reads_source_again=bool(world.seed % 2),
+        store=DearStore if world.seed % 3 == 0 else MemoryStore,
+        trusts_clocks=trusts_clocks,
+    )
+    await storm(world, 300, draw_forecast(world, strikes))
+    await fleet.wait_until_balanced(AFTER_A_STORM)
+    await fleet.wait_until_done(600)
+
+
+async def stormy(world: World) -> None:
+    """A storm in which clocks keep their promise."""
+    await weather(world, *STRIKES)
+
+
+async def stormy_with_suspends(world: World) -> None:
+    """A storm in which clocks stop: what the store accepts must still be right."""
+    await weather(world, *STRIKES, strikes.suspend, trusts_clocks=False)
+
+
+STORIES = [
+    begins,
+    join,
+    join_by_the_loop,
+    leave,
+    leave_by_the_loop,
+    kill,
+    kill_in_the_loop,
+    pause,
+    pause_in_the_loop,
+    cut,
+    mute,
+    suspend,
+    suspend_in_the_loop,
+    slow_join,
+    cut_while_claiming,
+    lost_claims,
+    short_pauses,
+    outage,
+    leaders_die,
+    leaders_die_waiting,
+    all_die,
+    all_leave,
+    churn,
+    source_read_again,
+    clocks_differ,
+    billed_clocks_differ,
+    billed,
+    name_taken,
+    name_inherited,
+    observers,
+    minimum_nodes,
+    once_per_date,
+    repeated_tasks,
+]
