@@ -138,7 +138,7 @@ async def test_an_incompatible_change_is_refused_with_every_reason(
     users = await database.create_resource("users", {"name": "string", "age": "number"})
     before = place.stored("resource/users")
     with pytest.raises(
-        Invalid, match=r"age: records that are there hold number.*email: .* lack it"
+        Invalid, match=r"age: existing records hold number.*email: .* do not have it"
     ):
         await database.create_resource("users", {"age": "string", "email": "email|required"})
     assert place.stored("resource/users") == before
@@ -156,11 +156,11 @@ async def test_an_undeclared_definition_is_replaced_by_the_first_declared_one(
     assert users.schema.fields["email"].required
     with pytest.raises(InvalidRecord):
         await users.insert({})
-    with pytest.raises(Invalid, match="name: records that are there lack it"):
+    with pytest.raises(Invalid, match="name: existing records do not have it"):
         await database.create_resource("users", {"name": "string|required"})
     notes = await database.create_resource("notes")
     await notes.insert({"text": "a"})
-    with pytest.raises(Invalid, match="title: records that are there lack it"):
+    with pytest.raises(Invalid, match="title: existing records do not have it"):
         await database.create_resource("notes", {"title": "string|required"})
     await notes.delete_all()
     await database.create_resource("notes", {"title": "string|required"})

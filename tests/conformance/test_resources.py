@@ -105,7 +105,7 @@ async def test_unknown_fields_are_stored_unless_strict(database: Database) -> No
     assert (await loose.insert({"n": 1, "more": [1, {"a": None}]})).more == [1, {"a": None}]
     strict = await database.create_resource("strict", {"number": "number"}, strict=True)
     with pytest.raises(
-        InvalidRecord, match=r"numbr is not described, did you mean number\? \(got 1"
+        InvalidRecord, match=r"numbr is not in the schema: did you mean number\? \(got 1"
     ):
         await strict.insert({"numbr": 1})
     inserted = await strict.insert({"number": 1})

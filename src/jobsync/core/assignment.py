@@ -1,23 +1,32 @@
-"""Who owns which tokens, as the store has it.
+"""Which node owns which tokens, in the form that the store keeps. Pure.
 
-Promises: at each number a token has one owner at most, and so has every task. A token on
-its way from one node to another is owned by neither until the first has acknowledged the
-number that took it away, or is dead; `handover` keeps that rule, and this is its record.
+Promises: at each number a token has at most one owner, and so has every task. A token that
+moves from one node to another is owned by neither until the first has acknowledged the number
+that revoked it, or is dead. `handover` keeps that rule; this module is its record.
 
-One document, compact enough for one write and plain enough for SQL:
+The assignment is one document, compact enough for one write and plain enough for SQL:
 
     number      grows with each change; a node never applies a lower one than it has
-    total       how many tokens there are
-    nodes       {incarnation, name}: all members, and whoever still has something to give up
+    total       the number of tokens
+    nodes       {incarnation, name}: all members, and every node that still has something to
+                give up
     starts      the first token of each run of tokens that one node has …
-    holders     … and which node: a place in `nodes` counted from 1, or 0 for nobody
-    moves       {giver, taker, revoked, starts, counts}: runs on their way, still listed
+    holders     … and that node: an index into `nodes` counted from 1, or 0 for nobody
+    moves       {giver, taker, revoked, starts, counts}: runs that are moving, still listed
                 under their giver above; `revoked` is the number that took them away
-    exceptions  the name of the document about tasks that do not follow their token, or ""
+    exceptions  the name of the document of tasks that do not follow their token, or ""
 
-50,000 tokens over 50 nodes take from a few hundred bytes to half a megabyte, by how
-scattered they are. `exceptions` is content of its own because pins may be many, and are
-mostly unchanged when tokens move. Where they do not fit one document they are several.
+50,000 tokens over 50 nodes take from a few hundred bytes to half a megabyte, depending on how
+scattered they are. Exceptions are stored apart because pins may be many, and are mostly
+unchanged when tokens move. Where they do not fit one document they are split into several.
+
+A task's token comes from a hash of `str(id)`, so that `1` and `"1"` are one task. Every node and
+every release computes the same token. The hashes are those of the original JobSync, number for
+number, so that a fleet can migrate without a task changing its token:
+
+    md5             the full digest as one number; the default
+    sha256          the digest's first 8 bytes, big-endian
+    double_sha256   the same of the digest's digest
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,15 +54,15 @@ __all__ = [
     "Ownership",
     "Plan",
     "TokenMove",
-    "awaits",
     "check_total",
     "count_moved",
+    "has_incoming",
     "has_nothing",
     "holders_of",
     "join_exceptions",
+    "must_acknowledge",
     "name_exceptions",
     "name_parts",
-    "owes",
     "owned_by",
     "pack_holders",
     "pack_move",
@@ -69,30 +78,30 @@ __all__ = [
 
 
 MAX_TOKENS = 100_000
-"""How many tokens there may be: the most scattered assignment of them stays below 4 MB."""
+"""The most tokens: their most scattered assignment stays below 4 MB."""
 
 NOBODY = 0
-"""The holder of what nobody has."""
+"""The holder of tokens and tasks that no node has."""
 
-_MOST_TASKS = 8000
-"""How many tasks stand in one document: with ids of 200 bytes, however they are escaped, and
-four numbers each, that is below 4 MB."""
+_MAX_TASKS = 8000
+"""Tasks in one document: with ids of 200 bytes, escaped in any way, and four numbers each, they
+stay below 4 MB."""
 
 
 class NodeRef(msgspec.Struct, frozen=True, order=True):
-    """One life of one node. Sorted by incarnation, which is: the oldest first."""
+    """One run of one node. Sorts by incarnation, so that the oldest is first."""
 
     incarnation: str
     name: str
-    """What pins match, and people read."""
+    """The name that pins match and people read."""
 
 
 class TokenMove(msgspec.Struct, frozen=True, order=True):
-    """Tokens on their way from one node to another. Neither may use them."""
+    """Tokens that move from one node to another. Neither may use them."""
 
     giver: int
     taker: int
-    """Who is meant to have them; nobody, if there was no member left."""
+    """The node that gets them; nobody, if there was no member left."""
     revoked: int
     """The giver is done with them once it has applied this number."""
     starts: tuple[int, ...]
@@ -111,29 +120,29 @@ class Assignment(msgspec.Struct, frozen=True):
     exceptions: str = ""
 
     def find(self, incarnation: str) -> int:
-        """Give a node's place, counted from 1, or `NOBODY` if it has none."""
+        """Return a node's index, counted from 1, or `NOBODY` if it is not listed."""
         return _find(self.nodes, incarnation)
 
     def runs(self) -> Iterator[tuple[range, int]]:
-        """Give the runs of tokens with their holders, in order."""
+        """Return the runs of tokens with their holders, in order."""
         bounds = pairwise(chain(self.starts, (self.total,)))
         return zip((range(*bound) for bound in bounds), self.holders, strict=True)
 
 
 class Exempt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A task that does not follow its token, because a pin says so or said so until now."""
+    """A task that does not follow its token, because of a pin, or of one that just ended."""
 
     task: str
     token: int
     holder: int
-    """Who has it, or has yet to give it up. Nobody: it waits for a node that matches."""
+    """The node that has it, or has yet to give it up. Nobody: it waits for a matching node."""
     taker: int = NOBODY
     revoked: int = 0
-    """The number that took it from its holder; 0 while it is not on its way."""
+    """The number that took it from its holder; 0 while it does not move."""
 
 
 class Exceptions(msgspec.Struct, frozen=True):
-    """The tasks that do not follow their token, sorted, with nodes of their own."""
+    """The tasks that do not follow their token, sorted, with their own list of nodes."""
 
     nodes: tuple[NodeRef, ...] = ()
     tasks: tuple[Exempt, ...] = ()
@@ -147,21 +156,21 @@ class Plan(msgspec.Struct, frozen=True):
 
     @classmethod
     def empty(cls, total: int) -> "Plan":
-        """Give the plan before the first: nobody has anything.
+        """Return the plan before the first, in which nobody has anything.
 
         Raises:
-            Invalid: there cannot be that many tokens.
+            Invalid: the number of tokens is out of range.
         """
         check_total(total)
         return cls(Assignment(0, total))
 
     def seen_by(self, incarnation: str) -> "Ownership":
-        """Give one node's part: what it may use at this number."""
+        """Return what one node may use at this number."""
         tokens = owned_by(self.assignment, incarnation)
-        mine = _find(self.exceptions.nodes, incarnation)
+        index = _find(self.exceptions.nodes, incarnation)
         own, others = set(), set()
         for exempt in self.exceptions.tasks:
-            if mine and exempt.holder == mine and not exempt.revoked:
+            if index and exempt.holder == index and not exempt.revoked:
                 own.add(exempt.task)
             elif exempt.token in tokens:
                 others.add(exempt.task)
@@ -174,19 +183,19 @@ class Ownership(msgspec.Struct, frozen=True):
     number: int
     tokens: frozenset[int] = frozenset()
     own: frozenset[str] = frozenset()
-    """Tasks that are its own whoever has their token."""
+    """Tasks that it owns regardless of their token."""
     others: frozenset[str] = frozenset()
-    """Tasks of its tokens that are not its own."""
+    """Tasks of its tokens that it does not own."""
 
     def covers(self, task: str, token: int) -> bool:
-        """Say whether a task is its own."""
+        """Whether this node owns a task."""
         if token in self.tokens:
             return task not in self.others
         return task in self.own
 
 
 def owned_by(assignment: Assignment, incarnation: str) -> frozenset[int]:
-    """Give the tokens that a node may use at this number; those on their way are not."""
+    """Return the tokens that a node may use at this number, without those that move."""
     place = assignment.find(incarnation)
     if place == NOBODY:
         return frozenset()
@@ -201,14 +210,14 @@ def owned_by(assignment: Assignment, incarnation: str) -> frozenset[int]:
 
 
 def promised_to(assignment: Assignment, incarnation: str) -> frozenset[int]:
-    """Give the tokens that are on their way to a node."""
+    """Return the tokens that are moving to a node."""
     place = assignment.find(incarnation)
     mine = (move for move in assignment.moves if place != NOBODY and move.taker == place)
     return frozenset(chain.from_iterable(map(tokens_of, mine)))
 
 
-def awaits(plan: Plan, incarnation: str) -> bool:
-    """Say whether anything is on its way to a node: tokens, or tasks that are pinned to it."""
+def has_incoming(plan: Plan, incarnation: str) -> bool:
+    """Whether anything moves to a node: tokens, or tasks that are pinned to it."""
     if promised_to(plan.assignment, incarnation):
         return True
     place = _find(plan.exceptions.nodes, incarnation)
@@ -216,7 +225,7 @@ def awaits(plan: Plan, incarnation: str) -> bool:
 
 
 def has_nothing(plan: Plan, incarnation: str) -> bool:
-    """Say whether a node has given up everything, so that it may leave."""
+    """Whether a node has given up everything, so that it may leave."""
     place = plan.assignment.find(incarnation)
     if place != NOBODY and place in plan.assignment.holders:
         return False
@@ -224,10 +233,10 @@ def has_nothing(plan: Plan, incarnation: str) -> bool:
     return place == NOBODY or all(task.holder != place for task in plan.exceptions.tasks)
 
 
-def owes(plan: Plan, incarnation: str) -> bool:
-    """Say whether something was revoked from a node, which it has to acknowledge.
+def must_acknowledge(plan: Plan, incarnation: str) -> bool:
+    """Whether something was revoked from a node, which it has to acknowledge.
 
-    Even if it never used it: what it was given at one number may be revoked at the next.
+    This includes what it never used: a token given at one number may be revoked at the next.
     """
     place = plan.assignment.find(incarnation)
     if place != NOBODY and any(move.giver == place for move in plan.assignment.moves):
@@ -239,41 +248,41 @@ def owes(plan: Plan, incarnation: str) -> bool:
 
 
 def count_moved(before: Assignment, after: Assignment) -> int:
-    """Give how many tokens are meant for another node than before."""
+    """Return how many tokens have another destination than before."""
     pairs = zip(_destinations(before), _destinations(after), strict=True)
-    return sum(was != will for was, will in pairs)
+    return sum(old != new for old, new in pairs)
 
 
 def served_by(assignment: Assignment) -> frozenset[str]:
-    """Give the nodes that have tokens or are about to; one that gives up all it has is none."""
+    """Return the nodes that have tokens or are about to, without those that give up all."""
     return frozenset(_destinations(assignment)) - {""}
 
 
 def _destinations(assignment: Assignment) -> list[str]:
     names = ["", *(node.incarnation for node in assignment.nodes)]
-    found = [names[holder] for holder in holders_of(assignment)]
+    destinations = [names[holder] for holder in holders_of(assignment)]
     for move in assignment.moves:
         for token in tokens_of(move):
-            found[token] = names[move.taker]
-    return found
+            destinations[token] = names[move.taker]
+    return destinations
 
 
 def holders_of(assignment: Assignment) -> list[int]:
-    """Give each token's holder; a token on its way is still with its giver."""
-    found: list[int] = []
+    """Return each token's holder; a token that moves is still with its giver."""
+    holders: list[int] = []
     for run, holder in assignment.runs():
-        found.extend(repeat(holder, len(run)))
-    return found
+        holders.extend(repeat(holder, len(run)))
+    return holders
 
 
 def pack_holders(holders: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Give the starts and the holders of the runs; `holders_of` undoes it."""
+    """Return the starts and the holders of the runs. The inverse of `holders_of`."""
     starts = [0, *compress(count(1), map(ne, holders, islice(holders, 1, None)))]
     return tuple(starts), tuple(holders[start] for start in starts)
 
 
 def pack_move(giver: int, taker: int, revoked: int, tokens: Iterable[int]) -> TokenMove:
-    """Give the move of tokens that are in order; `tokens_of` undoes it."""
+    """Return the move of sorted tokens. The inverse of `tokens_of`."""
     starts: list[int] = []
     counts: list[int] = []
     for token in tokens:
@@ -286,41 +295,38 @@ def pack_move(giver: int, taker: int, revoked: int, tokens: Iterable[int]) -> To
 
 
 def tokens_of(move: TokenMove) -> Iterator[int]:
-    """Give the tokens of a move, in order."""
+    """Return the tokens of a move, in order."""
     runs = zip(move.starts, move.counts, strict=True)
     return chain.from_iterable(range(start, start + count) for start, count in runs)
 
 
 def _find(nodes: Iterable[NodeRef], incarnation: str) -> int:
-    places = (place for place, node in enumerate(nodes, 1) if node.incarnation == incarnation)
-    return next(places, NOBODY)
+    indexes = (index for index, node in enumerate(nodes, 1) if node.incarnation == incarnation)
+    return next(indexes, NOBODY)
 
 
 def check_total(total: int) -> None:
-    """Refuse a number of tokens that cannot be assigned.
+    """Check a number of tokens.
 
     Raises:
-        Invalid: says which numbers can.
+        Invalid: it is out of range.
     """
     if not 1 <= total <= MAX_TOKENS:
-        fix = f"give 1 to {MAX_TOKENS:,}; 10,000 suit most fleets"
-        raise Invalid("total_tokens", total, "is not a possible number of tokens", fix)
-
-
-# As documents
+        problem = f"must be 1 to {MAX_TOKENS:,}"
+        raise Invalid("total_tokens", total, problem, "use 10,000, which suits most fleets")
 
 
 def to_document(value: Assignment | Exceptions) -> Json:
-    """Give the JSON of either part."""
-    # Through text: what comes out is lists, which a store encodes without a second look.
+    """Return the JSON of either part."""
+    # Through text: the result has lists, which a store encodes without a further check.
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def name_exceptions(number: int, exceptions: Exceptions) -> str:
-    """Name a document of exceptions: unlike any other's name, and the same for all leaders.
+    """Return the unique name of a document of exceptions, from its number and content.
 
-    By number and content: two leaders that decide the same make one document, and two that
-    decide differently at one number do not meet in it.
+    Two leaders that decide the same write the same document, and two that decide differently at
+    one number write different ones.
     """
     if not exceptions.tasks:
         return ""
@@ -328,18 +334,18 @@ def name_exceptions(number: int, exceptions: Exceptions) -> str:
 
 
 def name_parts(name: str, exceptions: Exceptions) -> list[str]:
-    """Name the documents that exceptions take; their own name is the first of them."""
-    count = max(1, -(-len(exceptions.tasks) // _MOST_TASKS))
+    """Return the names of the documents that exceptions take; the first is `name` itself."""
+    count = max(1, -(-len(exceptions.tasks) // _MAX_TASKS))
     return [name, *(f"{name}.{part}" for part in range(1, count))]
 
 
 def split_exceptions(name: str, exceptions: Exceptions) -> dict[str, Json]:
-    """Give the documents that exceptions take, by name; the first says how many there are."""
+    """Return the documents that exceptions take, by name; the first holds their number."""
     names = name_parts(name, exceptions)
     tasks = exceptions.tasks
     parts = (
-        replace(exceptions, tasks=tasks[at * _MOST_TASKS : (at + 1) * _MOST_TASKS])
-        for at in range(len(names))
+        replace(exceptions, tasks=tasks[i * _MAX_TASKS : (i + 1) * _MAX_TASKS])
+        for i in range(len(names))
     )
     documents = dict(zip(names, map(to_document, parts), strict=True))
     if len(names) > 1:
@@ -348,7 +354,7 @@ def split_exceptions(name: str, exceptions: Exceptions) -> dict[str, Json]:
 
 
 def join_exceptions(first: Json, others: Iterable[Json]) -> Json:
-    """Make one of the documents that exceptions took."""
+    """Join the documents that exceptions take into one."""
     rest = [task for other in others for task in other["tasks"]]
     return {**first, "tasks": [*first["tasks"], *rest]} if rest else first
 
@@ -357,20 +363,25 @@ def read_plan(document: Json, exceptions: Json | None, key: str) -> Plan:
     """Read an assignment and the exceptions that it names, if any.
 
     Raises:
-        Corrupt: it is not what was written; names the key.
+        Corrupt: it does not give each token one holder; names the key.
     """
     assignment = _convert(document, Assignment, key)
-    _check(_whole(assignment), key)
+    if not _is_consistent(assignment):
+        raise Corrupt(key, _INCONSISTENT)
     if not assignment.exceptions:
         return Plan(assignment)
-    found = _convert(exceptions, Exceptions, f"{key} {assignment.exceptions}")
-    places = range(len(found.nodes) + 1)
-    sound = all(
-        e.holder in places and e.taker in places and 0 <= e.token < assignment.total
-        for e in found.tasks
-    )
-    _check(sound, f"{key} {assignment.exceptions}")
-    return Plan(assignment, found)
+    key = f"{key} {assignment.exceptions}"
+    result = _convert(exceptions, Exceptions, key)
+    nodes = range(len(result.nodes) + 1)
+    if not all(
+        e.holder in nodes and e.taker in nodes and 0 <= e.token < assignment.total
+        for e in result.tasks
+    ):
+        raise Corrupt(key, _INCONSISTENT)
+    return Plan(assignment, result)
+
+
+_INCONSISTENT = "it does not give each token one holder"
 
 
 def _convert(document: Json, kind: Any, key: str) -> Any:
@@ -380,26 +391,21 @@ def _convert(document: Json, kind: Any, key: str) -> Any:
         raise Corrupt(key, str(error)) from error
 
 
-def _check(sound: bool, key: str) -> None:  # noqa: FBT001  # a verdict, not a flag
-    if not sound:
-        raise Corrupt(key, "it does not give each token one holder")
-
-
-def _whole(assignment: Assignment) -> bool:
-    """Say whether every token has one holder, and every move takes from it, once."""
+def _is_consistent(assignment: Assignment) -> bool:
+    """Whether every token has one holder, and every move takes it from that holder, once."""
     starts, total = assignment.starts, assignment.total
-    places = range(len(assignment.nodes) + 1)
+    nodes = range(len(assignment.nodes) + 1)
     if not (
         starts[:1] == (0,)
         and 1 <= total <= MAX_TOKENS
         and len(starts) == len(assignment.holders)
         and all(a < b for a, b in pairwise((*starts, total)))
-        and all(holder in places for holder in assignment.holders)
+        and all(holder in nodes for holder in assignment.holders)
     ):
         return False
     holders = holders_of(assignment)
     for move in assignment.moves:
-        if not (move.giver in places[1:] and move.taker in places and _fits(move, total)):
+        if not (move.giver in nodes[1:] and move.taker in nodes and _fits(move, total)):
             return False
         for token in tokens_of(move):
             if holders[token] != move.giver:
@@ -413,39 +419,26 @@ def _fits(move: TokenMove, total: int) -> bool:
     return len(move.starts) == len(move.counts) and all(0 <= s < s + c <= total for s, c in runs)
 
 
-# Which token a task belongs to. Every node gives the same answer, in every release.
-#
-# A task is known by `str(id)`, so that `1` and `"1"` are one task. The three hashes are
-# those of the original JobSync, number for number: a fleet can change over without a task
-# changing its token.
-#
-#     md5             the whole digest as one number; what the guide documents, and the default
-#     sha256          the digest's first 8 bytes, big-endian
-#     double_sha256   the same of the digest's digest
-
-
 HashFunction: TypeAlias = Literal["md5", "sha256", "double_sha256"]
 
 HASH_FUNCTIONS: tuple[str, ...] = get_args(HashFunction)
-"""The names that `hash_function` takes."""
-
-_number = int.from_bytes
+"""The values of `hash_function`."""
 
 
 def _token_by_md5(total: int, text: str) -> int:
-    # Not for security: where FIPS forbids md5 otherwise, tasks must keep their tokens.
-    return _number(md5(text.encode(), usedforsecurity=False).digest()) % total
+    # Not for security: tasks must keep their tokens where FIPS forbids md5.
+    return int.from_bytes(md5(text.encode(), usedforsecurity=False).digest()) % total
 
 
 def _token_by_sha256(total: int, text: str) -> int:
-    return _number(sha256(text.encode()).digest()[:8]) % total
+    return int.from_bytes(sha256(text.encode()).digest()[:8]) % total
 
 
 def _token_by_double_sha256(total: int, text: str) -> int:
-    return _number(sha256(sha256(text.encode()).digest()).digest()[:8]) % total
+    return int.from_bytes(sha256(sha256(text.encode()).digest()).digest()[:8]) % total
 
 
-_MAKERS: Mapping[str, Callable[[int, str], int]] = {
+_HASHES: Mapping[str, Callable[[int, str], int]] = {
     "md5": _token_by_md5,
     "sha256": _token_by_sha256,
     "double_sha256": _token_by_double_sha256,
@@ -453,14 +446,14 @@ _MAKERS: Mapping[str, Callable[[int, str], int]] = {
 
 
 def token_of(task_id: object, total_tokens: int, hash_function: str = "md5") -> int:
-    """Give the token of a task, from 0 to `total_tokens` - 1.
+    """Return the token of a task, from 0 to `total_tokens` - 1.
 
     Nothing is checked here, because this runs for every task of every list: the settings
     check `hash_function` and `total_tokens`, and `Task` checks the id.
     """
-    return _MAKERS[hash_function](total_tokens, str(task_id))
+    return _HASHES[hash_function](total_tokens, str(task_id))
 
 
 def token_maker(total_tokens: int, hash_function: str = "md5") -> Callable[[str], int]:
-    """Give the function that gives the token of a task's text, for those who ask often."""
-    return partial(_MAKERS[hash_function], total_tokens)
+    """Return the function from a task's text to its token, for repeated use."""
+    return partial(_HASHES[hash_function], total_tokens)

@@ -1,9 +1,8 @@
-"""Values as JSON text, strictly.
+"""Values as strict JSON text.
 
-What is written can be read back equal on every store, or it is refused before it is
-sent: no NaN, no integer beyond ±2⁵³, no NUL, no lone surrogate, no bytes or dates that
-turn into something else on the way. Tuples become lists, and a Decimal that equals a float
-becomes a number; these are the liberties.
+A value either reads back equal from every store, or is refused before it is sent: no NaN, no
+integer beyond ±2⁵³, no NUL, no lone surrogate, no bytes or dates that would change type. Two
+conversions are allowed: tuples become lists, and a Decimal that equals a float becomes a number.
 """
 
 import math
@@ -17,8 +16,8 @@ from jobsync.errors import Corrupt, Invalid
 
 __all__ = ["MAX_INTEGER", "MAX_VALUE", "Json", "check_json", "decode", "encode", "encode_all"]
 
-# What JSON can hold. `Any`, because a recursive union makes every reader narrow types
-# that only a schema can promise.
+# A JSON value. `Any`, because a recursive union would make every reader narrow types that
+# only a schema can promise.
 Json: TypeAlias = Any
 
 MAX_VALUE = 4 * 1024 * 1024
@@ -31,7 +30,7 @@ _MAX_DEPTH = 64
 
 
 def _plain(value: Any) -> str | int | float:
-    """Give text or a number of a derived type, such as numpy's float64, as what it holds."""
+    """Return text or a number of a derived type, such as numpy's float64, as the base type."""
     if isinstance(value, str):
         return str.__str__(value)
     return int.__int__(value) if isinstance(value, int) else float.__float__(value)
@@ -43,39 +42,39 @@ _encode_lines = _encoder.encode_lines
 _decode = msgspec.json.Decoder().decode
 
 
-def _describe_plain() -> Any:
-    """Give the type of shallow JSON: msgspec checks it in a fraction of our own walk's time."""
+def _build_shallow_type() -> Any:
+    """Return the type of shallow JSON: msgspec checks it much faster than `check_json`."""
     integer = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
     number = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
     scalar: Any = None | bool | integer | number | str
-    described = scalar
+    nested = scalar
     for _ in range(6):
-        described = scalar | GenericAlias(list, (described,)) | GenericAlias(dict, (str, described))
-    return described
+        nested = scalar | GenericAlias(list, (nested,)) | GenericAlias(dict, (str, nested))
+    return nested
 
 
 # Classes, because msgspec analyses a class once and a bare type at every call.
-_Plain: Any = msgspec.defstruct("_Plain", [("value", _describe_plain())], array_like=True)
+_Plain: Any = msgspec.defstruct("_Plain", [("value", _build_shallow_type())], array_like=True)
 _Plains: Any = msgspec.defstruct(
-    "_Plains", [("values", GenericAlias(list, (_describe_plain(),)))], array_like=True
+    "_Plains", [("values", GenericAlias(list, (_build_shallow_type(),)))], array_like=True
 )
 _convert = msgspec.convert
-# What msgspec raises on meeting something that is not JSON.
-_DOUBTS = (msgspec.ValidationError, UnicodeEncodeError, AttributeError, TypeError)
+# What msgspec raises for values that are not JSON, or that it cannot decide.
+_CHECK_FAILURES = (msgspec.ValidationError, UnicodeEncodeError, AttributeError, TypeError)
 
 
 def encode(value: Json, field: str = "value", *, limit: int = MAX_VALUE) -> bytes:
-    """Give a value's JSON text.
+    """Return a value's JSON text.
 
     Raises:
         Invalid: it is not JSON, or larger than the limit; names the place within it.
     """
-    # A quick look passes almost every value; only what it doubts is searched for the fault.
+    # A fast check passes almost every value; only the others are searched for the fault.
     try:
         if _convert((value,), _Plain).value != value:
             check_json(value, field)
         data = _encode(value)
-    except _DOUBTS:
+    except _CHECK_FAILURES:
         check_json(value, field)
         data = _encode(value)
     if b"\\u0000" in data:
@@ -84,27 +83,27 @@ def encode(value: Json, field: str = "value", *, limit: int = MAX_VALUE) -> byte
         raise Invalid(
             field,
             f"{len(data):,} bytes",
-            f"is larger than {limit:,} bytes",
+            f"must be at most {limit:,} bytes",
             "store large content elsewhere and keep a reference here",
         )
     return data
 
 
 def encode_all(values: list[Json]) -> list[str]:
-    """Give the JSON texts of values, for a batch at half the cost of one by one.
+    """Return the JSON texts of values, for a batch at half the cost of one by one.
 
     Raises:
-        Invalid: the first that is wrong is not JSON, or is too large.
+        Invalid: a value is not JSON, or is too large; describes the first.
     """
-    # One look at all of them; in doubt, each is looked at by itself.
+    # One check of all of them; if it fails, each is checked by itself.
     if len(values) > 1:
         try:
             if _convert((values,), _Plains).values == values:
                 lines = _encode_lines(values)
                 if len(lines) <= MAX_VALUE and b"\\u0000" not in lines:
-                    # Each text ends in a line feed; within one there is none.
+                    # Each text ends in a line feed, and contains none.
                     return lines[:-1].decode().split("\n")
-        except _DOUBTS:
+        except _CHECK_FAILURES:
             pass
     return [encode(value).decode() for value in values]
 
@@ -113,7 +112,7 @@ def decode(data: bytes | str, key: str) -> Json:
     """Read JSON text.
 
     Raises:
-        Corrupt: it is not JSON; names the key where it was found.
+        Corrupt: it is not JSON; names its key.
     """
     try:
         return _decode(data)
@@ -122,7 +121,7 @@ def decode(data: bytes | str, key: str) -> Json:
 
 
 def check_json(value: Json, field: str = "value", depth: int = 0) -> None:
-    """Refuse what JSON cannot carry unchanged.
+    """Check that JSON can carry a value unchanged.
 
     Raises:
         Invalid: names the place within the value.
@@ -133,7 +132,7 @@ def check_json(value: Json, field: str = "value", depth: int = 0) -> None:
         _check_nesting(depth, field)
         for name, item in value.items():
             if not isinstance(name, str):
-                raise Invalid(field, name, "is not a text key", "use str(key)")
+                raise Invalid(field, name, "must have text as keys", "use str(key)")
             _check_text(name, field)
             check_json(item, f"{field}.{name}", depth + 1)
     elif isinstance(value, list | tuple):
@@ -147,15 +146,15 @@ def check_json(value: Json, field: str = "value", depth: int = 0) -> None:
 def _check_scalar(value: Json, field: str) -> None:
     if isinstance(value, int):
         if not -MAX_INTEGER <= value <= MAX_INTEGER:
-            raise Invalid(field, value, "is beyond ±2⁵³", "store it as text")
+            raise Invalid(field, value, "must be within ±2⁵³", "store it as text")
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise Invalid(field, value, "is not a JSON number", "store None or text instead")
+            raise Invalid(field, value, "must be finite", "store None or text instead")
     else:
         raise Invalid(
             field,
             value,
-            f"{type(value).__name__} is not JSON",
+            f"must be JSON, and is {type(value).__name__}",
             "convert it to text, a number, a list or a dict first",
         )
 
@@ -165,7 +164,7 @@ def _check_nesting(depth: int, field: str) -> None:
         raise Invalid(
             field[:60],
             "…",
-            f"is nested deeper than {_MAX_DEPTH}",
+            f"must not be nested deeper than {_MAX_DEPTH}",
             "flatten it, or store it as text",
         )
 
@@ -173,12 +172,12 @@ def _check_nesting(depth: int, field: str) -> None:
 def _check_text(text: str, field: str) -> None:
     if "\0" in text:
         raise Invalid(
-            field, text, "contains NUL, which SQL text cannot hold", "remove or encode it"
+            field, text, "must not contain NUL: SQL text cannot hold it", "remove or encode it"
         )
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
             raise Invalid(
-                field, text, "contains a lone surrogate, which is not text", "decode it properly"
+                field, text, "must not contain a lone surrogate", "decode it properly"
             ) from None

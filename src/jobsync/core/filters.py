@@ -1,15 +1,15 @@
-"""The filter language, and the matcher that every store agrees with.
+"""The filter language, and the reference matcher of all stores.
 
 `{"age": {"$gte": 18}, "address.city": "Oslo", "$or": [{"vip": True}, {"score": {"$gt": 9}}]}`
 
 - Values compare within one JSON type only: `1` is not `True`, `"1"` is not `1`.
 - Missing is not null: `{"x": None}` matches `{"x": null}` and not `{}`.
-- `$ne` and `$not` are exact negations, so they match what is missing.
+- `$ne` and `$not` are exact negations, so they match missing fields.
 - Text compares by code point. Order (`$lt` …) is defined for numbers and for text.
 - A dotted path steps through objects, never into arrays.
 
-`parse` checks a filter and gives it as values; `matches` is the reference. Stores may
-narrow what they read by other means; what they return has passed `matches`.
+`parse` checks a filter and returns its parts; `matches` is the reference. Stores may narrow
+what they read by other means, but everything they return has passed `matches`.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ _ON_DOCUMENTS = ("$and", "$or", "$not")
 
 
 class All(msgspec.Struct, frozen=True):
-    """Every part matches; with no parts, everything does."""
+    """Every part matches. Without parts, every document matches."""
 
     parts: tuple["Filter", ...]
 
@@ -63,14 +63,14 @@ class Not(msgspec.Struct, frozen=True):
 
 
 class Equals(msgspec.Struct, frozen=True):
-    """The field is there and equal to the value, type for type, all the way down."""
+    """The field exists and equals the value, including the types of nested values."""
 
     path: Path
     value: Json
 
 
 class Compare(msgspec.Struct, frozen=True):
-    """The field is there, of the value's type, and ordered so against it."""
+    """The field exists, has the value's type, and compares to it by `order`."""
 
     path: Path
     order: Order
@@ -78,7 +78,7 @@ class Compare(msgspec.Struct, frozen=True):
 
 
 class Exists(msgspec.Struct, frozen=True):
-    """The field is there, be it null."""
+    """The field exists; it may be null."""
 
     path: Path
 
@@ -87,7 +87,7 @@ Filter: TypeAlias = All | AnyOf | Not | Equals | Compare | Exists
 
 
 def parse(where: Mapping[str, Json] | None) -> Filter:
-    """Check a filter and take it apart.
+    """Check a filter and return its parts.
 
     Raises:
         Invalid: names the operator or field, the value and the fix.
@@ -97,7 +97,10 @@ def parse(where: Mapping[str, Json] | None) -> Filter:
     parsed = _parse_document(where, "where", 0)
     if (conditions := _count(parsed)) > _MAX_CONDITIONS:
         raise Invalid(
-            "where", f"{conditions:,} conditions", f"are over {_MAX_CONDITIONS:,}", "ask in parts"
+            "where",
+            f"{conditions:,} conditions",
+            f"must have at most {_MAX_CONDITIONS:,} conditions",
+            "query in parts",
         )
     return parsed
 
@@ -114,9 +117,11 @@ def _count(where: Filter) -> int:
 
 def _parse_document(where: Json, field: str, depth: int) -> Filter:
     if not isinstance(where, Mapping):
-        raise Invalid(field, where, "is not a filter", 'write {"field": value}')
+        raise Invalid(field, where, "must be a filter", 'write {"field": value}')
     if depth >= _MAX_DEPTH:
-        raise Invalid(field, "…", f"is nested deeper than {_MAX_DEPTH}", "simplify the filter")
+        raise Invalid(
+            field, "…", f"must not be nested deeper than {_MAX_DEPTH}", "simplify the filter"
+        )
     parts: list[Filter] = []
     for name, operand in where.items():
         match name:
@@ -133,7 +138,7 @@ def _parse_document(where: Json, field: str, depth: int) -> Filter:
 
 def _parse_list(operand: Json, field: str, depth: int) -> tuple[Filter, ...]:
     if not isinstance(operand, list | tuple) or not operand:
-        raise Invalid(field, operand, "is not a list of filters", "write [{…}, {…}]")
+        raise Invalid(field, operand, "must be a list of filters", "write [{…}, {…}]")
     return tuple(
         _parse_document(item, f"{field}[{i}]", depth + 1) for i, item in enumerate(operand)
     )
@@ -141,12 +146,14 @@ def _parse_list(operand: Json, field: str, depth: int) -> tuple[Filter, ...]:
 
 def _parse_field(name: Any, operand: Json, field: str, depth: int) -> Filter:
     if not isinstance(name, str):
-        raise Invalid(field, name, "is not a field name", "use text")
+        raise Invalid(field, name, "must have text as field names", "use str(name)")
     if name.startswith("$"):
         raise _unknown_operator(name, operand, field, _ON_DOCUMENTS)
     path = tuple(name.split("."))
     if "" in path:
-        raise Invalid(field, name, "has an empty step", "write a.b, not .a, a. or a..b")
+        raise Invalid(
+            field, name, "must not have an empty step in a path", "write a.b, not .a, a. or a..b"
+        )
     check_json(name, field)
     return _parse_operand(path, operand, f"{field}.{name}", depth)
 
@@ -155,7 +162,9 @@ def _parse_operand(path: Path, operand: Json, field: str, depth: int) -> Filter:
     if not (isinstance(operand, Mapping) and any(_is_operator(key) for key in operand)):
         return _equals(path, operand, field)
     if depth >= _MAX_DEPTH:
-        raise Invalid(field, "…", f"is nested deeper than {_MAX_DEPTH}", "simplify the filter")
+        raise Invalid(
+            field, "…", f"must not be nested deeper than {_MAX_DEPTH}", "simplify the filter"
+        )
     return _all([_parse_operator(path, op, arg, field, depth) for op, arg in operand.items()])
 
 
@@ -172,11 +181,11 @@ def _parse_operator(path: Path, operator: Any, operand: Json, field: str, depth:
             return _one_of(path, operand, inner)
         case "$exists":
             if not isinstance(operand, bool):
-                raise Invalid(inner, operand, "is not True or False", "write True or False")
+                raise Invalid(inner, operand, "must be True or False", "write True or False")
             return Exists(path) if operand else Not(Exists(path))
         case "$not":
             if not (isinstance(operand, Mapping) and any(_is_operator(key) for key in operand)):
-                raise Invalid(inner, operand, "holds no operator", 'write {"$not": {"$gt": 5}}')
+                raise Invalid(inner, operand, "must hold an operator", 'write {"$not": {"$gt": 5}}')
             return Not(_parse_operand(path, operand, inner, depth + 1))
         case _:
             raise _unknown_operator(operator, operand, field, _ON_FIELDS)
@@ -194,15 +203,16 @@ def _equals(path: Path, value: Json, field: str) -> Equals:
 def _compare(path: Path, order: Order, value: Json, field: str) -> Compare:
     check_json(value, field)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise Invalid(field, value, "has no order", "compare with a number or text, or use $eq")
+        raise Invalid(field, value, "must be a number or text", "use $eq to compare other values")
     return Compare(path, order, value)
 
 
 def _one_of(path: Path, values: Json, field: str) -> AnyOf:
     if not isinstance(values, list | tuple):
-        raise Invalid(field, values, "is not a list", "write [a, b]")
+        raise Invalid(field, values, "must be a list", "write [a, b]")
     if len(values) > _MAX_CHOICES:
-        raise Invalid(field, f"{len(values)} values", f"has over {_MAX_CHOICES} values", "split it")
+        problem = f"must have at most {_MAX_CHOICES} values"
+        raise Invalid(field, f"{len(values)} values", problem, "split it")
     return AnyOf(tuple(_equals(path, value, f"{field}[{i}]") for i, value in enumerate(values)))
 
 
@@ -212,13 +222,14 @@ def _all(parts: list[Filter]) -> Filter:
 
 def _unknown_operator(name: Any, value: Json, field: str, known: tuple[str, ...]) -> Invalid:
     if not _is_operator(name):
-        return Invalid(field, name, "stands beside operators", "use either operators or a value")
-    # Without the "$", which would make every short operator look near.
+        problem = "must not mix operators and field names"
+        return Invalid(field, name, problem, "use either operators or a value")
+    # Without the "$", which would make every short operator look similar.
     hint = closest_name(name[1:], [operator[1:] for operator in known])
     return Invalid(
         f"{field}.{name}",
         value,
-        "is no operator here",
+        "is not an operator here",
         f"did you mean ${hint}?" if hint else f"use one of {', '.join(known)}",
     )
 
@@ -227,7 +238,7 @@ _MISSING = object()
 
 
 def matches(where: Filter, document: Json) -> bool:
-    """Say whether a document passes a filter. Every store answers as this does."""
+    """Whether a document passes a filter. Every store gives the same answer."""
     match where:
         case All(parts):
             return all(matches(part, document) for part in parts)
@@ -236,9 +247,9 @@ def matches(where: Filter, document: Json) -> bool:
         case Not(part):
             return not matches(part, document)
         case Equals(path, value):
-            return _same(_find(document, path), value)
+            return _is_equal(_find(document, path), value)
         case Compare(path, order, value):
-            return _ordered(_find(document, path), order, value)
+            return _is_ordered(_find(document, path), order, value)
         case Exists(path):
             return _find(document, path) is not _MISSING
 
@@ -251,13 +262,13 @@ def _find(document: Json, path: Path) -> object:
     return document
 
 
-def _same(found: object, value: Json) -> bool:
+def _is_equal(found: object, value: Json) -> bool:
     if isinstance(found, bool) or isinstance(value, bool):
         return found is value
     if isinstance(found, dict) and isinstance(value, dict):
-        return found.keys() == value.keys() and all(_same(found[k], value[k]) for k in value)
+        return found.keys() == value.keys() and all(_is_equal(found[k], value[k]) for k in value)
     if isinstance(found, list) and isinstance(value, list | tuple):
-        return len(found) == len(value) and all(map(_same, found, value))
+        return len(found) == len(value) and all(map(_is_equal, found, value))
     return bool(found == value)
 
 
@@ -269,7 +280,7 @@ _TESTS: dict[Order, Callable[[Any, Any], bool]] = {
 }
 
 
-def _ordered(found: object, order: Order, value: float | str) -> bool:
+def _is_ordered(found: object, order: Order, value: float | str) -> bool:
     if isinstance(found, bool) or not isinstance(found, int | float | str):
         return False
     if isinstance(found, str) is not isinstance(value, str):

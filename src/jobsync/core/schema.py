@@ -1,11 +1,17 @@
-"""What the records of a resource look like, and whether one does.
+"""Schemas of a resource's records: checks, defaults and compatible changes. Pure.
 
-A check names every field that is wrong at once, and fills in defaults. It says nothing
-about fields that the schema does not know: they are kept as they are. `find_strays` finds
-them, for whoever does not want them.
+A check lists every wrong field at once, and fills in defaults. Fields that the schema does not
+describe are kept as they are; `find_strays` finds them, for strict schemas.
 
-Missing and null are two things, except that an optional field may be either. A required
-field that is missing or null takes its default, if it has one.
+Missing and null differ, except that an optional field may be either. A required field that is
+missing or null gets its default, if it has one.
+
+A schema may replace another under one rule: what the old one described and accepted, the new one
+accepts. So records need no migration, and a process that knows only the old schema writes
+nothing that the new one refuses. A change that breaks the rule is refused with the reason. A
+field that was not described until now may hold anything in existing records; they are checked
+when they are changed. A field that the new schema does not mention stays, as an optional one:
+code of an earlier release that starts again beside a newer one removes nothing.
 """
 
 import copy
@@ -55,14 +61,14 @@ FieldKind: TypeAlias = Literal[
 KINDS: tuple[FieldKind, ...] = get_args(FieldKind)
 
 TEXTS = frozenset({"string", "email", "url", "date", "datetime", "uuid"})
-"""Kinds that hold text."""
+"""Kinds of text."""
 
 SIZED = frozenset({*TEXTS, "array", "number", "integer"})
-"""Kinds that `min` and `max` bound: a text's length, an array's, a number itself."""
+"""Kinds that `min` and `max` bound: the length of a text or an array, or a number itself."""
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """What one field takes."""
+    """The type and the rules of one field."""
 
     kind: FieldKind
     required: bool = False
@@ -71,48 +77,48 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     most: int | float | None = None
     choices: tuple[Json, ...] = ()
     items: FieldKind | None = None
-    """What the elements of an array are; None takes any."""
+    """The kind of an array's elements; None is any."""
     fields: "Fields | None" = None
-    """What stands in an object; None takes any."""
+    """The fields of an object; None is any."""
 
 
 Fields: TypeAlias = Mapping[str, Field]
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True):
-    """What a resource's records look like; without fields, they may look any way."""
+    """The fields of a resource's records. Without fields, any record is valid."""
 
     fields: Fields = {}
     strict: bool = False
-    """Whether fields that are not described are refused."""
+    """Whether undescribed fields are refused."""
 
 
-def conform(fields: Fields, given: Mapping[str, Json]) -> tuple[dict[str, Json], list[Problem]]:
-    """Fill in defaults, and list what is wrong."""
+def conform(fields: Fields, record: Mapping[str, Json]) -> tuple[dict[str, Json], list[Problem]]:
+    """Return the record with defaults filled in, and its problems."""
     problems: list[Problem] = []
-    return _conform(fields, given, "", problems), problems
+    return _conform(fields, record, "", problems), problems
 
 
-def find_strays(fields: Fields, given: Mapping[str, Json], place: str = "") -> Iterator[Problem]:
-    """Find what the schema does not describe."""
-    for name, value in given.items():
+def find_strays(fields: Fields, record: Mapping[str, Json], place: str = "") -> Iterator[Problem]:
+    """Find the fields that the schema does not describe."""
+    for name, value in record.items():
         field = fields.get(name)
         if field is None:
             hint = closest_name(str(name), fields)
-            problem = "is not described" + (f", did you mean {hint}?" if hint else "")
+            problem = "is not in the schema" + (f": did you mean {hint}?" if hint else "")
             yield Problem(f"{place}{name}", value, problem, "strict")
         elif field.fields is not None and isinstance(value, Mapping):
             yield from find_strays(field.fields, value, f"{place}{name}.")
 
 
 def _conform(
-    fields: Fields, given: Mapping[str, Json], place: str, problems: list[Problem]
+    fields: Fields, record: Mapping[str, Json], place: str, problems: list[Problem]
 ) -> dict[str, Json]:
-    result = dict(given)
+    result = dict(record)
     for name, field in fields.items():
         value = result.get(name)
         if value is None:
-            _supply(result, name, field, f"{place}{name}", problems)
+            _fill_in(result, name, field, f"{place}{name}", problems)
         elif field.fields is not None and isinstance(value, Mapping):
             result[name] = _conform(field.fields, value, f"{place}{name}.", problems)
         else:
@@ -120,10 +126,10 @@ def _conform(
     return result
 
 
-def _supply(
+def _fill_in(
     result: dict[str, Json], name: str, field: Field, path: str, problems: list[Problem]
 ) -> None:
-    """Put something in the place of what is missing or null, or say that it must be given."""
+    """Replace a missing or null value by its default, or report it if it is required."""
     if name in result and not field.required:
         return
     if field.default is not msgspec.UNSET:
@@ -131,29 +137,29 @@ def _supply(
         if field.fields is not None and field.default is not None:
             result[name], _ = conform(field.fields, result[name])
     elif field.required:
-        there = "is null" if name in result else "is missing"
-        problems.append(Problem(path, None, there, "required"))
+        problem = "must not be null" if name in result else "is missing"
+        problems.append(Problem(path, None, problem, "required"))
     elif field.fields is not None:
-        filled, lacking = conform(field.fields, {})
-        # Defaults that suffice make an object of their own.
-        if filled and not lacking:
-            result[name] = filled
+        default, missing = conform(field.fields, {})
+        # Defaults of all required fields make a default object.
+        if default and not missing:
+            result[name] = default
 
 
 def _check(field: Field, value: Json, path: str, problems: list[Problem]) -> None:
     """Check a value that is not null."""
     if not _TESTS[field.kind](value):
-        problems.append(_unlike(path, value, field.kind))
+        problems.append(_describe_wrong_kind(path, value, field.kind))
         return
     if field.choices and value not in field.choices:
         rule = f"enum:{','.join(map(str, field.choices))}"
-        problems.append(Problem(path, value, "is none of the choices", rule))
+        problems.append(Problem(path, value, "must be one of the choices", rule))
     if field.least is not None or field.most is not None:
         _check_size(field, value, path, problems)
     if field.items is not None:
         is_item = _TESTS[field.items]
         problems.extend(
-            _unlike(f"{path}[{i}]", item, field.items)
+            _describe_wrong_kind(f"{path}[{i}]", item, field.items)
             for i, item in enumerate(value)
             if not is_item(item)
         )
@@ -162,20 +168,20 @@ def _check(field: Field, value: Json, path: str, problems: list[Problem]) -> Non
 def _check_size(field: Field, value: Json, path: str, problems: list[Problem]) -> None:
     if isinstance(value, _NUMBERS):
         size: int | float | Decimal = value
-        told = "is"
+        verb, unit = "be", ""
     else:
         size = len(value)
-        told = f"has {size} {'characters' if isinstance(value, str) else 'elements'},"
+        verb, unit = "have", " characters" if isinstance(value, str) else " elements"
     if field.least is not None and size < field.least:
-        problem = f"{told} less than {field.least}"
+        problem = f"must {verb} at least {field.least}{unit}"
         problems.append(Problem(path, value, problem, f"min:{field.least}"))
     if field.most is not None and size > field.most:
-        problem = f"{told} more than {field.most}"
+        problem = f"must {verb} at most {field.most}{unit}"
         problems.append(Problem(path, value, problem, f"max:{field.most}"))
 
 
-def _unlike(path: str, value: Json, kind: FieldKind) -> Problem:
-    return Problem(path, value, f"is not {_WORDS[kind]}", kind)
+def _describe_wrong_kind(path: str, value: Json, kind: FieldKind) -> Problem:
+    return Problem(path, value, f"must be {_WORDS[kind]}", kind)
 
 
 _WORDS: dict[FieldKind, str] = {
@@ -198,7 +204,7 @@ PATTERNS: dict[FieldKind, str] = {
     "url": r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#]+\S*",
     "uuid": r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
 }
-"""Kinds of text that are known by their form alone."""
+"""Kinds of text that a regular expression defines."""
 
 _is_email, _is_url, _is_uuid = (re.compile(pattern).fullmatch for pattern in PATTERNS.values())
 _looks_like_date = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII).fullmatch
@@ -241,19 +247,8 @@ _TESTS: dict[FieldKind, Callable[[Any], object]] = {
 }
 
 
-# Whether a schema may take another's place, and what stands then.
-#
-# One rule: what the old one described and took, the new one takes. So records need no
-# migration, and a process that still knows the old one alone writes nothing that the new one
-# refuses. What breaks the rule is refused with the reason. A field that was not described
-# until now may hold anything in records that are there; they are judged when they are changed.
-#
-# A field that the new schema does not mention stays, as an optional one: code of an earlier
-# release that starts again beside a newer one takes nothing away.
-
-
 class Break(msgspec.Struct, frozen=True):
-    """A change of one field under which records that are there would no longer pass."""
+    """A change of one field that existing records may not satisfy."""
 
     field: str
     problem: str
@@ -264,17 +259,17 @@ class Break(msgspec.Struct, frozen=True):
 
 
 def evolve(old: Schema, new: Schema) -> Schema:
-    """Give what stands when a new schema has taken an old one's place."""
+    """Return the schema that results when a new one replaces an old one."""
     return Schema(fields=_merge(old.fields, new.fields), strict=new.strict)
 
 
 def _merge(old: Fields, new: Fields) -> Fields:
-    kept = {
+    unmentioned = {
         name: msgspec.structs.replace(field, required=False)
         for name, field in old.items()
         if name not in new
     }
-    return {name: _merge_field(old.get(name), field) for name, field in new.items()} | kept
+    return {name: _merge_field(old.get(name), field) for name, field in new.items()} | unmentioned
 
 
 def _merge_field(old: Field | None, new: Field) -> Field:
@@ -284,45 +279,45 @@ def _merge_field(old: Field | None, new: Field) -> Field:
 
 
 def find_breaks(old: Fields, new: Fields, place: str = "") -> Iterator[Break]:
-    """Find the changes under which records that are there would no longer pass."""
+    """Find the changes that existing records may not satisfy."""
     for name, field in new.items():
         path = f"{place}{name}"
         before = old.get(name)
         if before is None:
-            if _must_be_given(field):
-                yield Break(path, "records that are there lack it", "add a default")
+            if _needs_value(field):
+                yield Break(path, "existing records do not have it", "add a default")
         else:
             yield from _find_field_breaks(before, field, path)
 
 
 def _find_field_breaks(old: Field, new: Field, path: str) -> Iterator[Break]:
-    if not _takes(new.kind, old.kind):
-        problem = f"records that are there hold {old.kind}, not {new.kind}"
+    if not _accepts(new.kind, old.kind):
+        problem = f"existing records hold {old.kind}, not {new.kind}"
         yield Break(path, problem, "choose another name")
         return
-    if _must_be_given(new) and not old.required:
-        yield Break(path, "records that are there may lack it", "add a default")
-    if not _is_as_wide(old.least, new.least, upward=False):
-        yield Break(path, "records that are there may be below its min", "lower it")
-    if not _is_as_wide(old.most, new.most, upward=True):
-        yield Break(path, "records that are there may be above its max", "raise it")
+    if _needs_value(new) and not old.required:
+        yield Break(path, "existing records may not have it", "add a default")
+    if not _includes_bound(old.least, new.least, upward=False):
+        yield Break(path, "existing records may be below its min", "lower it")
+    if not _includes_bound(old.most, new.most, upward=True):
+        yield Break(path, "existing records may be above its max", "raise it")
     if new.choices and not (old.choices and set(old.choices) <= set(new.choices)):
-        yield Break(path, "records that are there may hold another choice", "keep all")
-    if new.items is not None and (old.items is None or not _takes(new.items, old.items)):
-        yield Break(path, "records that are there may hold other items", "widen it")
+        yield Break(path, "existing records may hold another choice", "keep all")
+    if new.items is not None and (old.items is None or not _accepts(new.items, old.items)):
+        yield Break(path, "existing records may hold other items", "widen it")
     if new.fields is not None:
         if old.fields is None:
-            yield Break(path, "records that are there hold any object", "leave it open")
+            yield Break(path, "existing records hold any object", "leave it open")
         else:
             yield from find_breaks(old.fields, new.fields, f"{path}.")
 
 
-def _must_be_given(field: Field) -> bool:
+def _needs_value(field: Field) -> bool:
     return field.required and field.default is msgspec.UNSET
 
 
-def _takes(new: FieldKind, old: FieldKind) -> bool:
-    """Say whether every value of one kind is one of the other, too."""
+def _accepts(new: FieldKind, old: FieldKind) -> bool:
+    """Whether every value of the old kind is one of the new kind, too."""
     wider = {old, "json"}
     if old in TEXTS:
         wider.add("string")
@@ -331,7 +326,7 @@ def _takes(new: FieldKind, old: FieldKind) -> bool:
     return new in wider
 
 
-def _is_as_wide(old: float | None, new: float | None, *, upward: bool) -> bool:
+def _includes_bound(old: float | None, new: float | None, *, upward: bool) -> bool:
     if new is None:
         return True
     if old is None:

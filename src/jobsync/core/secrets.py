@@ -1,29 +1,25 @@
-"""URLs in a form that may be shown to anybody.
+"""Secrets, and URLs in a form that may be shown to anybody.
 
-Where a text is too broken to tell which part is the secret, more is hidden rather than
-less.
+Where a text is too broken to identify the secret part, more is hidden rather than less.
 """
 
 import re
 from typing import Any, NoReturn
 
-__all__ = ["MASK", "Secret", "is_name", "redact", "split_address", "split_scheme", "take_apart"]
-
-
-# Text that does not show itself. Only `reveal()` gives it: no repr, log or message does.
-#
-# A plain class and not a struct, so that no encoder writes it out by accident.
-
+__all__ = ["MASK", "Secret", "is_name", "redact", "split_address", "split_parts", "split_scheme"]
 
 MASK = "***"
-"""What stands wherever a secret would have been shown."""
+"""Shown in place of a secret."""
 
 
 class Secret:
     """A password, a key or a token. Immutable; equal to another one of the same text.
 
+    Only `reveal()` returns the text: no repr, log or message shows it. A plain class and not a
+    struct, so that no encoder writes it out by accident.
+
     Args:
-        text: what to hide.
+        text: the secret.
     """
 
     __slots__ = ("_text",)
@@ -34,7 +30,7 @@ class Secret:
         object.__setattr__(self, "_text", text)
 
     def reveal(self) -> str:
-        """Give the text. Call it where the text is used, and keep the result nowhere."""
+        """Return the text. Call it where the text is used, and do not keep the result."""
         return self._text
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
@@ -47,7 +43,7 @@ class Secret:
         return MASK
 
     def __format__(self, spec: str) -> str:
-        # A spec could cut or pad; the mask's width must tell nothing either way.
+        # A spec could cut or pad; the mask's width must reveal nothing.
         return MASK
 
     def __eq__(self, other: object) -> bool:
@@ -61,23 +57,11 @@ class Secret:
         return (Secret, (self._text,))
 
 
-# Query values that hold no secret. All others are hidden, known or not.
-_VISIBLE = frozenset(
-    {
-        "application_name",
-        "connect_timeout",
-        "dbname",
-        "host",
-        "hostaddr",
-        "port",
-        "prefix",
-        "region",
-        "schema",
-        "sslmode",
-        "target_session_attrs",
-        "tls",
-    }
-)
+# Query parameters that hold no secret. All others are hidden, known or not.
+_VISIBLE = {
+    *("application_name", "connect_timeout", "dbname", "host", "hostaddr", "port", "prefix"),
+    *("region", "schema", "sslmode", "target_session_attrs", "tls"),
+}
 
 split_scheme = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL).fullmatch
 # A name, an IPv6 address, or the percent-encoded path of a socket; then a port.
@@ -90,24 +74,24 @@ _has_punctuation = re.compile(r"[:=?@#]").search
 
 
 def redact(text: str) -> str:
-    """Give a URL, however malformed, in a form that may be shown to anybody.
+    """Return a URL, even a malformed one, in a form that may be shown to anybody.
 
-    What stands between `://` and the last `@` is hidden, and so is every query value
-    that is not known to be harmless.
+    Everything between `://` and the last `@` is hidden, and so is every query value that is
+    not known to be harmless.
     """
-    found = split_scheme(text)
-    if not found:
-        # It may be `user:password@host` or libpq's `password=…`: nothing tells.
+    match = split_scheme(text)
+    if not match:
+        # It may be `user:password@host` or libpq's `password=…`.
         return MASK if _has_punctuation(text) else text
-    scheme, rest = found.groups()
+    scheme, rest = match.groups()
     hidden, at, shown = rest.rpartition("@")
-    address, path, query, fragment = take_apart(shown)
-    # An `@` within a query value leaves the end of a secret on its right; what is not a
-    # port after a host is a password whose `@` was forgotten.
+    address, path, query, fragment = split_parts(shown)
+    # An `@` within a query value leaves the end of a secret on its right; anything but a port
+    # after a host is a password whose `@` was forgotten.
     if _has_query(hidden) or not split_address(address):
         return f"{scheme}://{MASK}"
     user = f"{MASK}@" if at else ""
-    # Without empty pairs: a password of nothing but '&' is one too.
+    # Without empty pairs: '&&' may be a password.
     pairs = "&".join(_redact_pair(pair) for pair in query.split("&") if pair)
     tail = f"{'?' if pairs else ''}{pairs}{'#' + MASK if fragment else ''}"
     return f"{scheme}://{user}{address}{path}{tail}"
@@ -120,9 +104,9 @@ def _redact_pair(pair: str) -> str:
     return f"{name}={MASK}" if equals and is_name(name) else MASK
 
 
-def take_apart(rest: str) -> tuple[str, str, str, str]:
-    """Give address, path, query and fragment; the fragment with its '#', to tell an empty one."""
-    rest, sharp, fragment = rest.partition("#")
+def split_parts(rest: str) -> tuple[str, str, str, str]:
+    """Return address, path, query and fragment; the fragment with its '#', if there is one."""
+    rest, hash_, fragment = rest.partition("#")
     rest, _, query = rest.partition("?")
     address, slash, path = rest.partition("/")
-    return address, slash + path, query, sharp + fragment
+    return address, slash + path, query, hash_ + fragment

@@ -1,18 +1,17 @@
-"""Which store, and where: read from one line of text, with its secrets out of sight.
+"""Store URLs: which store, and where, without showing a secret.
 
-No repr, no str and no error made here shows a password, a key, or a query value that
-might be one. Where a text is too broken to tell which part is the secret, more is
-hidden rather than less.
+No repr, no str and no error made here shows a password, a key, or a query value that might be
+one. Where a text is too broken to identify the secret part, more is hidden rather than less.
 
-    memory://                    private to whoever opens it; memory://name is shared by name
+    memory://                    private to its opener; memory://name is shared by name
     sqlite:///jobs.db            relative to the working directory; four slashes: absolute
     postgresql://user:password@host:5432/database?schema=…&sslmode=…
     s3://KEY:SECRET@bucket/prefix           Amazon's own
     s3://KEY:SECRET@host:port/bucket/prefix any other; a port, localhost or an IP marks a host
     gs://bucket/prefix           az://container/prefix
 
-All parts are percent-decoded. An `@` in a password may stand as it is; `/`, `?` and `#`
-may not, because a password that holds them can be read in two ways: that is refused.
+All parts are percent-decoded. A password may contain a literal `@`, but not `/`, `?` or `#`: it
+could be read in two ways, and is refused.
 """
 
 import ipaddress
@@ -30,8 +29,8 @@ from jobsync.core.secrets import (
     is_name,
     redact,
     split_address,
+    split_parts,
     split_scheme,
-    take_apart,
 )
 from jobsync.errors import Invalid, Misconfigured, closest_name
 
@@ -46,7 +45,7 @@ __all__ = [
 ]
 
 MAX_PREFIX = 300
-"""The longest prefix within a bucket, in bytes: it leaves most of a key's 700 to the keys."""
+"""The longest prefix within a bucket, in bytes: it leaves most of a key's 700 bytes."""
 
 _DEFAULT_REGION = "us-east-1"
 _MAX_PORT = 65535
@@ -56,20 +55,20 @@ _SCHEMES = ("memory", "sqlite", "postgresql", "postgres", "s3", "gs", "az")
 _EXAMPLES = "memory://, sqlite:///path, postgresql://…, s3://…, gs://… or az://…"
 _S3_EXAMPLES = "s3://bucket/prefix or s3://KEY:SECRET@host:port/bucket/prefix"
 
-_find_strange = re.compile("[\x00-\x1f\x7f\ud800-\udfff]").search
+_find_illegal = re.compile("[\x00-\x1f\x7f\ud800-\udfff]").search
 _is_bucket = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,221}").fullmatch
 _is_label = re.compile(r"[A-Za-z0-9._-]*").fullmatch
 
 
 class _Url(msgspec.Struct, frozen=True):
-    """What all of them share: a repr that is as safe as the str."""
+    """Base class of URLs: the repr is as safe as the str."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
 
 class MemoryUrl(_Url, frozen=True):
-    """A store within this process. Without a name it is private to whoever opens it."""
+    """A store within this process. Without a name it is private to its opener."""
 
     name: str = ""
 
@@ -78,7 +77,7 @@ class MemoryUrl(_Url, frozen=True):
 
 
 class SqliteUrl(_Url, frozen=True):
-    """A file. A relative path counts from the working directory."""
+    """A SQLite file. A relative path starts at the working directory."""
 
     path: str
 
@@ -87,10 +86,10 @@ class SqliteUrl(_Url, frozen=True):
 
 
 class PostgresUrl(_Url, frozen=True, kw_only=True):
-    """A PostgreSQL database. What is empty or None is left to libpq and the server.
+    """A PostgreSQL database. Empty parts are left to libpq and the server.
 
-    The values of `params` are secrets without exception: which of libpq's parameters
-    holds one (`sslpassword`, `oauth_client_secret`, …) changes between its versions.
+    All values of `params` are secrets: which of libpq's parameters holds one (`sslpassword`,
+    `oauth_client_secret`, …) changes between its versions.
     """
 
     user: str = ""
@@ -102,7 +101,7 @@ class PostgresUrl(_Url, frozen=True, kw_only=True):
     params: tuple[tuple[str, Secret], ...] = ()
 
     def reveal(self) -> str:
-        """Give the whole URL for libpq, password included, without our own `schema`."""
+        """Return the complete URL for libpq, with the password, without our own `schema`."""
         return self._compose({})
 
     def __str__(self) -> str:
@@ -112,7 +111,7 @@ class PostgresUrl(_Url, frozen=True, kw_only=True):
         query = dict(extra)
         address = f"[{self.host}]" if ":" in self.host else self.host
         if not split_address(address):
-            # A socket's path or a list of hosts has no place before the first slash.
+            # The path of a socket or a list of hosts cannot stand before the first slash.
             query["host"], address = self.host, ""
         if self.port is not None:
             address += f":{self.port}"
@@ -128,8 +127,8 @@ class PostgresUrl(_Url, frozen=True, kw_only=True):
 class ObjectsUrl(_Url, frozen=True, kw_only=True):
     """A bucket, or the part of one below a prefix.
 
-    An empty `endpoint` means the provider's own. Without `key` and `secret` the client
-    library looks for credentials where its provider keeps them.
+    An empty `endpoint` is the provider's own. Without `key` and `secret` the client library
+    finds credentials in the provider's usual places.
     """
 
     provider: Literal["s3", "gs", "az"]
@@ -157,18 +156,18 @@ StoreUrl: TypeAlias = MemoryUrl | SqliteUrl | PostgresUrl | ObjectsUrl
 
 
 def parse_url(text: str, environ: Mapping[str, str] = {}) -> StoreUrl:
-    """Read a store's URL. The environment supplies what an `s3://` URL leaves out.
+    """Read a store's URL. The environment supplies the missing parts of an `s3://` URL.
 
     Raises:
-        Invalid: the text names no store; says how to write it, and shows no secret.
-        Misconfigured: the environment's part is wrong; names the variable.
+        Invalid: the text is not the URL of a store; states how to write it, without secrets.
+        Misconfigured: a variable of the environment is wrong; names it.
     """
-    if _find_strange(text):
-        raise _refuse(text, "contains a control character or a lone surrogate", "remove it")
-    found = split_scheme(text)
-    if not found:
-        raise _without_scheme(text)
-    scheme, rest = found.groups()
+    if _find_illegal(text):
+        raise _refuse(text, "must not contain a control character or a lone surrogate", "remove it")
+    parts = split_scheme(text)
+    if not parts:
+        raise _describe_missing_scheme(text)
+    scheme, rest = parts.groups()
     match scheme.lower():
         case "memory":
             return _read_memory(text, rest)
@@ -185,14 +184,14 @@ def parse_url(text: str, environ: Mapping[str, str] = {}) -> StoreUrl:
         case other:
             hint = closest_name(other, _SCHEMES)
             fix = f"did you mean {hint}://?" if hint else f"use one of {_EXAMPLES}"
-            raise _refuse(text, f"has unknown scheme {other!r}", fix)
+            raise _refuse(text, f"has the unknown scheme {other!r}", fix)
 
 
 def _refuse(text: str, problem: str, fix: str) -> Invalid:
     return Invalid("url", redact(text), problem, fix)
 
 
-def _without_scheme(text: str) -> Invalid:
+def _describe_missing_scheme(text: str) -> Invalid:
     if text in _SCHEMES:
         fix = f"did you mean {text}://?"
     elif redact(text) == text and ("." in text or "/" in text):
@@ -203,7 +202,7 @@ def _without_scheme(text: str) -> Invalid:
 
 
 class _Parts(msgspec.Struct, frozen=True):
-    """A URL in pieces. User and password are decoded, the rest is as written."""
+    """The parts of a URL. User and password are decoded, the rest is as written."""
 
     text: str
     user: str
@@ -218,15 +217,15 @@ class _Parts(msgspec.Struct, frozen=True):
 
 
 def _split(text: str, rest: str) -> _Parts:
-    authority, path, query, fragment = take_apart(rest)
+    authority, path, query, fragment = split_parts(rest)
     if "@" in rest[len(authority) :]:
         raise _refuse(
             text,
-            "has an '@' behind a '/', '?' or '#'",
+            "must not have an '@' after a '/', '?' or '#'",
             "percent-encode these in a password or value: %40, %2F, %3F, %23",
         )
     if fragment:
-        raise _refuse(text, "has a '#'", "write it as %23")
+        raise _refuse(text, "must not contain '#'", "write it as %23")
     userinfo, _, address = authority.rpartition("@")
     user, _, password = userinfo.partition(":")
     host, port = _read_address(text, address)
@@ -234,46 +233,48 @@ def _split(text: str, rest: str) -> _Parts:
 
 
 def _read_address(text: str, address: str) -> tuple[str, int | None]:
-    found = split_address(address)
-    if not found:
+    parts = split_address(address)
+    if not parts:
         raise _refuse(
             text,
-            "has no host, or host:port, where one belongs",
+            "must have a host, or host:port, after '://' or '@'",
             "write one host, then a number for its port; end a password with '@'",
         )
-    host, port = found.groups()
+    host, port = parts.groups()
     return host, _read_port(text, port) if port else None
 
 
 def _read_port(text: str, port: str) -> int:
     if not (port.isascii() and port.isdecimal() and 1 <= int(port[:6]) <= _MAX_PORT):
-        raise _refuse(text, "has a bad port", f"write a number from 1 to {_MAX_PORT}")
+        raise _refuse(text, f"must have a port of 1 to {_MAX_PORT}", "correct the number")
     return int(port)
 
 
 def _read_params(text: str, query: str, known: Collection[str] | None = None) -> dict[str, str]:
-    """Read a query: each name once, each with a value, and known unless all are taken."""
+    """Read a query: each name once, with a value, and known unless `known` is None."""
     params: dict[str, str] = {}
     for pair in filter(None, query.split("&")):
         # Not `parse_qsl`: it turns '+' into a blank, which libpq does not.
         name, equals, value = pair.partition("=")
         if not (equals and is_name(name)):
-            raise _refuse(text, "has a parameter without a name or value", "write ?name=value")
+            raise _refuse(
+                text, "must not have a parameter without a name or value", "write ?name=value"
+            )
         if known is not None and name not in known:
-            raise _unknown_parameter(text, name, known)
+            raise _describe_unknown_parameter(text, name, known)
         if name in params:
-            raise _refuse(text, f"gives {name!r} twice", "keep one of the two")
+            raise _refuse(text, f"must not have {name!r} twice", "keep one of the two")
         params[name] = _unquote(text, value)
     return params
 
 
-def _unknown_parameter(text: str, name: str, known: Collection[str]) -> Invalid:
+def _describe_unknown_parameter(text: str, name: str, known: Collection[str]) -> Invalid:
     hint = closest_name(name, known)
     if hint:
         fix = f"did you mean {hint}?"
     else:
-        fix = f"use only {', '.join(known)}" if known else "remove it: this store takes none"
-    return _refuse(text, f"has unknown parameter {name!r}", fix)
+        fix = f"use only {', '.join(known)}" if known else "remove it: this store has no parameters"
+    return _refuse(text, f"has the unknown parameter {name!r}", fix)
 
 
 def _quote(text: str) -> str:
@@ -281,44 +282,47 @@ def _quote(text: str) -> str:
 
 
 def _unquote(text: str, part: str) -> str:
-    """Decode a part of a text."""
     try:
         decoded = unquote(part, errors="strict")
     except UnicodeDecodeError:
         decoded = "\0"
-    # Raised out here: within `except` the error would carry the part as its context.
-    if _find_strange(decoded):
+    # Not raised within `except`: the error would carry the part as its context.
+    if _find_illegal(decoded):
         raise _refuse(
-            text, "has percent-encoded bytes that are not text", "encode it as UTF-8, without %00"
+            text,
+            "must not have percent-encoded bytes that are not text",
+            "encode it as UTF-8, without %00",
         )
     return decoded
 
 
 def _read_memory(text: str, rest: str) -> MemoryUrl:
     name, _, query = rest.partition("?")
-    # Before the query: a '?' in somebody's password must not make a parameter of it.
+    # Before the query: a '?' in a password must not turn its end into a parameter.
     if not _is_label(name):
         raise _refuse(
-            text, "has a strange name", "use letters, digits, '.', '_' and '-': memory://name"
+            text, "must have a plain name", "use letters, digits, '.', '_' and '-': memory://name"
         )
     _read_params(text, query, ())
     return MemoryUrl(name)
 
 
 def _read_sqlite(text: str, rest: str) -> SqliteUrl:
-    host, path, query, fragment = take_apart(rest)
+    host, path, query, fragment = split_parts(rest)
     if fragment:
-        raise _refuse(text, "has a '#'", "write it as %23")
+        raise _refuse(text, "must not contain '#'", "write it as %23")
     if host:
         hint = f"did you mean sqlite:///{rest}?" if redact(text) == text else ""
-        raise _refuse(text, "has two slashes", hint or "write sqlite:///path, with three")
+        raise _refuse(text, "must have three slashes", hint or "write sqlite:///path")
     _read_params(text, query, ())
     file = _unquote(text, path[1:])
     if ":memory:" in file:
-        raise _refuse(text, "would be empty at each connection", "use memory://")
+        raise _refuse(
+            text, "must name a file: each connection would have its own database", "use memory://"
+        )
     if not file or file.endswith("/"):
         raise _refuse(
-            text, "names no file", "write sqlite:///jobs.db, or use memory:// to keep nothing"
+            text, "must name a file", "write sqlite:///jobs.db, or use memory:// to keep nothing"
         )
     return SqliteUrl(file)
 
@@ -328,26 +332,26 @@ def _read_postgres(parts: _Parts) -> PostgresUrl:
     params = _read_params(text, parts.query)
     schema = params.pop("schema", "")
     if len(schema.encode()) > _MAX_IDENTIFIER:
-        raise _refuse(text, f"has a schema of over {_MAX_IDENTIFIER} bytes", "shorten it")
-    named = {
+        raise _refuse(text, f"must have a schema of at most {_MAX_IDENTIFIER} bytes", "shorten it")
+    values = {
         "user": parts.user,
         "password": parts.password,
         "host": _unquote(text, parts.host).strip("[]"),
         "port": str(parts.port or ""),
         "dbname": _unquote(text, parts.path[1:]),
     }
-    for name in named.keys() & params.keys():
-        if named[name]:
-            raise _refuse(text, f"gives {name!r} twice", "keep one of the two")
+    for name in values.keys() & params.keys():
+        if values[name]:
+            raise _refuse(text, f"must not have {name!r} twice", "keep one of the two")
         # A list of ports belongs to a list of hosts; libpq reads both.
         if name != "port" or "," not in params[name]:
-            named[name] = params.pop(name)
+            values[name] = params.pop(name)
     return PostgresUrl(
-        user=named["user"],
-        password=Secret(named["password"]) if named["password"] else None,
-        host=named["host"],
-        port=_read_port(text, named["port"]) if named["port"] else None,
-        database=named["dbname"],
+        user=values["user"],
+        password=Secret(values["password"]) if values["password"] else None,
+        host=values["host"],
+        port=_read_port(text, values["port"]) if values["port"] else None,
+        database=values["dbname"],
         schema=schema,
         params=tuple((name, Secret(value)) for name, value in params.items()),
     )
@@ -356,14 +360,14 @@ def _read_postgres(parts: _Parts) -> PostgresUrl:
 def _read_s3(parts: _Parts, environ: Mapping[str, str]) -> ObjectsUrl:
     params = _read_params(parts.text, parts.query, ("region", "tls"))
     path = _unquote(parts.text, parts.path).strip("/")
-    if _marks_host(parts):
-        endpoint = _make_endpoint(parts, params.get("tls"))
+    if _has_host(parts):
+        endpoint = _build_endpoint(parts, params.get("tls"))
         bucket, _, prefix = path.partition("/")
     elif "tls" in params:
         raise _refuse(
             parts.text,
-            "says tls, but its host has neither port nor IP and reads as a bucket",
-            "name the port: s3://KEY:SECRET@host:port/bucket/prefix",
+            "must not have tls without a port or an IP: its host reads as a bucket",
+            "add the port: s3://KEY:SECRET@host:port/bucket/prefix",
         )
     else:
         endpoint, bucket, prefix = _find_endpoint(environ), parts.host, path
@@ -389,8 +393,8 @@ def _read_bucket(parts: _Parts, provider: Literal["gs", "az"]) -> ObjectsUrl:
     if parts.user or parts.password or parts.port:
         raise _refuse(
             text,
-            "has credentials or a port",
-            f"write {provider}://bucket/prefix; its credentials come from the environment",
+            "must not have credentials or a port",
+            f"write {provider}://bucket/prefix: its credentials come from the environment",
         )
     return ObjectsUrl(
         provider=provider,
@@ -401,11 +405,11 @@ def _read_bucket(parts: _Parts, provider: Literal["gs", "az"]) -> ObjectsUrl:
 
 def _check_bucket(text: str, bucket: str, example: str) -> str:
     if not bucket:
-        raise _refuse(text, "names no bucket", f"write {example}")
+        raise _refuse(text, "must name a bucket", f"write {example}")
     if not _is_bucket(bucket):
         raise _refuse(
             text,
-            "has a bucket name that no provider takes",
+            "must have a bucket name that providers accept",
             "use 3 or more letters, digits, '.', '_' and '-'",
         )
     return bucket
@@ -416,19 +420,19 @@ def _check_prefix(text: str, path: str) -> str:
     if not prefix:
         return ""
     if len(prefix.encode()) > MAX_PREFIX:
-        raise _refuse(text, f"has a prefix of over {MAX_PREFIX} bytes", "shorten it")
+        raise _refuse(text, f"must have a prefix of at most {MAX_PREFIX} bytes", "shorten it")
     try:
         check_prefix(f"{prefix}/")
     except Invalid as error:
         raise _refuse(
             text,
-            f"has a prefix that {error.problem}",
+            f"has a prefix that is not a key: it {error.problem}",
             "use a few short segments of letters, digits and ! - . = _ ~ between single slashes",
         ) from None
     return prefix
 
 
-def _marks_host(parts: _Parts) -> bool:
+def _has_host(parts: _Parts) -> bool:
     return parts.port is not None or parts.host == "localhost" or _read_ip(parts.host) is not None
 
 
@@ -439,9 +443,9 @@ def _read_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _make_endpoint(parts: _Parts, tls: str | None) -> str:
+def _build_endpoint(parts: _Parts, tls: str | None) -> str:
     if not parts.host:
-        raise _refuse(parts.text, "has a port without a host", f"write {_S3_EXAMPLES}")
+        raise _refuse(parts.text, "must not have a port without a host", f"write {_S3_EXAMPLES}")
     ip = _read_ip(parts.host)
     match tls:
         case None:
@@ -449,7 +453,9 @@ def _make_endpoint(parts: _Parts, tls: str | None) -> str:
         case "true" | "false":
             secure = tls == "true"
         case _:
-            raise _refuse(parts.text, "has a strange tls", "write tls=true or tls=false")
+            raise _refuse(
+                parts.text, "must have a tls of true or false", "write tls=true or tls=false"
+            )
     port = f":{parts.port}" if parts.port else ""
     return f"{'https' if secure else 'http'}://{parts.host}{port}"
 
@@ -458,13 +464,13 @@ def _find_endpoint(environ: Mapping[str, str]) -> str:
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if value := environ.get(name):
             scheme, _, rest = value.partition("://")
-            address, path, query, fragment = take_apart(rest)
+            address, path, query, fragment = split_parts(rest)
             known = scheme in ("http", "https") and address and split_address(address)
             if not known or query or fragment or path.strip("/"):
                 raise Misconfigured(
                     name,
                     redact(value),
-                    "is not the address of a server",
+                    "must be the address of a server",
                     "write http://host:port or https://host",
                 )
             return f"{scheme}://{address}"
@@ -474,19 +480,20 @@ def _find_endpoint(environ: Mapping[str, str]) -> str:
 def _find_credentials(
     parts: _Parts, environ: Mapping[str, str]
 ) -> tuple[Secret | None, Secret | None, Secret | None]:
-    """Give key, secret and session token: all from the URL, or all from the environment."""
+    """Return key, secret and session token: all from the URL, or all from the environment."""
     if parts.user and parts.password:
         return Secret(parts.user), Secret(parts.password), None
     if parts.user or parts.password:
-        there, missing = ("key", "secret") if parts.user else ("secret", "key")
+        present, missing = ("key", "secret") if parts.user else ("secret", "key")
         raise _refuse(
             parts.text,
-            f"has a {there} without a {missing}",
-            "write s3://KEY:SECRET@…, or neither to take both from the environment",
+            f"must not have a {present} without a {missing}",
+            "write s3://KEY:SECRET@…, or neither to read both from the environment",
         )
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
     key, secret, token = (Secret(text) if (text := environ.get(n)) else None for n in names)
     if (key is None) is not (secret is None):
-        there, missing = names[:2] if key else (names[1], names[0])
-        raise Misconfigured(missing, None, f"is not set, but {there} is", "set both or neither")
+        present, missing = names[:2] if key else (names[1], names[0])
+        problem = f"must be set, because {present} is"
+        raise Misconfigured(missing, None, problem, "set both or neither")
     return key, secret, token if key else None

@@ -16,7 +16,7 @@ from jobsync.components import Components
 from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import WaitForChange, listening
-from jobsync.core.assignment import Plan, awaits, has_nothing, token_maker
+from jobsync.core.assignment import Plan, has_incoming, has_nothing, token_maker
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
 from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
@@ -456,7 +456,7 @@ class JobNode:
             # A node that takes no tokens has nothing to wait for.
             return True
         plan = self._plan
-        if plan is None or awaits(plan, self._incarnation):
+        if plan is None or has_incoming(plan, self._incarnation):
             return False
         is_member = plan.assignment.find(self._incarnation)
         return bool(is_member) and len(plan.assignment.nodes) >= minimum_nodes

@@ -17,7 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from jobsync.coordination.session import Session
-from jobsync.core.assignment import Ownership, Plan, owes
+from jobsync.core.assignment import Ownership, Plan, must_acknowledge
 from jobsync.core.codec import Json
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.events import TokenChange
@@ -99,7 +99,7 @@ class OwnedTokens:
         after = plan.seen_by(self._incarnation)
         if not self._first_number and plan.assignment.find(self._incarnation):
             self._first_number = number
-        if owes(plan, self._incarnation):
+        if must_acknowledge(plan, self._incarnation):
             await self._give_up(before, after, number)
         gained = after.tokens - before.tokens
         if tokens := gained | self._find_tokens_of_tasks(before, after, plan):

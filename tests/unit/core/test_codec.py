@@ -93,20 +93,20 @@ def test_derived_types_are_written_as_what_they_hold(value: Any, text: bytes) ->
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        (math.nan, "not a JSON number"),
-        (math.inf, "not a JSON number"),
-        (-math.inf, "not a JSON number"),
-        (Money(math.nan), "not a JSON number"),
-        (MAX_INTEGER + 1, "beyond ±2⁵³"),
-        (-MAX_INTEGER - 1, "beyond ±2⁵³"),
-        (Count(MAX_INTEGER + 1), "beyond ±2⁵³"),
+        (math.nan, "must be finite"),
+        (math.inf, "must be finite"),
+        (-math.inf, "must be finite"),
+        (Money(math.nan), "must be finite"),
+        (MAX_INTEGER + 1, "must be within ±2⁵³"),
+        (-MAX_INTEGER - 1, "must be within ±2⁵³"),
+        (Count(MAX_INTEGER + 1), "must be within ±2⁵³"),
         ("a\0b", "NUL"),
         ("\ud800", "lone surrogate"),
         (Name("\ud800"), "lone surrogate"),
-        (b"bytes", "bytes is not JSON"),
-        ({1, 2}, "set is not JSON"),
-        (1j, "complex is not JSON"),
-        (object(), "object is not JSON"),
+        (b"bytes", "must be JSON, and is bytes"),
+        ({1, 2}, "must be JSON, and is set"),
+        (1j, "must be JSON, and is complex"),
+        (object(), "must be JSON, and is object"),
     ],
     ids=lambda given: type(given).__name__,
 )
@@ -159,7 +159,12 @@ def test_a_batch_may_be_larger_than_a_value() -> None:
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [(1, "not a text key"), (None, "not a text key"), ("a\0", "NUL"), ("\udfff", "surrogate")],
+    [
+        (1, "must have text as keys"),
+        (None, "must have text as keys"),
+        ("a\0", "NUL"),
+        ("\udfff", "surrogate"),
+    ],
 )
 def test_bad_keys_of_an_object_are_refused(name: Any, problem: str) -> None:
     """A key that is not text on every store is refused; the error names the object."""
@@ -189,7 +194,7 @@ def test_nesting_has_a_limit() -> None:
 def test_size_has_a_limit() -> None:
     """A value of exactly the limit is taken; one byte more is refused, with both numbers."""
     assert len(encode("x" * (MAX_VALUE - 2))) == MAX_VALUE
-    with pytest.raises(Invalid, match="larger than 4,194,304 bytes") as caught:
+    with pytest.raises(Invalid, match="at most 4,194,304 bytes") as caught:
         encode("x" * (MAX_VALUE - 1), "body")
     assert (caught.value.field, caught.value.value) == ("body", "4,194,305 bytes")
 
@@ -197,7 +202,7 @@ def test_size_has_a_limit() -> None:
 def test_size_counts_encoded_bytes() -> None:
     """The limit is on bytes, not on characters."""
     assert encode("éé", limit=6) == '"éé"'.encode()
-    with pytest.raises(Invalid, match="larger than 5 bytes"):
+    with pytest.raises(Invalid, match="at most 5 bytes"):
         encode("éé", limit=5)
 
 
@@ -233,5 +238,5 @@ def test_a_decimal_is_a_number_or_nothing() -> None:
     """One that equals a float is stored as that number; another is refused, and so is a range."""
     assert decode(encode([Decimal("1.5"), Decimal(2)]), "n") == [1.5, 2]
     for bad in (Decimal("0.1"), range(3), {"a": [range(3)]}):
-        with pytest.raises(Invalid, match="is not JSON"):
+        with pytest.raises(Invalid, match="must be JSON"):
             encode(bad)

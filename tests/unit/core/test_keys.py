@@ -110,11 +110,11 @@ def test_common_marks_have_short_forms(text: str, segment: str) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "is empty"),
-        ("a\0b", "contains NUL"),
-        ("a\ud800", "contains a lone surrogate"),
-        ("a" * 201, "takes 201 bytes when escaped, 200 at most"),
-        ("é" * 34, "takes 204 bytes when escaped, 200 at most"),
+        ("", "must not be empty"),
+        ("a\0b", "must not contain NUL"),
+        ("a\ud800", "must not contain a lone surrogate"),
+        ("a" * 201, "at most 200 bytes when escaped, and takes 201"),
+        ("é" * 34, "at most 200 bytes when escaped, and takes 204"),
     ],
 )
 def test_what_cannot_be_a_name_is_refused(text: str, problem: str) -> None:
@@ -152,20 +152,23 @@ def test_legal_keys_pass(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "problem"),
     [
-        ("", "has an empty segment"),
-        ("/a", "has an empty segment"),
-        ("a/", "has an empty segment"),
-        ("a//b", "has an empty segment"),
-        (".", "has '.' or '..' as a segment"),
-        ("a/..", "has '.' or '..' as a segment"),
-        ("a/./b", "has '.' or '..' as a segment"),
-        ("a b", "contains ' '"),
-        ("a\n", r"contains '\n'"),
-        ("é", "contains 'é'"),
-        ("a*", "contains '*'"),
-        ("/".join("a" * 9), "has 9 segments, 8 at most"),
-        ("a/" + "b" * 201, "has a segment of 201 bytes, 200 at most"),
-        (f"{'a' * 200}/{'b' * 200}/{'c' * 200}/{'d' * 98}", "is 701 bytes long, 700 at most"),
+        ("", "must not have an empty segment"),
+        ("/a", "must not have an empty segment"),
+        ("a/", "must not have an empty segment"),
+        ("a//b", "must not have an empty segment"),
+        (".", "must not have '.' or '..' as a segment"),
+        ("a/..", "must not have '.' or '..' as a segment"),
+        ("a/./b", "must not have '.' or '..' as a segment"),
+        ("a b", "must not contain ' '"),
+        ("a\n", r"must not contain '\n'"),
+        ("é", "must not contain 'é'"),
+        ("a*", "must not contain '*'"),
+        ("/".join("a" * 9), "must have at most 8 segments, and has 9"),
+        ("a/" + "b" * 201, "must have segments of at most 200 bytes, and has one of 201"),
+        (
+            f"{'a' * 200}/{'b' * 200}/{'c' * 200}/{'d' * 98}",
+            "must be at most 700 bytes long, and is 701",
+        ),
     ],
 )
 def test_a_bad_key_names_its_problem(key: str, problem: str) -> None:
@@ -179,7 +182,7 @@ def test_a_bad_key_names_its_problem(key: str, problem: str) -> None:
 def test_a_store_prefix_takes_room() -> None:
     """With less room, shorter keys are refused, and the message gives the room."""
     check_key("abcd", room=4)
-    with pytest.raises(Invalid, match="is 5 bytes long, 4 at most"):
+    with pytest.raises(Invalid, match="must be at most 4 bytes long, and is 5"):
         check_key("abcde", room=4)
 
 
@@ -192,15 +195,18 @@ def test_legal_prefixes_pass(prefix: str) -> None:
 @pytest.mark.parametrize(
     ("prefix", "problem"),
     [
-        ("", "does not end in '/'"),
-        ("a", "does not end in '/'"),
-        ("/", "has an empty segment"),
-        ("a//", "has an empty segment"),
-        ("../", "has '.' or '..' as a segment"),
-        ("a b/", "contains ' '"),
-        ("/".join("a" * 8) + "/", "has 8 segments, 7 at most"),
-        ("a" * 201 + "/", "has a segment of 201 bytes, 200 at most"),
-        (f"{'a' * 200}/{'b' * 200}/{'c' * 200}/{'d' * 97}/", "is 701 bytes long, 700 at most"),
+        ("", "must end in '/'"),
+        ("a", "must end in '/'"),
+        ("/", "must not have an empty segment"),
+        ("a//", "must not have an empty segment"),
+        ("../", "must not have '.' or '..' as a segment"),
+        ("a b/", "must not contain ' '"),
+        ("/".join("a" * 8) + "/", "must have at most 7 segments, and has 8"),
+        ("a" * 201 + "/", "must have segments of at most 200 bytes, and has one of 201"),
+        (
+            f"{'a' * 200}/{'b' * 200}/{'c' * 200}/{'d' * 97}/",
+            "must be at most 700 bytes long, and is 701",
+        ),
     ],
 )
 def test_a_bad_prefix_names_its_problem(prefix: str, problem: str) -> None:
