@@ -1,4 +1,4 @@
-"""The simulated world: what time, order and nodes do in it."""
+"""The simulated world: time, order and nodes."""
 
 import asyncio
 import time
@@ -13,35 +13,35 @@ from jobsync.testing import Node, NodeClock, Occurrence, Stuck, Violation, World
 T = TypeVar("T")
 
 
-def happen(story: Callable[[World], Awaitable[T]], seed: int = 1) -> T:
-    """Let a story happen in a world of its own, in which nothing may go wrong."""
+def run(story: Callable[[World], Awaitable[T]], seed: int = 1) -> T:
+    """Run a story in a new world without violations; return its result."""
     world = World(seed)
-    told = world.run(lambda: story(world))
+    result = world.run(lambda: story(world))
     assert world.judge() == []
-    return told
+    return result
 
 
 async def tick(node: Node, ticks: list[float]) -> None:
-    """Note each second that the node lives through."""
+    """Record the time every second while the node runs."""
     while True:
         await node.clock.sleep(1)
         ticks.append(node.world.loop.time())
 
 
-def test_a_year_passes_in_no_time() -> None:
-    """Sleeping costs nothing; the clock says that it took a year."""
+def test_a_year_takes_no_real_time() -> None:
+    """Sleeping costs nothing, and the clock shows that a year has passed."""
 
     async def story(world: World) -> float:
         node = world.node("a")
-        begun = node.clock.mono()
+        start = node.clock.mono()
         await node.run(node.clock.sleep(365 * 86_400))
-        return node.clock.mono() - begun
+        return node.clock.mono() - start
 
-    assert happen(story) == pytest.approx(365 * 86_400)
+    assert run(story) == pytest.approx(365 * 86_400)
 
 
-def test_every_order_has_its_turn() -> None:
-    """Of what is ready together any may come first; which one, the seed says."""
+def test_every_order_occurs() -> None:
+    """Any of the callbacks that are ready may run first; the seed decides."""
 
     async def story(world: World) -> str:
         order: list[str] = []
@@ -52,12 +52,12 @@ def test_every_order_has_its_turn() -> None:
         await asyncio.gather(*(arrive(name) for name in "abc"))
         return "".join(order)
 
-    assert {happen(story, seed) for seed in range(60)} == {"abc", "acb", "bac", "bca", "cab", "cba"}
-    assert happen(story, 7) == happen(story, 7)
+    assert {run(story, seed) for seed in range(60)} == {"abc", "acb", "bac", "bca", "cab", "cba"}
+    assert run(story, 7) == run(story, 7)
 
 
 def test_sets_of_tasks_have_one_order() -> None:
-    """Wherever in memory they are: else whoever cancels a group would upset the dice."""
+    """Independent of their addresses, so that cancelling a group is reproducible."""
 
     async def story(world: World) -> list[int]:
         tasks = [asyncio.create_task(asyncio.sleep(n)) for n in range(50)]
@@ -65,47 +65,47 @@ def test_sets_of_tasks_have_one_order() -> None:
         done, _ = await asyncio.wait(tasks)
         return [tasks.index(task) for task in done] + [futures.index(f) for f in set(futures)]
 
-    first = happen(story)
+    first = run(story)
     elsewhere = [object() for _ in range(1000)]
-    assert happen(story) == first
+    assert run(story) == first
     del elsewhere
 
 
-def test_a_thread_is_a_turn_of_the_loop() -> None:
-    """What code sends to a thread runs in the world, in an order that the seed repeats."""
+def test_threads_run_in_the_loop() -> None:
+    """Functions that code sends to a thread run in the world, in a reproducible order."""
 
     async def story(world: World) -> tuple[int, int]:
         with pytest.raises(ZeroDivisionError):
             await asyncio.to_thread(lambda: 1 // 0)
         return await asyncio.to_thread(divmod, 7, 4)
 
-    assert happen(story) == (1, 3)
+    assert run(story) == (1, 3)
 
 
-def test_a_wait_for_what_cannot_come_is_found() -> None:
-    """A world in which nothing will ever happen again says so."""
+def test_a_deadlock_is_found() -> None:
+    """A world in which nothing will ever happen again raises an error."""
 
     async def story(world: World) -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(Stuck, match="nothing can happen"):
-        happen(story)
+    with pytest.raises(Stuck, match="deadlock"):
+        run(story)
 
 
 def test_a_busy_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code that never lets time pass says so, instead of running for ever."""
-    monkeypatch.setattr(loop, "_MOST_STEPS", 1000)
+    """Code that never lets time pass raises an error instead of running forever."""
+    monkeypatch.setattr(loop, "_MAX_STEPS", 1000)
 
     async def story(world: World) -> None:
-        while True:  # noqa: ASYNC110 - what is to be found
+        while True:  # noqa: ASYNC110 - the defect to find
             await asyncio.sleep(0)
 
-    with pytest.raises(Stuck, match="spins"):
-        happen(story)
+    with pytest.raises(Stuck, match="endless loop"):
+        run(story)
 
 
 def test_a_killed_node_stops_at_its_await() -> None:
-    """Nothing of it runs while the world lasts: no line, no child, no finally clause."""
+    """Nothing of it runs until the world ends: no line, no child task, no finally clause."""
     done: list[str] = []
 
     async def child(node: Node) -> None:
@@ -132,11 +132,11 @@ def test_a_killed_node_stops_at_its_await() -> None:
         await asyncio.sleep(100)
         return done.copy()
 
-    assert happen(story) == ["tick"] * 3
+    assert run(story) == ["tick"] * 3
 
 
-def test_what_is_left_at_the_end_ends_quietly() -> None:
-    """Code that awaits in a finally clause, or will not end, leaves no warning behind."""
+def test_unfinished_tasks_end_silently() -> None:
+    """Code that awaits in a finally clause, or does not end, causes no warning."""
 
     async def clean_up(node: Node) -> None:
         try:
@@ -155,15 +155,15 @@ def test_what_is_left_at_the_end_ends_quietly() -> None:
         await asyncio.sleep(1)
         node.run(clean_up(node))
 
-    happen(story)
+    run(story)
 
 
-def test_a_task_that_dies_unheard_is_a_violation() -> None:
-    """An error that ends something in the background does not stay there."""
+def test_a_task_that_dies_unnoticed_is_a_violation() -> None:
+    """An exception in a background task is reported."""
     world = World(1)
 
     async def fail() -> None:
-        raise ValueError("on the way")
+        raise ValueError("in the background")
 
     async def story() -> None:
         world.node("a").run(fail())
@@ -173,34 +173,34 @@ def test_a_task_that_dies_unheard_is_a_violation() -> None:
 
     world.run(story)
     found = world.judge()
-    assert sum("ValueError('on the way')" in each.detail for each in found) == 2
+    assert sum("ValueError('in the background')" in each.detail for each in found) == 2
     assert sum("ZeroDivisionError" in each.detail for each in found) == 1
     assert [each.invariant for each in found] == ["A1", "A1", "A1"]
 
 
-def test_an_error_that_somebody_heard_is_none() -> None:
-    """Whoever awaits a task deals with what it raises."""
+def test_an_exception_that_is_retrieved_is_no_violation() -> None:
+    """The caller that awaits a task handles its exception; a killed node has no caller."""
 
     async def fail() -> None:
-        raise ValueError("on the way")
+        raise ValueError("in the background")
 
     async def story(world: World) -> None:
-        with pytest.raises(ValueError, match="on the way"):
+        with pytest.raises(ValueError, match="in the background"):
             await world.node("a").run(fail())
         killed = world.node("b")
         killed.run(fail())
         killed.kill()
 
-    happen(story)
+    run(story)
 
 
-def test_a_paused_node_goes_on_where_it_stopped() -> None:
-    """Its clock has gone on; what was due meanwhile happens at once."""
+def test_a_paused_node_continues_where_it_stopped() -> None:
+    """Its clock has continued; timers that were due meanwhile fire at once."""
 
     async def work(node: Node) -> float:
-        begun = node.clock.mono()
+        start = node.clock.mono()
         await node.clock.sleep(1)
-        return node.clock.mono() - begun
+        return node.clock.mono() - start
 
     async def story(world: World) -> float:
         node = world.node("a")
@@ -212,16 +212,16 @@ def test_a_paused_node_goes_on_where_it_stopped() -> None:
         node.resume()
         return await working
 
-    assert happen(story) == pytest.approx(60.5)
+    assert run(story) == pytest.approx(60.5)
 
 
-def test_a_suspended_node_does_not_know_that_time_passed() -> None:
-    """Its clock stood still too: by it, one second was one second."""
+def test_a_suspended_node_does_not_notice_the_time() -> None:
+    """Its clock was stopped too: by that clock, one second took one second."""
 
     async def work(node: Node) -> float:
-        begun = node.clock.mono()
+        start = node.clock.mono()
         await node.clock.sleep(1)
-        return node.clock.mono() - begun
+        return node.clock.mono() - start
 
     async def story(world: World) -> tuple[float, float]:
         node = world.node("a")
@@ -232,13 +232,13 @@ def test_a_suspended_node_does_not_know_that_time_passed() -> None:
         node.resume()
         return await working, world.loop.time()
 
-    felt, passed = happen(story)
-    assert felt == pytest.approx(1)
+    measured, passed = run(story)
+    assert measured == pytest.approx(1)
     assert passed == pytest.approx(61)
 
 
-def test_a_blocked_thread_leaves_the_others_alone() -> None:
-    """User code that never awaits holds its own thread; the heartbeat's goes on."""
+def test_a_blocked_thread_does_not_affect_others() -> None:
+    """User code that never awaits blocks its own thread; that of the heartbeat continues."""
 
     async def story(world: World) -> tuple[list[float], list[float]]:
         node = world.node("a")
@@ -249,7 +249,7 @@ def test_a_blocked_thread_leaves_the_others_alone() -> None:
         await asyncio.sleep(1.5)
         node.block()
         await asyncio.sleep(10)
-        # A pause holds all; its end does not end the block.
+        # A pause stops all threads; its end does not unblock one.
         node.pause()
         await asyncio.sleep(10)
         node.resume()
@@ -258,7 +258,7 @@ def test_a_blocked_thread_leaves_the_others_alone() -> None:
         await asyncio.sleep(0.1)
         return user, heartbeat
 
-    user, heartbeat = happen(story)
+    user, heartbeat = run(story)
     assert user == pytest.approx([1, 31.5])
     beats_while_blocked = [at for at in heartbeat if 1.5 < at < 11.5]
     assert len(beats_while_blocked) == 10
@@ -267,7 +267,7 @@ def test_a_blocked_thread_leaves_the_others_alone() -> None:
 
 
 def test_a_clean_stop_lets_the_program_end() -> None:
-    """It is cancelled, does what it has to, and then nothing of the node runs."""
+    """It is cancelled and cleans up, and then nothing of the node runs."""
 
     async def story(world: World) -> tuple[list[str], float]:
         done: list[str] = []
@@ -287,13 +287,13 @@ def test_a_clean_stop_lets_the_program_end() -> None:
         assert not node.is_alive
         return done, world.loop.time()
 
-    done, stopped = happen(story)
+    done, stopped = run(story)
     assert done == ["left"]
     assert stopped == pytest.approx(3)
 
 
 def test_a_program_that_does_not_end_is_killed() -> None:
-    """Grace is bounded."""
+    """The grace period is limited."""
 
     async def story(world: World) -> float:
         async def program(node: Node) -> None:
@@ -310,11 +310,11 @@ def test_a_program_that_does_not_end_is_killed() -> None:
         assert not node.is_alive
         return world.loop.time()
 
-    assert happen(story) == pytest.approx(31)
+    assert run(story) == pytest.approx(31)
 
 
 def test_a_restart_is_another_process_on_the_same_machine() -> None:
-    """The program runs anew, the old one runs no more, and the machine's clock goes on."""
+    """The program runs again, the old one has ended, and the clock continues."""
 
     async def story(world: World) -> None:
         ticks: list[float] = []
@@ -336,16 +336,16 @@ def test_a_restart_is_another_process_on_the_same_machine() -> None:
         assert started == [first, second]
         assert world.nodes["a"] is second
         assert len(ticks) == 20
-        # What is done to the old one is done to nobody.
+        # Resuming the old node has no effect.
         first.resume()
         await asyncio.sleep(10)
         assert len(ticks) == 30
 
-    happen(story)
+    run(story)
 
 
-def test_a_reboot_begins_a_new_boot() -> None:
-    """Monotonic time begins again under another boot; the time of day goes on."""
+def test_a_reboot_starts_a_new_boot() -> None:
+    """Monotonic time starts again under another boot; wall time continues."""
 
     async def story(world: World) -> None:
         node = world.node("a", rate=1.05, skew=30)
@@ -357,11 +357,11 @@ def test_a_reboot_begins_a_new_boot() -> None:
         assert again.clock.wall() - wall == pytest.approx(0)
         assert again.clock.rate == 1.05
 
-    happen(story)
+    run(story)
 
 
 def test_clocks_differ() -> None:
-    """A fast clock gains, a skewed one is off, and sleeping goes by one's own."""
+    """A fast clock gains, a skewed one is off, and nodes sleep by their own clock."""
 
     async def story(world: World) -> None:
         fast, slow = world.node("fast", rate=1.1), world.node("slow", rate=0.9, skew=30)
@@ -369,11 +369,11 @@ def test_clocks_differ() -> None:
         assert world.loop.time() == pytest.approx(100)
         assert fast.clock.wall() - slow.clock.wall() == pytest.approx(20 - 30)
 
-    happen(story)
+    run(story)
 
 
-def test_a_change_of_rate_moves_nothing_back() -> None:
-    """Time goes on from where it was, and whoever sleeps wakes by the new rate."""
+def test_a_change_of_rate_never_moves_time_back() -> None:
+    """Time continues from where it was, and sleeping callers wake by the new rate."""
 
     async def story(world: World) -> None:
         clock = world.node("a").clock
@@ -386,11 +386,11 @@ def test_a_change_of_rate_moves_nothing_back() -> None:
         await waking
         assert world.loop.time() == pytest.approx(75)
 
-    happen(story)
+    run(story)
 
 
-def test_the_time_of_day_may_jump() -> None:
-    """A step moves the wall clock alone."""
+def test_wall_time_may_jump() -> None:
+    """A step moves the wall time only."""
 
     async def story(world: World) -> None:
         clock = world.node("a").clock
@@ -401,15 +401,15 @@ def test_the_time_of_day_may_jump() -> None:
         clock.skew = 0
         assert clock.wall() == wall
 
-    happen(story)
+    run(story)
 
 
 def test_a_stopped_clock_does_not_forget_its_rate() -> None:
-    """It stands, goes on at its rate, and stopping twice is stopping once."""
+    """It continues at its rate, and stopping it twice is the same as once."""
 
     async def story(world: World) -> None:
         clock = NodeClock(world.loop, rate=2.0)
-        begun = clock.mono()
+        start = clock.mono()
         await asyncio.sleep(10)
         clock.stop()
         await asyncio.sleep(10)
@@ -417,19 +417,19 @@ def test_a_stopped_clock_does_not_forget_its_rate() -> None:
         await asyncio.sleep(10)
         clock.go_on()
         await asyncio.sleep(10)
-        assert clock.mono() - begun == pytest.approx(40)
+        assert clock.mono() - start == pytest.approx(40)
 
-    happen(story)
+    run(story)
 
 
-def test_watchers_see_each_occurrence_at_its_moment() -> None:
-    """What they find is a violation, and so is what a check finds in the whole history."""
+def test_watchers_see_each_occurrence_when_it_happens() -> None:
+    """What watchers return is a violation, and so is what checks find in the history."""
     world = World(1)
 
-    def dislike(done: Occurrence) -> list[str]:
+    def forbid_jumps(done: Occurrence) -> list[str]:
         return ["a jump"] if done.what == "jump" else []
 
-    world.watch(dislike)
+    world.watch(forbid_jumps)
     world.expect(lambda history: [f"{len(history)} things happened"])
 
     async def story() -> None:
@@ -443,7 +443,7 @@ def test_watchers_see_each_occurrence_at_its_moment() -> None:
 
 
 def test_a_world_ends_around_a_group_whose_tasks_have_ended() -> None:
-    """Closed there, a task group raises what closed it; that is nobody's failure."""
+    """A task group that is closed raises an exception, which is no violation."""
 
     async def wait_in_a_group() -> None:
         async with asyncio.TaskGroup() as group:
@@ -454,25 +454,25 @@ def test_a_world_ends_around_a_group_whose_tasks_have_ended() -> None:
         world.node("a").run(wait_in_a_group())
         await asyncio.sleep(1)
 
-    happen(story)
+    run(story)
 
 
 def test_every_public_name_is_there_sorted_and_once() -> None:
-    """`__all__` is the list of what users may import, constants first."""
+    """`__all__` lists the public names, constants first."""
     names = sorted(set(testing.__all__), key=lambda name: (not name.isupper(), name))
     assert testing.__all__ == names
     assert all(hasattr(testing, name) for name in testing.__all__)
 
 
-def test_real_time_plays_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks the machine what time it is."""
+def test_real_time_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No code reads the clock of the machine."""
 
-    def ask() -> float:
-        raise AssertionError("asked the machine")
+    def fail() -> float:
+        raise AssertionError("read the clock of the machine")
 
     async def story(world: World) -> None:
         await world.node("a").clock.sleep(1)
 
-    monkeypatch.setattr(time, "monotonic", ask)
-    monkeypatch.setattr(time, "time", ask)
-    happen(story)
+    monkeypatch.setattr(time, "monotonic", fail)
+    monkeypatch.setattr(time, "time", fail)
+    run(story)

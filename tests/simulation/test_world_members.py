@@ -1,4 +1,4 @@
-"""Members in the world: each session on a thread of its own, as in production."""
+"""Members in a simulated world: each session has a thread of its own, as in production."""
 
 import asyncio
 from contextlib import suppress
@@ -21,23 +21,23 @@ from jobsync.testing import (
 TIMEOUT = 15
 
 
-async def stand(node: Node, shared: Store, hooks: Hooks | None = None) -> Coordinator:
-    """Let a node join the fleet, and stand for its work."""
+async def coordinate(node: Node, shared: Store, hooks: Hooks | None = None) -> Coordinator:
+    """Join the fleet as a node, and become a candidate."""
 
-    async def begin() -> Coordinator:
+    async def start() -> Coordinator:
         membership = await join(node, shared)
         return await membership.coordinate("work", hooks)
 
-    return await node.run(begin())
+    return await node.run(start())
 
 
 async def blocked(world: World) -> None:
-    """A leader's main thread is blocked for three timeouts; it leads on."""
+    """The main thread of a leader is blocked for three timeouts; it stays the leader."""
     shared = MemoryStore(components=world.components)
     one = world.node("one")
-    leading = await stand(one, shared)
+    leading = await coordinate(one, shared)
     await asyncio.sleep(TIMEOUT)
-    waiting = await stand(world.node("two"), shared)
+    waiting = await coordinate(world.node("two"), shared)
     one.block()
     for _ in range(3 * TIMEOUT):
         await asyncio.sleep(1)
@@ -49,7 +49,7 @@ async def blocked(world: World) -> None:
 
 
 async def starved(world: World) -> None:
-    """A leader's session is starved for three timeouts; another leads, and the first is told."""
+    """The session of a leader is blocked for three timeouts; it loses the role to another."""
     shared = MemoryStore(components=world.components)
     stopped: list[int] = []
 
@@ -57,9 +57,9 @@ async def starved(world: World) -> None:
         stopped.append(term.epoch)
 
     one = world.node("one")
-    leading = await stand(one, shared, Hooks(on_stop=stop))
+    leading = await coordinate(one, shared, Hooks(on_stop=stop))
     await asyncio.sleep(TIMEOUT)
-    waiting = await stand(world.node("two"), shared)
+    waiting = await coordinate(world.node("two"), shared)
     assert (leading.is_coordinator, waiting.is_coordinator) == (True, False)
     one.host("session").block()
     await asyncio.sleep(3 * TIMEOUT)
@@ -68,9 +68,9 @@ async def starved(world: World) -> None:
 
 
 async def cut_off(world: World) -> None:
-    """All nodes lose the store for ten minutes; the same sessions go on."""
+    """All nodes lose the store for ten minutes; their sessions continue afterwards."""
     shared = MemoryStore(components=world.components)
-    coordinators = [await stand(world.node(name), shared) for name in ("one", "two")]
+    coordinators = [await coordinate(world.node(name), shared) for name in ("one", "two")]
     await asyncio.sleep(TIMEOUT)
     names = {each.details["key"] for each in world.history if each.what == "commit"}
     await strikes.cut(list(world.nodes.values()), 600)
@@ -81,14 +81,14 @@ async def cut_off(world: World) -> None:
 
 
 async def count(term: Term) -> None:
-    """Do a coordinator's work."""
+    """Do the work of a coordinator."""
     with suppress(Corrupt, Fenced, Misconfigured, OutcomeUnknown, Unavailable):
         done = await term.get("count") or 0
         await term.put("count", done + 1)
 
 
 async def rough_hour(world: World) -> None:
-    """Three nodes elect a coordinator through a storm, and rest with one."""
+    """Three nodes elect coordinators during a storm, and have one afterwards."""
     shared = MemoryStore(components=world.components)
     coordinators: dict[str, Coordinator] = {}
 
@@ -111,26 +111,26 @@ async def rough_hour(world: World) -> None:
     assert sum(each.is_coordinator for each in coordinators.values()) == 1
 
 
-def test_a_fleet_gets_over_any_storm() -> None:
-    """Whatever struck it, one leads afterwards, and each epoch had one owner."""
+def test_a_fleet_recovers_from_any_storm() -> None:
+    """There is one leader afterwards, and each epoch had one owner."""
     check_story(rough_hour, seeds=range(4))
 
 
-def test_a_fleet_repeats() -> None:
-    """The same seed gives the same elections, in processes that hash differently too."""
+def test_a_fleet_is_reproducible() -> None:
+    """The same seed gives the same elections, even in processes that hash differently."""
     check_repeats(rough_hour, seed=2)
 
 
 def test_blocked_user_code_does_not_cost_the_leadership() -> None:
-    """The session beats on its own thread."""
+    """The session sends heartbeats on its own thread."""
     check_story(blocked, seeds=range(3))
 
 
 def test_a_starved_session_costs_the_leadership() -> None:
-    """Trust lapses by the clock, and another takes over."""
+    """The session lapses by the clock, and another node takes over."""
     check_story(starved, seeds=range(3))
 
 
-def test_an_outage_kills_nobody() -> None:
-    """Ten minutes without a store, for all at once: no session is replaced."""
+def test_an_outage_ends_no_session() -> None:
+    """After ten minutes without a store, for all nodes, no session is replaced."""
     check_story(cut_off, seeds=range(3))

@@ -1,4 +1,4 @@
-"""The way to the store: each fault is what it says, and no other."""
+"""The link to the store: each fault has its effect, and no other."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,27 +25,27 @@ T = TypeVar("T")
 Story = Callable[[World, Link], Awaitable[T]]
 
 
-def happen(story: Story[T], weather: Weather | None = None, seed: int = 1) -> T:
-    """Let a story happen to one node with one link."""
+def run(story: Story[T], weather: Weather | None = None, seed: int = 1) -> T:
+    """Run a story with one node and one link."""
     world = World(seed)
 
-    async def tell() -> T:
+    async def start() -> T:
         store = MemoryStore(components=world.components)
         link = Link(world, world.node("a"), store, weather or Weather())
         return await story(world, link)
 
-    told = world.run(tell)
+    result = world.run(start)
     assert world.judge() == []
-    return told
+    return result
 
 
-async def landed(link: Link, key: str = "n") -> bool:
-    """Look at what is stored, past the link."""
+async def is_stored(link: Link, key: str = "n") -> bool:
+    """Whether the store has the record; read without the link."""
     return await link.inner.get(key) is not None
 
 
 def test_a_calm_link_only_takes_time() -> None:
-    """Each call does what the store does, and is noted if it changes something."""
+    """Each call has the result of the store, and is recorded if it changes something."""
 
     async def story(world: World, link: Link) -> None:
         record = await link.create("n/1", 1)
@@ -64,31 +64,31 @@ def test_a_calm_link_only_takes_time() -> None:
         assert link.faults == world.faults == 0
         assert [each.what for each in world.history] == ["commit", "commit", "bury", "drop"]
 
-    happen(story)
+    run(story)
 
 
-def test_a_refused_request_does_not_arrive() -> None:
-    """The sender hears of it, and nothing was written."""
+def test_a_refused_request_is_not_executed() -> None:
+    """The sender gets an error, and nothing was written."""
 
     async def story(world: World, link: Link) -> None:
         with pytest.raises(Unavailable):
             await link.create("n", 1)
         await asyncio.sleep(1000)
-        assert not await landed(link)
+        assert not await is_stored(link)
         assert link.faults == world.faults == 1
 
-    happen(story, Weather(refused=1))
+    run(story, Weather(refused=1))
 
 
 @pytest.mark.parametrize(("weather", "waited"), [(Weather(lost=1), 0), (Weather(unanswered=1), 5)])
 def test_a_lost_reply_hides_what_happened(weather: Weather, waited: float) -> None:
-    """An error, or silence: either way it was carried out, and nobody may say that it was not."""
+    """An error or no reply: either way it was executed, and the outcome is unknown."""
 
     async def story(world: World, link: Link) -> None:
         (outcome,) = await link.write([Put("n", 1)])
         assert isinstance(outcome, Unknown)
         assert world.loop.time() == pytest.approx(waited, abs=0.1)
-        assert await landed(link)
+        assert await is_stored(link)
         with pytest.raises(Unavailable):
             await link.get("n")
         for call in (link.append("h", [1]), link.drop(["n"])):
@@ -96,49 +96,49 @@ def test_a_lost_reply_hides_what_happened(weather: Weather, waited: float) -> No
                 await call
         assert len(await link.inner.read("h")) == 1
 
-    happen(story, weather)
+    run(story, weather)
 
 
-def test_what_is_undecided_did_not_happen() -> None:
-    """409: the sender cannot know, and nothing was carried out."""
+def test_an_undecided_write_is_not_executed() -> None:
+    """409: the outcome is unknown to the sender, and nothing was written."""
 
     async def story(world: World, link: Link) -> None:
         (outcome,) = await link.write([Put("n", 1)])
         assert isinstance(outcome, Unknown)
         await asyncio.sleep(1000)
-        assert not await landed(link)
+        assert not await is_stored(link)
 
-    happen(story, Weather(undecided=1))
+    run(story, Weather(undecided=1))
 
 
-def test_a_late_request_lands_after_its_sender_gave_up() -> None:
-    """Nobody can call it back, not even death."""
+def test_a_late_request_arrives_after_its_sender_gave_up() -> None:
+    """Not even the death of the sender cancels it."""
 
     async def story(world: World, link: Link) -> None:
         sending = world.nodes["a"].run(link.write([Put("n", 1)]))
         await asyncio.sleep(1)
         world.nodes["a"].kill()
-        assert not await landed(link)
+        assert not await is_stored(link)
         await asyncio.sleep(1000)
         assert not sending.done()
-        assert await landed(link)
+        assert await is_stored(link)
 
-    happen(story, Weather(late=1), seed=2)
+    run(story, Weather(late=1), seed=2)
 
 
-def test_a_slow_request_may_still_be_answered() -> None:
-    """Within patience it is only slow."""
+def test_a_slow_request_may_still_get_its_reply() -> None:
+    """If the sender has not given up yet."""
 
     async def story(world: World, link: Link) -> None:
         assert isinstance((await link.write([Put("n", 1)]))[0], Applied)
         assert world.loop.time() > 0.1
 
-    happen(story, Weather(slow=1, slow_by=4))
+    run(story, Weather(slow=1, slow_by=4))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_doubled_request_counts_once(seed: int) -> None:
-    """Both copies are the same: of a write one is refused, of lines one adds nothing."""
+    """Both copies are the same: one copy of a write conflicts, one of an append adds nothing."""
 
     async def story(world: World, link: Link) -> None:
         record = await link.create("n", 1)
@@ -151,15 +151,15 @@ def test_a_doubled_request_counts_once(seed: int) -> None:
         assert [entry.value for entry in await link.inner.read("h")] == [1, 2]
         assert link.faults == 3
 
-    happen(story, Weather(doubled=1), seed)
+    run(story, Weather(doubled=1), seed)
 
 
-def test_damage_is_not_mistaken_for_absence() -> None:
-    """A read says that it failed; a listing leaves the record out and tells of it."""
+def test_a_damaged_record_is_not_reported_as_missing() -> None:
+    """A read fails; a listing leaves the record out and emits an event."""
 
     async def story(world: World, link: Link) -> None:
-        heard: list[Event] = []
-        world.nodes["a"].components.events.on("store:record-set-aside", heard.append)
+        events: list[Event] = []
+        world.nodes["a"].components.events.on("store:record-set-aside", events.append)
         for n in range(3):
             await link.create(f"n/{n}", n)
         await link.append("h", [1, 2])
@@ -167,15 +167,15 @@ def test_damage_is_not_mistaken_for_absence() -> None:
             await link.get("n/0")
         assert len(await link.scan("n/")) == 2
         assert len(await link.read("h")) == 1
-        assert len(heard) == 2
-        # A page that is full is not the last, and must not look like it.
+        assert len(events) == 2
+        # A full page is not the last one, and must not look like it.
         assert len(await link.scan("n/", limit=3)) == 3
 
-    happen(story, Weather(corrupt=1))
+    run(story, Weather(corrupt=1))
 
 
 def test_a_throttled_link_refuses_everything() -> None:
-    """For as long as it lasts; then all is as before."""
+    """Until the throttling ends."""
 
     async def story(world: World, link: Link) -> None:
         link.throttled = True
@@ -185,49 +185,49 @@ def test_a_throttled_link_refuses_everything() -> None:
         link.throttled = False
         assert await link.get("n") is None
 
-    happen(story)
+    run(story)
 
 
 def test_a_forbidden_link_is_misconfigured() -> None:
-    """As a store is whose rights were taken away; nothing was written."""
+    """Like a store that lacks permissions; nothing was written."""
 
     async def story(world: World, link: Link) -> None:
         link.forbidden = True
         with pytest.raises(Misconfigured, match="403"):
             await link.create("n", 1)
-        assert not await landed(link)
+        assert not await is_stored(link)
         link.mend()
         await link.create("n", 1)
 
-    happen(story)
+    run(story)
 
 
-def test_a_cut_is_silence() -> None:
-    """Requests do not arrive; or they do, and replies do not."""
+def test_a_cut_link_gives_no_reply() -> None:
+    """Requests do not arrive, or replies do not."""
 
     async def story(world: World, link: Link) -> None:
         link.requests_pass = False
         assert isinstance((await link.write([Put("n", 1)]))[0], Unknown)
-        assert not await landed(link)
+        assert not await is_stored(link)
         link.requests_pass, link.replies_pass = True, False
         assert isinstance((await link.write([Put("n", 1)]))[0], Unknown)
-        assert await landed(link)
+        assert await is_stored(link)
         link.replies_pass = True
         assert await link.get("n") is not None
 
-    happen(story)
+    run(story)
 
 
-def test_a_hint_does_not_pass_a_cut() -> None:
-    """Whoever waits for a change behind a cut waits to the end."""
+def test_a_notification_does_not_pass_a_cut() -> None:
+    """Behind a cut, a wait for a change lasts until its timeout."""
 
     async def wait(world: World, link: Link) -> float:
-        begun = world.loop.time()
+        start = world.loop.time()
         waiting = asyncio.create_task(link.wait("n/", 30))
         await asyncio.sleep(1)
         await link.inner.create(f"n/{world.loop.time():g}", 1)
         await waiting
-        return world.loop.time() - begun
+        return world.loop.time() - start
 
     async def story(world: World, link: Link) -> tuple[float, float, float]:
         free = await wait(world, link)
@@ -236,22 +236,22 @@ def test_a_hint_does_not_pass_a_cut() -> None:
         link.replies_pass, link.weather = True, Weather(lost=1)
         return free, cut, await wait(world, link)
 
-    assert happen(story) == pytest.approx((1, 30, 30))
+    assert run(story) == pytest.approx((1, 30, 30))
 
 
-def test_a_call_that_is_refused_by_the_store_is_refused() -> None:
-    """What the store raises reaches the sender, of a doubled request too."""
+def test_an_error_of_the_store_reaches_the_sender() -> None:
+    """Even if the request arrives twice."""
 
     async def story(world: World, link: Link) -> None:
         with pytest.raises(Exception, match="key"):
             await link.get("//")
         await asyncio.sleep(1000)
 
-    happen(story, Weather(doubled=1))
+    run(story, Weather(doubled=1))
 
 
 def test_a_node_connects_to_a_store_that_settles() -> None:
-    """What its code sees is a store whose writes end, and whose answers are noted."""
+    """The outcome of every write is settled, and the replies are recorded."""
     world = World(1)
 
     async def work(store: Store) -> None:
@@ -266,6 +266,6 @@ def test_a_node_connects_to_a_store_that_settles() -> None:
 
     world.run(story)
     assert world.faults > 5
-    told = [each.details["outcome"] for each in world.history if each.what == "reply"]
-    assert told == ["Applied"] * 30
+    outcomes = [each.details["outcome"] for each in world.history if each.what == "reply"]
+    assert outcomes == ["Applied"] * 30
     assert sum(each.what == "read" for each in world.history) == 30

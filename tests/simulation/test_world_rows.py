@@ -1,4 +1,4 @@
-"""Rows in the simulated world: what a node's transactions come to, and what is noted of them."""
+"""Rows in a simulated world: transactions of nodes, and what is recorded of them."""
 
 import asyncio
 import sqlite3
@@ -22,62 +22,62 @@ from jobsync.testing import (
     check_redelivered,
 )
 
-Deed = Callable[[World, Link, QueueBackend], Awaitable[Any]]
+Scenario = Callable[[World, Link, QueueBackend], Awaitable[Any]]
 
 
-def live(deed: Deed) -> World:
-    """Let something be done on a node with a queue; give the world in which it was."""
+def run(scenario: Scenario) -> World:
+    """Run a scenario on a node with a queue; return the world."""
     world = World(0)
     node, store = world.node("a"), RowStore(world)
     link = Link(world, node, store)
-    port = RecordingBackend(node, open_backend(link, "mails", node.components))
-    world.run(lambda: deed(world, link, port))
+    backend = RecordingBackend(node, open_backend(link, "mails", node.components))
+    world.run(lambda: scenario(world, link, backend))
     return world
 
 
-def letter(name: str = "one", **options: Any) -> NewMessage:
-    """Give a message to push."""
+def message(name: str = "one", **options: Any) -> NewMessage:
+    """Return a message to push."""
     return NewMessage(id=name, value={"to": name}, **{"max_attempts": 2, **options})
 
 
-def states(world: World) -> list[str]:
-    """Give the states in the history, in order."""
+def list_states(world: World) -> list[str]:
+    """Return the states in the history, in order."""
     return [each.details["state"] for each in world.history if each.what == "row"]
 
 
-async def claim(port: QueueBackend, **options: Any) -> ClaimResult:
-    """Claim what there is."""
-    return await port.claim(10, session="me", visibility=30.0, **options)
+async def claim(backend: QueueBackend, **options: Any) -> ClaimResult:
+    """Claim all messages."""
+    return await backend.claim(10, session="me", visibility=30.0, **options)
 
 
-def test_every_commit_stands_in_the_history() -> None:
-    """A message is noted as each commit left it, with its question."""
+def test_every_commit_is_in_the_history() -> None:
+    """A message is recorded as each commit has left it, with the request."""
 
-    async def deed(_: World, __: Link, port: QueueBackend) -> None:
-        await port.push([letter()])
-        (message,) = (await claim(port)).messages
-        await port.extend([message.receipt], 60.0)
-        await port.settle([Settlement(receipt=message.receipt, move="complete")])
-        await port.forget("completed", older_than=0.0)
+    async def scenario(_: World, __: Link, backend: QueueBackend) -> None:
+        await backend.push([message()])
+        (claimed,) = (await claim(backend)).messages
+        await backend.extend([claimed.receipt], 60.0)
+        await backend.settle([Settlement(receipt=claimed.receipt, move="complete")])
+        await backend.forget("completed", older_than=0.0)
 
-    world = live(deed)
-    assert states(world) == ["ready", "claimed", "claimed", "completed", "gone"]
+    world = run(scenario)
+    assert list_states(world) == ["ready", "claimed", "claimed", "completed", "gone"]
     rows = [each for each in world.history if each.what == "row"]
-    asked = [world.history[each.details["request"]].details["call"] for each in rows]
-    assert asked == ["push", "claim", "extend", "settle", "forget"]
+    calls = [world.history[each.details["request"]].details["call"] for each in rows]
+    assert calls == ["push", "claim", "extend", "settle", "forget"]
     assert check_messages(world.history) + check_answers(world.history) == []
 
 
-def test_a_transaction_that_fails_leaves_nothing() -> None:
+def test_a_failed_transaction_leaves_nothing() -> None:
     """Neither in the database nor in the history."""
 
-    async def deed(_: World, link: Link, port: QueueBackend) -> None:
-        await port.push([letter()])
+    async def scenario(_: World, link: Link, backend: QueueBackend) -> None:
+        await backend.push([message()])
         with pytest.raises(Misconfigured, match="UNIQUE"):
-            await port.push([letter("two"), letter()])
-        assert await port.count() == {"ready": 1}
+            await backend.push([message("two"), message()])
+        assert await backend.count() == {"ready": 1}
 
-    assert states(live(deed)) == ["ready"]
+    assert list_states(run(scenario)) == ["ready"]
 
 
 @pytest.mark.parametrize(
@@ -90,45 +90,45 @@ def test_a_transaction_that_fails_leaves_nothing() -> None:
         (Weather(late=1.0, late_by=1e4), OutcomeUnknown, True),
     ],
 )
-def test_weather(weather: Weather, error: type[Exception], arrives: bool) -> None:
-    """What is told of a push, and what became of it in the end."""
+def test_faults_of_a_push(weather: Weather, error: type[Exception], arrives: bool) -> None:
+    """The error of the caller, and whether the message arrives."""
 
-    async def deed(_: World, link: Link, port: QueueBackend) -> None:
+    async def scenario(_: World, link: Link, backend: QueueBackend) -> None:
         link.weather = weather
         with pytest.raises(error):
-            await port.push([letter()])
+            await backend.push([message()])
         await asyncio.sleep(1e4)
 
-    world = live(deed)
-    assert states(world) == (["ready"] if arrives else [])
+    world = run(scenario)
+    assert list_states(world) == (["ready"] if arrives else [])
     assert check_answers(world.history) == []
 
 
-def test_what_may_be_repeated_arrives_twice() -> None:
+def test_a_call_that_is_safe_to_repeat_arrives_twice() -> None:
     """A settlement does, and changes nothing the second time; a push does not."""
 
-    async def deed(_: World, link: Link, port: QueueBackend) -> None:
+    async def scenario(_: World, link: Link, backend: QueueBackend) -> None:
         link.weather = Weather(doubled=1.0, late_by=1.0)
-        await port.push([letter()])
-        (message,) = (await claim(port)).messages
-        await port.extend([message.receipt], 60.0)
+        await backend.push([message()])
+        (claimed,) = (await claim(backend)).messages
+        await backend.extend([claimed.receipt], 60.0)
         await asyncio.sleep(5)
-        await port.settle([Settlement(receipt=message.receipt, move="complete")])
+        await backend.settle([Settlement(receipt=claimed.receipt, move="complete")])
         await asyncio.sleep(5)
 
-    world = live(deed)
-    assert states(world) == ["ready", "claimed", "claimed", "claimed", "completed"]
+    world = run(scenario)
+    assert list_states(world) == ["ready", "claimed", "claimed", "claimed", "completed"]
     assert check_messages(world.history) == []
 
 
-def test_a_hint_does_not_pass_a_cut() -> None:
-    """Whoever waits is told of a push, unless its link is cut."""
+def test_a_notification_does_not_pass_a_cut() -> None:
+    """A waiting caller is notified of a push, unless its link is cut."""
 
-    async def deed(world: World, link: Link, port: QueueBackend) -> None:
+    async def scenario(world: World, link: Link, backend: QueueBackend) -> None:
         rows = link.sql
         assert rows is not None
         async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(port.wait(100.0))
+            waiting = group.create_task(backend.wait(100.0))
             await asyncio.sleep(1)
             link.requests_pass = False
             rows.wake("queue/mails")
@@ -138,66 +138,66 @@ def test_a_hint_does_not_pass_a_cut() -> None:
             rows.wake("queue/mails")
         assert world.loop.time() == pytest.approx(2.0)
 
-    live(deed)
+    run(scenario)
 
 
-def test_a_message_that_is_left_is_found() -> None:
-    """One that was acknowledged and is still to be handled, after everything has been."""
+def test_an_unfinished_message_is_found() -> None:
+    """It was acknowledged and not handled by the end."""
 
-    async def deed(_: World, __: Link, port: QueueBackend) -> None:
-        await port.push([letter()])
+    async def scenario(_: World, __: Link, backend: QueueBackend) -> None:
+        await backend.push([message()])
 
-    assert len(check_drained(live(deed).history)) == 1
+    assert len(check_drained(run(scenario).history)) == 1
 
 
-def test_a_claim_that_nobody_follows_up_is_found() -> None:
-    """A message whose claim was ended waits for longer than was stated."""
+def test_a_late_redelivery_is_found() -> None:
+    """A message whose claim was ended waits for longer than the bound."""
 
-    async def deed(world: World, _: Link, port: QueueBackend) -> None:
-        await port.push([letter()])
-        await claim(port)
+    async def scenario(world: World, _: Link, backend: QueueBackend) -> None:
+        await backend.push([message()])
+        await claim(backend)
         await asyncio.sleep(31)
-        assert [each.state for each in await port.end_claims()] == ["waiting"]
+        assert [each.state for each in await backend.end_claims()] == ["waiting"]
         await asyncio.sleep(31)
         world.note("", "the end")
 
-    history = live(deed).history
+    history = run(scenario).history
     assert check_redelivered(history, since=0.0, within=40.0) == []
     assert len(check_redelivered(history, since=0.0, within=20.0)) == 1
     assert check_redelivered(history, since=50.0, within=20.0) == []
 
 
 def run_sql(statement: str) -> Callable[[sqlite3.Connection], object]:
-    """Give work that runs one statement."""
+    """Return work that runs a statement."""
     return lambda connection: connection.execute(statement)
 
 
 @pytest.mark.parametrize(
     ("statement", "invariant", "problem"),
     [
-        ("UPDATE jobsync_message SET claim = 'other'", "Q4", "was alive"),
-        ("UPDATE jobsync_message SET due = due + 1", "Q10", "nobody asked to extend"),
+        ("UPDATE jobsync_message SET claim = 'other'", "Q4", "was valid"),
+        ("UPDATE jobsync_message SET due = due + 1", "Q10", "extended by another call"),
         ("UPDATE jobsync_message SET payload = '1', due = due + 1", "Q2", "payload has changed"),
-        ("UPDATE jobsync_message SET deliveries = 0", "Q6", "deliveries went back"),
+        ("UPDATE jobsync_message SET deliveries = 0", "Q6", "deliveries decreased"),
         ("UPDATE jobsync_message SET max_attempts = 9", "Q2", "another message"),
         ("DELETE FROM jobsync_message", "Q1", "lost while it was claimed"),
         ("UPDATE jobsync_message SET state = 'waiting', suspect = 1", "Q13", "before it lapsed"),
         ("UPDATE jobsync_message SET state = 'ready'", "Q10", "goes from claimed to ready"),
     ],
 )
-def test_what_must_not_be_is_found(statement: str, invariant: str, problem: str) -> None:
-    """A change of a claimed message that nobody has asked for."""
+def test_a_wrong_transition_is_found(statement: str, invariant: str, problem: str) -> None:
+    """A change of a claimed message that no call has requested."""
 
-    async def deed(world: World, link: Link, port: QueueBackend) -> None:
-        await port.push([letter()])
-        await claim(port)
+    async def scenario(world: World, link: Link, backend: QueueBackend) -> None:
+        await backend.push([message()])
+        await claim(backend)
         assert isinstance(link.inner, RowStore)
-        # On a node's behalf: what nobody's transaction does is a person's doing.
+        # As a node: a transaction without a node counts as one of a person.
         link.inner.rows.commit(run_sql(statement), "b")
-        # As if it had been part of the latest question.
+        # As if it had been part of the latest request.
         done = world.history[-1]
         assert done.node == "b"
         done.details["request"] = max(i for i, o in enumerate(world.history) if o.what == "request")
 
-    found = check_messages(live(deed).history)
+    found = check_messages(run(scenario).history)
     assert any(each.invariant == invariant and problem in each.detail for each in found)

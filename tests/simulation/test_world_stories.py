@@ -1,4 +1,4 @@
-"""Stories: a seed that breaks one is reported with the line that breaks it again."""
+"""Stories: a seed that breaks one is reported with the command that reproduces it."""
 
 import asyncio
 import shlex
@@ -35,7 +35,7 @@ SAVED = load_seeds(Path(__file__).with_name("seeds.json"))
 
 
 async def count_up(store: Store, node: Node) -> None:
-    """Count with conditional writes, through whatever comes."""
+    """Count with conditional writes."""
     for _ in range(10):
         record = await store.get("n")
         with suppress(Conflict):
@@ -44,7 +44,7 @@ async def count_up(store: Store, node: Node) -> None:
 
 
 async def fair(world: World) -> None:
-    """Two nodes count through undecided writes."""
+    """Two nodes count with undecided writes."""
     shared = MemoryStore(components=world.components)
     for name in "ab":
         node = world.node(name)
@@ -53,7 +53,7 @@ async def fair(world: World) -> None:
 
 
 async def lines_come_once(world: World) -> None:
-    """What is added to a history over a link that doubles requests is there once."""
+    """An entry that is appended over a link that doubles requests exists once."""
     shared = MemoryStore(components=world.components)
     link = Link(world, world.node("a"), shared, Weather(doubled=0.5, late_by=10))
     await link.append("h", ["once"])
@@ -62,45 +62,45 @@ async def lines_come_once(world: World) -> None:
 
 
 async def unlucky(world: World) -> None:
-    """Ends badly with every third seed."""
+    """Fails with every third seed."""
     await asyncio.sleep(3600)
     assert world.seed % 3, "a third of all seeds"
 
 
 async def forgetful(world: World) -> None:
-    """Rests on more than its seed."""
+    """Depends on more than its seed."""
     world.note("a", "draw", number=hash("something"))
 
 
 async def expectant(world: World) -> None:
-    """Expects what does not come."""
+    """Has a check that fails."""
 
-    def nobody_jumps(history: list[Occurrence]) -> list[str]:
+    def find_jumps(history: list[Occurrence]) -> list[str]:
         return [f"{each.node} jumped" for each in history if each.what == "jump"]
 
-    world.expect(nobody_jumps)
+    world.expect(find_jumps)
     world.note("b", "jump")
 
 
-def test_a_story_that_holds_says_nothing() -> None:
-    """Seed after seed, by the store's contract."""
+def test_a_correct_story_passes() -> None:
+    """With every seed, by the contract of the store."""
     check_story(fair, seeds=range(10))
 
 
-def test_what_a_story_expects_is_checked() -> None:
-    """Its own checks count as the contract's do."""
+def test_the_checks_of_a_story_run() -> None:
+    """In addition to the contract of the store."""
     with pytest.raises(AssertionError, match="b jumped"):
         check_story(expectant)
 
 
 async def impatient(world: World) -> None:
-    """Names the promise that it finds broken."""
+    """Names the promise that is broken."""
     require(world.seed, "QL3", "not drained")
     require(world.seed == 1, "QL2", "not redelivered")
 
 
 def test_a_violation_names_its_promise() -> None:
-    """Whoever names none breaks a promise of its own, or has crashed."""
+    """A check without an id gets "user", and an exception gets "crash"."""
     assert run_story(impatient, 0).violations == [Violation("QL3", "not drained")]
     assert run_story(impatient, 1).violations == []
     assert str(*run_story(impatient, 2).violations) == "QL2: not redelivered"
@@ -110,22 +110,22 @@ def test_a_violation_names_its_promise() -> None:
     assert "a third of all seeds" in crash.detail
 
 
-def test_an_unknown_promise_is_refused() -> None:
-    """So that no check names one that is not written down."""
+def test_an_unknown_id_is_rejected() -> None:
+    """So that every id is documented."""
     with pytest.raises(Invalid, match="Q99"):
         Violation("Q99", "whatever")
     assert all(text.endswith(".") for text in INVARIANTS.values())
 
 
 def test_a_defect_in_the_background_is_a_crash() -> None:
-    """No promise: the code is not what it was meant to be."""
+    """It breaks no promise: the code itself is wrong."""
     (found,) = run_story(misspelt, 0).violations
     assert found.invariant == "crash"
     assert "AttributeError" in found.detail
 
 
 async def misspelt(world: World) -> None:
-    """Starts something that fails by a name that is not there."""
+    """Starts a task that uses an unknown attribute."""
 
     async def work() -> None:
         world.node("b").clok.mono()  # type: ignore[attr-defined]
@@ -134,8 +134,8 @@ async def misspelt(world: World) -> None:
     await asyncio.sleep(1)
 
 
-def test_a_broken_seed_is_reported_with_the_line_that_repeats_it() -> None:
-    """The last line is a command; it fails in the same way, in another process."""
+def test_a_broken_seed_is_reported_with_a_command() -> None:
+    """The last line is a command that fails in the same way, in another process."""
     with pytest.raises(AssertionError) as caught:
         check_story(unlucky, seeds=range(1, 20))
     *_, line = str(caught.value).splitlines()
@@ -147,8 +147,10 @@ def test_a_broken_seed_is_reported_with_the_line_that_repeats_it() -> None:
     assert run_story(unlucky, 3).fingerprint in ran.stdout
 
 
-def test_the_line_knows_where_modules_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A story that stands on modules beside it is told again from the same folder."""
+def test_the_command_has_the_path_of_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A story that imports local modules can be run again from the same folder."""
     support = tmp_path / "support folder"
     support.mkdir()
     (support / "worker_of_mine.py").write_text("WORK = 'done'\n")
@@ -163,8 +165,8 @@ def test_the_line_knows_where_modules_are(tmp_path: Path, monkeypatch: pytest.Mo
     assert "RuntimeError: done" in ran.stdout, ran.stderr
 
 
-def test_a_story_must_be_found_again() -> None:
-    """One that is defined within a function is refused at once."""
+def test_a_story_must_be_importable() -> None:
+    """One that is defined within a function is rejected."""
 
     async def hidden(world: World) -> None: ...
 
@@ -172,8 +174,8 @@ def test_a_story_must_be_found_again() -> None:
         check_story(hidden)
 
 
-def test_what_is_not_there_is_said() -> None:
-    """A wrong name says what is wrong with it."""
+def test_a_wrong_name_is_reported() -> None:
+    """Malformed names and missing modules and stories."""
     assert find_story(f"{__file__}:fair") is fair
     assert find_story("jobsync.testing:storm") is not None
     with pytest.raises(Invalid, match="path/to/file"):
@@ -183,8 +185,8 @@ def test_what_is_not_there_is_said() -> None:
             find_story(name)
 
 
-def test_a_story_that_rests_on_more_than_its_seed_is_found() -> None:
-    """A history that depends on how the process hashes is no history to replay."""
+def test_a_story_that_depends_on_more_than_its_seed_is_found() -> None:
+    """A history that depends on hash values cannot be reproduced."""
     with pytest.raises(AssertionError, match="PYTHONHASHSEED"):
         check_repeats(forgetful)
 
@@ -196,7 +198,7 @@ def simulate(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_campaign_ends_at_the_first_violation() -> None:
-    """It tells the seed, and the line that repeats it."""
+    """It prints the seed and the command that reproduces it."""
     name = f"{Path(__file__).relative_to(ROOT)}:unlucky"
     ran = simulate(name, "--hours", "10", "--first-seed", "4")
     assert ran.returncode == 1, ran.stderr
@@ -206,7 +208,7 @@ def test_a_campaign_ends_at_the_first_violation() -> None:
 
 
 def test_a_campaign_ends_after_so_many_hours() -> None:
-    """Without a violation it says how much was simulated."""
+    """Without a violation it prints how much was simulated."""
     name = f"{Path(__file__).relative_to(ROOT)}:fair"
     ran = simulate(name, "--hours", "0.05", "--first-seed", "4")
     assert ran.returncode == 0, ran.stderr
@@ -217,17 +219,17 @@ def test_a_campaign_ends_after_so_many_hours() -> None:
 
 
 @pytest.mark.parametrize("saved", SAVED, ids=lambda saved: f"{saved.story}:{saved.seed}")
-def test_a_saved_seed_holds(saved: SavedSeed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What once broke a story does so no more."""
+def test_a_saved_seed_passes(saved: SavedSeed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed that once broke a story does not break it any more."""
     monkeypatch.chdir(ROOT)
     check_story(find_story(saved.story), seeds=[saved.seed])
 
 
 def test_seeds_are_saved_with_a_reason(tmp_path: Path) -> None:
-    """Each says what it showed."""
+    """Each states what it revealed."""
     assert SAVED
     assert all(saved.why for saved in SAVED)
-    odd = tmp_path / "seeds.json"
-    odd.write_text('[{"story": "a.py:b", "sead": 1, "why": "typo"}]')
+    invalid = tmp_path / "seeds.json"
+    invalid.write_text('[{"story": "a.py:b", "sead": 1, "why": "typo"}]')
     with pytest.raises(Invalid, match="sead"):
-        load_seeds(odd)
+        load_seeds(invalid)

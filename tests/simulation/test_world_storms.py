@@ -1,4 +1,4 @@
-"""Strikes and storms: each does what it says, undoes it, and leaves a whole world behind."""
+"""Strikes and storms: each has its effect and undoes it."""
 
 import asyncio
 
@@ -23,11 +23,11 @@ from jobsync.testing import (
 )
 from jobsync.testing.strikes import STRIKES, Strike
 
-TROUBLE = (Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable)
+ERRORS = (Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable)
 
 
 def fleet(world: World, size: int = 3) -> list[Node]:
-    """Give nodes with links that count up, whatever happens."""
+    """Start nodes with links that keep counting despite all errors."""
     shared = MemoryStore(components=world.components)
 
     async def count(node: Node) -> None:
@@ -38,7 +38,7 @@ def fleet(world: World, size: int = 3) -> list[Node]:
                 record = await store.get(key, tombstones=True)
                 value = 1 if record is None or record.deleted else record.value + 1
                 await (store.put(record, value) if record else store.create(key, value))
-            except TROUBLE:
+            except ERRORS:
                 world.note(node.name, "trouble")
             await node.clock.sleep(2)
 
@@ -48,44 +48,44 @@ def fleet(world: World, size: int = 3) -> list[Node]:
 
 
 async def rough_day(world: World) -> None:
-    """Count through a storm of any kind, then go on counting in the calm."""
+    """Count during a storm of any kind, and in the calm after it."""
     fleet(world)
     await asyncio.sleep(10)
     await storm(world, 600, draw_forecast(world, (*STRIKES, strikes.suspend)))
     await asyncio.sleep(60)
-    begun = len(world.history)
+    start = len(world.history)
     await asyncio.sleep(60)
     for name in world.nodes:
-        counted = [each for each in world.history[begun:] if each.node == name]
+        counted = [each for each in world.history[start:] if each.node == name]
         assert sum(each.what == "commit" for each in counted) > 10
 
 
 @pytest.fixture(scope="module")
 def days() -> list[Report]:
-    """What some days came to."""
+    """The reports of some days."""
     return [run_story(rough_day, seed) for seed in range(12)]
 
 
-def test_a_storm_leaves_a_whole_world_behind(days: list[Report]) -> None:
-    """The contract holds through it, and afterwards every node counts on."""
+def test_a_fleet_recovers_from_a_storm(days: list[Report]) -> None:
+    """The contract holds during the storm, and every node counts afterwards."""
     assert [each for report in days for each in report.violations] == []
 
 
 def test_quiet_and_wild_runs_both_occur(days: list[Report]) -> None:
-    """From seed to seed there are none, some and very many faults."""
+    """Depending on the seed there are no, some or very many faults."""
     faults = sorted(report.faults for report in days)
     assert faults[0] == 0
     assert faults[-1] > 200
     assert len(set(faults)) > 6
 
 
-def test_a_storm_repeats() -> None:
-    """The same seed gives the same storm, in processes that hash differently too."""
+def test_a_storm_is_reproducible() -> None:
+    """The same seed gives the same storm, even in processes that hash differently."""
     check_repeats(rough_day, seed=3)
 
 
-def test_every_trouble_is_in_some_forecast_and_in_no_other() -> None:
-    """Each is left out as a matter of course, so that others are seen without it."""
+def test_every_fault_is_in_some_forecasts_and_not_in_others() -> None:
+    """Each is left out often, so that others occur without it."""
     forecasts = [draw_forecast(World(seed)) for seed in range(40)]
     for strike in STRIKES:
         assert 5 < sum(strike in forecast.strikes for forecast in forecasts) < 35
@@ -93,8 +93,8 @@ def test_every_trouble_is_in_some_forecast_and_in_no_other() -> None:
         assert 5 < sum(getattr(each.weather, fault) > 0 for each in forecasts) < 38
 
 
-def test_what_is_given_is_what_comes() -> None:
-    """A forecast without troubles troubles nobody."""
+def test_an_empty_forecast_injects_no_fault() -> None:
+    """A storm without faults leaves every node alone."""
     world = World(1)
 
     async def story() -> None:
@@ -109,7 +109,7 @@ def test_what_is_given_is_what_comes() -> None:
 
 @pytest.mark.parametrize("strike", [*STRIKES, strikes.suspend], ids=lambda each: each.__name__)
 def test_a_strike_is_undone(strike: Strike) -> None:
-    """After it, every node is alive, runs and reaches the store."""
+    """Afterwards every node is alive, runs and reaches the store."""
     world = World(1)
 
     async def story() -> None:
@@ -117,22 +117,22 @@ def test_a_strike_is_undone(strike: Strike) -> None:
         await asyncio.sleep(10)
         await strike(nodes, 30)
         await asyncio.sleep(40)
-        begun = len(world.history)
+        start = len(world.history)
         await asyncio.sleep(20)
         for node in world.nodes.values():
             assert node.is_alive
             assert not node.is_paused
             assert abs(node.clock.skew) < 10
             assert any(
-                each.node == node.name and each.what == "commit" for each in world.history[begun:]
+                each.node == node.name and each.what == "commit" for each in world.history[start:]
             )
 
     world.run(story)
     assert world.judge() == []
 
 
-def cuts(strike: Strike, seconds: float) -> list[int]:
-    """Count, in the middle of each second, how many of three links are cut."""
+def count_cuts(strike: Strike, seconds: float) -> list[int]:
+    """Return how many of three links are cut, in the middle of each second."""
     world = World(1)
 
     async def story() -> list[int]:
@@ -151,24 +151,24 @@ def cuts(strike: Strike, seconds: float) -> list[int]:
     return world.run(story)
 
 
-def test_an_outage_is_a_cut_of_all() -> None:
-    """All go at once and come back at once."""
-    assert cuts(strikes.cut, 10) == [3] * 10 + [0] * 14
+def test_an_outage_cuts_all_nodes() -> None:
+    """All links are cut and restored at once."""
+    assert count_cuts(strikes.cut, 10) == [3] * 10 + [0] * 14
 
 
 def test_a_swizzle_cuts_one_by_one() -> None:
-    """They go one after the other, and come back one after the other."""
-    counts = cuts(strikes.swizzle, 12)
+    """Links are cut one after the other, and restored one after the other."""
+    counts = count_cuts(strikes.swizzle, 12)
     assert counts == [1, 1, 2, 2, 3, 3, 2, 2, 1, 1, *[0] * 14]
 
 
-def test_a_flapping_network_has_a_period() -> None:
-    """There and gone, at a fixed pace."""
-    assert cuts(strikes.flap, 12) == [*[3] * 5, *[0] * 5, *[3] * 5, *[0] * 9]
+def test_a_flapping_network_has_a_fixed_interval() -> None:
+    """It is down and up in turn."""
+    assert count_cuts(strikes.flap, 12) == [*[3] * 5, *[0] * 5, *[3] * 5, *[0] * 9]
 
 
 def test_nodes_without_a_program_are_not_killed() -> None:
-    """Nobody could bring them back."""
+    """Nothing could start them again."""
     world = World(1)
 
     async def story() -> None:
@@ -181,8 +181,8 @@ def test_nodes_without_a_program_are_not_killed() -> None:
     world.run(story)
 
 
-def test_overlapping_strikes_leave_one_node_of_a_name() -> None:
-    """A node that is killed while it leaves comes back once."""
+def test_overlapping_strikes_leave_one_node_of_each_name() -> None:
+    """A node that is killed while it stops is started again once."""
     world = World(1)
 
     async def story() -> None:
@@ -193,9 +193,9 @@ def test_overlapping_strikes_leave_one_node_of_a_name() -> None:
             group.create_task(strikes.leave(nodes, 5))
             group.create_task(strikes.kill(nodes, 5))
         await asyncio.sleep(100)
-        begun = len(world.history)
+        start = len(world.history)
         await asyncio.sleep(10)
-        commits = [each for each in world.history[begun:] if each.what == "commit"]
+        commits = [each for each in world.history[start:] if each.what == "commit"]
         assert 4 <= len(commits) <= 6
 
     world.run(story)

@@ -20,10 +20,16 @@ from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.record_codec import assign_nonces
 from jobsync.stores.settling import SettlingStore
-from jobsync.testing.invariants import check_commits, check_replies, check_roles, check_takes
+from jobsync.testing.invariants import (
+    Violation,
+    check_commits,
+    check_replies,
+    check_roles,
+    check_takes,
+    describe_failure,
+)
 from jobsync.testing.network import CALM, Link, Weather
 from jobsync.testing.recording import RecordingStore
-from jobsync.testing.violations import Violation, describe_failure
 from jobsync.testing.world import Node, World
 
 __all__ = [
@@ -524,7 +530,7 @@ class WatchedLink(Link):
         if self.delays is not None and changes[0].key.startswith(self.delays[0]):
             marked = assign_nonces(changes, self._node.components.ids)
             start = self._world.start
-            self._travel(self.delays[1], lambda: start(self._commit(marked)))
+            self._schedule(self.delays[1], lambda: start(self._commit(marked)))
             await asyncio.sleep(self.weather.latency)
             return [Unknown("no answer") for _ in changes]
         return await super().write(changes)
@@ -535,8 +541,8 @@ class WatchedLink(Link):
             raise Unavailable(self.name, "the connection was lost")
         await super().wait(topic, timeout)
 
-    def _note_commit(self, change: Change, outcome: Applied) -> None:
-        super()._note_commit(change, outcome)
+    def _record_commit(self, change: Change, outcome: Applied) -> None:
+        super()._record_commit(change, outcome)
         self.fleet.judge(change)
 
 

@@ -27,8 +27,8 @@ from jobsync.stores.memory import MemoryStore
 from jobsync.stores.metered import Meter, MeteredStore
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing.databases import SimulatedThread
+from jobsync.testing.invariants import Violation, is_defect
 from jobsync.testing.network import Link
-from jobsync.testing.violations import Violation, is_defect
 from jobsync.testing.world import Node, Occurrence, World
 
 __all__ = [

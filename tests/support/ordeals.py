@@ -17,10 +17,9 @@ from jobsync.errors import Unavailable
 from jobsync.stores.contract import Put
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
-from jobsync.testing.invariants import check_replies
+from jobsync.testing.invariants import Violation, check_replies
 from jobsync.testing.network import CALM, Link, Weather
 from jobsync.testing.recording import RecordingStore
-from jobsync.testing.violations import Violation
 from jobsync.testing.world import World
 
 __all__ = [

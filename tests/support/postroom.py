@@ -26,7 +26,7 @@ from jobsync.testing import (
     check_drained,
     check_messages,
 )
-from jobsync.testing.violations import Violation, fail, is_defect, require
+from jobsync.testing.invariants import Violation, fail, is_defect, require
 from jobsync.testing.world import Node, Occurrence, World
 
 __all__ = ["BEAT", "TIMEOUT", "Clerk", "Postroom"]

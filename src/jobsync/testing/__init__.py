@@ -1,8 +1,17 @@
-"""A simulated world: real code under virtual time, with faults, the same way every time."""
+"""A simulated world: runs real code under virtual time, with faults, reproducibly."""
 
 from jobsync.testing import strikes
 from jobsync.testing.databases import NodeDatabase, RecordingQueue, SimulatedThread, join
-from jobsync.testing.invariants import check_commits, check_replies, check_roles, check_takes
+from jobsync.testing.invariants import (
+    INVARIANTS,
+    InvariantBroken,
+    Violation,
+    check_commits,
+    check_replies,
+    check_roles,
+    check_takes,
+    require,
+)
 from jobsync.testing.loop import Stuck
 from jobsync.testing.message_invariants import (
     check_answers,
@@ -25,8 +34,7 @@ from jobsync.testing.stories import (
     run_campaign,
     run_story,
 )
-from jobsync.testing.storms import Forecast, draw_forecast, mend, storm
-from jobsync.testing.violations import INVARIANTS, InvariantBroken, Violation, require
+from jobsync.testing.strikes import Forecast, draw_forecast, mend, storm
 from jobsync.testing.world import Occurrence, World
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`python -m jobsync.testing`: tell one story again, or tell it with fresh seeds for hours."""
+"""`python -m jobsync.testing`: run a story with one seed, or with new seeds for hours."""
 
 import sys
 from functools import partial
@@ -22,7 +22,7 @@ def cli() -> None:
 @click.argument("story")
 @click.argument("seed", type=int)
 def replay(story: str, seed: int) -> None:
-    """Tell a STORY with one SEED; show what was found and the history's digest."""
+    """Run a STORY with one SEED; show the violations and the digest of the history."""
     report = run_story(story, seed)
     click.echo("\n".join([*map(str, report.violations), report.fingerprint]))
     sys.exit(1 if report.violations else 0)
@@ -32,15 +32,16 @@ def replay(story: str, seed: int) -> None:
 @click.argument("story")
 @click.option("--hours", type=float, default=10, show_default=True, help="Simulated hours.")
 @click.option("--jobs", type=int, default=2, show_default=True, help="Processes.")
-@click.option("--first-seed", type=int, help="The first seed; by default, the time of day.")
+@click.option("--first-seed", type=int, help="The first seed; by default, the current time.")
 def simulate(story: str, hours: float, jobs: int, first_seed: int | None) -> None:
-    """Tell a STORY with fresh seeds until so many hours have passed, or something is found."""
+    """Run a STORY with new seeds, for so many hours or until a violation is found."""
     clock = SystemClock()
     seed = int(clock.wall().seconds) if first_seed is None else first_seed
-    begun, told, faults, summary = clock.mono(), 0.0, 0, ""
+    start, simulated, faults, summary = clock.mono(), 0.0, 0, ""
     for report in run_campaign(partial(run_story, story), first_seed=seed, hours=hours, jobs=jobs):
-        told, faults = told + report.hours, faults + report.faults
-        summary = f"{told:.1f} h, {told / (clock.mono() - begun):.1f} h/s, {faults:,} faults"
+        simulated, faults = simulated + report.hours, faults + report.faults
+        speed = simulated / (clock.mono() - start)
+        summary = f"{simulated:.1f} h, {speed:.1f} h/s, {faults:,} faults"
         if report.violations:
             click.echo(f"{summary}\nseed {report.seed}: {report.violations[0]}")
             click.echo(replay_line(find_story(story), report.seed))

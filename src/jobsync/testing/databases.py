@@ -1,7 +1,7 @@
-"""Databases of a simulated world: unmodified plugins, on a node, over its links.
+"""Members and databases on simulated nodes: unmodified plugins over simulated links.
 
-As in production the session has a thread and a way to the store of its own, so that code which
-blocks the main thread costs no session.
+As in production, a session has a thread and a link of its own, so that code which blocks the main
+thread does not lose the session.
 """
 
 import asyncio
@@ -24,39 +24,35 @@ from jobsync.testing.recording import RecordingBackend
 
 __all__ = ["NodeDatabase", "RecordingQueue", "SimulatedThread", "join"]
 
-
-# Members of a fleet in a simulated world: each on a thread of its own, as in production.
-
-
 T = TypeVar("T")
 
 
 class SimulatedThread(SameLoop):
-    """Runs a member on a thread of a node: it beats on while the main thread is blocked.
+    """Runs a member on a thread of a node: heartbeats continue while the main thread is blocked.
 
     Args:
-        host: the thread: `node.host("heartbeat")`.
+        host: the thread, such as `node.host("heartbeat")`.
     """
 
     def __init__(self, host: NodeHost) -> None:
         self._host = host
 
     def start(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begin to run it."""
+        """Start to run the member."""
         self._loop = asyncio.get_running_loop()
         self._home = copy_context()
         self._task = self._host.run(main())
 
     def post(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something soon on the thread."""
+        """Call a function soon on the thread."""
         self._host.call_soon(call, *arguments)
 
     def post_home(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something soon where it was started."""
+        """Call a function soon on the thread that started the member."""
         self._loop.call_soon(call, *arguments, context=self._home)
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run something on the thread while the member lives."""
+        """Run a coroutine function on the thread while the member runs."""
 
         async def wait() -> T:
             return await self._host.run(work())
@@ -70,13 +66,13 @@ async def join(
     settings: CoordinatorSettings | None = None,
     weather: Weather = CALM,
 ) -> Membership:
-    """Let a node join the fleet that shares a store, as `Membership.join` does for a process.
+    """Join the fleet that shares a store, as `Membership.join` does for a process.
 
     Args:
-        node: who joins; its session gets a thread and a link of its own.
-        store: what all nodes share.
-        settings: the options of its coordinators.
-        weather: what happens on its links.
+        node: the node that joins; its session gets a thread and a link of its own.
+        store: the store that all nodes share.
+        settings: the settings of its coordinators.
+        weather: the faults of its links.
 
     Raises:
         Unavailable, Misconfigured: the store cannot be used now.
@@ -97,16 +93,16 @@ async def join(
 
 
 class NodeDatabase(Database):
-    """A database of a node.
+    """The database of a node.
 
     Args:
-        node: whose it is.
-        shared: what all nodes share; a `RowStore` where there are queues.
-        weather: what happens on its links.
-        options: as of `Database`.
+        node: the node.
+        shared: the store that all nodes share; a `RowStore` if there are queues.
+        weather: the faults of its links.
+        options: passed to `Database`.
 
     Attributes:
-        node: whose it is.
+        node: the node.
     """
 
     def __init__(self, node: Node, shared: Store, weather: Weather = CALM, **options: Any) -> None:
@@ -117,7 +113,7 @@ class NodeDatabase(Database):
         self._weather = weather
 
     async def open_own(self) -> Store:
-        """Give the session a way of its own."""
+        """Return a link for the session."""
         return Link(self.node.world, self.node, self._shared, self._weather)
 
     def _make_session(
@@ -128,7 +124,7 @@ class NodeDatabase(Database):
 
 
 class _NodeSharedSession(SharedSession):
-    """The session of a node's database, on a thread of the node."""
+    """The session of a database, on a thread of its node."""
 
     def __init__(
         self, database: NodeDatabase, store: Store, supervisor: Supervisor, cleanup: Work
@@ -148,12 +144,12 @@ class _NodeSharedSession(SharedSession):
 
 
 class RecordingQueue(QueuePlugin):
-    """A queue of a node, otherwise as any: what it asks of the store, and is told, is noted."""
+    """A `QueuePlugin` that records the requests and responses of its backend in the history."""
 
     slug: ClassVar[str] = QueuePlugin.slug
 
     async def on_start(self) -> None:
-        """Find the resource, and take its messages."""
+        """Find the resource and start to record."""
         await super().on_start()
         database = self.database
         if self._backend is not None and isinstance(database, NodeDatabase):

@@ -1,188 +1,346 @@
-"""What must hold in every history, whatever the weather.
+"""The promises that simulated runs check, and the checks of stores and roles.
 
-Checked in the order in which the store committed, not in the order in which anybody heard
-of it. Each function gives the violations that it found; none is what a run must show.
+Each promise has an id, which every violation names. A test with a mutant requires that the promise
+which it breaks was reported, so an id that is not in `INVARIANTS` is rejected.
 
-Each key must be linearizable. That is hard to decide in general, and easy here, where the
-commits stand in the history in the order in which they took effect: every answer only has
-to fit some moment between its question and its arrival.
+Checks go by the order in which the store committed, not by the order in which anybody received a
+reply. Each check returns the violations that it finds.
+
+Each key must be linearizable. That is hard to decide in general and easy here, because commits are
+in the history in the order in which they took effect: every reply only has to fit some moment
+between its request and its arrival.
 """
+
+from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from jobsync.coordination.role import worker_of
 from jobsync.core.keys import parent
-from jobsync.testing.violations import Violation
-from jobsync.testing.world import Occurrence
+from jobsync.errors import Invalid
 
-__all__ = ["check_commits", "check_replies", "check_roles", "check_takes"]
+if TYPE_CHECKING:
+    from jobsync.testing.world import Occurrence
+
+__all__ = [
+    "INVARIANTS",
+    "InvariantBroken",
+    "Violation",
+    "as_violation",
+    "check_commits",
+    "check_replies",
+    "check_roles",
+    "check_takes",
+    "describe_failure",
+    "fail",
+    "is_defect",
+    "require",
+]
+
+INVARIANTS: Mapping[str, str] = {
+    # Stores.
+    "C1": "The history of each key is linearizable.",
+    "C2": "No version of a record occurs twice.",
+    "C3": "Of several concurrent creates of one key exactly one succeeds.",
+    "C4": "A writer learns the outcome of its write, or that it is unknown.",
+    # Elections.
+    "E1": "The epochs of a role never decrease, in commit order.",
+    "E2": "An epoch of a role has one owner.",
+    "E3": "No write of an earlier epoch is accepted after one of a later epoch.",
+    "E4": "At most one worker believes that it leads, while clocks keep their rate.",
+    "E5": "No session is declared dead that still trusts itself, and none trusts itself later.",
+    "E6": "Each term is reported to its worker once: gained, then lost, before the next.",
+    "EL1": "Soon after all faults end there is one leader, and every worker has a session.",
+    "EL2": "After a clean stop another worker leads within two heartbeats.",
+    "EL4": "A role is never taken from an owner whose session is live.",
+    "EL5": "A worker that was chosen by name leads next.",
+    # Ownership of tokens and tasks.
+    "T1": "A token has at most one owner, which the current assignment names.",
+    "T2": "A claim of a former owner can neither run nor finish.",
+    "T3": "A token changes owner only after the old owner acknowledged, left or died.",
+    "T5": "Only the share of a node that joins or leaves moves.",
+    "T6": "A task has one claim at a time; a dead owner's claim is retaken after a delay.",
+    "T7": "A task is done once, unless a process died with it in progress.",
+    "T8": "A node's name belongs to one process; a second one is refused.",
+    "T9": "A node owns tokens only after enough nodes have joined, and an observer never does.",
+    "TL1": "All tokens are owned within a bound after all faults end.",
+    "TL2": "The nodes' shares differ by at most one token.",
+    "TL3": "Every task is done within a bound.",
+    # Queues.
+    "Q1": "A message that was acknowledged is handled or becomes a dead letter.",
+    "Q2": "Every message was pushed, and keeps its payload.",
+    "Q3": "One push makes one message.",
+    "Q4": "A message never has two valid claims, in commit order.",
+    "Q5": "A stale receipt can neither settle nor extend a claim.",
+    "Q6": "Attempts are counted: a clean return costs none, the last one makes a dead letter.",
+    "Q7": "A batch is pushed as a whole or not at all.",
+    "Q8": "A delayed message is not claimed before its time.",
+    "Q10": "A message changes state only as its life cycle allows, and only on request.",
+    "Q11": "A suspect is claimed apart from other messages.",
+    "Q12": "A failed delivery adds one error to its message, and nothing else does.",
+    "Q13": "A claim ends only when it is settled, has lapsed, or its session is dead.",
+    "Q14": "A handler runs only while its claim is valid.",
+    "Q15": "A caller of the queue learns what happened.",
+    "Q16": "A message is handled once while nothing fails.",
+    "Q17": "A message that cannot be read becomes a dead letter, and fails no worker.",
+    "Q18": "A worker that stops in good order returns all its claims.",
+    "QL1": "A poisonous message delays others by no more than a bound.",
+    "QL2": "A message whose claim ended is claimed again within a bound.",
+    "QL3": "A queue is drained within a bound.",
+    # Everything.
+    "A1": "No background task dies of an exception, or of a request of its own that is invalid.",
+    "user": "A check that you wrote yourself has returned plain text.",
+    "crash": "The code under test or the story has a defect; no promise was checked.",
+}
+"""The promise of each id, or its meaning."""
+
+_DEFECTS = (AttributeError, ImportError, NameError, TypeError)
 
 
-class _State(msgspec.Struct, frozen=True):
-    """What stood under a key from some place of the history on."""
+class Violation(msgspec.Struct, frozen=True):
+    """A promise that was broken.
+
+    Args:
+        invariant: the id of the promise, one of `INVARIANTS`.
+        detail: what was observed.
+
+    Raises:
+        Invalid: the id is unknown.
+    """
+
+    invariant: str
+    detail: str
+
+    def __post_init__(self) -> None:
+        if self.invariant not in INVARIANTS:
+            raise Invalid(
+                "invariant", self.invariant, "is not a known id", "use one of INVARIANTS, or 'user'"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.detail}"
+
+
+class InvariantBroken(AssertionError):
+    """Raised by a story that finds a broken promise.
+
+    Attributes:
+        violation: the broken promise.
+    """
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(str(violation))
+        self.violation = violation
+
+
+def require(condition: object, invariant: str, detail: str) -> None:
+    """Check a promise inside a story.
+
+    Raises:
+        InvariantBroken: the condition does not hold.
+    """
+    if not condition:
+        fail(invariant, detail)
+
+
+def fail(invariant: str, detail: str) -> NoReturn:
+    """Report from inside a story that a promise is broken.
+
+    Raises:
+        InvariantBroken: always.
+    """
+    raise InvariantBroken(Violation(invariant, detail))
+
+
+def as_violation(found: Violation | str) -> Violation:
+    """Return what a check has found as a violation; plain text gets the id "user"."""
+    return found if isinstance(found, Violation) else Violation("user", found)
+
+
+def describe_failure(error: object, detail: str) -> Violation:
+    """Return the violation for an unhandled exception in the background.
+
+    A defect, such as a missing attribute, breaks no promise.
+    """
+    return Violation("crash" if is_defect(error) else "A1", detail)
+
+
+def is_defect(error: object) -> bool:
+    """Whether an exception, or one that led to it, is a programming error."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(is_defect, error.exceptions))
+    if not isinstance(error, BaseException):
+        return False
+    return isinstance(error, _DEFECTS) or is_defect(error.__cause__ or error.__context__)
+
+
+class _Version(msgspec.Struct, frozen=True):
+    """What a key held from some position of the history on."""
 
     since: int
     nonce: str | None = None
-    """Marks the write that left it; None where nothing was there."""
+    """Identifies the write; None if there was no record."""
     base: str | None = None
     seq: int = 0
     epoch: int = 0
     deleted: bool = False
-    unless: "_State | None" = None
-    """The tombstone that still stands there, if the burial left it alone."""
+    unless: _Version | None = None
+    """The tombstone that is still there if the burial has left it alone."""
 
 
 def check_commits(history: Sequence[Occurrence]) -> list[Violation]:
     """Check what the store promises to writers.
 
-    Each key is one chain, in which every write stands on the one before it; so a name is
-    created once in its life, however many try. No version comes twice. No epoch goes back.
+    The versions of a key form one chain: every write is based on the one before it, and of several
+    concurrent creates one succeeds. No version occurs twice, and no epoch decreases.
     """
     violations = []
     nonces: set[str] = set()
-    for key, line in _lines_of(history).items():
-        for there, state in pairwise(line):
-            if state.nonce is None:
+    for key, versions in _list_versions(history).items():
+        for previous, version in pairwise(versions):
+            if version.nonce is None:
                 continue
-            before = there.unless if there.unless and state.base else there
-            if (state.base, state.seq) != (before.nonce, before.seq + 1):
-                is_create = state.base is None and before.nonce is not None
-                found = f"{key}: a write is not based on the one before it: {state}"
-                violations.append(Violation("C3" if is_create else "C1", found))
-            if state.epoch < before.epoch:
-                violations.append(Violation("E3", f"{key}: the epoch went back: {state}"))
-            if state.nonce in nonces:
-                violations.append(Violation("C2", f"{key}: a write was applied twice: {state}"))
-            nonces.add(state.nonce)
+            before = previous.unless if previous.unless and version.base else previous
+            if (version.base, version.seq) != (before.nonce, before.seq + 1):
+                is_create = version.base is None and before.nonce is not None
+                detail = f"{key}: a write is not based on the one before it: {version}"
+                violations.append(Violation("C3" if is_create else "C1", detail))
+            if version.epoch < before.epoch:
+                violations.append(Violation("E3", f"{key}: the epoch decreased: {version}"))
+            if version.nonce in nonces:
+                violations.append(Violation("C2", f"{key}: a write was applied twice: {version}"))
+            nonces.add(version.nonce)
     return violations
 
 
 def check_replies(history: Sequence[Occurrence]) -> list[Violation]:
-    """Check what the store promises to whoever asks: the truth, of some moment in between.
+    """Check that the replies of the store are true of some moment between request and reply.
 
-    What was read was there at a moment between the question and the answer. What is called
-    applied was applied in that time. What is called conflicted or refused never was, and a
-    conflict had a reason. What is called unknown may be either. Judges the notes that
-    `RecordingStore` makes.
+    A version that was read existed at such a moment. A write that was reported as applied was
+    applied in that time. One that was reported as conflicted or refused was never applied, and a
+    conflict had a cause. An unknown one may be either. Checks what `RecordingStore` records.
     """
-    lines = _lines_of(history)
+    versions = _list_versions(history)
     applied = {
-        done.details["nonce"]: at for at, done in enumerate(history) if done.what == "commit"
+        commit.details["nonce"]: at for at, commit in enumerate(history) if commit.what == "commit"
     }
     violations: list[Violation] = []
-    for at, heard in enumerate(history):
-        if heard.what == "read":
-            violations += _judge_read(lines, heard, at)
-        elif heard.what == "reply":
-            problem = _judge_write(lines, heard, at, applied.get(heard.details["nonce"]))
-            violations += [Violation("C4", f"{problem}: {heard}")] if problem else []
+    for at, reply in enumerate(history):
+        if reply.what == "read":
+            violations += _check_read(versions, reply, at)
+        elif reply.what == "reply":
+            problem = _check_write(versions, reply, at, applied.get(reply.details["nonce"]))
+            violations += [Violation("C4", f"{problem}: {reply}")] if problem else []
     return violations
 
 
 def check_roles(history: Sequence[Occurrence]) -> list[Violation]:
-    """Check that each take of a role has an epoch of its own, higher than all before it."""
+    """Check that the epochs of a role never decrease, and that each has one owner."""
     highest: dict[str, int] = {}
     owners: dict[tuple[str, int], str] = {}
     violations = []
-    for done in history:
-        if done.what != "commit" or not done.details["key"].startswith("role/"):
+    for commit in history:
+        if commit.what != "commit" or not commit.details["key"].startswith("role/"):
             continue
-        key, role = done.details["key"], done.details["value"]
+        key, role = commit.details["key"], commit.details["value"]
         if role["epoch"] < highest.get(key, 0):
-            violations.append(Violation("E1", f"{key}: the epoch went back: {done}"))
+            violations.append(Violation("E1", f"{key}: the epoch decreased: {commit}"))
         owner = role["owner"]
-        # A renewal keeps epoch and owner, a release the epoch.
+        # A renewal keeps the epoch and the owner, a release keeps the epoch.
         if owner is not None and owners.setdefault((key, role["epoch"]), owner) != owner:
-            violations.append(Violation("E2", f"{key}: an epoch has two owners: {done}"))
+            violations.append(Violation("E2", f"{key}: an epoch has two owners: {commit}"))
         highest[key] = max(highest.get(key, 0), role["epoch"])
     return violations
 
 
 def check_takes(history: Sequence[Occurrence]) -> list[Violation]:
-    """Check that a role is taken only where it is free: nobody who lives is usurped.
+    """Check that no role is taken from a live owner.
 
-    It never had an owner, or that one gave it up, or the owner's death is written, or the
-    owner's session is gone. What a session of one's own held may be taken anew.
+    A role is free if it never had an owner, if the owner has released it, or if the session of the
+    owner is dead or gone. A worker may take over from an earlier session of its own.
     """
     owners: dict[str, str] = {}
-    over: set[str] = set()
+    ended: set[str] = set()
     violations = []
     for done in history:
         if done.what == "drop":
-            over.update(done.details["keys"])
+            ended.update(done.details["keys"])
         if done.what != "commit":
             continue
         key, value = done.details["key"], done.details["value"]
-        # What a person has spoilt is nobody's.
-        facts = value if isinstance(value, dict) else {}
-        if key.startswith("session/") and facts.get("state") != "live":
-            over.add(key)
+        # A record that somebody has overwritten with something else has no owner.
+        record = value if isinstance(value, dict) else {}
+        if key.startswith("session/") and record.get("state") != "live":
+            ended.add(key)
         elif key.startswith("role/"):
-            before, owner = owners.get(key, ""), facts.get("owner") or ""
-            is_free = not before or f"session/{before}" in over
+            before, owner = owners.get(key, ""), record.get("owner") or ""
+            is_free = not before or f"session/{before}" in ended
             if owner and not is_free and worker_of(owner) != worker_of(before):
-                found = f"{key}: taken from {before}, who lives: {done}"
-                violations.append(Violation("EL4", found))
+                detail = f"{key}: taken from {before}, which is live: {done}"
+                violations.append(Violation("EL4", detail))
             owners[key] = owner
     return violations
 
 
-def _lines_of(history: Sequence[Occurrence]) -> dict[str, list[_State]]:
-    """Give for each key what stood there, one after the other."""
-    lines: dict[str, list[_State]] = defaultdict(lambda: [_State(-1)])
+def _list_versions(history: Sequence[Occurrence]) -> dict[str, list[_Version]]:
+    """Return the versions of each key, in order."""
+    versions: dict[str, list[_Version]] = defaultdict(lambda: [_Version(-1)])
     for at, done in enumerate(history):
-        facts = done.details
+        details = done.details
         if done.what == "commit":
             names = ("nonce", "base", "seq", "epoch", "deleted")
-            lines[facts["key"]].append(_State(at, *(facts[name] for name in names)))
+            versions[details["key"]].append(_Version(at, *(details[name] for name in names)))
         elif done.what == "drop":
-            for key in facts["keys"]:
-                lines[key].append(_State(at))
+            for key in details["keys"]:
+                versions[key].append(_Version(at))
         elif done.what == "bury":
-            for key, line in lines.items():
-                if line[-1].deleted and parent(key) == facts["prefix"]:
-                    line.append(_State(at, unless=line[-1]))
-    return lines
+            for key, chain in versions.items():
+                if chain[-1].deleted and parent(key) == details["prefix"]:
+                    chain.append(_Version(at, unless=chain[-1]))
+    return versions
 
 
-def _seen(line: Sequence[_State], asked: int, answered: int) -> Iterator[_State]:
-    """Give what stood under a key at some moment between two places of the history."""
+def _list_visible(chain: Sequence[_Version], start: int, end: int) -> Iterator[_Version]:
+    """Yield the versions that a key had between two positions of the history."""
     since = attrgetter("since")
-    first = bisect_left(line, asked, key=since) - 1
-    for state in line[first : bisect_left(line, answered, key=since)]:
-        yield state
-        if state.unless:
-            yield state.unless
+    first = bisect_left(chain, start, key=since) - 1
+    for version in chain[first : bisect_left(chain, end, key=since)]:
+        yield version
+        if version.unless:
+            yield version.unless
 
 
-def _judge_read(lines: dict[str, list[_State]], heard: Occurrence, at: int) -> Iterator[Violation]:
-    facts = heard.details
-    for key, nonce in zip(facts["keys"], facts["nonces"], strict=True):
-        shown = {
-            None if state.deleted and not facts["tombstones"] else state.nonce
-            for state in _seen(lines[key], facts["since"], at)
+def _check_read(
+    versions: dict[str, list[_Version]], reply: Occurrence, at: int
+) -> Iterator[Violation]:
+    details = reply.details
+    for key, nonce in zip(details["keys"], details["nonces"], strict=True):
+        possible = {
+            None if version.deleted and not details["tombstones"] else version.nonce
+            for version in _list_visible(versions[key], details["since"], at)
         }
-        if nonce not in shown:
-            yield Violation("C1", f"{key}: read as {nonce}, was {shown}: {heard}")
+        if nonce not in possible:
+            yield Violation("C1", f"{key}: read {nonce}, expected one of {possible}: {reply}")
 
 
-def _judge_write(
-    lines: dict[str, list[_State]], heard: Occurrence, at: int, applied: int | None
+def _check_write(
+    versions: dict[str, list[_Version]], reply: Occurrence, at: int, applied: int | None
 ) -> str:
-    facts = heard.details
-    match facts["outcome"]:
-        case "Applied" if applied is None or not facts["since"] <= applied < at:
-            return "told applied, was not"
+    details = reply.details
+    match details["outcome"]:
+        case "Applied" if applied is None or not details["since"] <= applied < at:
+            return "reported as applied, but was not"
         case "Conflicted" | "Refused" if applied is not None:
-            return f"told {facts['outcome'].lower()}, was applied"
+            return f"reported as {details['outcome'].lower()}, but was applied"
         case "Conflicted":
-            seen = _seen(lines[facts["key"]], facts["since"], at)
-            if all(state.nonce == facts["base"] for state in seen):
-                return "told conflicted, nothing stood in the way"
+            visible = _list_visible(versions[details["key"]], details["since"], at)
+            if all(version.nonce == details["base"] for version in visible):
+                return "reported as conflicted, but nothing was in conflict"
     return ""

@@ -1,27 +1,27 @@
-"""What must hold of a queue's messages in every history, whatever the weather.
+"""What must hold for the messages of a queue in every history, whatever the weather.
 
-Judged by the rows, in the order in which the database committed them, and not by what anybody
-heard. The rules stand here a second time, apart from the code that obeys them: that is what
-makes them a check. Each function gives the violations that it found.
+The checks go by the rows, in the order in which the database committed them, and not by what any
+caller was told. They restate the rules apart from the code that follows them, which is what makes
+them a check. Each function returns the violations that it finds.
 
-A message moves only so:
+A message makes only these transitions:
 
-    nothing ──▶ ready, waiting               by a push, all of a batch at once
-    ready, waiting ──▶ claimed               when its time has come; one delivery more
-    claimed ──▶ claimed                      extended, by whoever holds that very claim
-    claimed ──▶ any other                    settled, by whoever holds that very claim
-    claimed ──▶ waiting, dead                ended, when it has lapsed or its session is dead
+    nothing ──▶ ready, waiting               by a push, all messages of a batch at once
+    ready, waiting ──▶ claimed               when it is due; adds one delivery
+    claimed ──▶ claimed                      extended, by the holder of that claim
+    claimed ──▶ any other                    settled, by the holder of that claim
+    claimed ──▶ waiting, dead                ended, if it has lapsed or its session is dead
     dead, cancelled ──▶ waiting              redriven
-    completed, cancelled, dead ──▶ gone      forgotten, or purged
+    completed, cancelled, dead ──▶ gone      forgotten or purged
     ready, waiting ──▶ gone                  purged
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
-from jobsync.testing.violations import Violation
+from jobsync.testing.invariants import Violation
 from jobsync.testing.world import Occurrence
 
 __all__ = ["check_answers", "check_drained", "check_messages", "check_redelivered"]
@@ -29,11 +29,11 @@ __all__ = ["check_answers", "check_drained", "check_messages", "check_redelivere
 _Details: TypeAlias = Mapping[str, Any]
 
 _Problem: TypeAlias = tuple[str, str]
-"""The id of a promise, and what breaks it."""
+"""The id of an invariant, and how it is broken."""
 
 _PENDING = ("ready", "waiting")
 _FINISHED = ("completed", "cancelled", "dead")
-_SETTLED: Mapping[str, tuple[str, int, int]] = {
+_SETTLEMENTS: Mapping[str, tuple[str, int, int]] = {
     "complete": ("completed", 0, 0),
     "cancel": ("cancelled", 0, 0),
     "retry": ("waiting", 0, 1),
@@ -41,80 +41,97 @@ _SETTLED: Mapping[str, tuple[str, int, int]] = {
     "release": ("waiting", 1, 0),
     "snooze": ("waiting", 1, 0),
 }
-"""The state that a settlement leads to, how much more is returned, how many errors are added."""
+"""The state after each settlement, the attempts that it returns, and the errors that it adds."""
 
-_LOST_IN_FLOATS = 1e-6
+_ROUNDING = 1e-6
 
 
-class _Step(msgspec.Struct, frozen=True):
-    """One message, before and after a commit."""
+class _Transition(msgspec.Struct, frozen=True):
+    """A message before and after a commit."""
 
     at: int
-    """Where it stands in the history."""
+    """The position in the history."""
     before: _Details | None
     after: _Details
-    asked: _Details | None
-    """What the port was asked, as far as that was noted."""
-    is_touched: bool
-    """Whether somebody has changed the message behind the library's back."""
-    over: frozenset[str] | set[str]
-    """The sessions that are dead by then, by a write."""
+    request: _Details | None
+    """The call of the backend, if it was recorded."""
+    is_tampered: bool
+    """Whether the message was ever changed without the library."""
+    dead_sessions: set[str]
+    """The sessions that were dead by then, by a write."""
 
-    def grew(self, field: str) -> int:
-        """Give by how much a count is higher than before."""
+    def increase(self, field: str) -> int:
         return int(self.after[field] - (self.before or {}).get(field, 0))
 
     @property
-    def attempts(self) -> int:
-        """How many attempts are spent if the claim of before is counted."""
+    def is_last_attempt(self) -> bool:
+        """Whether no attempt is left, counting the claim before it."""
         before = self.before or {}
-        return int(before["deliveries"] - before["returned"])
+        return bool(before["deliveries"] - before["returned"] >= before["max_attempts"])
 
     @property
-    def is_last(self) -> bool:
-        """Whether that was the last attempt."""
-        return bool(self.attempts >= (self.before or {})["max_attempts"])
-
-    @property
-    def mark(self) -> str:
-        """How it says itself that its claim was settled; nothing where nobody has."""
+    def settlement(self) -> str:
+        """The settlement as the message records it, claim:move; empty if it was not settled."""
         trail = self.after.get("trail", "")
         return "" if trail == (self.before or {}).get("trail") else trail.partition(" ")[0]
 
+    def is_by(self, call: str) -> bool:
+        """Whether this call made it, as far as is known."""
+        return self.request is None or self.request["call"] == call
+
+    @property
+    def has_receipt(self) -> bool:
+        """Whether the call had the receipt of the claim, as far as is known."""
+        if self.request is None:
+            return True
+        before = self.before or {}
+        receipt = [before["id"], before["claim"], before["deliveries"]]
+        return any(each[:3] == receipt for each in self.request.get("receipts", ()))
+
+    def __str__(self) -> str:
+        by = "" if self.request is None else f" by {self.request['call']}"
+        return f"[{_show(self.before or {})}] ──▶ [{_show(self.after)}]{by}"
+
+
+def _show(row: _Details) -> str:
+    hidden = ("id", "queue", "now", "request")
+    return ", ".join(f"{name} {value}" for name, value in row.items() if name not in hidden)
+
 
 def check_messages(history: Sequence[Occurrence]) -> list[Violation]:
-    """Check every move of every message.
+    """Check every transition of every message.
 
-    Nothing comes from nowhere, and a batch comes whole. A message has one claim at a time, and
-    only that claim's receipt extends or settles it. Deliveries only grow; what is given back
-    spends no attempt, what fails does, and so does dying alone; the last attempt makes a dead
-    letter, with its payload and an error more. Nothing is claimed before its time, and no claim
-    is ended that has neither lapsed nor lost its session.
+    Every message was pushed, and a batch arrives as a whole. A message has one claim at a time, and
+    only the receipt of that claim extends or settles it. Deliveries only increase. A message that
+    is returned uses up no attempt; one that fails does, and so does one whose worker dies while it
+    runs alone. The last attempt makes a dead letter, with its payload and one more error. Nothing
+    is claimed before it is due, and no claim is ended that has neither lapsed nor lost its session.
     """
-    violations = _find_torn(history)
-    for step in _steps_of(history):
-        for invariant, problem in _judge(step):
-            row = history[step.at]
-            found = f"{row.details['id']}: {problem} at {row.at:.3f} s: {_tell(step)}"
-            violations.append(Violation(invariant, found))
+    violations = _find_torn_batches(history)
+    for transition in _list_transitions(history):
+        row = history[transition.at]
+        violations += [
+            Violation(invariant, f"{row.details['id']}: {problem} at {row.at:.3f} s: {transition}")
+            for invariant, problem in _check_transition(transition)
+        ]
     return violations
 
 
 def check_answers(history: Sequence[Occurrence]) -> list[Violation]:
-    """Check that what callers of a port were told is what happened.
+    """Check that what the callers of a queue backend were told is what happened.
 
-    What was acknowledged had been added, and what was refused never is. What was claimed for a
-    caller is. A settlement is called taken if and only if the claim was ended in that very way,
-    by whichever copy of the request; and a receipt is called stale only if it is. Judges what
-    `RecordingBackend` notes.
+    A push that was acknowledged had been added, and one that was refused never is. A claim that was
+    returned exists. A settlement is accepted if and only if the claim was ended in this very way,
+    by whichever copy of the request. A receipt is called stale only if it is. Checks what
+    `RecordingBackend` records.
     """
-    book = _Book(history)
+    log = _ClaimLog(history)
     return [
-        Violation(invariant, f"{problem}: {history[heard.details['request']]} was answered {heard}")
-        for at, heard in enumerate(history)
-        if heard.what == "response"
-        for invariant, problem in _judge_answer(
-            book, at, history[heard.details["request"]].details, heard.details
+        Violation(invariant, f"{problem}: {history[reply.details['request']]} got {reply}")
+        for at, reply in enumerate(history)
+        if reply.what == "response"
+        for invariant, problem in _check_response(
+            log, at, history[reply.details["request"]].details, reply.details
         )
     ]
 
@@ -122,287 +139,259 @@ def check_answers(history: Sequence[Occurrence]) -> list[Violation]:
 def check_drained(history: Sequence[Occurrence]) -> list[Violation]:
     """Check that every message that was acknowledged has been handled or is a dead letter.
 
-    For the end of a story, after everything has been handled. What was never acknowledged, and
-    has arrived all the same, must be finished too.
+    For the end of a story, after everything has been handled. A message that has arrived without
+    being acknowledged must be finished too.
     """
     last = {each.details["id"]: each for each in history if each.what == "row"}
-    pushed = _find_acknowledged(history)
+    acknowledged = [
+        message[0]
+        for response in history
+        if response.what == "response" and "error" not in response.details
+        for message in history[response.details["request"]].details.get("messages", ())
+    ]
     lost = [
-        Violation("Q1", f"{name}: acknowledged, and nowhere to be found")
-        for name in pushed
+        Violation("Q1", f"{name}: acknowledged, but does not exist")
+        for name in acknowledged
         if name not in last
     ]
-    left = [
-        Violation("QL3", f"{name}: still {row.details['state']} since {row.at:.0f} s")
+    unfinished = [
+        Violation("QL3", f"{name}: {row.details['state']} since {row.at:.0f} s")
         for name, row in last.items()
         if row.details["state"] not in (*_FINISHED, "gone")
     ]
-    return lost + left
+    return lost + unfinished
 
 
 def check_redelivered(
     history: Sequence[Occurrence], *, since: float, within: float
 ) -> list[Violation]:
-    """Check that whoever's claim was ended is claimed again, or dead, within so many seconds.
+    """Check that a message whose claim was ended is claimed again, or dead, within a bound.
 
     Args:
         history: what happened.
-        since: the world's time from which on that must hold.
-        within: seconds, from the end of a claim to the next.
+        since: the world's time from which the bound applies.
+        within: seconds from the end of a claim to the next one.
     """
     ended: dict[str, float] = {}
     late = []
-    for step in _steps_of(history):
-        row = history[step.at]
+    for transition in _list_transitions(history):
+        row = history[transition.at]
         name = row.details["id"]
-        if step.before is None or step.before["state"] != "claimed":
-            begun = ended.pop(name, None)
-            if begun is not None and row.at - max(begun, since) > within:
-                found = f"{name}: ended at {begun:.1f} s, claimed again at {row.at:.1f} s"
-                late.append(Violation("QL2", found))
-        elif row.details["state"] == "waiting" and not step.mark:
+        if transition.before is None or transition.before["state"] != "claimed":
+            end = ended.pop(name, None)
+            if end is not None and row.at - max(end, since) > within:
+                detail = f"{name}: ended at {end:.1f} s, claimed again at {row.at:.1f} s"
+                late.append(Violation("QL2", detail))
+        elif row.details["state"] == "waiting" and not transition.settlement:
             ended[name] = row.at
-    end = history[-1].at if history else 0.0
+    now = history[-1].at if history else 0.0
     return late + [
-        Violation("QL2", f"{name}: ended at {begun:.1f} s, not claimed since")
-        for name, begun in ended.items()
-        if end - max(begun, since) > within
+        Violation("QL2", f"{name}: ended at {end:.1f} s, not claimed since")
+        for name, end in ended.items()
+        if now - max(end, since) > within
     ]
 
 
-def _steps_of(history: Sequence[Occurrence]) -> Iterator[_Step]:
-    """Give the moves of all messages, in commit order."""
+def _list_transitions(history: Sequence[Occurrence]) -> Iterator[_Transition]:
+    """Yield the transitions of all messages, in commit order."""
     rows: dict[str, _Details] = {}
-    touched: set[str] = set()
-    over: set[str] = set()
+    tampered: set[str] = set()
+    dead: set[str] = set()
     for at, done in enumerate(history):
-        facts = done.details
-        if done.what == "commit" and facts["key"].startswith("session/"):
-            value = facts["value"]
-            if facts["deleted"] or not isinstance(value, dict) or value.get("state") != "live":
-                over.add(facts["key"].removeprefix("session/"))
+        details = done.details
+        if done.what == "commit" and details["key"].startswith("session/"):
+            value = details["value"]
+            if details["deleted"] or not isinstance(value, dict) or value.get("state") != "live":
+                dead.add(details["key"].removeprefix("session/"))
         elif done.what == "drop":
-            over.update(key.removeprefix("session/") for key in facts["keys"])
+            dead.update(key.removeprefix("session/") for key in details["keys"])
         elif done.what == "row":
-            name, ask = facts["id"], facts["request"]
+            name, position = details["id"], details["request"]
             if not done.node:
-                touched.add(name)
-            asked = None if ask is None else history[ask].details
-            yield _Step(at, rows.get(name), facts, asked, name in touched, over)
-            rows[name] = facts
+                tampered.add(name)
+            request = None if position is None else history[position].details
+            yield _Transition(at, rows.get(name), details, request, name in tampered, dead)
+            rows[name] = details
 
 
-def _judge(step: _Step) -> Iterator[_Problem]:
-    """Give what is wrong with a move."""
+def _check_transition(step: _Transition) -> Iterator[_Problem]:
     before, after = step.before, step.after
-    if step.is_touched and step.asked is None:
+    if step.is_tampered and step.request is None:
         # A person did it.
         return
     if before is None:
-        yield from _judge_push(step)
+        yield from _check_push(step)
         return
     if {before["state"], after["state"]}.isdisjoint(("gone", "both")):
-        yield from _judge_what_stays(step, before)
+        yield from _check_constants(step, before)
     match before["state"], after["state"]:
         case "ready" | "waiting", "claimed":
-            yield from _judge_claim(step, before)
+            yield from _check_claim(step, before)
         case "claimed", "claimed":
-            yield from _judge_extension(step, before)
+            yield from _check_extension(step, before)
         case "claimed", "waiting" | "completed" | "cancelled" | "dead":
-            yield from (_judge_settlement if step.mark else _judge_end)(step, before)
+            yield from (_check_settlement if step.settlement else _check_end)(step, before)
         case "dead" | "cancelled", "waiting":
-            yield from _judge_redrive(step)
+            yield from _check_redrive(step)
         case _, "gone":
-            yield from _judge_oblivion(step, before)
-        case was, state:
-            yield "Q3" if state == "both" else "Q10", f"no message goes from {was} to {state}"
+            yield from _check_removal(step, before)
+        case old, new:
+            yield "Q3" if new == "both" else "Q10", f"no message goes from {old} to {new}"
 
 
-def _judge_what_stays(step: _Step, before: _Details) -> Iterator[_Problem]:
+def _check_constants(step: _Transition, before: _Details) -> Iterator[_Problem]:
     after = step.after
     if after["max_attempts"] != before["max_attempts"] or after["queue"] != before["queue"]:
         yield "Q2", "it became another message"
     if after["payload"] != before["payload"] and after["state"] != "completed":
         yield "Q2", "its payload has changed"
-    if step.grew("deliveries") < 0:
-        yield "Q6", "deliveries went back"
+    if step.increase("deliveries") < 0:
+        yield "Q6", "deliveries decreased"
 
 
-def _judge_push(step: _Step) -> Iterator[_Problem]:
-    after, asked = step.after, step.asked
+def _check_push(step: _Transition) -> Iterator[_Problem]:
+    after, request = step.after, step.request
     if after["state"] not in _PENDING:
         yield "Q10", f"no message begins as {after['state']}"
         return
     if after["deliveries"] or after["returned"] or after["errors"]:
-        yield "Q10", "it came with a past"
-    if asked is None:
+        yield "Q10", "a new message has deliveries or errors"
+    if request is None:
         return
-    letters = {letter[0]: letter[1:] for letter in asked.get("messages", ())}
-    if asked["call"] != "push" or after["id"] not in letters:
-        yield "Q2", "nobody pushed it"
+    messages = {message[0]: message[1:] for message in request.get("messages", ())}
+    if request["call"] != "push" or after["id"] not in messages:
+        yield "Q2", "it was not pushed"
         return
-    payload, delay, most = letters[after["id"]]
-    if (payload, most) != (after["payload"], after["max_attempts"]):
+    payload, delay, max_attempts = messages[after["id"]]
+    if (payload, max_attempts) != (after["payload"], after["max_attempts"]):
         yield "Q2", "it is not what was pushed"
-    if delay > 0 and after["due"] < after["now"]["wall"] + delay - _LOST_IN_FLOATS:
-        yield "Q8", "its delay is shorter than was asked for"
+    if delay > 0 and after["due"] < after["now"]["wall"] + delay - _ROUNDING:
+        yield "Q8", "its delay is shorter than requested"
     if (after["state"] == "waiting") != (delay > 0):
-        yield "Q8", f"pushed with a delay of {delay:g} s it is {after['state']}"
+        yield "Q8", f"it is {after['state']} after a push with a delay of {delay:g} s"
 
 
-def _judge_claim(step: _Step, before: _Details) -> Iterator[_Problem]:
-    after, asked = step.after, step.asked
-    if step.grew("deliveries") != 1 or step.grew("returned") or step.grew("errors"):
-        yield "Q6", "a claim is one delivery more, and nothing else"
-    if before["state"] == "waiting" and before["due"] > after["now"]["wall"] + _LOST_IN_FLOATS:
-        yield "Q8", "claimed before its time"
-    if step.is_last:
-        yield "Q6", "claimed although its attempts are spent"
+def _check_claim(step: _Transition, before: _Details) -> Iterator[_Problem]:
+    after, request = step.after, step.request
+    if step.increase("deliveries") != 1 or step.increase("returned") or step.increase("errors"):
+        yield "Q6", "a claim adds one delivery and nothing else"
+    if before["state"] == "waiting" and before["due"] > after["now"]["wall"] + _ROUNDING:
+        yield "Q8", "claimed before it was due"
+    if step.is_last_attempt:
+        yield "Q6", "claimed although its attempts are used up"
     if not after["claim"] or after["claim"] == before["claim"]:
-        yield "Q5", "its claim has no name of its own"
-    if not _is_asked(step, "claim"):
-        yield "Q5" if _is_asked(step, "extend") else "Q10", "nobody asked for it"
-    elif asked is not None and asked["suspects"] != bool(before["suspect"]):
-        yield "Q11", "suspects and others are claimed apart"
+        yield "Q5", "its claim has no id of its own"
+    if not step.is_by("claim"):
+        yield "Q5" if step.is_by("extend") else "Q10", "claimed by another call"
+    elif request is not None and request["suspects"] != bool(before["suspect"]):
+        yield "Q11", "suspects and others are not claimed together"
 
 
-def _judge_extension(step: _Step, before: _Details) -> Iterator[_Problem]:
+def _check_extension(step: _Transition, before: _Details) -> Iterator[_Problem]:
     after = step.after
-    if after["claim"] != before["claim"] or step.grew("deliveries"):
-        yield "Q4", f"claimed while the claim of {before['session']} was alive"
+    if after["claim"] != before["claim"] or step.increase("deliveries"):
+        yield "Q4", f"claimed while the claim of {before['session']} was valid"
         return
-    if step.grew("returned") or step.grew("errors") or after["session"] != before["session"]:
-        yield "Q10", "an extension changes nothing but the time"
+    is_changed = step.increase("returned") or step.increase("errors")
+    if is_changed or after["session"] != before["session"]:
+        yield "Q10", "an extension changes only the deadline"
     if after["boot"] == before["boot"] and after["due"] < before["due"]:
-        yield "Q10", "an extension made it shorter"
-    if not _is_asked(step, "extend"):
-        yield "Q10", "nobody asked to extend it"
-    elif not _names_claim(step, before):
-        yield "Q5", "a stale receipt extended it"
+        yield "Q10", "an extension brought the deadline forward"
+    if not step.is_by("extend"):
+        yield "Q10", "extended by another call"
+    elif not step.has_receipt:
+        yield "Q5", "extended by a stale receipt"
 
 
-def _judge_settlement(step: _Step, before: _Details) -> Iterator[_Problem]:
+def _check_settlement(step: _Transition, before: _Details) -> Iterator[_Problem]:
     after = step.after
-    claim, _, move = step.mark.partition(":")
+    claim, _, move = step.settlement.partition(":")
     if claim != before["claim"]:
-        yield "Q5", f"a stale receipt settled it: {step.mark}"
-    is_set_aside = step.is_touched and move == "bury" and _is_asked(step, "claim")
-    if not (_is_asked(step, "settle") or is_set_aside):
-        yield "Q10", "nobody asked to settle it"
-    elif not (_names_claim(step, before) or is_set_aside):
-        yield "Q5", "a stale receipt settled it"
-    target, returned, errors = _SETTLED[move]
-    if (after["state"], step.grew("returned")) != (target, returned) or step.grew("deliveries"):
-        yield "Q6", f"{move} leads to {target}, and gives back {returned}"
-    if step.grew("errors") != errors:
+        yield "Q5", f"settled by a stale receipt: {step.settlement}"
+    is_quarantine = step.is_tampered and move == "bury" and step.is_by("claim")
+    if not (step.is_by("settle") or is_quarantine):
+        yield "Q10", "settled by another call"
+    elif not (step.has_receipt or is_quarantine):
+        yield "Q5", "settled by a stale receipt"
+    state, returned, errors = _SETTLEMENTS[move]
+    actual = (after["state"], step.increase("returned"))
+    if actual != (state, returned) or step.increase("deliveries"):
+        yield "Q6", f"{move} leads to {state} and returns {returned} attempts"
+    if step.increase("errors") != errors:
         yield "Q12", f"{move} adds {errors} errors"
-    if move == "retry" and step.is_last:
-        yield "Q6", "tried again although its attempts are spent"
-    if move == "bury" and not step.is_last and not step.is_touched:
-        yield "Q6", "dead before its attempts are spent"
+    if move == "retry" and step.is_last_attempt:
+        yield "Q6", "retried although its attempts are used up"
+    if move == "bury" and not step.is_last_attempt and not step.is_tampered:
+        yield "Q6", "dead before its attempts are used up"
 
 
-def _judge_end(step: _Step, before: _Details) -> Iterator[_Problem]:
-    after, asked = step.after, step.asked
+def _check_end(step: _Transition, before: _Details) -> Iterator[_Problem]:
+    after, request = step.after, step.request
     now = after["now"]
     has_lapsed = before["boot"] != now["boot"] or before["due"] <= now["mono"]
-    if not has_lapsed and before["session"] not in step.over:
-        yield "Q13", f"the claim of {before['session']}, who lives, was ended before it lapsed"
-    if not _is_asked(step, "end_claims"):
-        yield "Q10", "nobody asked to end its claim"
-    elif asked is not None and after["id"] in asked["keep"]:
-        yield "Q13", "the claim of a message to keep was ended"
-    if step.grew("deliveries") or step.grew("errors") != 1:
-        yield "Q12", "an ended claim is one error more"
-    is_spent = bool(before["suspect"])
-    expected = ("dead" if is_spent and step.is_last else "waiting", 0 if is_spent else 1)
-    if (after["state"], step.grew("returned")) != expected:
-        yield "Q6", f"an ended claim leads to {expected[0]}, and gives back {expected[1]}"
+    if not has_lapsed and before["session"] not in step.dead_sessions:
+        yield "Q13", f"the claim of {before['session']}, which is live, ended before it lapsed"
+    if not step.is_by("end_claims"):
+        yield "Q10", "its claim was ended by another call"
+    elif request is not None and after["id"] in request["keep"]:
+        yield "Q13", "a claim was ended that was to be kept"
+    if step.increase("deliveries") or step.increase("errors") != 1:
+        yield "Q12", "an ended claim adds one error"
+    was_alone = bool(before["suspect"])
+    expected = ("dead" if was_alone and step.is_last_attempt else "waiting", 0 if was_alone else 1)
+    if (after["state"], step.increase("returned")) != expected:
+        yield "Q6", f"an ended claim leads to {expected[0]} and returns {expected[1]} attempts"
     if after["state"] == "waiting" and not after["suspect"]:
-        yield "Q11", "whose claim was ended is a suspect"
+        yield "Q11", "a message whose claim was ended is a suspect"
 
 
-def _judge_redrive(step: _Step) -> Iterator[_Problem]:
-    if step.grew("deliveries") or step.after["returned"] != step.after["deliveries"]:
+def _check_redrive(step: _Transition) -> Iterator[_Problem]:
+    if step.increase("deliveries") or step.after["returned"] != step.after["deliveries"]:
         yield "Q6", "redriven without all its attempts"
-    if not _is_asked(step, "redrive"):
-        yield "Q10", "nobody asked to redrive it"
+    if not step.is_by("redrive"):
+        yield "Q10", "redriven by another call"
 
 
-def _judge_oblivion(step: _Step, before: _Details) -> Iterator[_Problem]:
-    asked = step.asked
+def _check_removal(step: _Transition, before: _Details) -> Iterator[_Problem]:
+    request = step.request
     if before["state"] not in (*_PENDING, *_FINISHED):
         yield "Q1", f"lost while it was {before['state']}"
-    elif asked is None or asked["call"] == "purge":
+    elif request is None or request["call"] == "purge":
         return
-    elif asked["call"] != "forget" or asked["state"] != before["state"]:
-        yield "Q10", "nobody asked to forget it"
-    elif step.after["now"]["wall"] - before["due"] < asked["older_than"] - _LOST_IN_FLOATS:
+    elif request["call"] != "forget" or request["state"] != before["state"]:
+        yield "Q10", "removed by another call"
+    elif step.after["now"]["wall"] - before["due"] < request["older_than"] - _ROUNDING:
         yield "Q10", "forgotten too early"
 
 
-def _is_asked(step: _Step, call: str) -> bool:
-    """Say whether that is what the port was asked to do, as far as is known."""
-    return step.asked is None or step.asked["call"] == call
-
-
-def _names_claim(step: _Step, before: _Details) -> bool:
-    """Say whether the question named the very claim, as far as is known."""
-    if step.asked is None:
-        return True
-    wanted = [before["id"], before["claim"], before["deliveries"]]
-    return any(receipt[:3] == wanted for receipt in step.asked.get("receipts", ()))
-
-
-def _tell(step: _Step) -> str:
-    hidden = ("id", "queue", "now", "request")
-
-    def show(facts: _Details | None) -> str:
-        told = {} if facts is None else {k: v for k, v in facts.items() if k not in hidden}
-        return ", ".join(f"{name} {value}" for name, value in told.items())
-
-    asked = "" if step.asked is None else f" by {step.asked['call']}"
-    return f"[{show(step.before)}] ──▶ [{show(step.after)}]{asked}"
-
-
-def _find_torn(history: Sequence[Occurrence]) -> list[Violation]:
-    """Give the pushes of which a part has arrived, or has arrived apart."""
+def _find_torn_batches(history: Sequence[Occurrence]) -> list[Violation]:
+    """Find the pushes that have arrived in part, or not at once."""
     arrived: dict[int, list[int]] = {}
-    for step in _steps_of(history):
-        if step.before is None and step.asked is not None and step.asked["call"] == "push":
+    for step in _list_transitions(history):
+        if step.before is None and step.request is not None and step.request["call"] == "push":
             arrived.setdefault(history[step.at].details["request"], []).append(step.at)
     return [
-        Violation("Q7", f"a batch was torn: {len(places)} of {history[ask]}")
-        for ask, places in arrived.items()
-        if len(places) != len(history[ask].details["messages"])
-        or places[-1] - places[0] >= len(places)
+        Violation("Q7", f"only {len(positions)} messages of a batch at once: {history[request]}")
+        for request, positions in arrived.items()
+        if len(positions) != len(history[request].details["messages"])
+        or positions[-1] - positions[0] >= len(positions)
     ]
 
 
-def _find_acknowledged(history: Sequence[Occurrence]) -> list[str]:
-    """Name the messages whose push was answered well."""
-    return [
-        letter[0]
-        for heard in history
-        if heard.what == "response" and "error" not in heard.details
-        for letter in history[heard.details["request"]].details.get("messages", ())
-    ]
-
-
-class _Book:
-    """Where in the history each claim began, was extended and ended, and each push arrived."""
+class _ClaimLog:
+    """The positions in the history at which messages were pushed, claimed, extended and ended."""
 
     def __init__(self, history: Sequence[Occurrence]) -> None:
         self.pushed: dict[str, int] = {}
         self.claimed: dict[tuple[str, str], int] = {}
         self.extended: set[tuple[int, str, str]] = set()
         self.ended: dict[tuple[str, str], tuple[int, str]] = {}
-        """With the move that ended it; none where nobody has settled it."""
+        """With the move of the settlement; empty if it was not settled."""
         self.gone: dict[str, int] = {}
-        for step in _steps_of(history):
-            self._enter(step)
+        for step in _list_transitions(history):
+            self._add(step)
 
-    def _enter(self, step: _Step) -> None:
+    def _add(self, step: _Transition) -> None:
         before, after, name = step.before, step.after, step.after["id"]
         if before is None:
             self.pushed[name] = step.at
@@ -413,57 +402,55 @@ class _Book:
             if after.get("claim") == before["claim"]:
                 self.extended.add((after["request"], *claim))
             else:
-                self.ended[claim] = (step.at, step.mark.partition(":")[2])
+                self.ended[claim] = (step.at, step.settlement.partition(":")[2])
         if after["state"] == "claimed":
             self.claimed.setdefault((name, after["claim"]), step.at)
 
 
-def _judge_answer(book: _Book, at: int, asked: _Details, heard: _Details) -> Iterator[_Problem]:
-    """Give what is untrue of an answer."""
-    judges: Mapping[str, Callable[[_Book, int, _Details, _Details], Iterator[_Problem]]] = {
-        "push": _judge_pushed,
-        "claim": _judge_claimed,
-        "settle": _judge_settled,
-        "extend": _judge_extended,
-    }
-    judge = judges.get(asked["call"])
-    if judge is not None:
-        yield from judge(book, at, asked, heard)
+def _check_response(
+    log: _ClaimLog, at: int, request: _Details, response: _Details
+) -> Iterator[_Problem]:
+    result = response.get("result") or ()
+    match request["call"]:
+        case "push":
+            names = [message[0] for message in request["messages"]]
+            yield from _check_push_response(log, at, names, response.get("error"))
+        case "claim":
+            for name, claim, _ in result:
+                if not response["request"] < log.claimed.get((name, claim), at) < at:
+                    yield "Q15", f"{name}: reported as claimed, but was not"
+        case "settle":
+            for receipt, accepted in zip(request["receipts"], result, strict=False):
+                yield from _check_settle_response(log, at, receipt, is_accepted=accepted)
+        case "extend":
+            for (name, claim, _), extended in zip(request["receipts"], result, strict=False):
+                was_extended = (response["request"], name, claim) in log.extended
+                had_ended = log.ended.get((name, claim), (at, ""))[0] < at
+                if not (was_extended if extended else had_ended):
+                    reported = "extended" if extended else "stale"
+                    yield "Q15", f"{name}: reported as {reported}, but was not"
 
 
-def _judge_pushed(book: _Book, at: int, asked: _Details, heard: _Details) -> Iterator[_Problem]:
-    names = [letter[0] for letter in asked["messages"]]
-    match heard.get("error"):
-        case None if any(book.pushed.get(name, at) >= at for name in names):
-            yield "Q15", "acknowledged, and was not there"
+def _check_push_response(
+    log: _ClaimLog, at: int, names: Sequence[str], error: str | None
+) -> Iterator[_Problem]:
+    match error:
+        case None if any(log.pushed.get(name, at) >= at for name in names):
+            yield "Q15", "acknowledged, but was not there"
         case None | "OutcomeUnknown":
             pass
-        case _ if any(name in book.pushed for name in names):
-            yield "Q15", "refused, and was there"
+        case _ if any(name in log.pushed for name in names):
+            yield "Q15", "refused, but was there"
 
 
-def _judge_claimed(book: _Book, at: int, _: _Details, heard: _Details) -> Iterator[_Problem]:
-    for name, claim, _deliveries in heard.get("result") or ():
-        if not heard["request"] < book.claimed.get((name, claim), at) < at:
-            yield "Q15", f"told to have claimed {name}, and had not"
-
-
-def _judge_settled(book: _Book, at: int, asked: _Details, heard: _Details) -> Iterator[_Problem]:
-    for receipt, taken in zip(asked["receipts"], heard.get("result") or (), strict=False):
-        name, claim, _, move, _ = receipt
-        place, how = book.ended.get((name, claim), (at, ""))
-        if taken and (place >= at or how != move):
-            yield "Q15", f"{name}: told settled, was not"
-        elif not taken and place >= at:
-            yield "Q15", f"{name}: called stale, and was not"
-        elif not taken and how == move and book.gone.get(name, at) >= at:
-            yield "Q15", f"{name}: called stale, and was settled so"
-
-
-def _judge_extended(book: _Book, at: int, asked: _Details, heard: _Details) -> Iterator[_Problem]:
-    for receipt, extended in zip(asked["receipts"], heard.get("result") or (), strict=False):
-        name, claim, _ = receipt
-        if extended and (heard["request"], name, claim) not in book.extended:
-            yield "Q15", f"{name}: told extended, was not"
-        elif not extended and book.ended.get((name, claim), (at, ""))[0] >= at:
-            yield "Q15", f"{name}: called stale, and was not"
+def _check_settle_response(
+    log: _ClaimLog, at: int, receipt: Sequence[Any], *, is_accepted: bool
+) -> Iterator[_Problem]:
+    name, claim, _, move, _ = receipt
+    ended, ended_by = log.ended.get((name, claim), (at, ""))
+    if is_accepted and (ended >= at or ended_by != move):
+        yield "Q15", f"{name}: reported as settled, but was not"
+    elif not is_accepted and ended >= at:
+        yield "Q15", f"{name}: reported as stale, but was not"
+    elif not is_accepted and ended_by == move and log.gone.get(name, at) >= at:
+        yield "Q15", f"{name}: reported as stale, but was settled in this way"

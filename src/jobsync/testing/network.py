@@ -1,11 +1,11 @@
-"""The way between a node and the store, and everything that can happen on it.
+"""The network between a node and the store, and all its faults.
 
-A request travels on its own: a node that is killed, paused or out of patience does not
-call it back. So a write may land long after its sender gave up, arrive twice, or be
-carried out with its reply lost. Each is drawn from the world's dice.
+Once sent, a request is independent of its sender: a node that is killed, paused or has timed out
+does not cancel it. So a write may be applied long after its sender gave up, arrive twice, or be
+applied while its reply is lost. The world's dice decide.
 
-Commits are noted in the order in which the store made them, on one condition: the store
-at the end answers without waiting for anything, as a `MemoryStore` does.
+Commits are recorded in the order in which the store made them, provided that the store answers
+without waiting for anything, as a `MemoryStore` does.
 """
 
 import asyncio
@@ -44,55 +44,55 @@ __all__ = ["CALM", "Link", "Weather", "connect"]
 
 T = TypeVar("T")
 
-_CHANGES_SOMETHING = {"append", "discard", "bury", "drop", "transact"}
+_WRITES = {"append", "discard", "bury", "drop", "transact"}
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
-    """How often what happens to a request, between 0 and 1, and how long things take."""
+    """The probabilities of faults of a request, from 0 to 1, and durations in seconds."""
 
     latency: float = 0.01
-    """Each way takes up to so many seconds."""
+    """Maximum for each direction."""
     slow: float = 0.0
     slow_by: float = 25.0
-    """A slow one takes up to so many more."""
+    """Maximum that is added to a slow request."""
     refused: float = 0.0
-    """It is refused before it is carried out, and the sender hears of it."""
+    """It is refused before it is executed, and the sender gets an error."""
     undecided: float = 0.0
-    """Nothing is decided (409): a write is unknown and was not carried out."""
+    """Nothing is decided (409): the outcome of a write is unknown, and it was not executed."""
     lost: float = 0.0
-    """It is carried out, and the answer is an error that does not say so."""
+    """It is executed, and the sender gets an error that does not say so."""
     unanswered: float = 0.0
-    """It is carried out, and no answer ever comes."""
+    """It is executed, and no reply ever arrives."""
     late: float = 0.0
     late_by: float = 600.0
-    """It lands up to so many seconds after it was sent."""
+    """Maximum after which a late request arrives."""
     doubled: float = 0.0
     """It arrives twice."""
     corrupt: float = 0.0
-    """Something that is read arrives damaged, this once; what is stored is whole."""
+    """A record arrives damaged, once; the stored one is intact."""
     patience: float = 5.0
-    """After so many seconds without an answer the sender gives up."""
+    """Seconds without a reply after which the sender gives up."""
 
 
 CALM = Weather()
-"""Nothing goes wrong."""
+"""No faults."""
 
 
 class Link(StoreDecorator):
-    """One node's way to the store.
+    """The connection of a node to the store.
 
     Args:
-        world: whose dice decide, and whose history tells what was committed.
-        node: whose way it is.
-        store: what lies at its end.
-        weather: what happens on it; may change at any time.
+        world: provides the dice, and the history in which commits are recorded.
+        node: the node.
+        store: the store.
+        weather: the faults; may be changed at any time.
 
     Attributes:
-        requests_pass: False while nothing that the node sends arrives.
-        replies_pass: False while nothing that the store answers arrives.
+        requests_pass: False while no request of the node arrives.
+        replies_pass: False while no reply of the store arrives.
         throttled: True while every request is refused as one too many.
-        forbidden: True while every request is refused for want of rights.
-        faults: how many were injected.
+        forbidden: True while every request is refused for lack of permission.
+        faults: the number of faults so far.
     """
 
     def __init__(self, world: World, node: Node, store: Store, weather: Weather = CALM) -> None:
@@ -105,70 +105,70 @@ class Link(StoreDecorator):
         self.faults = 0
         self._world = world
         self._roll = world.dice.random
-        # What is on its way belongs to no node.
-        self._travel = world.loop.call_outside
+        # A request that was sent belongs to no node.
+        self._schedule = world.loop.call_outside
         self._node = node
         self._ids = node.components.ids
-        self._witness = CorruptionLog(self.name, node.components.events)
+        self._corruption_log = CorruptionLog(self.name, node.components.events)
         node.links.append(self)
 
     def mend(self) -> None:
-        """End everything that is wrong with it, and the bad weather."""
+        """End all faults and the bad weather."""
         self.weather = CALM
         self.requests_pass = self.replies_pass = True
         self.throttled = self.forbidden = False
 
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
-        """Send a request, and wait for the reply as long as there is patience."""
+        """Send a request and wait for the reply, until the sender gives up."""
         del sent
-        if call == "transact" and self._strikes(self.weather.undecided):
+        if call == "transact" and self._draw_fault(self.weather.undecided):
             await asyncio.sleep(self._draw(self.weather.latency))
             raise OutcomeUnknown(self.name, "nothing was decided")
         try:
-            return await self._ask(work)
-        except _NoAnswer as trouble:
-            if call in _CHANGES_SOMETHING:
-                raise OutcomeUnknown(self.name, str(trouble)) from None
-            raise Unavailable(self.name, str(trouble)) from None
+            return await self._request(work)
+        except _NoReply as error:
+            if call in _WRITES:
+                raise OutcomeUnknown(self.name, str(error)) from None
+            raise Unavailable(self.name, str(error)) from None
 
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
     ) -> list[Record | None]:
-        """Read records by name; one may be damaged on the way."""
+        """Read records by key; one may arrive damaged."""
         records = await self.around(
             "get", len(keys), lambda: self.inner.get_many(keys, tombstones=tombstones)
         )
-        if keys and self._strikes(self.weather.corrupt):
+        if keys and self._draw_fault(self.weather.corrupt):
             raise Corrupt(self._world.dice.choice(keys), "it arrived damaged")
         return records
 
     async def scan(
         self, prefix: str, *, after: str = "", limit: int = 1000, where: Where = None
     ) -> list[Record]:
-        """List records; one may be damaged on the way, and is left out."""
+        """List records; one that arrives damaged is left out."""
         records = await super().scan(prefix, after=after, limit=limit, where=where)
         return self._damage(records, [record.key for record in records], limit)
 
     async def read(
         self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
     ) -> list[Entry]:
-        """Read history; a line may be damaged on the way, and is left out."""
+        """Read history; an entry that arrives damaged is left out."""
         entries = await super().read(stream, after=after, limit=limit, where=where)
         return self._damage(entries, [f"{stream} {entry.id}" for entry in entries], limit)
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Send changes, marked so that every copy of the request is the same."""
-        marked = assign_nonces(changes, self._ids)
-        if self._strikes(self.weather.undecided):
+        """Send changes, stamped so that every copy of the request is the same."""
+        stamped = assign_nonces(changes, self._ids)
+        if self._draw_fault(self.weather.undecided):
             await asyncio.sleep(self._draw(self.weather.latency))
-            return [Unknown("nothing was decided") for _ in marked]
+            return [Unknown("nothing was decided") for _ in stamped]
         try:
-            return await self._ask(lambda: self._commit(marked))
-        except _NoAnswer as trouble:
-            return [Unknown(str(trouble)) for _ in marked]
+            return await self._request(lambda: self._commit(stamped))
+        except _NoReply as error:
+            return [Unknown(str(error)) for _ in stamped]
 
     async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
-        """Send lines, named so that every copy of the request is the same."""
+        """Send entries, with a batch id so that every copy of the request is the same."""
         await super().append(stream, entries, batch=batch or self._ids.batch())
 
     async def bury(self, prefix: str, *, older_than: float = BURIAL_AGE, limit: int = 1000) -> int:
@@ -182,7 +182,7 @@ class Link(StoreDecorator):
         return await self.around("bury", 0, bury)
 
     async def drop(self, keys: Sequence[str]) -> None:
-        """Remove records for good."""
+        """Remove records permanently."""
 
         async def drop() -> None:
             await self.inner.drop(keys)
@@ -191,65 +191,64 @@ class Link(StoreDecorator):
         await self.around("drop", len(keys), drop)
 
     async def wait(self, topic: str, timeout: float) -> None:
-        """Return early if something changed; a hint may be lost, and does not pass a cut."""
-        if self._strikes(self.weather.lost) or not (self.requests_pass and self.replies_pass):
+        """Return early on a notification; it may be lost, and does not pass a cut."""
+        if self._draw_fault(self.weather.lost) or not (self.requests_pass and self.replies_pass):
             await asyncio.sleep(timeout)
         else:
             await self.inner.wait(topic, timeout)
 
     @property
     def sql(self) -> SqlAccess | None:
-        """The way to the rows, if the store has any: over this link."""
+        """Access to the rows of the store over this link, if it has any."""
         rows = self.inner.sql
         return RowLink(self, rows, self._node.name) if isinstance(rows, SharedRows) else rows
 
-    def lets_hint_pass(self) -> bool:
-        """Say whether a hint comes through: one may be lost, and none passes a cut."""
+    def passes_notification(self) -> bool:
+        """Whether a notification arrives: it may be lost, and does not pass a cut."""
         is_open = self.requests_pass and self.replies_pass
-        return is_open and not self._strikes(self.weather.lost)
+        return is_open and not self._draw_fault(self.weather.lost)
 
     async def now(self) -> Wall | None:
-        """Tell the store's own time of day."""
+        """Read the wall clock of the store."""
         return await self.around("now", 0, self.inner.now)
 
     async def close(self) -> None:
-        """Let go of the way. The store at its end belongs to all nodes."""
+        """Do nothing: the store belongs to all nodes."""
 
     async def _commit(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Let the store carry out changes, and note those that were, in commit order."""
+        """Execute changes, and record those that were applied, in commit order."""
         outcomes = await self.inner.write(changes)
         for change, outcome in zip(changes, outcomes, strict=True):
             if isinstance(outcome, Applied):
-                self._note_commit(change, outcome)
+                self._record_commit(change, outcome)
         return outcomes
 
-    def _note_commit(self, change: Change, outcome: Applied) -> None:
-        """Write down, at its moment, what the store has done."""
+    def _record_commit(self, change: Change, outcome: Applied) -> None:
         self._world.note(self._node.name, "commit", **_describe(change, outcome))
 
-    async def _ask(self, work: Callable[[], Awaitable[T]]) -> T:
-        trouble = self._draw_refusal()
-        if trouble is not None:
+    async def _request(self, work: Callable[[], Awaitable[T]]) -> T:
+        refusal = self._draw_refusal()
+        if refusal is not None:
             await asyncio.sleep(self._draw(self.weather.latency))
             try:
-                raise trouble
+                raise refusal
             finally:
-                # Its traceback holds this frame: a circle, and work for the garbage collector.
-                del trouble
+                # Its traceback refers to this frame: a cycle for the garbage collector.
+                del refusal
         loop = self._world.loop
         reply: asyncio.Future[T] = asyncio.Future(loop=loop)
         self._send(work, reply)
-        # Not asyncio.timeout, which costs more than the whole journey.
-        alarm = loop.call_later(self.weather.patience, _give_up, reply)
+        # Not asyncio.timeout, which costs more than the request.
+        timer = loop.call_later(self.weather.patience, _give_up, reply)
         try:
             return await reply
         finally:
-            alarm.cancel()
-            # Likewise, by what it may have failed with.
+            timer.cancel()
+            # Likewise, by the exception that it may hold.
             del reply
 
     def _draw_refusal(self) -> JobsyncError | None:
-        """Give what the sender gets instead of an answer, if the request is refused."""
+        """Return the error of the sender if the request is refused."""
         if self.throttled:
             self._count()
             return Unavailable(self.name, "the server answered 503 SlowDown")
@@ -257,65 +256,65 @@ class Link(StoreDecorator):
             self._count()
             problem = "does not allow this to these credentials (the server answered 403)"
             return Misconfigured("url", self.name, problem, "allow it")
-        if self._strikes(self.weather.refused):
+        if self._draw_fault(self.weather.refused):
             return Unavailable(self.name, "the request was refused")
         return None
 
     def _send(self, work: Callable[[], Awaitable[T]], reply: "asyncio.Future[T]") -> None:
-        """Put a request on its way, whatever becomes of the sender."""
+        """Send a request, which from then on is independent of the sender."""
         if not self.requests_pass:
             self._count()
             return
         weather = self.weather
         delay = self._draw(weather.latency)
-        if self._strikes(weather.slow):
+        if self._draw_fault(weather.slow):
             delay += self._draw(weather.slow_by)
-        if self._strikes(weather.late):
+        if self._draw_fault(weather.late):
             delay += self._draw(weather.late_by)
-        self._travel(delay, self._arrive, self._deliver, work, reply)
-        if self._strikes(weather.doubled):
+        self._schedule(delay, self._receive, self._execute, work, reply)
+        if self._draw_fault(weather.doubled):
             again = delay + self._draw(weather.late_by)
-            self._travel(again, self._arrive, self._repeat, work)
+            self._schedule(again, self._receive, self._execute_again, work)
 
-    def _arrive(self, carry_out: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Carry something out at once, as far as the store can without waiting."""
-        errand = carry_out(*args)
+    def _receive(self, execute: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Execute a request at once, as far as that is possible without waiting."""
+        coroutine = execute(*args)
         try:
-            awaited = errand.send(None)
+            awaited = coroutine.send(None)
         except StopIteration:
-            # Almost always that is all, and a task would cost more than the errand.
+            # Almost always it is done by now, and a task would cost more than the request.
             return
-        self._world.start(_go_on(errand, awaited))
+        self._world.start(_finish(coroutine, awaited))
 
-    async def _deliver(self, work: Callable[[], Awaitable[T]], reply: "asyncio.Future[T]") -> None:
-        """Carry a request out, and put the answer on its way."""
+    async def _execute(self, work: Callable[[], Awaitable[T]], reply: "asyncio.Future[T]") -> None:
+        """Execute a request and send the reply."""
         try:
             result = await work()
         except JobsyncError as error:
-            self._travel(0.0, _fail, reply, error)
+            self._schedule(0.0, _fail, reply, error)
             return
         if not self.replies_pass:
             self._count()
-        elif self._strikes(self.weather.lost):
-            self._travel(0.0, _fail, reply, _NoAnswer("the reply was lost"))
-        elif not self._strikes(self.weather.unanswered):
-            self._travel(self._draw(self.weather.latency), _answer, reply, result)
+        elif self._draw_fault(self.weather.lost):
+            self._schedule(0.0, _fail, reply, _NoReply("the reply was lost"))
+        elif not self._draw_fault(self.weather.unanswered):
+            self._schedule(self._draw(self.weather.latency), _succeed, reply, result)
 
-    async def _repeat(self, work: Callable[[], Awaitable[Any]]) -> None:
-        """Carry a request out again. The answer goes to nobody."""
+    async def _execute_again(self, work: Callable[[], Awaitable[Any]]) -> None:
+        """Execute a request that has arrived twice. Nobody receives the reply."""
         with suppress(JobsyncError):
             await work()
 
     def _damage(self, items: list[T], names: list[str], limit: int) -> list[T]:
-        """Leave one out and report it, if it so happens."""
-        # A full page stays full: one that is not would be taken for the last.
-        if not 0 < len(items) < limit or not self._strikes(self.weather.corrupt):
+        """Leave one item out and report it, if the dice say so."""
+        # A full page stays full: a shorter one would be taken for the last.
+        if not 0 < len(items) < limit or not self._draw_fault(self.weather.corrupt):
             return items
         at = self._world.dice.randrange(len(items))
-        self._witness.report(Corrupt(names[at], "it arrived damaged"))
+        self._corruption_log.report(Corrupt(names[at], "it arrived damaged"))
         return items[:at] + items[at + 1 :]
 
-    def _strikes(self, chance: float) -> bool:
+    def _draw_fault(self, chance: float) -> bool:
         if not chance or self._roll() >= chance:
             return False
         self._count()
@@ -330,38 +329,38 @@ class Link(StoreDecorator):
 
 
 @types.coroutine
-def _go_on(errand: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
-    """Finish what has begun and waits for something."""
+def _finish(coroutine: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """Run a coroutine to its end that has begun and waits for something."""
     with suppress(StopIteration):
         while True:
             try:
-                sent = yield awaited
+                value = yield awaited
             except GeneratorExit:
-                errand.close()
+                coroutine.close()
                 raise
-            except BaseException as error:  # noqa: BLE001 - it is the errand's to take
-                awaited = errand.throw(error)
+            except BaseException as error:  # noqa: BLE001 - the coroutine handles it
+                awaited = coroutine.throw(error)
             else:
-                awaited = errand.send(sent)
+                awaited = coroutine.send(value)
 
 
-class _NoAnswer(Exception):
-    """Nobody can say what became of the request."""
+class _NoReply(Exception):
+    """The outcome of a request is unknown."""
 
 
-def _answer(reply: "asyncio.Future[T]", result: T) -> None:
+def _succeed(reply: "asyncio.Future[T]", result: T) -> None:
     if not reply.done():
         reply.set_result(result)
 
 
 def _give_up(reply: "asyncio.Future[Any]") -> None:
-    _fail(reply, _NoAnswer("no answer came"))
+    _fail(reply, _NoReply("no reply arrived"))
 
 
 def _fail(reply: "asyncio.Future[Any]", error: Exception) -> None:
     if not reply.done():
         reply.set_exception(error)
-        # Asked for here, because whoever waits may be dead and never ask.
+        # Retrieved here, because the sender may be dead and never retrieve it.
         reply.exception()
 
 
@@ -379,9 +378,9 @@ def _describe(change: Change, outcome: Applied) -> dict[str, Any]:
 
 
 def connect(node: Node, store: Store, weather: Weather = CALM) -> Store:
-    """Give a node a store as its code sees one: over a link of its own, and settled.
+    """Return a store as the code of a node uses it: over a link of its own, and settled.
 
-    What its callers are told stands in the history, for `check_replies` to judge.
+    The replies are recorded in the history, for `check_replies`.
     """
     settled = SettlingStore(Link(node.world, node, store, weather), node.components)
     return RecordingStore(node, settled)

@@ -1,9 +1,12 @@
-"""Processes of a simulated world, and what may happen to them.
+"""Simulated processes with a clock and threads of their own.
 
-A node runs unmodified coroutines. It can be paused (its clock goes on), suspended (its
-clock stops too, as under a hypervisor), stopped in good order, killed at any await, and
-started again, on the same machine or after that was switched off and on. Its threads are
-hosts: one can be blocked while the others go on.
+A node runs unmodified coroutines. It can be paused (its clock continues), suspended (its clock
+stops too, as under a hypervisor), stopped cleanly, killed at any await, and started again, on the
+same boot of its machine or on the next one. Its threads are hosts: one can be blocked while the
+others continue.
+
+Each machine has a clock, which may be fast or slow, off, or stopped. Its monotonic time never goes
+back, whatever is done to the clock; its wall time may jump.
 """
 
 import asyncio
@@ -21,30 +24,31 @@ if TYPE_CHECKING:
 
 __all__ = ["Node", "NodeClock", "NodeHost", "Program"]
 
+T = TypeVar("T")
 
-# A clock for each machine of a simulated world: fast or slow, off, or stopped.
-#
-# Monotonic time never goes back, whatever is done to the clock. Wall time goes wherever it
-# is told to.
+Program: TypeAlias = Callable[["Node"], Coroutine[Any, Any, object]]
+"""What a node runs after each start."""
 
+GRACE = 30.0
+"""Seconds that a node has to stop cleanly before it is killed."""
 
-_BEGIN = 1_700_000_000.0
+_START = 1_700_000_000.0
 """When every world begins, in Unix seconds."""
 
 _UPTIME = 1000.0
-"""For how many seconds machines have been running then."""
+"""Seconds that machines have been running by then."""
 
-_LOST_IN_FLOATS = 1e-9
+_ROUNDING = 1e-9
 
 
 class NodeClock:
-    """One machine's idea of time.
+    """The clock of a machine.
 
     Args:
-        loop: whose time passes.
-        rate: how fast it goes; 1.05 gains three seconds a minute.
-        skew: by how much its wall clock is off, in seconds; may be changed at any time.
-        boot: which boot of the machine this is.
+        loop: provides the world's time.
+        rate: its speed; 1.05 gains three seconds per minute.
+        skew: the error of its wall time in seconds; may be changed at any time.
+        boot: the number of the boot.
     """
 
     def __init__(
@@ -55,46 +59,46 @@ class NodeClock:
         self._rate = rate
         self._boot = boot
         self._is_stopped = False
-        # On the world's time line, and on this clock's: when it was last set going.
+        # When its rate last changed, in the world's time and in its own.
         self._since = loop.time()
         self._shown = loop.time()
         self._booted = -_UPTIME if boot == 1 else loop.time()
-        self._looked = loop.time()
+        self._read_at = loop.time()
         self._mono = Mono(self._shown - self._booted)
         self._sleepers: dict[asyncio.Future[None], asyncio.TimerHandle] = {}
 
     @property
     def rate(self) -> float:
-        """How fast it goes. Whoever sleeps by it when this changes wakes by the new rate."""
+        """Its speed. A change applies to callers that sleep already."""
         return self._rate
 
     @rate.setter
     def rate(self, rate: float) -> None:
-        self._pin()
+        self._rebase()
         self._rate = rate
         for sleeper in self._sleepers:
             _wake(sleeper)
 
     def wall(self) -> Wall:
-        """Tell the time of day, as this machine believes."""
-        return Wall(_BEGIN + self._read() + self.skew)
+        """Return the wall time of this machine."""
+        return Wall(_START + self._elapsed() + self.skew)
 
     def mono(self) -> Mono:
-        """Tell the time since boot."""
-        # Of all questions the one that is asked most, and several times at each moment. Whatever
-        # is done to a clock, it shows the same again at the same moment.
-        if self._looked != self._loop.now:
-            self._looked, self._mono = self._loop.now, Mono(self._read() - self._booted)
+        """Return the time since boot."""
+        # Called more often than anything else, and several times at each moment. Whatever is done
+        # to a clock, it shows the same time again at the same moment.
+        if self._read_at != self._loop.now:
+            self._read_at, self._mono = self._loop.now, Mono(self._elapsed() - self._booted)
         return self._mono
 
     def boot(self) -> int:
-        """Identify the boot."""
+        """Return the number of the boot."""
         return self._boot
 
     async def sleep(self, seconds: float) -> None:
-        """Wait by this clock: longer in the world's time where it is slow or stands still."""
+        """Wait by this clock: longer in the world's time if it is slow or stopped."""
         left = max(0.0, seconds)
-        until = self._read() + left
+        until = self._elapsed() + left
         while True:
             # In the world's time, or until the rate changes.
             sleeper: asyncio.Future[None] = asyncio.Future(loop=self._loop)
@@ -103,38 +107,38 @@ class NodeClock:
                 await sleeper
             finally:
                 self._sleepers.pop(sleeper).cancel()
-            left = until - self._read()
-            if left <= _LOST_IN_FLOATS:
+            left = until - self._elapsed()
+            if left <= _ROUNDING:
                 return
 
     def step_wall(self, seconds: float) -> None:
-        """Move the time of day, forward or back. Nobody who sleeps notices."""
+        """Move the wall time, forward or back. Sleeping callers do not notice."""
         self.skew += seconds
 
     def stop(self) -> None:
-        """Stand still."""
-        self._pin()
+        """Stop the clock."""
+        self._rebase()
         self._is_stopped = True
 
     def go_on(self) -> None:
-        """Go on from where it stood."""
-        self._pin()
+        """Continue from where it stopped."""
+        self._rebase()
         self._is_stopped = False
 
     def reboot(self) -> "NodeClock":
-        """Give the clock of this machine after it was switched off and on."""
+        """Return the clock of this machine after a reboot."""
         clock = NodeClock(self._loop, self._rate, self.skew, self._boot + 1)
-        clock.skew += self._read() - clock._read()
+        clock.skew += self._elapsed() - clock._elapsed()
         return clock
 
-    def _read(self) -> float:
+    def _elapsed(self) -> float:
         if self._is_stopped:
             return self._shown
         return self._shown + (self._loop.now - self._since) * self._rate
 
-    def _pin(self) -> None:
-        """Count from here on, so that what comes next does not change what has been."""
-        self._shown, self._since = self._read(), self._loop.time()
+    def _rebase(self) -> None:
+        """Measure from now on, so that a change does not affect the time so far."""
+        self._shown, self._since = self._elapsed(), self._loop.time()
 
 
 def _wake(sleeper: "asyncio.Future[None]") -> None:
@@ -142,26 +146,17 @@ def _wake(sleeper: "asyncio.Future[None]") -> None:
         sleeper.set_result(None)
 
 
-T = TypeVar("T")
-
-Program: TypeAlias = Callable[["Node"], Coroutine[Any, Any, object]]
-"""What a node runs from its start on."""
-
-GRACE = 30.0
-"""Seconds that a node has to stop in good order before it is killed."""
-
-
 class Node:
-    """One process. Made by `World.node`.
+    """A process. Created by `World.node`.
 
     Attributes:
-        world: where it is.
-        name: what it is called; a successor may go by the same name.
-        clock: its machine's clock.
+        world: the world.
+        name: its name; a successor may have the same.
+        clock: the clock of its machine.
         components: its time, randomness and events.
-        links: its ways to stores.
+        links: its links to stores.
         is_alive: whether it has neither stopped nor been killed.
-        is_paused: whether it stands still.
+        is_paused: whether it is paused or suspended.
     """
 
     def __init__(self, world: "World", name: str, clock: NodeClock, components: Components) -> None:
@@ -177,18 +172,18 @@ class Node:
         self._main: asyncio.Task[Any] | None = None
 
     def host(self, name: str = "main") -> "NodeHost":
-        """Give a thread of this node, made when it is first asked for."""
+        """Return a thread of this node; create it at first."""
         if name not in self._hosts:
             self._hosts[name] = NodeHost(self, name)
         return self._hosts[name]
 
     def run(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Start something on this node's main thread."""
+        """Start a coroutine on the main thread."""
         return self.host().run(work)
 
     @property
     def has_program(self) -> bool:
-        """Whether a restart starts something."""
+        """Whether a restart runs a program."""
         return self._program is not None
 
     def start(self, program: Program) -> None:
@@ -197,55 +192,55 @@ class Node:
         self._main = self.run(program(self))
 
     def pause(self) -> None:
-        """Stop running, as by SIGSTOP. The clock goes on."""
-        self._strike("pause")
+        """Stop running, as by SIGSTOP. The clock continues."""
+        self._record_fault("pause")
         self.is_paused = True
-        self._admit_or_hold()
+        self._update_hosts()
 
     def suspend(self) -> None:
-        """Stop running, and the machine's clock with it."""
-        self._strike("suspend")
+        """Stop running, and stop the clock of the machine."""
+        self._record_fault("suspend")
         self.is_paused = True
         self.clock.stop()
-        self._admit_or_hold()
+        self._update_hosts()
 
     def resume(self) -> None:
-        """Go on where it stopped."""
+        """Continue where it stopped."""
         if not self.is_alive:
             return
         self.world.note(self.name, "resume")
         self.is_paused = False
         self.clock.go_on()
-        self._admit_or_hold()
+        self._update_hosts()
 
     def block(self) -> None:
-        """Hold the main thread, as code does that never awaits. Other threads go on."""
+        """Block the main thread, as code does that never awaits. Other threads continue."""
         self.host().block()
 
     def unblock(self) -> None:
-        """Let the main thread go on."""
+        """Unblock the main thread."""
         self.host().unblock()
 
     def kill(self) -> None:
-        """End at once, at whatever await it stands. No finally clause runs."""
+        """End at once, at any await. No finally clause runs."""
         if self.is_alive:
-            self._strike("kill")
+            self._record_fault("kill")
             self._end()
 
     async def stop(self) -> None:
-        """End in good order: cancel the program, as SIGTERM does; kill it if it takes too long."""
-        self._strike("stop")
+        """Stop cleanly: cancel the program, as SIGTERM does; kill it if it takes too long."""
+        self._record_fault("stop")
         if self._main is not None:
             self._main.cancel()
             await asyncio.wait([self._main], timeout=GRACE)
         self._end()
 
     def restart(self) -> "Node":
-        """Start the program anew: another process of the same name on the same machine."""
+        """Start the program again: another process with this name on the same boot."""
         return self._succeed(self.clock)
 
     def reboot(self) -> "Node":
-        """Start the program anew, on the machine switched off and on: its clock begins again."""
+        """Start the program again after a reboot of the machine, whose clock starts again."""
         return self._succeed(self.clock.reboot())
 
     def _succeed(self, clock: NodeClock) -> "Node":
@@ -255,27 +250,27 @@ class Node:
             successor.start(self._program)
         return successor
 
-    def _strike(self, what: str) -> None:
+    def _record_fault(self, what: str) -> None:
         self.world.note(self.name, what)
         self.world.faults += 1
 
     def _end(self) -> None:
         self.is_alive = False
         self.clock.go_on()
-        self._admit_or_hold()
+        self._update_hosts()
 
-    def _admit_or_hold(self) -> None:
+    def _update_hosts(self) -> None:
         for host in self._hosts.values():
-            host.admit_or_hold()
+            host.update()
 
 
 class NodeHost:
-    """A thread of a node. Made by `Node.host`.
+    """A thread of a node. Created by `Node.host`.
 
     Attributes:
-        name: what it is called on its node.
-        is_blocked: whether something holds it.
-        is_running: whether it runs callbacks as they come.
+        name: its name on the node.
+        is_blocked: whether it is blocked.
+        is_running: whether callbacks run when they are ready.
     """
 
     def __init__(self, node: Node, name: str) -> None:
@@ -284,34 +279,34 @@ class NodeHost:
         self.is_running = True
         self._node = node
         self._held: list[ScheduledCall] = []
-        self.admit_or_hold()
+        self.update()
 
     def run(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Start something on this thread."""
+        """Start a coroutine on this thread."""
         return self._node.world.loop.create_task(work, context=self._context())
 
     def call_soon(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something on this thread, in its turn."""
+        """Call a function soon on this thread."""
         self._node.world.loop.call_soon(call, *arguments, context=self._context())
 
     def block(self) -> None:
-        """Hold it. Its node's other threads go on."""
+        """Block the thread. Other threads of the node continue."""
         self._node.world.faults += 1
-        self._turn(is_blocked=True)
+        self._set_blocked(is_blocked=True)
 
     def unblock(self) -> None:
-        """Let it go on."""
-        self._turn(is_blocked=False)
+        """Unblock the thread."""
+        self._set_blocked(is_blocked=False)
 
     def admit(self, call: ScheduledCall) -> bool:
-        """Run a callback now, keep it for later, or never run it."""
+        """Return whether to run a callback now; if not, keep it until the thread runs."""
         if self.is_running:
             return True
         self._held.append(call)
         return False
 
-    def admit_or_hold(self) -> None:
-        """Act on what has become of the node, and of this thread."""
+    def update(self) -> None:
+        """Update whether it runs, after a change of the node or the thread."""
         node = self._node
         self.is_running = node.is_alive and not node.is_paused and not self.is_blocked
         if self.is_running:
@@ -324,7 +319,7 @@ class NodeHost:
         context.run(HOST.set, self)
         return context
 
-    def _turn(self, *, is_blocked: bool) -> None:
+    def _set_blocked(self, *, is_blocked: bool) -> None:
         self._node.world.note(self._node.name, "block" if is_blocked else "unblock", host=self.name)
         self.is_blocked = is_blocked
-        self.admit_or_hold()
+        self.update()

@@ -1,7 +1,8 @@
-"""What a queue's port was asked and what it answered, so that both can be held against the rows.
+"""Stores and queue backends that record their requests and replies, to be checked against commits.
 
-Each question stands in the history before it is sent, and every row that a transaction changes
-names the question; see `rows`. A caller that dies waiting was told nothing, and nothing is noted.
+A caller that dies while it waits receives no reply, and none is recorded. A request of a queue
+backend is in the history before it is sent, and every row that a transaction changes refers to it;
+see `rows`.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -22,25 +23,21 @@ from jobsync.queue.backend import (
 from jobsync.stores.contract import Change, Outcome, Record, Store, StoreDecorator
 from jobsync.stores.record_codec import assign_nonces
 from jobsync.testing.nodes import Node
-from jobsync.testing.rows import ASKED, Asked, digest
+from jobsync.testing.rows import CURRENT_CALL, BackendCall, digest
 
 __all__ = ["RecordingBackend", "RecordingStore"]
 
-
-# What the callers of a store were told, so that it can be held against what happened.
-
+T = TypeVar("T")
 
 _NOTHING_WRITTEN = (Fenced, Invalid, Misconfigured, NewerFormat, Unavailable)
 
 
 class RecordingStore(StoreDecorator):
-    """Notes the answer to each read and each write, and since when the caller had waited.
-
-    A caller that dies waiting was told nothing, and nothing is noted.
+    """Records the reply to each read and each write, with the position of its request.
 
     Args:
-        node: whose calls they are.
-        inner: who answers.
+        node: the node that calls.
+        inner: the store that answers.
     """
 
     def __init__(self, node: Node, inner: Store) -> None:
@@ -52,45 +49,42 @@ class RecordingStore(StoreDecorator):
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
     ) -> list[Record | None]:
-        """Read records, and note which versions came back."""
+        """Read records, and record which versions were returned."""
         since = len(self._world.history)
         records = await self.inner.get_many(keys, tombstones=tombstones)
-        found = [None if record is None else record.nonce for record in records]
-        self._note("read", since, keys=list(keys), nonces=found, tombstones=tombstones)
+        nonces = [None if record is None else record.nonce for record in records]
+        self._note("read", since, keys=list(keys), nonces=nonces, tombstones=tombstones)
         return records
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Make changes, and note what each came to."""
+        """Apply changes, and record the outcome of each."""
         since = len(self._world.history)
         changes = assign_nonces(changes, self._ids)
         try:
             outcomes = await self.inner.write(changes)
         except _NOTHING_WRITTEN:
-            self._tell(since, changes, ["Refused"] * len(changes))
+            self._record(since, changes, ["Refused"] * len(changes))
             raise
-        self._tell(since, changes, [type(outcome).__name__ for outcome in outcomes])
+        self._record(since, changes, [type(outcome).__name__ for outcome in outcomes])
         return outcomes
 
-    def _tell(self, since: int, changes: Sequence[Change], outcomes: list[str]) -> None:
+    def _record(self, since: int, changes: Sequence[Change], outcomes: list[str]) -> None:
         for change, outcome in zip(changes, outcomes, strict=True):
             base = None if change.base is None else change.base.nonce
             self._note(
                 "reply", since, key=change.key, nonce=change.nonce, base=base, outcome=outcome
             )
 
-    def _note(self, what: str, since: int, **facts: object) -> None:
-        self._world.note(self._node.name, what, since=since, **facts)
-
-
-T = TypeVar("T")
+    def _note(self, what: str, since: int, **details: object) -> None:
+        self._world.note(self._node.name, what, since=since, **details)
 
 
 class RecordingBackend(QueueBackend):
-    """Notes every question and every answer.
+    """Records every request and every response.
 
     Args:
-        node: who asks.
-        inner: who answers.
+        node: the node that calls.
+        inner: the backend that answers.
     """
 
     def __init__(self, node: Node, inner: QueueBackend) -> None:
@@ -101,26 +95,26 @@ class RecordingBackend(QueueBackend):
 
     async def push(self, new_messages: Sequence[NewMessage]) -> None:
         """Add messages, all or none, in order."""
-        told = [
+        messages = [
             [each.id, digest(encode(each.value, "message").decode()), each.delay, each.max_attempts]
             for each in new_messages
         ]
-        await self._ask("push", lambda: self._inner.push(new_messages), messages=told)
+        await self._call("push", lambda: self._inner.push(new_messages), messages=messages)
 
     async def push_within(self, connection: object, new_messages: Sequence[NewMessage]) -> None:
-        """Add messages in a transaction of the caller's."""
+        """Add messages in a transaction of the caller."""
         await self._inner.push_within(connection, new_messages)
 
     async def claim(
         self, limit: int, *, session: str, visibility: float, suspects: bool = False
     ) -> ClaimResult:
-        """Claim messages whose time has come."""
-        return await self._ask(
+        """Claim due messages."""
+        return await self._call(
             "claim",
             lambda: self._inner.claim(
                 limit, session=session, visibility=visibility, suspects=suspects
             ),
-            lambda claimed: [_name(each.receipt) for each in claimed.messages],
+            lambda claimed: [_describe(each.receipt) for each in claimed.messages],
             limit=limit,
             session=session,
             visibility=visibility,
@@ -128,29 +122,29 @@ class RecordingBackend(QueueBackend):
         )
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        """End claims, each as told."""
-        return await self._ask(
+        """Settle claims."""
+        return await self._call(
             "settle",
             lambda: self._inner.settle(settlements),
             list,
-            receipts=[[*_name(each.receipt), each.move, each.delay] for each in settlements],
+            receipts=[[*_describe(each.receipt), each.move, each.delay] for each in settlements],
         )
 
     async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
-        """Let claims hold for so many seconds from now."""
-        return await self._ask(
+        """Extend claims to so many seconds from now."""
+        return await self._call(
             "extend",
             lambda: self._inner.extend(receipts, visibility),
             list,
-            receipts=[_name(each) for each in receipts],
+            receipts=[_describe(each) for each in receipts],
             visibility=visibility,
         )
 
     async def end_claims(
         self, dead: Collection[str] = (), *, keep: Collection[str] = ()
     ) -> list[EndedClaim]:
-        """End the claims that have lapsed, and those of sessions that are dead."""
-        return await self._ask(
+        """End the claims that have lapsed and the claims of dead sessions."""
+        return await self._call(
             "end_claims",
             lambda: self._inner.end_claims(dead, keep=keep),
             lambda ended: [[each.id, each.state, each.attempt] for each in ended],
@@ -159,13 +153,13 @@ class RecordingBackend(QueueBackend):
         )
 
     async def list_holders(self) -> list[str]:
-        """Give the sessions that have claimed anything."""
+        """Return the sessions that have claims."""
         return await self._inner.list_holders()
 
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
     ) -> list[MessageInfo]:
-        """Look at messages in a state."""
+        """Return messages in a state."""
         return await self._inner.browse(state, after=after, limit=limit)
 
     async def count(self) -> Mapping[MessageState, int]:
@@ -173,16 +167,16 @@ class RecordingBackend(QueueBackend):
         return await self._inner.count()
 
     async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
-        """Give dead new_messages a new life."""
-        return await self._ask("redrive", lambda: self._inner.redrive(ids, limit=limit))
+        """Retry dead letters."""
+        return await self._call("redrive", lambda: self._inner.redrive(ids, limit=limit))
 
     async def purge(self, states: Collection[MessageState]) -> int:
-        """Remove the messages in these states for good."""
-        return await self._ask("purge", lambda: self._inner.purge(states), states=sorted(states))
+        """Remove the messages in these states permanently."""
+        return await self._call("purge", lambda: self._inner.purge(states), states=sorted(states))
 
     async def forget(self, state: MessageState, *, older_than: float, limit: int = 10_000) -> int:
-        """Remove messages that were finished so many seconds ago."""
-        return await self._ask(
+        """Remove messages that finished at least so many seconds ago."""
+        return await self._call(
             "forget",
             lambda: self._inner.forget(state, older_than=older_than, limit=limit),
             state=state,
@@ -190,38 +184,38 @@ class RecordingBackend(QueueBackend):
         )
 
     async def pause(self, reason: str = "") -> bool:
-        """Let nobody claim."""
-        return await self._ask("pause", lambda: self._inner.pause(reason), reason=reason)
+        """Stop all workers from claiming."""
+        return await self._call("pause", lambda: self._inner.pause(reason), reason=reason)
 
     async def resume(self) -> bool:
-        """Let everybody claim again."""
-        return await self._ask("resume", self._inner.resume)
+        """Allow workers to claim again."""
+        return await self._call("resume", self._inner.resume)
 
     async def wait(self, timeout: float) -> None:
-        """Return early if there is something new to claim."""
+        """Wait; return early if there is a new message to claim."""
         await self._inner.wait(timeout)
 
-    async def _ask(
+    async def _call(
         self,
-        call: str,
-        ask: Callable[[], Awaitable[T]],
-        tell: Callable[[T], Any] = lambda _: None,
-        **facts: Any,
+        name: str,
+        work: Callable[[], Awaitable[T]],
+        describe: Callable[[T], Any] = lambda _: None,
+        **details: Any,
     ) -> T:
-        world, name = self._world, self._node.name
-        asked = Asked(len(world.history), call)
-        world.note(name, "request", call=call, queue=self.queue, **facts)
-        before = ASKED.set(asked)
+        world, node = self._world, self._node.name
+        call = BackendCall(len(world.history), name)
+        world.note(node, "request", call=name, queue=self.queue, **details)
+        token = CURRENT_CALL.set(call)
         try:
-            answer = await ask()
+            result = await work()
         except JobsyncError as error:
-            world.note(name, "response", request=asked.place, error=type(error).__name__)
+            world.note(node, "response", request=call.position, error=type(error).__name__)
             raise
         finally:
-            ASKED.reset(before)
-        world.note(name, "response", request=asked.place, result=tell(answer))
-        return answer
+            CURRENT_CALL.reset(token)
+        world.note(node, "response", request=call.position, result=describe(result))
+        return result
 
 
-def _name(receipt: Receipt) -> list[Any]:
+def _describe(receipt: Receipt) -> list[Any]:
     return [receipt.id, receipt.claim, receipt.deliveries]

@@ -1,7 +1,7 @@
-"""Stories, told with one seed after the other, and found again when one ends badly.
+"""Run stories with many seeds, and reproduce a seed that fails.
 
-A story is a coroutine function of a module that takes a world. A seed that breaks it is
-reported with the one line that tells the same story with the same seed again.
+A story is a coroutine function of a module that takes a world. A seed that breaks it is reported
+with the command that runs the same story with the same seed again.
 """
 
 import importlib
@@ -20,8 +20,12 @@ from typing import TypeAlias
 import msgspec
 
 from jobsync.errors import Invalid, NotFound
-from jobsync.testing.invariants import check_commits, check_replies
-from jobsync.testing.violations import InvariantBroken, Violation
+from jobsync.testing.invariants import (
+    InvariantBroken,
+    Violation,
+    check_commits,
+    check_replies,
+)
 from jobsync.testing.world import World
 
 __all__ = [
@@ -39,20 +43,22 @@ __all__ = [
     "run_story",
 ]
 
-
 Story: TypeAlias = Callable[[World], Awaitable[object]]
-"""What happens in a world. It stands in a module, where another process can find it."""
+"""What happens in a world. A function of a module, so that another process can find it."""
+
+WorldRunner: TypeAlias = Callable[[int], "Report"]
+"""Runs the world of a seed. A function of a module, so that another process can find it."""
 
 _SHOWN = 10
 _HASH_SEEDS = ("0", "1", "12345")
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What one world came to."""
+    """The result of one world."""
 
     seed: int
     hours: float
-    """How long it lasted, in its own time."""
+    """Its duration, in its own time."""
     faults: int
     violations: list[Violation]
     fingerprint: str
@@ -62,21 +68,21 @@ class SavedSeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A seed that once broke a story."""
 
     story: str
-    """As `find_story` takes it."""
+    """A name for `find_story`."""
     seed: int
     why: str
-    """What it showed, and what mended it."""
+    """What it revealed, and what fixed it."""
 
 
 def run_story(story: Story | str, seed: int) -> Report:
-    """Let one world happen, and judge it by the store's contract and by what the story expects.
+    """Run a story in the world of a seed; check the store's contract and the story's own checks.
 
     An exception that the story raises is a violation too: the one that `require` names, and
     "crash" for any other.
 
     Args:
-        story: what happens, or its name as `find_story` takes it.
-        seed: decides the rest.
+        story: the story, or a name for `find_story`.
+        seed: the seed of the world.
     """
     if isinstance(story, str):
         story = find_story(story)
@@ -87,61 +93,68 @@ def run_story(story: Story | str, seed: int) -> Report:
         world.run(lambda: story(world))
     except InvariantBroken as broken:
         raised = [broken.violation]
-    except Exception as error:  # noqa: BLE001 - a story may raise anything; it is what we look for
+    except Exception as error:  # noqa: BLE001 - a story may raise anything
         raised = [Violation("crash", "".join(traceback.format_exception(error)).rstrip())]
     hours = world.loop.time() / 3600
     return Report(seed, hours, world.faults, raised + world.judge(), world.fingerprint)
 
 
 def check_story(story: Story, seeds: Iterable[int] = range(20)) -> None:
-    """Tell a story with each seed.
+    """Run a story with each seed.
 
     Raises:
-        AssertionError: a seed broke it; the last line is a command that does so again.
-        Invalid: the story cannot be found by another process.
+        AssertionError: a seed broke it; the last line is the command that reproduces it.
+        Invalid: another process could not find the story.
     """
     for seed in seeds:
-        again = replay_line(story, seed)
+        command = replay_line(story, seed)
         violations = run_story(story, seed).violations
         if violations:
             shown = "\n".join(map(str, violations[:_SHOWN]))
-            raise AssertionError(f"seed {seed}, {len(violations)} found:\n{shown}\n{again}")
+            raise AssertionError(f"seed {seed}, {len(violations)} violations:\n{shown}\n{command}")
 
 
 def check_repeats(story: Story, seed: int = 0) -> None:
-    """Tell a story in processes that hash differently: each must come to the same history.
+    """Run a story in processes that hash differently; all must have the same history.
 
     Raises:
-        AssertionError: one did not; the story rests on more than its seed.
-        Invalid: the story cannot be found by another process.
+        AssertionError: one did not; the story depends on more than its seed.
+        Invalid: another process could not find the story.
     """
     expected = run_story(story, seed).fingerprint
     command = [sys.executable, "-m", "jobsync.testing", "replay", name_of(story), str(seed)]
     for hash_seed in _HASH_SEEDS:
-        hashing = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        told = subprocess.run(  # noqa: S603 - this very interpreter
-            command, env={**os.environ, **hashing}, capture_output=True, text=True, check=False
+        environ = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(  # noqa: S603 - this interpreter
+            command, env={**os.environ, **environ}, capture_output=True, text=True, check=False
         )
-        if expected not in told.stdout:
+        if expected not in done.stdout:
             raise AssertionError(
-                f"seed {seed} came to another history under PYTHONHASHSEED={hash_seed}:\n"
-                f"{told.stdout}{told.stderr}\n{replay_line(story, seed)}"
+                f"seed {seed} has another history under PYTHONHASHSEED={hash_seed}:\n"
+                f"{done.stdout}{done.stderr}\n{replay_line(story, seed)}"
             )
 
 
 def replay_line(story: Story, seed: int) -> str:
-    """Give the command that tells a story again.
+    """Return the command that runs a story again.
 
     Raises:
-        Invalid: the story cannot be found by another process.
+        Invalid: another process could not find the story.
     """
-    places = os.pathsep.join(_short(place) for place in sys.path if _is_ours(place))
-    command = [_short(sys.executable), "-m", "jobsync.testing", "replay", name_of(story), str(seed)]
-    return (f"PYTHONPATH={shlex.quote(places)} " if places else "") + shlex.join(command)
+    paths = os.pathsep.join(_shorten(path) for path in sys.path if _is_local(path))
+    command = [
+        _shorten(sys.executable),
+        "-m",
+        "jobsync.testing",
+        "replay",
+        name_of(story),
+        str(seed),
+    ]
+    return (f"PYTHONPATH={shlex.quote(paths)} " if paths else "") + shlex.join(command)
 
 
 def name_of(story: Story) -> str:
-    """Name a story as `find_story` takes it.
+    """Return the name of a story for `find_story`.
 
     Raises:
         Invalid: it is not a function of a module.
@@ -150,20 +163,21 @@ def name_of(story: Story) -> str:
     if not name.isidentifier():
         raise Invalid("story", name, "is not a function of a module", "define it with async def")
     file = inspect.getsourcefile(story)
-    return f"{_short(file) if file and Path(file).exists() else story.__module__}:{name}"
+    return f"{_shorten(file) if file and Path(file).exists() else story.__module__}:{name}"
 
 
 def find_story(name: str) -> Story:
     """Find a story by `path/to/file.py:story` or `package.module:story`.
 
     Raises:
-        Invalid: the name is ill-formed.
-        NotFound: there is no such module or story.
+        Invalid: the name is malformed.
+        NotFound: the module or the story does not exist.
     """
-    place, _, function = name.rpartition(":")
-    if not place or not function:
-        raise Invalid("story", name, "names no story", "write path/to/file.py:story")
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    location, _, function = name.rpartition(":")
+    if not location or not function:
+        raise Invalid("story", name, "is not the name of a story", "write path/to/file.py:story")
+    is_file = location.endswith(".py")
+    module = _load_file(Path(location)) if is_file else _load_module(location)
     story: Story | None = getattr(module, function, None)
     if story is None:
         raise NotFound("story", name)
@@ -171,15 +185,16 @@ def find_story(name: str) -> Story:
 
 
 def load_seeds(path: str | Path) -> list[SavedSeed]:
-    """Read seeds that were kept, from a JSON file.
+    """Read saved seeds from a JSON file.
 
     Raises:
-        Invalid: something in it is not a saved seed.
+        Invalid: the file does not contain a list of saved seeds.
     """
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=list[SavedSeed])
     except msgspec.DecodeError as error:
-        raise Invalid("seeds", str(path), str(error), "write story, seed and why") from error
+        problem = f"cannot be read: {error}"
+        raise Invalid("seeds", str(path), problem, "write story, seed and why") from error
 
 
 def _load_module(name: str) -> ModuleType:
@@ -190,7 +205,7 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Load a file as `python file.py` does, with its folder in the path, but once."""
+    """Load a file once, with its folder in the path, as `python file.py` does."""
     path = path.resolve()
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path):
@@ -201,37 +216,29 @@ def _load_file(path: Path) -> ModuleType:
     return importlib.import_module(path.stem)
 
 
-def _short(path: str) -> str:
-    """Give a path as one writes it here."""
+def _shorten(path: str) -> str:
+    """Return a path relative to the working directory, if it is below it."""
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
-def _is_ours(place: str) -> bool:
-    """Say whether a place of modules is one that another process would not know of."""
-    here = Path.cwd()
-    return here in Path(place).parents and "site-packages" not in place
-
-
-# Many worlds: a story told with seed after seed, on several cores, until so many hours passed.
-
-
-WorldRunner: TypeAlias = Callable[[int], Report]
-"""Lets one world happen. Something of a module, so that another process can find it."""
+def _is_local(path: str) -> bool:
+    """Whether another process would not have this path in `sys.path` by itself."""
+    return Path.cwd() in Path(path).parents and "site-packages" not in path
 
 
 def run_campaign(
-    teller: WorldRunner, *, first_seed: int, hours: float, jobs: int
+    runner: WorldRunner, *, first_seed: int, hours: float, jobs: int
 ) -> Iterator[Report]:
-    """Tell a story with one seed after the other; end after so many simulated hours."""
-    told = 0.0
+    """Run the worlds of consecutive seeds on several cores, for so many simulated hours."""
+    simulated = 0.0
     seeds = iter(range(first_seed, first_seed + 1_000_000_000))
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        under_way = [pool.apply_async(teller, (next(seeds),)) for _ in range(2 * jobs)]
-        while told < hours:
-            # In order, so that a campaign of one first seed is the same each time.
-            report = under_way.pop(0).get()
-            under_way.append(pool.apply_async(teller, (next(seeds),)))
-            told += report.hours
+        pending = [pool.apply_async(runner, (next(seeds),)) for _ in range(2 * jobs)]
+        while simulated < hours:
+            # In order, so that a campaign with the same first seed is the same each time.
+            report = pending.pop(0).get()
+            pending.append(pool.apply_async(runner, (next(seeds),)))
+            simulated += report.hours
             yield report
         pool.terminate()
