@@ -140,7 +140,7 @@ def locate(request: pytest.FixtureRequest, tmp_path: Path) -> servers.Locate:
 
 
 @pytest.fixture(scope="session")
-def manners(s3: servers.S3Server) -> Quirks:
+def quirks(s3: servers.S3Server) -> Quirks:
     """Return the quirks of that server."""
     url = parse_url(s3.url(BUCKET, next(_names)))
     assert isinstance(url, ObjectsUrl)

@@ -4,40 +4,44 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from places import MemoryPlace, Place, SqlitePlace
-from places_objects import ObjectsPlace
-from places_postgres import PostgresPlace
+from store_locations import (
+    MemoryLocation,
+    ObjectsLocation,
+    PostgresLocation,
+    SqliteLocation,
+    StoreLocation,
+)
 
 from jobsync import Store
 from jobsync.core.urls import ObjectsUrl, parse_url
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """A fresh place on each kind of store."""
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreLocation]:
+    """A fresh location on each kind of store."""
     match request.param:
         case "memory":
-            yield MemoryPlace()
+            yield MemoryLocation()
         case "sqlite":
-            yield SqlitePlace(tmp_path / "jobs.db")
+            yield SqliteLocation(tmp_path / "jobs.db")
         case "postgres":
-            place = PostgresPlace(request.getfixturevalue("postgres").url)
-            yield place
-            place.remove()
+            location = PostgresLocation(request.getfixturevalue("postgres").url)
+            yield location
+            location.remove()
         case "s3":
             url = parse_url(request.getfixturevalue("bucket_url"))
             assert isinstance(url, ObjectsUrl)
-            manners = request.getfixturevalue("manners")
-            yield ObjectsPlace(
+            quirks = request.getfixturevalue("quirks")
+            yield ObjectsLocation(
                 url,
-                bare_etags=manners.bare_etags,
-                conditional_delete=manners.conditional_delete,
+                bare_etags=quirks.bare_etags,
+                conditional_delete=quirks.conditional_delete,
             )
 
 
 @pytest.fixture
-async def store(place: Place) -> AsyncIterator[Store]:
-    """A store that is open on the place."""
-    store = await place.open()
+async def store(location: StoreLocation) -> AsyncIterator[Store]:
+    """A store that is open on the location."""
+    store = await location.open()
     yield store
     await store.close()

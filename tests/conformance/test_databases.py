@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeAlias
 
 import pytest
-from places import Place
+from store_locations import StoreLocation
 
 from jobsync import Conflict, Database, Event, Invalid, InvalidRecord, NotFound
 
@@ -14,12 +14,12 @@ Connect: TypeAlias = Callable[[], Any]
 
 
 @pytest.fixture
-async def connect(place: Place) -> AsyncIterator[Connect]:
+async def connect(location: StoreLocation) -> AsyncIterator[Connect]:
     """A function that connects one more database, as another process would."""
     async with AsyncExitStack() as stack:
 
         async def connect() -> Database:
-            store = await place.open()
+            store = await location.open()
             stack.push_async_callback(store.close)
             return await stack.enter_async_context(Database(connection=store))
 
@@ -122,26 +122,26 @@ async def test_listing_keeps_resources_that_are_created_meanwhile(connect: Conne
         assert sorted(resource.schema.fields) == ["m", "n"]
 
 
-async def test_strict_must_be_a_boolean(connect: Connect, place: Place) -> None:
+async def test_strict_must_be_a_boolean(connect: Connect, location: StoreLocation) -> None:
     """Anything else is refused, and no definition is written."""
     database = await connect()
     with pytest.raises(Invalid, match="strict must be True or False"):
         await database.create_resource("users", strict="no")
-    assert place.stored("resource/users") is None
+    assert location.read_value("resource/users") is None
 
 
 async def test_an_incompatible_change_is_refused_with_every_reason(
-    connect: Connect, place: Place
+    connect: Connect, location: StoreLocation
 ) -> None:
     """Nothing is written, and the resource works as before."""
     database = await connect()
     users = await database.create_resource("users", {"name": "string", "age": "number"})
-    before = place.stored("resource/users")
+    before = location.read_value("resource/users")
     with pytest.raises(
         Invalid, match=r"age: existing records hold number.*email: .* do not have it"
     ):
         await database.create_resource("users", {"age": "string", "email": "email|required"})
-    assert place.stored("resource/users") == before
+    assert location.read_value("resource/users") == before
     assert (await users.insert({"age": 5})).age == 5
 
 
@@ -177,24 +177,26 @@ async def test_concurrent_definitions_are_merged(connect: Connect) -> None:
 
 
 async def test_fields_that_newer_code_adds_to_a_definition_survive(
-    connect: Connect, place: Place
+    connect: Connect, location: StoreLocation
 ) -> None:
     """Unknown fields of a stored definition stay when it evolves."""
     database = await connect()
     await database.create_resource("users", {"name": "string"})
-    text = place.stored("resource/users")
+    text = location.read_value("resource/users")
     assert text is not None
-    place.damage("resource/users", text[:-1] + ',"later":{"a":1}}')
+    location.corrupt("resource/users", text[:-1] + ',"later":{"a":1}}')
     await database.create_resource("users", {"name": "string", "age": "number"})
-    assert '"later":{"a":1}' in (place.stored("resource/users") or "")
+    assert '"later":{"a":1}' in (location.read_value("resource/users") or "")
 
 
-async def test_an_unreadable_definition_is_set_aside(connect: Connect, place: Place) -> None:
+async def test_an_unreadable_definition_is_set_aside(
+    connect: Connect, location: StoreLocation
+) -> None:
     """The others are usable, and it is not overwritten."""
     one = await connect()
     await one.create_resource("a")
     await one.create_resource("b")
-    place.damage("resource/a", '{"name":"a","attributes":{"x":"strong"}}')
+    location.corrupt("resource/a", '{"name":"a","attributes":{"x":"strong"}}')
     two = await connect()
     assert [*two.resources] == ["b"]
 

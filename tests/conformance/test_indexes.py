@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from chance import FakeClock, SeededRandomness
-from places import Place
+from store_locations import StoreLocation
 
 from jobsync import Applied, Components, Events, Invalid, OutcomeUnknown, Put, Record, Store
 from jobsync.database.index import Index
@@ -116,10 +116,10 @@ class CrashingStore(StoreDecorator):
 
 @pytest.mark.parametrize("writes", range(4))
 async def test_a_crash_at_any_write_leaves_every_record_findable(
-    place: Place, components: Components, clock: FakeClock, writes: int
+    location: StoreLocation, components: Components, clock: FakeClock, writes: int
 ) -> None:
     """Entries are written first: there may be one too many, never one too few."""
-    store = await place.open()
+    store = await location.open()
     index = Index(CrashingStore(store, writes), "things/end", rank_of, components)
     try:
         record = await put(index, "a", "1")

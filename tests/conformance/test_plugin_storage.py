@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from chance import FakeClock, SeededRandomness
-from places import Place
+from store_locations import StoreLocation
 
 from jobsync import Components, Corrupt, Database, Events, Invalid, PluginStorage
 
 
 @pytest.fixture
-async def database(place: Place, clock: FakeClock) -> AsyncIterator[Database]:
+async def database(location: StoreLocation, clock: FakeClock) -> AsyncIterator[Database]:
     """A database with a clock that the test controls."""
     components = Components(clock=clock, randomness=SeededRandomness(7), events=Events())
-    store = await place.open()
+    store = await location.open()
     async with Database(connection=store, components=components) as database:
         yield database
     await store.close()
@@ -111,7 +111,7 @@ async def test_an_expired_value_is_absent(storage: PluginStorage, clock: FakeClo
 
 
 async def test_a_sweep_removes_only_expired_values(
-    storage: PluginStorage, clock: FakeClock, place: Place
+    storage: PluginStorage, clock: FakeClock, location: StoreLocation
 ) -> None:
     """A value that was renewed stays."""
     for n in range(5):
@@ -123,7 +123,7 @@ async def test_a_sweep_removes_only_expired_values(
     assert await storage.sweep() == 3
     assert await storage.sweep() == 0
     assert await storage.list() == ["k1", "k2"]
-    assert place.stored("plugin/queue/default/k0") is None
+    assert location.read_value("plugin/queue/default/k0") is None
 
 
 async def test_keys_are_listed_by_prefix_in_order(storage: PluginStorage) -> None:
@@ -144,10 +144,10 @@ async def test_a_ttl_must_be_a_number_of_seconds(storage: PluginStorage, ttl: An
 
 
 async def test_a_record_that_is_not_a_plugins_value_is_corrupt(
-    storage: PluginStorage, place: Place
+    storage: PluginStorage, location: StoreLocation
 ) -> None:
     """It is reported, not overwritten."""
     await storage.set("key", 1)
-    place.damage("plugin/queue/default/key", "[]")
+    location.corrupt("plugin/queue/default/key", "[]")
     with pytest.raises(Corrupt, match="not a plugin's value"):
         await storage.get("key")

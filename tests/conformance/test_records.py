@@ -19,8 +19,8 @@ from jobsync.core.codec import MAX_VALUE
 from jobsync.stores.contract import TRAIL_LENGTH
 
 
-async def test_a_created_record_is_read_back_whole(store: Store) -> None:
-    """What was written is what is read, with its version."""
+async def test_a_created_record_is_read_back_completely(store: Store) -> None:
+    """The record that was written is read, with its version."""
     made = await store.create("user/ann", {"name": "Ann", "tags": [1, 2.5, None, True]})
     assert await store.get("user/ann") == made
     assert (made.seq, made.epoch, made.format, made.deleted) == (1, 0, 1, False)
@@ -28,7 +28,7 @@ async def test_a_created_record_is_read_back_whole(store: Store) -> None:
 
 @pytest.mark.parametrize("value", [None, True, 0, -1.5, "", "æøå 漢字 🎈", [], {}, {"": {"": []}}])
 async def test_every_kind_of_json_survives(store: Store, value: Any) -> None:
-    """Any JSON value comes back equal and of the same type."""
+    """Any JSON value is read back equal and of the same type."""
     await store.create("value/x", value)
     record = await store.get("value/x")
     assert record is not None
@@ -37,12 +37,12 @@ async def test_every_kind_of_json_survives(store: Store, value: Any) -> None:
 
 
 async def test_an_absent_record_is_none(store: Store) -> None:
-    """Reading a name that was never used gives None."""
+    """Reading a key that was never used returns None."""
     assert await store.get("user/nobody") is None
     assert await store.get("user/nobody", tombstones=True) is None
 
 
-async def test_a_name_in_use_cannot_be_created(store: Store) -> None:
+async def test_a_key_in_use_cannot_be_created(store: Store) -> None:
     """The second creator gets a conflict and changes nothing."""
     made = await store.create("user/ann", 1)
     with pytest.raises(Conflict, match="user/ann"):
@@ -61,8 +61,8 @@ async def test_a_stale_base_cannot_be_replaced(store: Store) -> None:
     assert await store.get("user/ann") == new
 
 
-async def test_a_record_that_is_gone_cannot_be_replaced(store: Store) -> None:
-    """A base that is no longer there is a conflict, not a new record."""
+async def test_a_removed_record_cannot_be_replaced(store: Store) -> None:
+    """A base that was removed is a conflict, not a new record."""
     made = await store.create("user/ann", 1)
     await store.drop(["user/ann"])
     with pytest.raises(Conflict):
@@ -97,7 +97,7 @@ async def test_each_change_of_a_batch_has_its_own_outcome(store: Store) -> None:
 
 
 async def test_an_outcome_carries_the_next_base(store: Store) -> None:
-    """A writer goes on from what its last write returned, without reading."""
+    """A writer continues from the record that its last write returned, without reading."""
     record = await store.create("n", 0)
     for n in range(1, 5):
         record = await store.put(record, n)
@@ -106,12 +106,12 @@ async def test_an_outcome_carries_the_next_base(store: Store) -> None:
 
 
 async def test_an_empty_write_does_nothing(store: Store) -> None:
-    """A batch of nothing has no outcomes."""
+    """An empty batch has no outcomes."""
     assert await store.write([]) == []
 
 
 async def test_versions_never_repeat(store: Store) -> None:
-    """Equal content, delete and re-create: every write has a version of its own."""
+    """Equal content, delete and re-create: every write has its own version."""
     record = await store.create("n", "same")
     versions = [record.version]
     for _ in range(3):
@@ -125,16 +125,16 @@ async def test_versions_never_repeat(store: Store) -> None:
     assert len(set(versions)) == len(versions)
 
 
-async def test_versions_do_not_repeat_after_a_name_is_gone(store: Store) -> None:
-    """A name that is used again after every trace of it is gone starts with a new version."""
+async def test_versions_do_not_repeat_after_a_key_was_dropped(store: Store) -> None:
+    """A key that is used again after a drop starts with a new version."""
     first = await store.create("user/ann", 1)
     await store.drop(["user/ann"])
     again = await store.create("user/ann", 1)
     assert again.version != first.version
 
 
-async def test_a_deleted_record_is_out_of_sight(store: Store) -> None:
-    """Readers skip a tombstone; asking for it shows it."""
+async def test_a_deleted_record_is_hidden(store: Store) -> None:
+    """Readers skip a tombstone; `tombstones=True` returns it."""
     made = await store.create("user/ann", 1)
     tombstone = await store.delete(made)
     assert await store.get("user/ann") is None
@@ -144,8 +144,8 @@ async def test_a_deleted_record_is_out_of_sight(store: Store) -> None:
     assert (tombstone.deleted, tombstone.value, tombstone.seq) == (True, None, 2)
 
 
-async def test_a_tombstone_is_replaced_only_by_name(store: Store) -> None:
-    """Creating over a tombstone conflicts; naming its version brings the record back."""
+async def test_a_tombstone_is_replaced_only_by_its_version(store: Store) -> None:
+    """Creating over a tombstone conflicts; a write based on it re-creates the record."""
     tombstone = await store.delete(await store.create("user/ann", 1))
     with pytest.raises(Conflict):
         await store.create("user/ann", 2)
@@ -154,8 +154,8 @@ async def test_a_tombstone_is_replaced_only_by_name(store: Store) -> None:
     assert await store.get("user/ann") == back
 
 
-async def test_a_late_copy_of_a_create_resurrects_nothing(store: Store) -> None:
-    """A create that arrives twice, once after its record was consumed, stays consumed."""
+async def test_a_late_copy_of_a_create_does_not_recreate(store: Store) -> None:
+    """A create that arrives again after its record was deleted conflicts."""
     create = Put("job/1", "work", nonce="AAAAAAAAAAAA")
     (outcome,) = await store.write([create])
     assert isinstance(outcome, Applied)
@@ -179,7 +179,7 @@ async def test_a_copy_of_a_write_is_not_applied_twice(store: Store) -> None:
 
 
 async def test_a_record_remembers_its_latest_writes(store: Store) -> None:
-    """Exactly the last sixteen nonces are kept."""
+    """It keeps exactly the last sixteen nonces."""
     record = await store.create("n", 0)
     nonces = [record.nonce]
     for n in range(TRAIL_LENGTH):
@@ -201,7 +201,7 @@ async def test_a_tombstone_keeps_the_nonces(store: Store) -> None:
 
 
 async def test_only_old_tombstones_are_buried(store: Store) -> None:
-    """Burial takes tombstones past their age under one prefix, and never a live record.
+    """Burial removes tombstones past their age under one prefix, and never a live record.
 
     A server without conditional DELETE keeps them all: nothing else would be safe.
     """
@@ -217,8 +217,8 @@ async def test_only_old_tombstones_are_buried(store: Store) -> None:
     assert await store.get("team/a", tombstones=True) is not None
 
 
-async def test_a_dropped_name_leaves_nothing(store: Store) -> None:
-    """Records, tombstones and what was never there go without a trace, and no others."""
+async def test_a_dropped_key_leaves_nothing(store: Store) -> None:
+    """Records and tombstones are removed without a trace; other keys stay."""
     await store.write([Put(key, 0) for key in ("n/1", "n/2", "n/3", "session/1")])
     record = await store.get("n/2")
     assert record is not None
@@ -231,8 +231,8 @@ async def test_a_dropped_name_leaves_nothing(store: Store) -> None:
     await store.create("n/1", 1)
 
 
-async def test_several_are_read_in_the_order_asked(store: Store) -> None:
-    """Answers stand where their keys stood, absent and repeated ones too."""
+async def test_records_are_read_in_the_order_of_the_keys(store: Store) -> None:
+    """Each record is at its key's position, absent and repeated ones too."""
     await store.write([Put("n/1", 1), Put("n/2", 2), Put("session/3", 3)])
     keys = ["n/2", "n/none", "session/3", "n/1", "n/2"]
     found = await store.get_many(keys)
@@ -257,7 +257,7 @@ async def test_epochs_never_go_back(store: Store) -> None:
 
 
 async def test_a_newer_format_is_read_only(store: Store) -> None:
-    """Code of an older format can read the record, and neither rewrite nor delete it."""
+    """Code of an older format can read the record, but not rewrite or delete it."""
     newer = await store.create("user/ann", {"n": 1}, format=2)
     with pytest.raises(NewerFormat) as caught:
         await store.put(newer, {"n": 2})
@@ -270,7 +270,7 @@ async def test_a_newer_format_is_read_only(store: Store) -> None:
 
 
 async def test_unknown_fields_survive_a_rewrite(store: Store) -> None:
-    """Code that edits the decoded document keeps what it does not know."""
+    """Code that edits the decoded document keeps unknown fields."""
     await store.create("user/ann", {"n": 1, "of-the-future": {"x": [1]}})
     record = await store.get("user/ann")
     assert record is not None
@@ -281,8 +281,8 @@ async def test_unknown_fields_survive_a_rewrite(store: Store) -> None:
     assert found.value == {"n": 2, "of-the-future": {"x": [1]}}
 
 
-async def test_what_was_stored_is_out_of_the_callers_reach(store: Store) -> None:
-    """Changing a value after writing or reading it changes nothing that is stored."""
+async def test_callers_cannot_change_stored_values(store: Store) -> None:
+    """Changing a value after writing or reading it does not change the stored one."""
     value = {"list": [1]}
     await store.create("n", value)
     value["list"].append(2)
@@ -313,22 +313,22 @@ async def test_the_largest_value_fits_and_a_larger_one_is_refused(store: Store) 
         (Put("x" * 201, 1), "200 at most"),
         (Put("/".join("abcdefghi"), 1), "8 at most"),
         (Put("/".join(["x" * 200] * 4), 1), "700 at most"),
-        (Put("ok", float("nan")), "value=nan"),
-        (Put("ok", {"a": [b"x"]}), r"value\.a\[0\]=b'x': bytes is not JSON"),
-        (Put("ok", {"a": 2**53 + 1}), r"value\.a=9007199254740993"),
+        (Put("ok", float("nan")), r"value .*\(got nan\)"),
+        (Put("ok", {"a": [b"x"]}), r"value\.a\[0\] .*\(got b'x'\)"),
+        (Put("ok", {"a": 2**53 + 1}), r"value\.a .*\(got 9007199254740993\)"),
         (Put("ok", {1: 2}), "is not a text key"),
         (Put("ok", "\ud800"), "lone surrogate"),
         (Put("ok", "a\0"), "NUL"),
-        (Put("ok", 1, epoch=-1), "epoch=-1"),
-        (Put("ok", 1, epoch=2**63), "epoch=9223372036854775808"),
-        (Put("ok", 1, format=0), "format=0"),
-        (Put("ok", 1, format=2**31), "format=2147483648"),
-        (Put("ok", 1, nonce="x"), "nonce='x'"),
-        (Put("ok", 1, nonce='A"AAAAAAAAAA'), "is not a nonce"),
+        (Put("ok", 1, epoch=-1), r"epoch .*\(got -1\)"),
+        (Put("ok", 1, epoch=2**63), r"epoch .*\(got 9223372036854775808\)"),
+        (Put("ok", 1, format=0), r"format .*\(got 0\)"),
+        (Put("ok", 1, format=2**31), r"format .*\(got 2147483648\)"),
+        (Put("ok", 1, nonce="x"), r"nonce .*\(got 'x'\)"),
+        (Put("ok", 1, nonce='A"AAAAAAAAAA'), "must be a nonce"),
     ],
 )
 async def test_a_bad_change_writes_nothing(store: Store, bad: Put, message: str) -> None:
-    """The error names the field, the value and the fix; the good part is not written either."""
+    """The error has the field, the value and the fix; the valid changes are not written either."""
     with pytest.raises(Invalid, match=message):
         await store.write([Put("good", 1), bad])
     assert await store.get("good") is None
@@ -337,24 +337,24 @@ async def test_a_bad_change_writes_nothing(store: Store, bad: Put, message: str)
 async def test_one_record_is_not_changed_twice_in_a_batch(store: Store) -> None:
     """Two changes to one key in one write are refused."""
     made = await store.create("n", 1)
-    with pytest.raises(Invalid, match="change one record twice"):
+    with pytest.raises(Invalid, match="must not change one record twice"):
         await store.write([made.replace(2), made.delete()])
-    with pytest.raises(Invalid, match="is not a version of"):
+    with pytest.raises(Invalid, match="must be a version of"):
         await store.write([Put("m", 1, base=made)])
     assert await store.get("n") == made
 
 
 async def test_a_nonce_is_used_once(store: Store) -> None:
-    """A write that bears the mark of one it is based on is refused: who could tell them apart?"""
+    """A write with the nonce of an earlier one is refused: they could not be told apart."""
     made = await store.create("n", 1)
-    with pytest.raises(Invalid, match="marks a write that this one is based on"):
+    with pytest.raises(Invalid, match="must not be that of an earlier write"):
         await store.write([Put("n", 2, made, nonce=made.nonce)])
     assert await store.get("n") == made
 
 
 @pytest.mark.parametrize("older_than", [float("inf"), float("nan"), 1e300])
 async def test_an_age_is_a_number_of_seconds(store: Store, older_than: float) -> None:
-    """What no clock can count is refused."""
+    """Other numbers are refused."""
     with pytest.raises(Invalid, match="older_than"):
         await store.bury("n/", older_than=older_than)
     with pytest.raises(Invalid, match="older_than"):
@@ -362,7 +362,7 @@ async def test_an_age_is_a_number_of_seconds(store: Store, older_than: float) ->
 
 
 async def test_of_many_creators_one_wins(store: Store) -> None:
-    """Concurrent creates of one name have exactly one winner."""
+    """Concurrent creates of one key have exactly one winner."""
     outcomes = await asyncio.gather(*(store.write([Put("lock", i)]) for i in range(20)))
     winners = [i for i, (outcome,) in enumerate(outcomes) if isinstance(outcome, Applied)]
     record = await store.get("lock")
@@ -390,9 +390,9 @@ async def test_no_increment_is_lost(store: Store) -> None:
     assert (record.value, record.seq) == (10, 11)
 
 
-async def test_two_stores_on_one_place_see_each_other(store: Store, place: Any) -> None:
-    """What one handle writes another reads, and is a base for."""
-    other = await place.open()
+async def test_two_stores_on_one_location_see_each_other(store: Store, location: Any) -> None:
+    """One reads what the other writes, and can replace it."""
+    other = await location.open()
     made = await store.create("n", 1)
     found = await other.get("n")
     assert found == made
@@ -402,8 +402,8 @@ async def test_two_stores_on_one_place_see_each_other(store: Store, place: Any) 
     await other.close()
 
 
-async def test_a_version_has_an_age_where_the_store_has_a_clock(store: Store) -> None:
-    """It grows while the version stands; of one that was replaced nothing is said."""
+async def test_a_version_has_an_age_if_the_store_has_a_clock(store: Store) -> None:
+    """It grows while the version is current; a replaced version has none."""
     first = await store.create("a", 1)
     age = await store.age(first)
     assert age is None if store.is_billed else age is not None and 0 <= age < 60

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import pytest
-from places import Place
+from store_locations import StoreLocation
 
 from jobsync import (
     Conflict,
@@ -102,10 +102,10 @@ async def run_story(store: Store, name: str) -> int:
 
 @pytest.mark.parametrize("replies", [True, False], ids=["before", "after"])
 async def test_a_crash_at_any_write_loses_and_duplicates_nothing(
-    place: Place, replies: bool
+    location: StoreLocation, replies: bool
 ) -> None:
     """Each record is as before or after the interrupted step, which can be repeated."""
-    store = await place.open()
+    store = await location.open()
     for changes in range(CHANGES + 1):
         name = f"r{changes}"
         crashing = CrashingStore(store, changes, replies=replies)
@@ -128,9 +128,9 @@ async def test_a_crash_at_any_write_loses_and_duplicates_nothing(
     await store.close()
 
 
-async def test_an_interrupted_drop_can_be_repeated(place: Place) -> None:
+async def test_an_interrupted_drop_can_be_repeated(location: StoreLocation) -> None:
     """The resource still exists, or is completely gone; dropping it again finishes the drop."""
-    store = await place.open()
+    store = await location.open()
     for changes in range(6):
         name = f"r{changes}"
         async with Database(connection=store) as database:
@@ -151,7 +151,7 @@ async def test_an_interrupted_drop_can_be_repeated(place: Place) -> None:
 
 
 async def test_a_batch_reports_what_was_written_when_the_store_goes_away(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    location: StoreLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`Unavailable` if nothing was; otherwise which records were, and which to send again."""
     monkeypatch.setattr("jobsync.database.keyspace._MAX_RECORDS", 2)
@@ -165,7 +165,7 @@ async def test_a_batch_reports_what_was_written_when_the_store_goes_away(
             self.writes -= 1
             return await super().write(changes)
 
-    store = AwayStore(await place.open())
+    store = AwayStore(await location.open())
     store.writes = 1
     async with Database(connection=store) as database:
         resource = await database.create_resource("r")

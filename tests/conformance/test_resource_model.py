@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import Place
-from plain import ATTRIBUTES, FILTERS, Plain, Refused
+from resource_model import ATTRIBUTES, FILTERS, Refused, ResourceModel
+from store_locations import StoreLocation
 
 from jobsync import Database, Document, JobsyncError, Resource
 
@@ -56,7 +56,7 @@ class Run:
 
     def __init__(self, resource: Resource) -> None:
         self.resource = resource
-        self.plain = Plain()
+        self.plain = ResourceModel()
         self.stale = "never-there"
 
     async def run_step(self, step: tuple[Any, ...]) -> None:
@@ -151,9 +151,9 @@ async def _get_result(verb: Callable[[], Awaitable[Any]]) -> Any:
         return f"refused: {type(error).__name__}"
 
 
-async def run_history(place: Place, history: list[tuple[Any, ...]]) -> None:
+async def run_history(location: StoreLocation, history: list[tuple[Any, ...]]) -> None:
     """Run a history on a new resource."""
-    store = await place.open()
+    store = await location.open()
     async with Database(connection=store) as database:
         run = Run(await database.create_resource(f"r{next(_numbers)}", ATTRIBUTES))
         for step in history:
@@ -162,12 +162,14 @@ async def run_history(place: Place, history: list[tuple[Any, ...]]) -> None:
     await store.close()
 
 
-def test_every_store_behaves_as_the_model(place: Place, request: pytest.FixtureRequest) -> None:
+def test_every_store_behaves_as_the_model(
+    location: StoreLocation, request: pytest.FixtureRequest
+) -> None:
     """Random verbs, valid and invalid, current and stale: the same results and records."""
 
-    @settings(max_examples=EXAMPLES[request.node.callspec.params["place"]], deadline=None)
+    @settings(max_examples=EXAMPLES[request.node.callspec.params["location"]], deadline=None)
     @given(history=st.lists(steps, max_size=15))
     def check(history: list[tuple[Any, ...]]) -> None:
-        asyncio.run(run_history(place, history))
+        asyncio.run(run_history(location, history))
 
     check()

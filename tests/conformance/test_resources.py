@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from chance import FakeClock, SeededRandomness
-from places import Place
+from store_locations import StoreLocation
 
 from jobsync import (
     Components,
@@ -39,10 +39,10 @@ CEM = {"id": "cem", "user_id": "u1", "expires_at": 300, "device": {"os": "linux"
 
 
 @pytest.fixture
-async def database(place: Place, clock: FakeClock) -> AsyncIterator[Database]:
+async def database(location: StoreLocation, clock: FakeClock) -> AsyncIterator[Database]:
     """A connected database with a clock that the test controls."""
     components = Components(clock=clock, randomness=SeededRandomness(2), events=Events())
-    store = await place.open()
+    store = await location.open()
     async with Database(connection=store, components=components) as database:
         yield database
     await store.close()
@@ -165,12 +165,14 @@ async def test_replace_drops_all_old_fields(sessions: Resource, clock: FakeClock
     assert content(await sessions.replace("cem", before)) == content(before)
 
 
-async def test_library_fields_of_newer_code_survive(place: Place, sessions: Resource) -> None:
+async def test_library_fields_of_newer_code_survive(
+    location: StoreLocation, sessions: Resource
+) -> None:
     """Fields with a leading _ that this code does not know stay after every write."""
     await sessions.insert(ANN)
-    text = place.stored("data/sessions/ann")
+    text = location.read_value("data/sessions/ann")
     assert text is not None
-    place.damage("data/sessions/ann", text[:-1] + ',"_later":1}')
+    location.corrupt("data/sessions/ann", text[:-1] + ',"_later":1}')
     assert (await sessions.update("ann", {"active": False}))["_later"] == 1
     assert (await sessions.replace("ann", ANN))["_later"] == 1
 
@@ -347,13 +349,13 @@ async def test_an_invalid_page_is_refused(sessions: Resource) -> None:
 
 
 async def test_an_unreadable_record_is_set_aside(
-    place: Place, database: Database, sessions: Resource
+    location: StoreLocation, database: Database, sessions: Resource
 ) -> None:
     """It is reported, left out of lists, and not overwritten."""
     emitted: list[Event] = []
     database.on("store:record-set-aside", emitted.append)
     await sessions.insert_many([ANN, BOB, CEM])
-    place.damage("data/sessions/bob", "[1]")
+    location.corrupt("data/sessions/bob", "[1]")
     assert [document.id for document in await sessions.list()] == ["ann", "cem"]
     assert [d.id for d in (await sessions.page(size=2)).items] == ["ann"]
     assert (await sessions.page(size=2)).next == "bob"
@@ -361,7 +363,7 @@ async def test_an_unreadable_record_is_set_aside(
     for verb in (sessions.get("bob"), sessions.update("bob", {}), sessions.replace("bob", BOB)):
         with pytest.raises(Corrupt, match="a record is an object"):
             await verb
-    assert place.stored("data/sessions/bob") == "[1]"
+    assert location.read_value("data/sessions/bob") == "[1]"
 
 
 async def test_hooks_run_around_every_verb(sessions: Resource) -> None:
@@ -438,10 +440,10 @@ async def test_writes_emit_events(database: Database, sessions: Resource) -> Non
     assert [event["resource"] for event in all_emitted] == ["sessions"] * 3 + ["other"]
 
 
-async def test_insert_and_get_are_one_request_each(place: Place) -> None:
+async def test_insert_and_get_are_one_request_each(location: StoreLocation) -> None:
     """By S3's tariff: a record is one object, and an insert reads nothing first."""
     meter = Meter(S3_TARIFF)
-    store = MeteredStore(await place.open(), meter, Components.system().clock)
+    store = MeteredStore(await location.open(), meter, Components.system().clock)
     async with Database(connection=store) as database:
         tasks = await database.create_resource("tasks", {"n": "number"})
 
@@ -462,10 +464,10 @@ async def test_insert_and_get_are_one_request_each(place: Place) -> None:
     await store.close()
 
 
-async def test_records_are_plain_documents(place: Place, sessions: Resource) -> None:
+async def test_records_are_plain_documents(location: StoreLocation, sessions: Resource) -> None:
     """The store has the record as JSON, under a readable key."""
     await sessions.insert(ANN)
-    text = place.stored("data/sessions/ann")
+    text = location.read_value("data/sessions/ann")
     assert text is not None
     assert text.startswith(
         '{"id":"ann","user_id":"u1","expires_at":100,"active":true,"_created_at":'

@@ -1,4 +1,4 @@
-"""What cannot be read, and who waits."""
+"""Corrupt records, and waiting."""
 
 import asyncio
 import contextlib
@@ -10,12 +10,14 @@ from jobsync import Conflict, Corrupt, Store
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": NaN}', "nonsense", '"\\ud800"', "[" * 5000])
-async def test_a_corrupt_record_is_reported_and_left(store: Store, place: Any, text: str) -> None:
+async def test_a_corrupt_record_is_reported_and_left(
+    store: Store, location: Any, text: str
+) -> None:
     """Reading it raises, listing skips and reports it once, and nothing overwrites it."""
     await store.create("n/bad", 1)
     await store.create("n/good", {"x": 1})
-    place.damage("n/bad", text)
-    other = await place.open()
+    location.corrupt("n/bad", text)
+    other = await location.open()
 
     with pytest.raises(Corrupt, match="n/bad cannot be read"):
         await other.get("n/bad")
@@ -25,17 +27,17 @@ async def test_a_corrupt_record_is_reported_and_left(store: Store, place: Any, t
     assert [head.key for head in await other.heads("n/")] == ["n/bad", "n/good"]
     with pytest.raises(Conflict):
         await other.create("n/bad", 2)
-    assert place.stored("n/bad") == text
+    assert location.read_value("n/bad") == text
     await other.close()
 
 
 async def test_a_corrupt_record_is_reported_once(
-    place: Any, caplog: pytest.LogCaptureFixture
+    location: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An event tells which record and why; the second listing stays quiet."""
-    store = await place.open()
+    """The event has the key and the reason; the second listing emits none."""
+    store = await location.open()
     await store.create("n/bad", 1)
-    place.damage("n/bad", "{")
+    location.corrupt("n/bad", "{")
     await store.scan("n/")
     await store.scan("n/")
     lines = [line for line in caplog.messages if line.startswith("store:record-set-aside")]
@@ -44,12 +46,12 @@ async def test_a_corrupt_record_is_reported_once(
     await store.close()
 
 
-async def test_waiting_ends_when_something_changes(store: Store, place: Any) -> None:
-    """A change under the prefix, made through another handle, ends the wait early."""
-    other = await place.open()
+async def test_waiting_ends_when_something_changes(store: Store, location: Any) -> None:
+    """A change under the prefix, made through another store, ends the wait early."""
+    other = await location.open()
     waiting = asyncio.create_task(store.wait("n/", 60))
     made = await other.create("n/1", 0)
-    # A wait that had not begun may miss a change; it sees one of these.
+    # A wait that has not started may miss a change; it sees one of these.
     async with asyncio.timeout(30):
         while not waiting.done():
             made = await other.put(made, made.seq)
@@ -59,7 +61,7 @@ async def test_waiting_ends_when_something_changes(store: Store, place: Any) -> 
 
 
 async def test_waiting_for_a_history_ends_when_it_grows(store: Store) -> None:
-    """A line appended ends the wait early."""
+    """An appended entry ends the wait early."""
     waiting = asyncio.create_task(store.wait("history/a", 60))
     async with asyncio.timeout(30):
         while not waiting.done():
@@ -68,14 +70,14 @@ async def test_waiting_for_a_history_ends_when_it_grows(store: Store) -> None:
     await waiting
 
 
-async def test_waiting_in_vain_ends_with_its_time(store: Store) -> None:
-    """Nothing changed is no error."""
+async def test_waiting_ends_at_the_timeout(store: Store) -> None:
+    """A timeout is not an error."""
     async with asyncio.timeout(30):
         await store.wait("n/", 0.01)
 
 
 async def test_a_cancelled_wait_leaves_the_store_usable(store: Store) -> None:
-    """Cancellation passes through."""
+    """Cancellation is passed on."""
     waiting = asyncio.create_task(store.wait("n/", 60))
     await asyncio.sleep(0)
     waiting.cancel()
@@ -84,8 +86,8 @@ async def test_a_cancelled_wait_leaves_the_store_usable(store: Store) -> None:
     await store.create("n/1", 0)
 
 
-async def test_a_store_can_be_closed_twice(place: Any) -> None:
+async def test_a_store_can_be_closed_twice(location: Any) -> None:
     """Closing again does nothing."""
-    store = await place.open()
+    store = await location.open()
     await store.close()
     await store.close()

@@ -20,7 +20,7 @@ SEED = 20261115
 
 
 class Network(NamedTuple):
-    """A store seen through a network that fails, and as it is."""
+    """A store through a faulty network, and the same store directly."""
 
     seen: Store
     truth: Store
@@ -29,7 +29,7 @@ class Network(NamedTuple):
 
 @pytest.fixture(params=["postgres", "s3"])
 async def network(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
-    """One store, twice."""
+    """One store, opened both ways."""
     if request.param == "postgres":
         url = f"{request.getfixturevalue('postgres').url}?schema={request.node.originalname}"
     else:
@@ -44,7 +44,7 @@ async def network(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
 
 
 class Round(NamedTuple):
-    """A write into trouble, and what the writer was told."""
+    """A write through the faulty network, and its reported outcome."""
 
     key: str
     nonce: str
@@ -53,7 +53,7 @@ class Round(NamedTuple):
 
 
 async def strike(network: Network, dice: random.Random, number: int, nonce: str) -> Round:
-    """Write once while the network fails, with or without somebody else writing too."""
+    """Write once while the network fails, with or without another writer."""
     key = f"n/{number}"
     base: Record | None = None
     if dice.random() < 0.7:
@@ -74,7 +74,7 @@ async def strike(network: Network, dice: random.Random, number: int, nonce: str)
 
 
 async def interfere(truth: Store, key: str, times: int) -> int:
-    """Write some times as somebody else; count how often that worked."""
+    """Write some times as another writer; return how often that succeeded."""
     done = 0
     for _ in range(times):
         current = await truth.get(key, tombstones=True)
@@ -86,7 +86,7 @@ async def interfere(truth: Store, key: str, times: int) -> int:
 async def test_every_write_settles_to_the_truth(
     network: Network, full_scale: bool, proof: Any, request: pytest.FixtureRequest
 ) -> None:
-    """What each writer was told is what the record says, once all late requests have landed."""
+    """Each reported outcome agrees with the record, once all late requests have arrived."""
     wanted = 1000 if full_scale else 100
     dice = random.Random(SEED)
     ids = Components.system().ids
@@ -125,7 +125,7 @@ def _shows(line: str, data: bytes) -> bool:
 
 
 async def test_history_survives_lost_replies(network: Network) -> None:
-    """Lines whose reply was lost are there once."""
+    """Entries whose reply was lost are stored once."""
     lines = [f"line {number}." for number in range(20)]
     for line in lines:
         network.proxy.drop_reply(when=partial(_shows, line))

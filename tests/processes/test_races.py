@@ -1,4 +1,4 @@
-"""Real processes on one store: one winner, no update lost, nobody locked out."""
+"""Races of real processes on one store: one winner, no lost update, no lockout."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ Locate: TypeAlias = Callable[[int], str]
 
 @pytest.fixture(params=["sqlite", "postgres", "s3"])
 def locate(request: pytest.FixtureRequest, tmp_path: Path) -> Locate:
-    """Gives the URL of the n-th empty place of a kind."""
+    """Returns the URL of the n-th empty store of a kind."""
     match request.param:
         case "sqlite":
             return lambda n: f"sqlite:///{tmp_path / f'{n}.db'}"
@@ -43,7 +43,7 @@ def read(url: str, keys: list[str]) -> list[Any]:
 
 
 def test_of_many_creators_one_wins(locate: Locate, rounds: int, proof: Any) -> None:
-    """However many processes and tasks create one record, one of them has made it."""
+    """Of many processes and tasks that create one record, one succeeds."""
     races = [(locate(0), f"race/{i}") for i in range(rounds)]
     brought = list(racing.race(racing.create, races, proof.tell))
     winners = [list(itertools.chain.from_iterable(names)) for names in brought]
@@ -60,7 +60,7 @@ def test_no_increment_is_lost(locate: Locate, rounds: int, proof: Any) -> None:
 
 
 def test_all_may_connect_first(locate: Locate, rounds: int, proof: Any) -> None:
-    """Processes that all connect to a place where nothing is yet all get through."""
+    """Processes that all connect first to an empty store all succeed."""
     races = [(locate(i), "race/x") for i in range(rounds)]
     for (url, _), keys in zip(
         races, racing.race(racing.connect_at_once, races, proof.tell), strict=True
@@ -69,8 +69,8 @@ def test_all_may_connect_first(locate: Locate, rounds: int, proof: Any) -> None:
     proof.record("first connects", url=locate(0).partition(":")[0], rounds=rounds)
 
 
-def test_a_reader_that_never_finishes_stops_no_writer(tmp_path: Path, proof: Any) -> None:
-    """With a read transaction open all the while, every process writes on."""
+def test_an_endless_reader_does_not_block_writers(tmp_path: Path, proof: Any) -> None:
+    """While a read transaction is open, every process can write."""
     path = tmp_path / "read.db"
     url = f"sqlite:///{path}"
     assert read(url, ["race/x"]) == [None]

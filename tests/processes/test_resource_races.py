@@ -1,4 +1,4 @@
-"""Real processes on one resource: nothing is lost, and all agree."""
+"""Races of real processes on one resource: nothing is lost, and all agree."""
 
 import asyncio
 from typing import Any
@@ -13,14 +13,14 @@ from jobsync import Database
 
 @pytest.fixture(params=["sqlite", "postgres", "s3"])
 def url(request: pytest.FixtureRequest, locate: Locate) -> str:
-    """An empty place of each kind."""
+    """An empty store of each kind."""
     return locate(request.param)
 
 
 def test_processes_that_update_with_a_version_lose_nothing(
     url: str, rounds: int, proof: Any
 ) -> None:
-    """Whoever read an older version is refused, reads again, and counts once."""
+    """A process that read an older version is refused, reads again, and counts once."""
     names = [f"c{i}" for i in range(max(rounds // 4, 3))]
     races = [(url, name) for name in names]
     brought = list(racing.race(racing_resources.add_if_version, races, proof.tell))
@@ -34,7 +34,7 @@ def test_processes_that_update_with_a_version_lose_nothing(
 
 
 def test_processes_that_define_one_resource_agree(url: str, proof: Any) -> None:
-    """Each adds a field; all of them are there for everybody."""
+    """Each adds a field; all processes see all fields."""
     races = [(url, f"r{i}") for i in range(3)]
     for brought in racing.race(racing_resources.define_at_once, races, proof.tell):
         assert brought == [[f"f{n}" for n in range(racing.PROCESSES)]] * racing.PROCESSES

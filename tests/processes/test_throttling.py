@@ -1,4 +1,4 @@
-"""A server that cannot keep up, or that lies: no busy loop, no false outcome."""
+"""An overloaded or wrong server: no busy loop, no false outcome."""
 
 import threading
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from jobsync.stores.objects.store import ObjectsStore
 from jobsync.stores.settling import SettlingStore
 
 
-class Answers(ThreadingHTTPServer):
-    """Gives one answer to every request, and counts them."""
+class FixedAnswerServer(ThreadingHTTPServer):
+    """Answers every request in the same way, and counts them."""
 
     daemon_threads = True
 
@@ -26,13 +26,13 @@ class Answers(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it is, as a bucket."""
+        """Its URL, as a bucket."""
         return f"s3://KEY:hush-hush@127.0.0.1:{self.server_port}/bucket"
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Answers
+    server: FixedAnswerServer
 
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -48,13 +48,13 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _answer  # noqa: N815 - http.server's names
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
-def server() -> Iterator[Answers]:
-    """A server that says what it is told to."""
-    with Answers() as server:
+def server() -> Iterator[FixedAnswerServer]:
+    """A server with a configurable answer."""
+    with FixedAnswerServer() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -68,8 +68,8 @@ SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Me
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
 
 
-async def open_through(server: Answers, clock: Any) -> SettlingStore:
-    """Open a store on the server, with time that passes only when somebody sleeps."""
+async def open_through(server: FixedAnswerServer, clock: Any) -> SettlingStore:
+    """Open a store on the server, with a clock that moves only during sleeps."""
     server.body = EMPTY_LIST
     url = parse_url(server.url)
     assert isinstance(url, ObjectsUrl)
@@ -80,8 +80,8 @@ async def open_through(server: Answers, clock: Any) -> SettlingStore:
     return store
 
 
-async def test_a_throttled_minute_costs_few_requests(server: Answers, clock: Any) -> None:
-    """Told to slow down for a minute, a writer asks ever less often, then says unknown."""
+async def test_a_throttled_minute_costs_few_requests(server: FixedAnswerServer, clock: Any) -> None:
+    """Throttled for a minute, a writer retries less and less often, then returns unknown."""
     store = await open_through(server, clock)
     server.status, server.body = 503, SLOW_DOWN
     begun = clock.mono()
@@ -94,8 +94,8 @@ async def test_a_throttled_minute_costs_few_requests(server: Answers, clock: Any
     await store.close()
 
 
-async def test_a_throttled_reader_is_unavailable(server: Answers, clock: Any) -> None:
-    """A read is given up after a few tries, with the reason."""
+async def test_a_throttled_reader_is_unavailable(server: FixedAnswerServer, clock: Any) -> None:
+    """A read fails after a few tries, with the reason."""
     store = await open_through(server, clock)
     server.status, server.body = 503, SLOW_DOWN
     with pytest.raises(Unavailable, match="503 SlowDown"):
@@ -104,8 +104,8 @@ async def test_a_throttled_reader_is_unavailable(server: Answers, clock: Any) ->
     await store.close()
 
 
-async def test_expired_credentials_are_named(server: Answers, clock: Any) -> None:
-    """The error says what expired and shows no secret; nothing is tried again and again."""
+async def test_expired_credentials_are_named(server: FixedAnswerServer, clock: Any) -> None:
+    """The error states what expired and shows no secret; there are no retries."""
     store = await open_through(server, clock)
     server.status, server.body = 400, EXPIRED
     with pytest.raises(Misconfigured, match="ExpiredToken") as caught:
@@ -115,8 +115,10 @@ async def test_expired_credentials_are_named(server: Answers, clock: Any) -> Non
     await store.close()
 
 
-async def test_a_server_that_answers_200_to_everything_is_refused(server: Answers) -> None:
-    """Nothing rests on a server that says yes to all: opening it fails with the reason."""
+async def test_a_server_that_answers_200_to_everything_is_refused(
+    server: FixedAnswerServer,
+) -> None:
+    """Opening it fails with the reason."""
     server.body = EMPTY_LIST
     with pytest.raises(Misconfigured, match="that jobsync did not write") as caught:
         await open_store(server.url)

@@ -1,7 +1,7 @@
-"""PostgreSQL as it is in production, with or without PgBouncer in front of it.
+"""PostgreSQL servers as in production, with or without PgBouncer in front.
 
-`fsync` stays on, and where the build can, text sorts by language and not by bytes: code
-that needs byte order has to say so.
+`fsync` stays on, and if the build supports it, text sorts by language and not by bytes: code
+that needs byte order must ask for it.
 """
 
 import importlib.util
@@ -41,11 +41,11 @@ _SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 
 class PostgresServer(Server):
-    """A PostgreSQL of our own on a free port; or the one that JOBSYNC_TEST_POSTGRES names.
+    """A new PostgreSQL server on a free port; or the one in JOBSYNC_TEST_POSTGRES.
 
-    Role `postgres` is superuser and needs no password; all others do. On a server that is
-    not ours, databases and roles made here are removed by `stop`, and what would disturb
-    its other users is refused.
+    Role `postgres` is superuser and needs no password; all others do. On a foreign server,
+    databases and roles created here are removed by `stop`, and calls that would disturb its
+    other users are refused.
 
     Args:
         binaries: the folder of `initdb` and `postgres`; else Debian's newest, else the wheel's.
@@ -67,7 +67,7 @@ class PostgresServer(Server):
         return not self._foreign
 
     def stop(self) -> None:
-        """Stop, and forget the databases and roles."""
+        """Stop, and remove the databases and roles."""
         if self._foreign:
             for name in self._databases:
                 self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
@@ -85,7 +85,7 @@ class PostgresServer(Server):
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Be stopped for a while; then start on the same port."""
+        """Stop for the block; then start on the same port."""
         self._check_ours("stop it")
         self._end("postgres", _SIGNALS["fast"])
         try:
@@ -94,7 +94,7 @@ class PostgresServer(Server):
             self._serve()
 
     def kill_backends(self) -> int:
-        """Cut every client's connection at the server, and tell how many there were."""
+        """Terminate every client's connection on the server; return how many there were."""
         self._check_ours("kill its connections")
         rows = self._execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -103,21 +103,21 @@ class PostgresServer(Server):
         return len(rows)
 
     def create_database(self, name: str) -> str:
-        """Make an empty database and give its URL."""
+        """Create an empty database; return its URL."""
         self._execute("CREATE DATABASE {}", name)
         self._databases.append(name)
         return self._locate(name)
 
     def drop_database(self, name: str) -> None:
-        """Remove a database, whoever is connected to it."""
+        """Drop a database, even if clients are connected."""
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
         self._databases.remove(name)
 
     def create_role(self, name: str, password: str, database: str = "") -> str:
-        """Make a role that may log in, with its password, and own nothing. Gives its URL."""
+        """Create a role that may log in with a password and owns nothing; return its URL."""
         self._execute("CREATE ROLE {} LOGIN PASSWORD {}", name, sql.Literal(password))
         self._roles.append(name)
-        # PostgreSQL 14 and older lets everybody make tables there.
+        # Up to version 14 everybody may create tables there.
         self._execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC", database=database)
         return self._locate(database, f"{quote(name, safe='')}:{quote(password, safe='')}")
 
@@ -138,7 +138,7 @@ class PostgresServer(Server):
     def _initialise(self, binaries: Path) -> None:
         command: list[str | Path] = [binaries / "initdb", "-D", self.folder / "db"]
         command += ["-U", "postgres", "-A", "trust", "--encoding=UTF8", "--locale=C.UTF-8"]
-        # Its own files need not survive a power cut; what tests write does, by `fsync`.
+        # initdb's own files need not survive a power cut; `fsync` protects what tests write.
         command += ["--no-sync"]
         try:
             run([*command, *_BY_LANGUAGE], user=self._user)
@@ -155,7 +155,7 @@ class PostgresServer(Server):
         self._wait_until(lambda: self._execute("SELECT 1"), psycopg.OperationalError)
 
     def _execute(self, statement: str, *parts: str | sql.Literal, database: str = "") -> list[Any]:
-        """Run one statement as superuser; texts among the parts are names."""
+        """Run one statement as superuser; strings among the parts are identifiers."""
         filled = sql.SQL(statement).format(
             *(sql.Identifier(part) if isinstance(part, str) else part for part in parts)
         )
@@ -164,16 +164,16 @@ class PostgresServer(Server):
             return cursor.fetchall() if cursor.description else []
 
     def _locate(self, database: str = "", user: str = "") -> str:
-        """Give the URL of a database and user, '' for those of `url`."""
+        """Return the URL of a database and user, '' for those of `url`."""
         parts = urlsplit(self.url)
         present, _, address = parts.netloc.rpartition("@")
         path = f"/{quote(database, safe='')}" if database else parts.path
         return parts._replace(netloc=f"{user or present}@{address}", path=path).geturl()
 
-    def _check_ours(self, wish: str) -> None:
+    def _check_ours(self, action: str) -> None:
         if not self.is_ours:
             raise ServerFailed(
-                f"{_ENVIRONMENT} names a server that others may use, so tests must not {wish}: "
+                f"{_ENVIRONMENT} names a server that others may use, so tests must not {action}: "
                 "skip them when `is_ours` is false"
             )
 
@@ -181,8 +181,8 @@ class PostgresServer(Server):
 class PgBouncer(Server):
     """PgBouncer in transaction mode: two statements may see two sessions.
 
-    It serves every database of the server behind it, as that server's own user and without
-    asking for a password.
+    It serves every database of the server behind it, as that server's user and without a
+    password.
     """
 
     def __init__(self, postgres: PostgresServer) -> None:
@@ -192,7 +192,7 @@ class PgBouncer(Server):
         self.url = ""
 
     def locate(self, database: str) -> str:
-        """Give the URL of one of the server's databases."""
+        """Return the URL of one of the server's databases."""
         return f"postgresql://postgres@{HOST}:{self.port}/{quote(database, safe='')}"
 
     def _launch(self) -> None:
@@ -233,7 +233,7 @@ unix_socket_dir =
 def _find_binaries() -> Path:
     """Find Debian's newest PostgreSQL, else the one in a wheel."""
     debian = sorted(_DEBIAN.glob("*/bin/postgres"), key=lambda path: _numbers(path.parts[-3]))
-    # Not imported: that would print a warning and look for a server of its own.
+    # Not imported: that would print a warning and search for a server.
     wheel = importlib.util.find_spec(_WHEEL)
     folders: Sequence[str] = (wheel and wheel.submodule_search_locations) or ()
     packed = sorted(
@@ -251,10 +251,10 @@ def _numbers(version: str) -> list[int]:
 
 
 def _check_reach(binaries: Path, user: str) -> None:
-    """PostgreSQL refuses to run as root, and whom it runs as must be able to read it."""
+    """Check that the user can run the binaries: PostgreSQL refuses to run as root."""
     command = [*as_user(user), "test", "-x", str(binaries / "postgres")]
     if user and subprocess.run(command, check=False).returncode:
         raise ServerFailed(
-            f"user {user} cannot reach {binaries}, and PostgreSQL does not run as root: "
-            f"apt-get install postgresql, or move {sys.prefix} to where all may read"
+            f"user {user} cannot access {binaries}, and PostgreSQL does not run as root: "
+            f"apt-get install postgresql, or move {sys.prefix} to where all users can read it"
         )

@@ -1,9 +1,9 @@
-"""A network between a client and a server that fails exactly when a test says so.
+"""Fault-injecting proxy between a client and a server.
 
-It carries plain HTTP/1.1 and PostgreSQL's protocol, whose clients await each answer. A
-request goes on only when it is whole, so a fault strikes all of it or nothing. What
-opens and ends a PostgreSQL connection always passes and is not counted. Anything else, as
-a `when` that raises, closes the proxy, and `stop` tells why.
+It forwards plain HTTP/1.1 and PostgreSQL's protocol, whose clients await each answer. A
+request is forwarded only when it is complete, so a fault hits all of it or nothing. The messages
+that open and end a PostgreSQL connection always pass and are not counted. Anything else, and
+a `when` that raises, closes the proxy, and `stop` raises the reason.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ When = Callable[[bytes], bool]
 Fault = Literal["drop request", "drop reply", "hold request"]
 
 _HOST = "127.0.0.1"
-_PIECE = 1 << 16
-_PATIENCE = 30.0
-_QUIET = 1.0
+_CHUNK = 1 << 16
+_TIMEOUT = 30.0
+_QUIET_SECONDS = 1.0
 
 
 class Proxy:
-    """A proxy in a thread of its own: use it from synchronous and asynchronous tests alike.
+    """A proxy in its own thread, for synchronous and asynchronous tests.
 
-    Faults may be changed at any time and are in force when the call returns. An armed one
-    strikes the next `count` requests for which `when` holds, then is spent.
+    Faults may be changed at any time and are active when the call returns. An armed fault
+    hits the next `count` requests for which `when` is true.
 
     Attributes:
-        port: where to connect to, on 127.0.0.1; the same through `refuse` and `accept`.
-        requests: how many whole requests came.
-        faults: how often a reply was delayed, a request struck or a connection cut.
+        port: the port on 127.0.0.1; `refuse` and `accept` keep it.
+        requests: how many complete requests came.
+        faults: how often a reply was delayed, a request hit or a connection cut.
     """
 
     def __init__(self, target_host: str, target_port: int) -> None:
@@ -48,8 +48,8 @@ class Proxy:
         self._delay = 0.0
         self._armed: list[_Armed] = []
         self._held: list[_Held] = []
-        self._serving: set[asyncio.Task[None]] = set()
-        self._door: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: socket.socket | None = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -59,7 +59,7 @@ class Proxy:
 
     def start(self) -> Self:
         """Accept connections; `port` is known from now on."""
-        # Bound but never listening: it keeps the port ours while connections are refused.
+        # Bound but never listening: it reserves the port while connections are refused.
         self._reservation = _bind(0)
         self.port = self._reservation.getsockname()[1]
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "proxy")
@@ -72,9 +72,9 @@ class Proxy:
         """Close everything; requests that are still held never arrive. Safe to repeat.
 
         Raises:
-            ExceptionGroup: what had closed the proxy before.
+            ExceptionGroup: the errors that had closed the proxy before.
         """
-        # A loop that is closed has ended by itself.
+        # A closed loop has ended by itself.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._stopping.set)
         try:
@@ -84,23 +84,23 @@ class Proxy:
             self._reservation.close()
 
     def pass_through(self) -> None:
-        """End all faults. Requests that are held stay so until `release`."""
+        """End all faults. Held requests stay held until `release`."""
         self._call(self._pass_through())
 
     def delay(self, seconds: float) -> None:
-        """Keep each reply back for a while."""
+        """Delay each reply."""
         self._call(self._set_delay(seconds))
 
     def refuse(self) -> None:
-        """Refuse new connections, as if nobody listened. Those that exist go on."""
-        self._call(self._close_door())
+        """Refuse new connections, as if nobody listened. Existing ones continue."""
+        self._call(self._stop_listening())
 
     def accept(self) -> None:
         """Accept new connections again."""
-        self._call(self._open_door())
+        self._call(self._start_listening())
 
     def cut(self) -> None:
-        """Close both sides of every connection, now. New ones are welcome."""
+        """Close both sides of every connection now. New ones are accepted."""
         self._call(self._cut())
 
     def drop_request(self, count: int = 1, when: When | None = None) -> None:
@@ -108,42 +108,42 @@ class Proxy:
         self._call(self._arm("drop request", count, when))
 
     def drop_reply(self, count: int = 1, when: When | None = None) -> None:
-        """Let a request be carried out; when its reply comes, close the client's side instead."""
+        """Forward a request; when its reply comes, close the client's side instead."""
         self._call(self._arm("drop reply", count, when))
 
     def hold_request(self, count: int = 1, when: When | None = None) -> None:
-        """Close the client's side when a request comes, and keep it until `release`."""
+        """Close the client's side when a request comes, and hold the request until `release`."""
         self._call(self._arm("hold request", count, when))
 
     def release(self) -> list[bytes]:
-        """Deliver the held requests, oldest first, each on the connection by which it came.
+        """Deliver the held requests, oldest first, each on its own connection.
 
-        Gives the server's answers, b"" from one that had closed the connection meanwhile.
-        Call it in a thread if the server lives in this event loop.
+        Returns the server's answers, b"" if it had closed the connection meanwhile.
+        Call it in a thread if the server runs in this event loop.
         """
         return self._call(self._release())
 
     def wait_for(self, *, requests: int = 0, faults: int = 0) -> None:
-        """Wait until at least so many have been counted.
+        """Wait until at least this many have been counted.
 
         Raises:
-            TimeoutError: they were not, in half a minute.
+            TimeoutError: they were not, within 30 seconds.
         """
         with self._changed:
             if not self._changed.wait_for(
-                lambda: self.requests >= requests and self.faults >= faults, _PATIENCE
+                lambda: self.requests >= requests and self.faults >= faults, _TIMEOUT
             ):
                 raise TimeoutError(f"only {self.requests} requests and {self.faults} faults came")
 
     def _call(self, change: Coroutine[Any, Any, T]) -> T:
-        """Make a change where the connections are, so that nothing needs a lock."""
+        """Run a change in the proxy's event loop, so that nothing needs a lock."""
         try:
-            made = asyncio.run_coroutine_threadsafe(change, self._loop)
+            done = asyncio.run_coroutine_threadsafe(change, self._loop)
         except RuntimeError:
             change.close()
             self._ended.result()
-            raise RuntimeError("the proxy is stopped: start another") from None
-        return made.result(_PATIENCE)
+            raise RuntimeError("The proxy is stopped. Start another.") from None
+        return done.result(_TIMEOUT)
 
     def _count(self, *, requests: int = 0, faults: int = 0) -> None:
         with self._changed:
@@ -156,31 +156,31 @@ class Proxy:
         self._stopping = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as self._group:
-                await self._open_door()
+                await self._start_listening()
                 ready.set_result(None)
                 await self._stopping.wait()
-                await self._close_door()
-                for task in self._serving:
+                await self._stop_listening()
+                for task in self._tasks:
                     task.cancel()
         finally:
-            await self._close_door()
+            await self._stop_listening()
 
-    async def _open_door(self) -> None:
-        if self._door is None:
-            self._door = _bind(self.port)
-            self._door.listen()
-            self._loop.add_reader(self._door, self._welcome, self._door)
+    async def _start_listening(self) -> None:
+        if self._listening is None:
+            self._listening = _bind(self.port)
+            self._listening.listen()
+            self._loop.add_reader(self._listening, self._accept, self._listening)
 
-    async def _close_door(self) -> None:
-        if self._door is not None:
-            self._loop.remove_reader(self._door)
-            self._door.close()
-            self._door = None
+    async def _stop_listening(self) -> None:
+        if self._listening is not None:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
 
     async def _pass_through(self) -> None:
         self._delay = 0.0
         self._armed.clear()
-        await self._open_door()
+        await self._start_listening()
 
     async def _set_delay(self, seconds: float) -> None:
         self._delay = seconds
@@ -189,28 +189,28 @@ class Proxy:
         self._armed.append(_Armed(fault, count, when or (lambda _: True)))
 
     async def _cut(self) -> None:
-        doomed = self._serving - {held.link.task for held in self._held}
-        self._count(faults=len(doomed))
-        for task in doomed:
+        tasks = self._tasks - {held.link.task for held in self._held}
+        self._count(faults=len(tasks))
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*doomed, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _release(self) -> list[bytes]:
-        landing, self._held = self._held, []
-        return [await held.link.land(held.request) for held in landing]
+        released, self._held = self._held, []
+        return [await held.link.deliver(held.request) for held in released]
 
-    def _welcome(self, door: socket.socket) -> None:
-        # Not by asyncio's server: at the end it loses whoever came in at that moment.
+    def _accept(self, listening: socket.socket) -> None:
+        # Not by asyncio's server: when it closes, it loses clients that connect at that moment.
         try:
-            client, _ = door.accept()
-        except OSError:  # gone again
+            client, _ = listening.accept()
+        except OSError:  # the client has left
             return
         client.setblocking(False)
-        # In the group: a connection that fails must end the proxy, not go unnoticed.
+        # In the group: an error of a connection must end the proxy, not go unnoticed.
         task = self._group.create_task(self._serve(client))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
-        # A task that is cancelled before it began closes nothing.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before it starts closes nothing.
         task.add_done_callback(lambda _: client.close())
 
     async def _serve(self, accepted: socket.socket) -> None:
@@ -220,11 +220,11 @@ class Proxy:
             except OSError:
                 return
             async with server, _Link(client, server) as link, asyncio.TaskGroup() as both:
-                requests = both.create_task(self._carry_requests(link))
-                await self._carry_replies(link)
+                requests = both.create_task(self._forward_requests(link))
+                await self._forward_replies(link)
                 requests.cancel()
 
-    async def _carry_requests(self, link: "_Link") -> None:
+    async def _forward_requests(self, link: "_Link") -> None:
         splitter = Splitter()
         while data := await link.client.read():
             for request in splitter.feed(data):
@@ -242,16 +242,16 @@ class Proxy:
                         link.muted = True
                 link.awaiting = True
                 await link.server.write(request.data)
-        # A client that died while it sent is shown to the server as it is.
+        # A request that the client left incomplete is forwarded as it is.
         await link.server.write(splitter.rest)
         link.server.end()
 
-    async def _carry_replies(self, link: "_Link") -> None:
+    async def _forward_replies(self, link: "_Link") -> None:
         while reply := await link.server.read():
             if link.muted:
                 link.client.abort()
-                # There is no client any more whom a cut could reach.
-                self._serving.discard(link.task)
+                # There is no client left to cut.
+                self._tasks.discard(link.task)
                 await link.swallow(reply)
                 return
             if link.awaiting and self._delay:
@@ -261,7 +261,7 @@ class Proxy:
             await link.client.write(reply)
 
     def _find_fault(self, request: "Request") -> Fault | None:
-        """Count a request and give the fault that strikes it."""
+        """Count a request and return the fault that hits it."""
         if request.is_formality:
             return None
         found = next((a for a in self._armed if a.when(request.data)), None)
@@ -275,7 +275,7 @@ class Proxy:
 
 
 class Request(NamedTuple):
-    """All that a client sends before it awaits an answer."""
+    """All bytes that a client sends before it awaits an answer."""
 
     data: bytes
     is_formality: bool = False
@@ -283,17 +283,17 @@ class Request(NamedTuple):
 
 
 class Splitter:
-    """Cuts what one client sends into whole requests."""
+    """Splits the bytes of one client into complete requests."""
 
     def __init__(self) -> None:
         self.rest = b""
         self._is_postgres: bool | None = None
 
     def feed(self, data: bytes) -> Iterator[Request]:
-        """Take what came, and give the requests that are whole now.
+        """Add received bytes, and yield the requests that are complete now.
 
         Raises:
-            ValueError: it is nothing that a proxy can carry.
+            ValueError: the proxy cannot forward this protocol.
         """
         self.rest += data
         if self._is_postgres is None:
@@ -302,12 +302,12 @@ class Splitter:
         measure = _measure_postgres if self._is_postgres else _measure_http
         while size := measure(self.rest):
             data, self.rest = self.rest[:size], self.rest[size:]
-            # The opening has no letter in front; `p` carries passwords, `X` says goodbye.
+            # The opening message has no type byte; `p` has passwords, `X` terminates.
             yield Request(data, is_formality=self._is_postgres and data[:1] in b"\0pX")
 
 
 def _measure_http(data: bytes) -> int:
-    """Give the length of the first request, 0 when it is not whole."""
+    """Return the length of the first request, 0 if it is incomplete."""
     if data and not data[:1].isupper():
         raise ValueError(f"neither HTTP nor PostgreSQL: {data[:20]!r}")
     body = data.find(b"\r\n\r\n") + 4
@@ -315,14 +315,14 @@ def _measure_http(data: bytes) -> int:
         return 0
     head = data[:body]
     if found := re.search(rb"(?i)\r\n(transfer-encoding|expect):.*", head):
-        raise ValueError(f"only a Content-Length tells where a request ends, not {found[0]!r}")
+        raise ValueError(f"the length of a request must be in Content-Length, not {found[0]!r}")
     found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
     size = body + (int(found[1]) if found else 0)
     return size if len(data) >= size else 0
 
 
 def _measure_postgres(data: bytes) -> int:
-    """Give the length of the first request, 0 when it is not whole."""
+    """Return the length of the first request, 0 if it is incomplete."""
     if data[:1] == b"\0":
         size = int.from_bytes(data[:4], "big")
         return size if 4 <= size <= len(data) else 0
@@ -339,7 +339,7 @@ def _measure_postgres(data: bytes) -> int:
 
 
 class _Stream:
-    """One side of a connection. That it broke looks like its end."""
+    """One side of a connection. A broken connection looks like an ended one."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -362,7 +362,7 @@ class _Stream:
 
     async def read(self) -> bytes:
         try:
-            return await self._reader.read(_PIECE)
+            return await self._reader.read(_CHUNK)
         except OSError:
             return b""
 
@@ -402,24 +402,24 @@ class _Link:
         if not self._answer.done():
             self._answer.set_result(b"")
 
-    async def land(self, request: bytes) -> bytes:
-        """Deliver a request that was held, and give the server's answer."""
+    async def deliver(self, request: bytes) -> bytes:
+        """Deliver a held request; return the server's answer."""
         await self.server.write(request)
         return await self._answer
 
     async def swallow(self, reply: bytes) -> None:
-        """Keep an answer from the client, to its end."""
-        # Not before an answer came: servers drop the work of a client that leaves.
+        """Read an answer to its end without forwarding it."""
+        # Not before an answer came: servers abort the work of a client that leaves.
         self.server.end()
         # Some servers close only long after their client did.
         with contextlib.suppress(TimeoutError):
-            while more := await asyncio.wait_for(self.server.read(), _QUIET):
+            while more := await asyncio.wait_for(self.server.read(), _QUIET_SECONDS):
                 reply += more
         self._answer.set_result(reply)
 
 
 class _Armed:
-    """A fault in waiting."""
+    """A fault that waits for its request."""
 
     def __init__(self, fault: Fault, left: int, when: When) -> None:
         self.fault = fault
@@ -428,7 +428,7 @@ class _Armed:
 
 
 class _Held(NamedTuple):
-    """A request on its way."""
+    """A request that is held back."""
 
     link: _Link
     request: bytes

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from places_postgres import PostgresPlace
+from store_locations import PostgresLocation
 
 from jobsync import Components, OutcomeUnknown, Store
 from jobsync.queue.backend import QueueBackend
@@ -172,7 +172,7 @@ class PostgresQueues:
 
     def __init__(self, url: str) -> None:
         self.trouble = Trouble()
-        self._place = PostgresPlace(url)
+        self._place = PostgresLocation(url)
         self._stores: list[Store] = []
 
     async def open(self, queue: str, components: Components | None = None) -> QueueBackend:

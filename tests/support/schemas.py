@@ -1,4 +1,4 @@
-"""Schemas, and records that pass them, drawn at random."""
+"""Hypothesis strategies for schemas, and for records that often conform to them."""
 
 from datetime import date, datetime
 from typing import Any
@@ -37,7 +37,7 @@ VALUES: dict[FieldKind, st.SearchStrategy[Any]] = {
 
 @st.composite
 def field(draw: st.DrawFn, depth: int = 2) -> Field:
-    """Draw what one field takes."""
+    """Draw the rules of one field."""
     kind = draw(st.sampled_from(KINDS))
     rules: dict[str, Any] = {"required": draw(st.booleans())}
     if kind in SIZED and draw(st.booleans()):
@@ -54,7 +54,7 @@ def field(draw: st.DrawFn, depth: int = 2) -> Field:
     made = Field(kind=kind, **rules)
     default = draw(VALUES[kind])
     _, problems = conform({"x": made}, {"x": default})
-    # A default that holds the separator of rules cannot be written down.
+    # A default that contains the separator of rules cannot be written.
     writable = "|" not in str(default) and default is not None
     if not problems and writable and draw(st.booleans()):
         made = msgspec.structs.replace(made, default=default)
@@ -68,7 +68,7 @@ def fields(depth: int = 2) -> st.SearchStrategy[Fields]:
 
 @st.composite
 def records(draw: st.DrawFn, described: Fields) -> dict[str, Any]:
-    """Draw a record, which often passes."""
+    """Draw a record, which often conforms."""
     record = {}
     for name, one in described.items():
         if not draw(st.booleans()) and not one.required:

@@ -1,4 +1,4 @@
-"""The real servers that tests run on; each in a file with its kind."""
+"""The real servers that tests run on."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -37,4 +37,4 @@ __all__ = [
 ]
 
 Locate: TypeAlias = Callable[[str], str]
-"""Gives the URL of an empty place of a kind: memory, sqlite, postgres or s3."""
+"""Returns the URL of an empty store of a kind: memory, sqlite, postgres or s3."""

@@ -81,7 +81,7 @@ def build_records(changes: Sequence[Change], ids: Ids) -> tuple[list[Record], li
         raise Invalid(
             "changes",
             sorted(record.key for record in records),
-            "change one record twice",
+            "must not change one record twice",
             "send them one after the other",
         )
     texts = encode_all([record.value for record in records])
@@ -93,9 +93,9 @@ def build_records(changes: Sequence[Change], ids: Ids) -> tuple[list[Record], li
 def _check_nonce(change: Change) -> str:
     nonce, base = change.nonce, change.base
     if not _is_nonce(nonce):
-        raise Invalid("nonce", nonce, "is not a nonce", "let the store generate it")
+        raise Invalid("nonce", nonce, "must be a nonce", "let the store generate it")
     if base is not None and nonce in base.trail:
-        raise Invalid("nonce", nonce, "marks a write that this one is based on", "use a new one")
+        raise Invalid("nonce", nonce, "must not be that of an earlier write", "use a new one")
     return nonce
 
 
@@ -118,16 +118,16 @@ def _next_record(change: Change, nonce: str) -> Record:
 
 def _check_numbers(change: Change) -> None:
     if not 0 <= (change.epoch or 0) <= MAX_INTEGER:
-        raise Invalid("epoch", change.epoch, "is not between 0 and 2⁵³", "count terms from 1")
+        raise Invalid("epoch", change.epoch, "must be between 0 and 2⁵³", "count terms from 1")
     if not 1 <= change.format <= MAX_FORMAT:
-        raise Invalid("format", change.format, f"is not between 1 and {MAX_FORMAT:,}", "count up")
+        raise Invalid("format", change.format, f"must be between 1 and {MAX_FORMAT:,}", "count up")
 
 
 def _refusal(change: Change, base: Record) -> JobsyncError:
     """Return the reason why a change may not follow its base."""
     key, epoch = change.key, change.epoch
     if base.key != key:
-        return Invalid("base", base.key, f"is not a version of {key!r}", "read that record first")
+        return Invalid("base", base.key, f"must be a version of {key!r}", "read that record first")
     if epoch is not None and base.epoch > epoch:
         return Fenced(key, epoch, base.epoch)
     return NewerFormat(key, base.format, change.format)
@@ -165,7 +165,7 @@ def check_after(after: str) -> None:
         Invalid: it is neither.
     """
     if after and not _is_id(after):
-        raise Invalid("after", after, "is not the id of an entry", "pass the last entry's id")
+        raise Invalid("after", after, "must be the id of an entry", "pass the last entry's id")
 
 
 def encode_entries(entries: Sequence[Json], batch: str) -> list[EncodedEntry]:
@@ -175,10 +175,10 @@ def encode_entries(entries: Sequence[Json], batch: str) -> list[EncodedEntry]:
         Invalid: one is not JSON, or together they are too many or too large.
     """
     if not _is_batch(batch):
-        raise Invalid("batch", batch, "is not the name of a batch", "use Ids.batch()")
+        raise Invalid("batch", batch, "must be the name of a batch", "use Ids.batch()")
     if len(entries) > _MAX_ENTRIES:
         raise Invalid(
-            "entries", f"{len(entries)} entries", f"are over {_MAX_ENTRIES:,}", "append in parts"
+            "entries", len(entries), f"must have at most {_MAX_ENTRIES:,} items", "append in parts"
         )
     encoded = [
         EncodedEntry(f"{batch}-{i:05d}", encode(entry, f"entries[{i}]"))
@@ -186,7 +186,12 @@ def encode_entries(entries: Sequence[Json], batch: str) -> list[EncodedEntry]:
     ]
     size = sum(len(entry.data) for entry in encoded)
     if size > MAX_VALUE:
-        raise Invalid("entries", f"{size:,} bytes", f"are over {MAX_VALUE:,}", "append in parts")
+        raise Invalid(
+            "entries",
+            f"{size:,} bytes",
+            f"must have at most {MAX_VALUE:,} bytes",
+            "append in parts",
+        )
     return encoded
 
 

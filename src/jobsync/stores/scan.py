@@ -65,7 +65,7 @@ def check_limit(limit: int) -> None:
         Invalid: it is not a number from 1 to 100,000.
     """
     if type(limit) is not int or not 1 <= limit <= _MAX_LIMIT:
-        raise Invalid("limit", limit, f"is not between 1 and {_MAX_LIMIT:,}", "read page by page")
+        raise Invalid("limit", limit, f"must be between 1 and {_MAX_LIMIT:,}", "read page by page")
 
 
 def check_age(older_than: float) -> None:
@@ -75,7 +75,9 @@ def check_age(older_than: float) -> None:
         Invalid: it is not a finite number of seconds.
     """
     if not -_MAX_AGE <= older_than <= _MAX_AGE:
-        raise Invalid("older_than", older_than, "is not a number of seconds", "write 3600.0")
+        raise Invalid(
+            "older_than", older_than, "must be a number of seconds", "use a number such as 3600.0"
+        )
 
 
 def check_listing(prefix: str, after: str, limit: int) -> None:
@@ -90,7 +92,10 @@ def check_listing(prefix: str, after: str, limit: int) -> None:
         check_key(after, "after")
         if not after.startswith(prefix):
             raise Invalid(
-                "after", after, f"is not under {prefix!r}", "pass the last key of the previous page"
+                "after",
+                after,
+                f"must be under {prefix!r}",
+                "pass the last key of the previous page",
             )
 
 

@@ -1,4 +1,4 @@
-"""Stores around stores: what is counted."""
+"""Store decorators: the counts of a metered store."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ PRICED = Tariff(
 
 @pytest.fixture
 def components(clock: Any) -> Components:
-    """Time that stands still and dice that repeat."""
+    """A fixed clock and repeatable randomness."""
     return Components(clock=clock, randomness=SeededRandomness(1), events=Events())
 
 
 async def test_calls_items_and_outcomes_are_counted(components: Components) -> None:
-    """Every call is counted with its items; conflicts apart."""
+    """Every call is counted with its items; conflicts separately."""
     meter = Meter()
     store = MeteredStore(MemoryStore(), meter, components.clock)
     await store.write([Put("n/1", 1), Put("n/2", 2)])
@@ -50,7 +50,7 @@ async def test_calls_items_and_outcomes_are_counted(components: Components) -> N
 
 
 async def test_a_tariff_prices_requests(components: Components) -> None:
-    """On objects a batch is a request for each item, and a scan one more."""
+    """On objects a batch is one request for each item, and a scan is one more."""
     meter = Meter(PRICED)
     store = MeteredStore(MemoryStore(), meter, components.clock)
     await store.write([Put(f"n/{i}", i) for i in range(10)])
@@ -65,7 +65,7 @@ async def test_a_tariff_prices_requests(components: Components) -> None:
 
 
 def test_failures_and_time_are_counted() -> None:
-    """A call that raises is a call, and a slow one takes its time."""
+    """A call that raises is counted too, and so is the duration of a slow one."""
     world, meter = World(1), Meter()
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""The objects store alone: what it sends, what it makes of the answers, and how it ends."""
+"""The object store: its requests, how it reads the answers, and how it ends."""
 
 import asyncio
 import itertools
@@ -38,14 +38,14 @@ _prefixes = (f"t{os.getpid()}-{i}" for i in itertools.count())
 
 
 def objects_url(text: str) -> ObjectsUrl:
-    """Read a bucket's URL."""
+    """Parse a bucket's URL."""
     url = parse_url(text)
     assert isinstance(url, ObjectsUrl)
     return url
 
 
 def unconnected(url: ObjectsUrl) -> ObjectsStore:
-    """Make a store that has asked the server nothing yet."""
+    """Create a store that has made no request yet."""
     bucket = Bucket(url, bare_etags=False)
     return ObjectsStore(url, bucket, Components.system(), conditional_delete=True)
 
@@ -74,21 +74,21 @@ async def store(server: SeaweedServer, prefix: str) -> AsyncIterator[ObjectsStor
 
 @pytest.fixture
 def proxy(server: SeaweedServer) -> Iterator[Proxy]:
-    """A network before the server."""
+    """A proxy in front of the server."""
     with Proxy("127.0.0.1", server.port) as proxy:
         yield proxy
 
 
 @pytest.fixture
 async def behind(proxy: Proxy, server: SeaweedServer, prefix: str) -> AsyncIterator[ObjectsStore]:
-    """A store on the same records that asks through the network."""
+    """A store on the same records that connects through the proxy."""
     text = server.url(_BUCKET, prefix).replace(f":{server.port}/", f":{proxy.port}/")
     store = await ObjectsStore.connect(objects_url(text), conditional_delete=True)
     yield store
     await store.close()
 
 
-async def test_each_call_sends_what_it_says(behind: ObjectsStore, proxy: Proxy) -> None:
+async def test_each_call_makes_the_documented_requests(behind: ObjectsStore, proxy: Proxy) -> None:
     """One request for a get, a change, a batch, a listing; one more for each record scanned."""
 
     async def requests(call: object) -> int:
@@ -112,7 +112,7 @@ async def test_each_call_sends_what_it_says(behind: ObjectsStore, proxy: Proxy) 
     assert await requests(behind.wait("n/", 0.001)) == 0
 
 
-async def test_a_level_of_more_than_a_page_is_listed_whole(
+async def test_a_level_of_more_than_a_page_is_listed_completely(
     behind: ObjectsStore, store: ObjectsStore, proxy: Proxy
 ) -> None:
     """Two pages for 1,100 names; tombstones are neither read nor counted."""
@@ -129,10 +129,10 @@ async def test_a_level_of_more_than_a_page_is_listed_whole(
     assert proxy.requests - before == 6
 
 
-async def test_a_history_is_read_with_as_few_objects_as_it_takes(
+async def test_a_history_is_read_with_the_fewest_objects(
     behind: ObjectsStore, proxy: Proxy
 ) -> None:
-    """Names tell how many lines a batch has, so only those that are needed are read."""
+    """Names have the number of a batch's entries, so only the needed batches are read."""
     for i in range(5):
         await behind.append("history/a", [i] * 10, batch=f"179473195637{i}-ca547d85fb8b")
     before = proxy.requests
@@ -152,7 +152,7 @@ async def test_a_history_is_read_with_as_few_objects_as_it_takes(
 async def test_a_damaged_batch_is_reported_and_the_others_are_read(
     store: ObjectsStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A history goes on behind what cannot be read."""
+    """The entries after a corrupt batch are read."""
     for i in range(3):
         await store.append("history/a", [i], batch=f"179473195637{i}-ca547d85fb8b")
     folder = store._names.folder_of_stream("history/a")
@@ -161,8 +161,8 @@ async def test_a_damaged_batch_is_reported_and_the_others_are_read(
     assert "key=history/a#1794731956371-ca547d85fb8b" in caplog.text
 
 
-async def test_discarded_lines_are_counted(store: ObjectsStore) -> None:
-    """Lines, not batches; younger ones stay."""
+async def test_discarded_entries_are_counted(store: ObjectsStore) -> None:
+    """Entries, not batches; newer ones stay."""
     await store.append("history/a", [1, 2, 3], batch="1000000000000-ca547d85fb8b")
     await store.append("history/a", [4, 5], batch="1000000000001-ca547d85fb8b")
     await store.append("history/a", [6])
@@ -173,17 +173,17 @@ async def test_discarded_lines_are_counted(store: ObjectsStore) -> None:
 async def test_a_lost_reply_leaves_the_outcome_unknown(
     behind: ObjectsStore, store: ObjectsStore, proxy: Proxy
 ) -> None:
-    """The write is there, and its writer was told neither that it is nor that it is not."""
+    """The write is stored, but its writer got neither applied nor conflicted."""
     proxy.drop_reply(when=lambda request: request.startswith(b"PUT"))
     (outcome,) = await behind.write([Put("n/1", 1)])
     assert outcome == Unknown("the connection was lost")
     assert await store.get("n/1") is not None
 
 
-async def test_a_request_that_lands_late_is_unknown_too(
+async def test_a_request_that_arrives_late_is_unknown_too(
     behind: ObjectsStore, store: ObjectsStore, proxy: Proxy
 ) -> None:
-    """Nothing is there when the writer is told; it arrives after that."""
+    """It arrives after the writer got its outcome."""
     proxy.hold_request(when=lambda request: request.startswith(b"PUT"))
     (outcome,) = await behind.write([Put("n/1", 1)])
     assert isinstance(outcome, Unknown)
@@ -192,10 +192,10 @@ async def test_a_request_that_lands_late_is_unknown_too(
     assert await store.get("n/1") is not None
 
 
-async def test_one_change_in_trouble_leaves_the_others_their_outcomes(
+async def test_a_failed_change_does_not_affect_the_outcomes_of_others(
     behind: ObjectsStore, proxy: Proxy
 ) -> None:
-    """A batch has an outcome for each change, whatever becomes of one."""
+    """A batch has an outcome for each change, even if one of them fails."""
     await behind.create("n/2", 0)
     proxy.drop_request(when=lambda request: b"/n/1 " in request)
     outcomes = await behind.write([Put(f"n/{i}", i) for i in range(4)])
@@ -203,10 +203,10 @@ async def test_one_change_in_trouble_leaves_the_others_their_outcomes(
     assert kinds == [Applied, Unknown, Conflicted, Applied]
 
 
-async def test_what_was_surely_not_sent_is_unknown_beside_what_was(
+async def test_an_unsent_change_is_unknown_if_another_was_sent(
     store: ObjectsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`Unavailable` promises that nothing was written, so it is raised only if that is true."""
+    """`Unavailable` means that nothing was written, so it is raised only if that is true."""
     send = store._bucket._put
 
     def put(name: str, body: bytes, etag: str | None) -> str | FailedRequest:
@@ -222,7 +222,7 @@ async def test_what_was_surely_not_sent_is_unknown_beside_what_was(
 async def test_an_append_whose_reply_was_lost_can_be_sent_again(
     behind: ObjectsStore, proxy: Proxy
 ) -> None:
-    """It raises, and the second time adds nothing."""
+    """It raises, and the second append adds nothing."""
     batch = "1794731956371-ca547d85fb8b"
     proxy.drop_reply(when=lambda request: request.startswith(b"PUT"))
     with pytest.raises(OutcomeUnknown, match="history/a"):
@@ -231,15 +231,15 @@ async def test_an_append_whose_reply_was_lost_can_be_sent_again(
     assert [entry.value for entry in await behind.read("history/a")] == ["x"]
 
 
-async def test_a_reader_tries_again(behind: ObjectsStore, proxy: Proxy) -> None:
-    """Reading is safe to repeat, so a lost reply is not the caller's trouble."""
+async def test_a_read_is_retried(behind: ObjectsStore, proxy: Proxy) -> None:
+    """Reading is safe to repeat, so the caller does not notice a lost reply."""
     await behind.create("n/1", 1)
     proxy.drop_reply(when=lambda request: request.startswith(b"GET"))
     assert await behind.get("n/1") is not None
 
 
-def assert_secretive(error: BaseException, identity: Identity) -> None:
-    """Check that nothing that may be shown of an error holds the identity or the client's text."""
+def assert_hides_secrets(error: BaseException, identity: Identity) -> None:
+    """Check that no visible part of an error has the identity or the client's text."""
     shown = f"{error} {error!r} {error.args} {''.join(traceback.format_exception(error))}"
     assert error.__context__ is None
     for hidden in (*identity, "Debug source", "Signature="):
@@ -247,16 +247,16 @@ def assert_secretive(error: BaseException, identity: Identity) -> None:
 
 
 @pytest.mark.parametrize("attempt", ["first", "second"])
-async def test_a_missing_bucket_is_refused_and_not_made(
+async def test_a_missing_bucket_is_refused_and_not_created(
     server: SeaweedServer, attempt: str
 ) -> None:
-    """Not even where the server would make it for us."""
+    """Not even if the server would create it."""
     with pytest.raises(Misconfigured, match=r"bucket that does not exist .*.*\. Create it first"):
         await ObjectsStore.connect(objects_url(server.url("never-made")))
 
 
-async def test_a_bucket_that_is_gone_does_not_read_as_empty(server: SeaweedServer) -> None:
-    """A record is absent only if its bucket is there."""
+async def test_a_removed_bucket_does_not_read_as_empty(server: SeaweedServer) -> None:
+    """A record is absent only if its bucket exists."""
     store = unconnected(objects_url(server.url("never-made")))
     with pytest.raises(Misconfigured, match="bucket that does not exist"):
         await store.get("session/x")
@@ -277,21 +277,21 @@ async def test_wrong_credentials_are_named_and_not_shown(
     words: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The error says which of the two is wrong, and shows neither."""
+    """The error states which of the two is wrong, and shows neither."""
     url = objects_url(server.url(_BUCKET, prefix, identity))
     with pytest.raises(Misconfigured, match=words) as caught:
         await ObjectsStore.connect(url)
-    assert_secretive(caught.value, identity)
+    assert_hides_secrets(caught.value, identity)
     store = unconnected(url)
     for call in (store.get("n/1"), store.create("n/1", 1), store.append("h", [1])):
         with pytest.raises(Misconfigured, match=words) as caught:
             await call
-        assert_secretive(caught.value, identity)
+        assert_hides_secrets(caught.value, identity)
     await store.close()
     assert not any(part in caplog.text for part in identity)
 
 
-async def test_who_may_only_read_reads_and_is_told_at_the_first_write(
+async def test_a_reader_without_write_access_fails_at_the_first_write(
     server: SeaweedServer, store: ObjectsStore, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A refused write is an error with the fix, and nothing was written."""
@@ -308,7 +308,7 @@ async def test_who_may_only_read_reads_and_is_told_at_the_first_write(
     ):
         with pytest.raises(Misconfigured, match=r"AccessDenied.*s3:PutObject") as caught:
             await call
-        assert_secretive(caught.value, READER)
+        assert_hides_secrets(caught.value, READER)
     assert [found.value for found in await store.scan("n/")] == [1]
     await reader.close()
     assert READER.secret not in caplog.text
@@ -317,7 +317,7 @@ async def test_who_may_only_read_reads_and_is_told_at_the_first_write(
 async def test_the_environment_does_not_mix_with_the_url(
     server: SeaweedServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token or an option meant for other credentials spoils nothing."""
+    """A token or an option for other credentials has no effect."""
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of-somebody-else")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
@@ -327,8 +327,8 @@ async def test_the_environment_does_not_mix_with_the_url(
     await store.close()
 
 
-async def test_a_server_that_is_not_there_is_unavailable(proxy: Proxy) -> None:
-    """Every call says so after a few tries at most, without spinning."""
+async def test_a_missing_server_is_unavailable(proxy: Proxy) -> None:
+    """Every call fails after a few tries at most, without a busy loop."""
     proxy.refuse()
     url = objects_url(f"s3://key:not-the-secret@127.0.0.1:{proxy.port}/jobs/x")
     begun = time.process_time()
@@ -349,10 +349,10 @@ async def test_a_server_that_is_not_there_is_unavailable(proxy: Proxy) -> None:
     await store.close()
 
 
-async def test_a_delete_is_carried_out_only_on_the_version_that_it_names(
+async def test_a_conditional_delete_removes_only_its_version(
     store: ObjectsStore,
 ) -> None:
-    """What was written since stays; the server judges, not we."""
+    """A newer version stays; the server decides, not the client."""
     old = await store.create("n/1", 1)
     new = await store.put(old, 2)
     name = store._names.of_record("n/1")
@@ -364,20 +364,20 @@ async def test_a_delete_is_carried_out_only_on_the_version_that_it_names(
     assert await store.get("n/1") is None
 
 
-async def test_burial_leaves_a_record_that_came_back_meanwhile(
+async def test_burial_leaves_a_record_that_was_recreated_meanwhile(
     store: ObjectsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tombstone that is replaced between the listing and the delete is not buried."""
+    """A tombstone that is replaced between the listing and the delete is not removed."""
     tombstone = await store.delete(await store.create("n/1", 1))
     other = await store.delete(await store.create("n/2", 1))
     look = store._find_tombstones
 
-    async def replace_then_look(keys: list[str]) -> set[str]:
+    async def replace_then_find(keys: list[str]) -> set[str]:
         found = await look(keys)
         await store.put(tombstone, "back")
         return found
 
-    monkeypatch.setattr(store, "_find_tombstones", replace_then_look)
+    monkeypatch.setattr(store, "_find_tombstones", replace_then_find)
     assert await store.bury("n/", older_than=-1) == 1
     back = await store.get("n/1")
     assert back is not None
@@ -385,10 +385,10 @@ async def test_burial_leaves_a_record_that_came_back_meanwhile(
     assert await store.get(other.key, tombstones=True) is None
 
 
-async def test_burial_leaves_what_is_small_and_not_ours(
+async def test_burial_leaves_small_foreign_objects(
     store: ObjectsStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Size alone buries nothing: what cannot be read is reported and stays."""
+    """Size alone is not enough: an object that cannot be decoded is reported and stays."""
     await store.delete(await store.create("n/1", 1))
     name = store._names.of_record("n/odd")
     obstore.put(store._bucket._write_client, name, b"a note")
@@ -400,7 +400,7 @@ async def test_burial_leaves_what_is_small_and_not_ours(
 async def test_without_conditional_delete_nothing_is_buried(
     behind: ObjectsStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the server ignores the condition, tombstones stay, and nothing is asked."""
+    """If the server ignores the condition, tombstones stay, and no request is made."""
     await behind.delete(await behind.create("n/1", 1))
     monkeypatch.setattr(behind, "_conditional_delete", False)
     before = proxy.requests
@@ -409,10 +409,10 @@ async def test_without_conditional_delete_nothing_is_buried(
     assert await behind.get("n/1", tombstones=True) is not None
 
 
-async def test_a_record_that_vanishes_while_scanning_is_skipped(
+async def test_a_record_removed_during_a_scan_is_skipped(
     store: ObjectsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page is filled with what comes behind it: a short one would mean the end."""
+    """The page is filled with the next records: a short page would mean the end."""
     await store.write([Put(f"n/{i}", i) for i in range(5)])
     read = store._bucket._get
     gone = store._names.of_record("n/1")
@@ -426,8 +426,8 @@ async def test_a_record_that_vanishes_while_scanning_is_skipped(
     assert [record.value for record in await store.scan("n/", limit=3)] == [0, 2, 3]
 
 
-async def test_what_others_put_beside_is_not_listed(store: ObjectsStore) -> None:
-    """A name that no key has is skipped, however large its object is."""
+async def test_foreign_objects_are_not_listed(store: ObjectsStore) -> None:
+    """A name that cannot be a key is skipped, whatever the size of its object."""
     await store.create("n/1", 1)
     for name in ("n/a b", "n/1/deeper"):
         folder = store._names.folder_of_level("n/").removesuffix("n/")
@@ -439,7 +439,7 @@ async def test_what_others_put_beside_is_not_listed(store: ObjectsStore) -> None
 async def test_an_object_of_65_megabytes_is_not_read(
     store: ObjectsStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Asking for it raises, a listing reports and skips it."""
+    """Reading it raises; a listing reports and skips it."""
     await store.create("n/1", 1)
     huge = bytes(65 * 1024 * 1024)
     obstore.put(store._bucket._write_client, store._names.of_record("n/huge"), huge)
@@ -451,7 +451,7 @@ async def test_an_object_of_65_megabytes_is_not_read(
 
 @contextmanager
 def occupied(store: ObjectsStore) -> Iterator[list[asyncio.Future[bool]]]:
-    """Keep every thread busy but those of sessions and elections."""
+    """Keep all threads busy except those for sessions and elections."""
     release = threading.Event()
     try:
         yield [store._bucket._threads["work"].run(release.wait) for _ in range(64)]
@@ -460,7 +460,7 @@ def occupied(store: ObjectsStore) -> Iterator[list[asyncio.Future[bool]]]:
 
 
 async def test_a_heartbeat_does_not_wait_for_slow_work(store: ObjectsStore) -> None:
-    """With every other thread occupied, sessions and roles are written and read."""
+    """With all other threads busy, sessions and roles are written and read."""
     with occupied(store) as calls:
         async with asyncio.timeout(20):
             made = await store.create("session/me", 1)
@@ -470,10 +470,10 @@ async def test_a_heartbeat_does_not_wait_for_slow_work(store: ObjectsStore) -> N
         assert not any(call.done() for call in calls)
 
 
-async def test_a_call_that_was_cancelled_before_it_began_is_not_made(
+async def test_a_call_cancelled_before_it_starts_is_not_made(
     store: ObjectsStore,
 ) -> None:
-    """A write that waits for a thread is dropped with its caller."""
+    """A write that waits for a thread is dropped when its caller is cancelled."""
     with occupied(store):
         writing = asyncio.create_task(store.create("n/1", 1))
         await asyncio.sleep(0)
@@ -489,16 +489,14 @@ async def test_a_call_that_was_cancelled_before_it_began_is_not_made(
 async def test_a_store_is_not_used_after_a_fork(
     store: ObjectsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a child the threads are missing, so every call is refused with the fix."""
+    """The child has no threads, so every call is refused with the fix."""
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(Misconfigured, match="Connect after the fork"):
         await store.get("n/1")
 
 
-async def test_a_forked_child_is_refused_a_store_of_its_own(
-    server: SeaweedServer, prefix: str
-) -> None:
-    """The client's threads stay behind in the parent: a child is told so, and does not hang."""
+async def test_a_forked_child_cannot_open_its_own_store(server: SeaweedServer, prefix: str) -> None:
+    """The client's threads stay in the parent: a child gets an error, and does not hang."""
     url = objects_url(server.url(_BUCKET, prefix))
     await (await ObjectsStore.connect(url)).close()
     if not (child := os.fork()):
@@ -511,8 +509,8 @@ async def test_a_forked_child_is_refused_a_store_of_its_own(
     assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
 
 
-async def test_a_closed_store_says_so(server: SeaweedServer, prefix: str) -> None:
-    """A call after the end is refused; closing again does nothing."""
+async def test_a_closed_store_refuses_calls(server: SeaweedServer, prefix: str) -> None:
+    """A call after `close` is refused; closing again does nothing."""
     store = await ObjectsStore.connect(objects_url(server.url(_BUCKET, prefix)))
     await store.close()
     await store.close()
@@ -521,7 +519,7 @@ async def test_a_closed_store_says_so(server: SeaweedServer, prefix: str) -> Non
 
 
 async def test_google_is_refused_with_the_reason() -> None:
-    """Its conditional writes cannot be made with what its listings show."""
+    """Its listings lack what conditional writes need."""
     with pytest.raises(JobsyncError, match="Use s3:// or az://"):
         await ObjectsStore.connect(objects_url("gs://bucket/prefix"))
 
@@ -535,17 +533,17 @@ async def main():
     store = await ObjectsStore.connect(parse_url(sys.argv[1]))
     await store.create("n/1", 1)
     await store.get("n/1")
-    # Nobody waits for these, and nobody closes.
+    # Nothing awaits these, and nothing closes the store.
     return [store._bucket.get("r2/n/1", "work") for _ in range(64)]
 
 asyncio.run(main())
 """
 
 
-def test_a_program_that_forgets_to_close_ends_cleanly(
+def test_a_program_that_forgets_to_close_exits_cleanly(
     server: SeaweedServer, full_scale: bool, proof: Any
 ) -> None:
-    """Programs that have requests under way at their end: no hang, no abort, no noise."""
+    """Programs that exit with requests in flight: no hang, no abort, no output."""
     command = [sys.executable, "-c", _FORGETFUL]
     wanted = 200 if full_scale else 20
     for _ in range(wanted // 4):

@@ -1,4 +1,4 @@
-"""From a URL to a store, or to a clear refusal."""
+"""Opening the store of a URL, or a clear error."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,7 @@ from jobsync import Invalid, MissingExtra, open_store
 
 
 async def test_memory_of_one_name_is_shared() -> None:
-    """Two stores of one name hold the same records; nameless ones do not."""
+    """Two stores of one name share their records; stores without a name do not."""
     one, two = await open_store("memory://shared"), await open_store("memory://shared")
     await one.create("n", 1)
     assert await two.get("n") is not None
@@ -25,10 +25,10 @@ async def test_memory_of_one_name_is_shared() -> None:
         ("s3://AKIA:hush-hush@bucket/prefix", "pip install 'jobsync-fleet[s3]'"),
     ],
 )
-async def test_a_missing_extra_gives_the_install_line(
+async def test_a_missing_extra_shows_the_install_command(
     url: str, install: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line can be copied as it stands, and shows no secret."""
+    """The command can be copied, and the error shows no secret."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(MissingExtra) as caught:
         await open_store(url)
@@ -37,7 +37,7 @@ async def test_a_missing_extra_gives_the_install_line(
 
 
 async def test_an_unknown_scheme_is_refused() -> None:
-    """The error names the schemes there are, and shows no secret."""
+    """The error lists the known schemes, and shows no secret."""
     with pytest.raises(Invalid, match="sqlite:///path") as caught:
         await open_store("mysql://me:hush-hush@db/jobs")
     assert "hush-hush" not in str(caught.value) + repr(caught.value)
@@ -46,7 +46,7 @@ async def test_an_unknown_scheme_is_refused() -> None:
 async def test_the_url_comes_from_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment goes before the file, and an argument before both."""
+    """The environment overrides the file, and an argument overrides both."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("JOBSYNC_URL", raising=False)
     Path("jobsync.toml").write_text('url = "memory://from-file"')

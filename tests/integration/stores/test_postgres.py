@@ -1,4 +1,4 @@
-"""PostgreSQL in trouble: restarts, killed sessions, missing rights, poolers, deadlocks."""
+"""PostgreSQL failures: restarts, killed sessions, missing rights, poolers, deadlocks."""
 
 import asyncio
 import itertools
@@ -38,22 +38,22 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def hand() -> Iterator[ThreadPoolExecutor]:
-    """A thread that restarts the server while the tests go on; it outlives the server."""
-    with ThreadPoolExecutor(1) as hand:
-        yield hand
+def executor() -> Iterator[ThreadPoolExecutor]:
+    """A thread that restarts the server while the tests run; it outlives the server."""
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
 
 
 @pytest.fixture(scope="module")
-def server(hand: ThreadPoolExecutor) -> Iterator[PostgresServer]:
-    """A server of our own."""
+def server(executor: ThreadPoolExecutor) -> Iterator[PostgresServer]:
+    """A server that no other module uses."""
     with PostgresServer() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def bouncer(server: PostgresServer) -> Iterator[PgBouncer]:
-    """PgBouncer in transaction mode before it."""
+    """PgBouncer in transaction mode in front of it."""
     with PgBouncer(server) as bouncer:
         yield bouncer
 
@@ -86,20 +86,20 @@ async def connect() -> AsyncIterator[Connect]:
 
 @pytest.fixture
 def admin(url: str) -> Iterator[psycopg.Connection[Any]]:
-    """The administrator, at the database."""
+    """An administrator's connection to the database."""
     with psycopg.connect(url, autocommit=True) as connection:
         yield connection
 
 
 def read(url: str) -> PostgresUrl:
-    """Read a URL that names PostgreSQL."""
+    """Parse a PostgreSQL URL."""
     found = parse_url(url)
     assert isinstance(found, PostgresUrl)
     return found
 
 
-async def until_told(admin: psycopg.Connection[Any], question: str) -> None:
-    """Ask the server until it says yes."""
+async def wait_until_true(admin: psycopg.Connection[Any], question: str) -> None:
+    """Run a query until it returns true."""
     await until(lambda: admin.execute(question).fetchone() is not None, question)
 
 
@@ -109,7 +109,7 @@ BLOCKED = (
 
 
 async def increment(store: PostgresStore, key: str) -> None:
-    """Add one to a number, whatever happens to server and connection."""
+    """Add one to a number, despite failures of the server and the connection."""
     async with asyncio.timeout(TIMEOUT):
         while True:
             try:
@@ -128,7 +128,7 @@ async def increment(store: PostgresStore, key: str) -> None:
 
 
 async def settle(store: PostgresStore, key: str, nonce: str) -> bool:
-    """Say whether an unknown write happened. The server is known to have dropped it if not."""
+    """Return whether an unknown write happened. If not, the server is known to have dropped it."""
     async with asyncio.timeout(TIMEOUT):
         while True:
             try:
@@ -140,9 +140,9 @@ async def settle(store: PostgresStore, key: str, nonce: str) -> bool:
 
 
 async def test_a_restart_under_load_loses_nothing(
-    server: PostgresServer, hand: ThreadPoolExecutor, url: str, connect: Connect
+    server: PostgresServer, executor: ThreadPoolExecutor, url: str, connect: Connect
 ) -> None:
-    """A crash amid writes: callers learn of it, the same store goes on, every increment counts."""
+    """A crash during writes: callers get errors, the store recovers, every increment counts."""
     store = await connect(url)
     keys = [f"n/{i}" for i in range(6)]
     await store.write([Put(key, 0) for key in keys])
@@ -160,9 +160,9 @@ async def test_a_restart_under_load_loses_nothing(
         for key in keys:
             group.create_task(work(key))
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(hand, server.restart, "immediate")
+        await loop.run_in_executor(executor, server.restart, "immediate")
         restarts = 1
-        await loop.run_in_executor(hand, server.restart, "fast")
+        await loop.run_in_executor(executor, server.restart, "fast")
         restarts = 2
     values = {record.key: record.value for record in await store.scan("n/")}
     assert values == done
@@ -185,13 +185,13 @@ async def test_killed_sessions_are_replaced(
 async def test_a_write_whose_session_is_killed_is_unknown(
     server: PostgresServer, url: str, admin: psycopg.Connection[Any], connect: Connect
 ) -> None:
-    """It was sent, and the server hung up: neither applied nor conflicted."""
+    """It was sent, and the server closed the connection: neither applied nor conflicted."""
     store = await connect(url)
     record = await store.create("n", 0)
     with psycopg.connect(url) as stranger:
         stranger.execute("SELECT 1 FROM jobsync_record FOR UPDATE")
         writing = asyncio.create_task(store.write([record.replace(1), Put("m", 1)]))
-        await until_told(admin, BLOCKED)
+        await wait_until_true(admin, BLOCKED)
         admin.execute(
             f"SELECT pg_terminate_backend(pid) FROM ({BLOCKED.replace('1', 'pid', 1)}) AS t"
         )
@@ -203,7 +203,7 @@ async def test_a_write_whose_session_is_killed_is_unknown(
 async def test_a_lost_reply_leaves_the_outcome_unknown(
     server: PostgresServer, url: str, name: str, connect: Connect
 ) -> None:
-    """Writes that were carried out in secret are unknown; a read without an answer is not."""
+    """Writes without a reply are unknown; a read without a reply is unavailable."""
     with Proxy("127.0.0.1", server.port) as proxy:
         store = await connect(f"postgresql://postgres@127.0.0.1:{proxy.port}/{name}")
         record = await store.create("n", 0)
@@ -223,10 +223,10 @@ async def test_a_lost_reply_leaves_the_outcome_unknown(
         await store.close()
 
 
-async def test_a_server_that_is_gone_is_unavailable(
+async def test_a_stopped_server_is_unavailable(
     server: PostgresServer, name: str, url: str, connect: Connect
 ) -> None:
-    """Nobody answers: it is said at connect and later, with the reason, and passes by itself."""
+    """Connects and calls fail with the reason; the store recovers by itself."""
     with Proxy("127.0.0.1", server.port) as proxy:
         address = f"postgresql://postgres@127.0.0.1:{proxy.port}/{name}"
         store = await connect(address)
@@ -235,7 +235,7 @@ async def test_a_server_that_is_gone_is_unavailable(
         proxy.cut()
         with pytest.raises(Unavailable, match="refused"):
             await connect(address)
-        # It finds that the old connection is closed, and that no new one can be made.
+        # It finds the old connection closed, and cannot open a new one.
         with pytest.raises(Unavailable, match="refused"):
             await store.write([record.replace(1)])
         proxy.accept()
@@ -249,10 +249,10 @@ async def test_a_server_that_is_gone_is_unavailable(
         await store.close()
 
 
-async def test_a_statement_given_up_is_unknown_and_its_connection_closed(
+async def test_a_timed_out_statement_is_unknown_and_its_connection_closed(
     url: str, admin: psycopg.Connection[Any], connect: Connect
 ) -> None:
-    """After `patience` seconds without an answer the outcome is open, and the store usable."""
+    """After the statement timeout the outcome is unknown, and the store usable."""
     store = await connect(url, statement_timeout=0.3, max_connections=1)
     record = await store.create("n", 0)
     with psycopg.connect(url) as stranger:
@@ -260,20 +260,20 @@ async def test_a_statement_given_up_is_unknown_and_its_connection_closed(
         (outcome,) = await store.write([record.replace(1)])
         assert outcome == Unknown("no answer within 0.3 s")
         assert await store.get("n") == record
-    # The server finds out that nobody waits only when it answers: the write landed late.
-    await until_told(admin, "SELECT 1 FROM jobsync_record WHERE seq = 2")
+    # The server notices only when it answers that the client is gone: the write was late.
+    await wait_until_true(admin, "SELECT 1 FROM jobsync_record WHERE seq = 2")
 
 
 async def test_a_cancelled_write_returns_at_once(
     url: str, admin: psycopg.Connection[Any], connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Cancellation waits for no server; its connection is not used again, without a warning."""
-    store = await connect(url, connections=1)
+    """Cancellation does not wait for the server; the connection is closed without a warning."""
+    store = await connect(url, max_connections=1)
     record = await store.create("n", 0)
     with psycopg.connect(url) as stranger:
         stranger.execute("SELECT 1 FROM jobsync_record FOR UPDATE")
         writing = asyncio.create_task(store.write([record.replace(1)]))
-        await until_told(admin, BLOCKED)
+        await wait_until_true(admin, BLOCKED)
         writing.cancel()
         async with asyncio.timeout(3):
             with pytest.raises(asyncio.CancelledError):
@@ -282,17 +282,15 @@ async def test_a_cancelled_write_returns_at_once(
     assert caplog.records == []
 
 
-async def begin_to_listen(store: PostgresStore) -> None:
-    """Wait until a store hears notifications: then whoever waits is woken once."""
+async def start_listening(store: PostgresStore) -> None:
+    """Wait until a store receives notifications: then all waiters are woken once."""
     async with asyncio.timeout(10):
         await store.wait("hello/", 60)
 
 
-async def test_whoever_gives_up_waiting_for_a_connection_takes_none(
-    url: str, connect: Connect
-) -> None:
-    """Cancelled while all connections are busy, or when one becomes free, it leaves no gap."""
-    store = await connect(url, connections=1)
+async def test_a_cancelled_wait_for_a_connection_takes_none(url: str, connect: Connect) -> None:
+    """Cancelled while all are busy, or when one becomes free, it uses up no connection."""
+    store = await connect(url, max_connections=1)
     for steps in range(12):
         busy = asyncio.ensure_future(store.now())
         asking = asyncio.ensure_future(store.get("n/a"))
@@ -304,10 +302,10 @@ async def test_whoever_gives_up_waiting_for_a_connection_takes_none(
         assert await store.get("n/a") is None
 
 
-async def test_connections_that_nobody_needs_any_more_are_closed(
+async def test_idle_connections_are_closed(
     url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that was used last stays."""
+    """The last used one stays."""
     store = await connect(url)
     await asyncio.gather(*(store._pool.run("SELECT pg_sleep(0.2)") for _ in range(3)))
     assert len(store._pool._idle) == 3
@@ -317,8 +315,8 @@ async def test_connections_that_nobody_needs_any_more_are_closed(
     assert len(store._pool._idle) == 1
 
 
-async def test_who_begins_to_listen_is_woken_once(url: str, connect: Connect) -> None:
-    """Nobody knows what was written before the first notification could be heard."""
+async def test_a_waiter_is_woken_once_when_listening_starts(url: str, connect: Connect) -> None:
+    """Writes before the first notification could be received may have been missed."""
     store = await connect(url)
     waits = [asyncio.create_task(store.wait(topic, 60)) for topic in ("n/", "m/")]
     async with asyncio.timeout(10):
@@ -335,13 +333,13 @@ async def test_waiting_ends_when_another_process_could_have_written(
     """A notification of another store ends a wait, also one of many in a row, and of history."""
     waiter, writer = await connect(url), await connect(url)
     assert waiter._notifier._listens
-    await begin_to_listen(waiter)
+    await start_listening(waiter)
     waiting = asyncio.create_task(waiter.wait("n/", 60))
     async with asyncio.timeout(10):
         await writer.create("n/1", 0)
         await waiting
         for i in range(2, 5):
-            # Sooner after the last one than a topic rests: it is rung for at the end of that.
+            # Within the topic's cooldown: it is notified at the end of it.
             waiting = asyncio.create_task(waiter.wait("n/", 60))
             await writer.write([Put(f"n/{i}", 0), Put(f"m/{i}", 0)])
             await waiting
@@ -354,10 +352,10 @@ async def test_waiting_ends_when_another_process_could_have_written(
 async def test_every_kind_of_change_notifies_with_its_commit(
     url: str, connect: Connect, kind: str
 ) -> None:
-    """The first change of a process is told at once, without waiting for the end of a rest."""
+    """The first change of a process is notified at once, without a cooldown."""
     waiter, writer = await connect(url), await connect(url)
     made = await waiter.create("n/1", 0)
-    await begin_to_listen(waiter)
+    await start_listening(waiter)
     waiting = asyncio.create_task(waiter.wait("history/a" if kind == "append" else "n/", 60))
     match kind:
         case "create":
@@ -376,13 +374,13 @@ async def test_every_kind_of_change_notifies_with_its_commit(
 
 
 async def test_only_its_own_topic_ends_a_wait(url: str, connect: Connect) -> None:
-    """Changes elsewhere, and writes that came to nothing, wake nobody."""
+    """Changes elsewhere, and writes that conflict, wake nobody."""
     waiter, writer = await connect(url), await connect(url)
     made = await writer.create("n/1", 0)
     await writer.create("n/2", 0)
     changed = await writer.put(made, 1)
-    await writer._notifier._tasks["ring"]
-    await begin_to_listen(waiter)
+    await writer._notifier._tasks["notify"]
+    await start_listening(waiter)
     waiting = asyncio.create_task(waiter.wait("n/", 60))
     other = asyncio.create_task(waiter.wait("m/", 60))
     await asyncio.sleep(0)
@@ -399,14 +397,14 @@ async def test_only_its_own_topic_ends_a_wait(url: str, connect: Connect) -> Non
 
 
 async def listen(store: PostgresStore, url: str) -> psycopg.AsyncConnection[Any]:
-    """Open a connection that hears what a store notifies of."""
+    """Open a connection that receives a store's notifications."""
     listener = await psycopg.AsyncConnection.connect(url, autocommit=True)
     await listener.execute(f'LISTEN "{store._notifier.channel}"'.encode())
     return listener
 
 
 async def test_notifications_are_few_and_the_last_one_comes(url: str, connect: Connect) -> None:
-    """A process notifies of one topic at most once per 50 ms, and once after the last change."""
+    """A process notifies a topic at most once in 50 ms, and once after the last change."""
     store = await connect(url)
     listener = await listen(store, url)
     loop = asyncio.get_running_loop()
@@ -414,7 +412,7 @@ async def test_notifications_are_few_and_the_last_one_comes(url: str, connect: C
     record = await store.create("n/1", 0)
     for i in range(200):
         record = await store.put(record, i)
-    await store._notifier._tasks["ring"]
+    await store._notifier._tasks["notify"]
     took = loop.time() - begun
     await store.create("end", 0)
     topics = []
@@ -427,8 +425,8 @@ async def test_notifications_are_few_and_the_last_one_comes(url: str, connect: C
     await listener.close()
 
 
-async def test_late_notifications_are_sent_before_closing(url: str, connect: Connect) -> None:
-    """Who writes and leaves at once has told the others."""
+async def test_deferred_notifications_are_sent_before_closing(url: str, connect: Connect) -> None:
+    """A process that writes and closes at once has notified the others."""
     store = await connect(url)
     listener = await listen(store, url)
     await store.put(await store.create("n/1", 0), 1)
@@ -441,9 +439,9 @@ async def test_late_notifications_are_sent_before_closing(url: str, connect: Con
 async def test_a_waiter_survives_the_loss_of_its_connection(
     server: PostgresServer, url: str, connect: Connect
 ) -> None:
-    """When the listening session is back, waiters wake once; then notifications arrive again."""
+    """When the session listens again, waiters wake once; then notifications arrive again."""
     waiter, writer = await connect(url), await connect(url)
-    await begin_to_listen(waiter)
+    await start_listening(waiter)
     waiting = asyncio.create_task(waiter.wait("n/", 60))
     await asyncio.sleep(0)
     assert server.kill_backends() > 0
@@ -451,12 +449,12 @@ async def test_a_waiter_survives_the_loss_of_its_connection(
         await waiting
         again = asyncio.create_task(waiter.wait("n/", 60))
         await asyncio.sleep(0)
-        await write_anyhow(writer, "n/1")
+        await write_despite_outage(writer, "n/1")
         await again
 
 
-async def write_anyhow(store: PostgresStore, key: str) -> None:
-    """Create a record, through whatever is left of an outage."""
+async def write_despite_outage(store: PostgresStore, key: str) -> None:
+    """Create a record, despite an outage that may still last."""
 
     async def is_there() -> bool:
         try:
@@ -473,7 +471,7 @@ async def write_anyhow(store: PostgresStore, key: str) -> None:
 async def test_pgbouncer_in_transaction_mode_is_enough(
     bouncer: PgBouncer, url: str, name: str, connect: Connect
 ) -> None:
-    """Without sessions of its own the store polls, prepares nothing, and keeps its promises."""
+    """Without its own sessions the store polls, prepares nothing, and keeps its guarantees."""
     first, second = await connect(bouncer.locate(name)), await connect(bouncer.locate(name))
     assert not first._notifier._listens
     assert first._pool._prepare_after is None
@@ -495,7 +493,7 @@ async def test_pgbouncer_in_transaction_mode_is_enough(
 async def test_a_wrong_password_is_named_and_not_shown(
     server: PostgresServer, name: str, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error says what to correct; no message, repr or log holds the password."""
+    """The error states what to correct; no message, repr or log has the password."""
     caplog.set_level("DEBUG")
     good = server.create_role(name, "right-secret", name)
     bad = good.replace("right-secret", "wrong-secret")
@@ -507,21 +505,21 @@ async def test_a_wrong_password_is_named_and_not_shown(
 
 
 async def test_a_missing_password_is_named(server: PostgresServer, name: str, url: str) -> None:
-    """A server that wants one says so."""
+    """The error asks for the password that the server wants."""
     role = server.create_role(name, "right-secret", name)
     with pytest.raises(Misconfigured, match="needs a password"):
         await PostgresStore.connect(read(role.replace(":right-secret", "")))
 
 
 async def test_a_missing_database_is_named(server: PostgresServer) -> None:
-    """Jobsync makes tables, not databases."""
+    """Jobsync creates tables, not databases."""
     with pytest.raises(Misconfigured, match=r"does not exist.*\. Create it first"):
         await PostgresStore.connect(read(f"{server.url}-not-there"))
 
 
 @pytest.mark.parametrize("parameter", ["sslmood", "channel_binding"])
 async def test_a_bad_parameter_is_named(server: PostgresServer, parameter: str) -> None:
-    """A mistyped parameter of libpq, or a value it refuses, is named, and the value not shown."""
+    """The error names a mistyped libpq parameter, or one with a bad value, without the value."""
     with pytest.raises((Misconfigured, Unavailable), match=parameter) as caught:
         await PostgresStore.connect(read(f"{server.url}?{parameter}=hunter2"))
     assert "hunter2" not in f"{caught.value!s} {caught.value!r} {caught.value.__cause__!r}"
@@ -530,7 +528,7 @@ async def test_a_bad_parameter_is_named(server: PostgresServer, parameter: str) 
 async def test_a_database_of_another_encoding_is_refused(
     server: PostgresServer, name: str, admin: psycopg.Connection[Any]
 ) -> None:
-    """Text that some keys could not be kept in is noticed before anything is written."""
+    """An encoding that cannot store all keys is found before anything is written."""
     admin.execute(
         f"CREATE DATABASE {name}_latin ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C' "
         "TEMPLATE template0".encode()
@@ -539,10 +537,10 @@ async def test_a_database_of_another_encoding_is_refused(
         await PostgresStore.connect(read(server.url.rpartition("/")[0] + f"/{name}_latin"))
 
 
-async def test_without_the_right_to_create_tables_the_way_out_is_named(
+async def test_without_the_right_to_create_tables_the_error_has_the_fix(
     server: PostgresServer, name: str, url: str
 ) -> None:
-    """Neither tables in the default schema nor a schema of its own can be made."""
+    """Neither tables in the default schema nor a schema can be created."""
     role = server.create_role(name, "secret", name)
     for place in (role, f"{role}?schema=apart"):
         with pytest.raises(Misconfigured, match="jobsync schema URL") as caught:
@@ -551,7 +549,7 @@ async def test_without_the_right_to_create_tables_the_way_out_is_named(
 
 
 @pytest.mark.parametrize("schema", ["", "apart"])
-async def test_tables_made_by_an_administrator_are_enough(
+async def test_tables_created_by_an_administrator_are_enough(
     server: PostgresServer,
     name: str,
     url: str,
@@ -559,7 +557,7 @@ async def test_tables_made_by_an_administrator_are_enough(
     connect: Connect,
     schema: str,
 ) -> None:
-    """A role with what `schema_sql` grants, and no more, can do everything; it may be run again."""
+    """A role with only what `schema_sql` grants can do everything; it may be run again."""
     role = server.create_role(name, "secret", name)
     role += f"?schema={schema}" if schema else ""
     for _ in range(2):
@@ -578,14 +576,14 @@ async def test_tables_made_by_an_administrator_are_enough(
     admin.execute("DROP OWNED BY jobsync_writer; DROP ROLE jobsync_writer")
 
 
-async def test_rights_taken_away_are_named(
+async def test_revoked_rights_are_named(
     server: PostgresServer,
     name: str,
     url: str,
     admin: psycopg.Connection[Any],
     connect: Connect,
 ) -> None:
-    """A right or a table that goes missing later is an error of the set-up, not of the weather."""
+    """A right or a table that is lost later is a setup error, not a temporary one."""
     role = server.create_role(name, "secret", name)
     admin.execute(f"GRANT CREATE ON SCHEMA public TO {name}".encode())
     store = await connect(role)
@@ -598,10 +596,10 @@ async def test_rights_taken_away_are_named(
 
 
 @pytest.mark.parametrize("schema", ["apart", 'Ünï "quoted" %s {schema} {where} %'])
-async def test_a_schema_of_its_own_is_made_and_used(
+async def test_a_separate_schema_is_created_and_used(
     url: str, admin: psycopg.Connection[Any], connect: Connect, schema: str
 ) -> None:
-    """Two schemas of one database are two stores; any name will do."""
+    """Two schemas of one database are two stores; any name is allowed."""
     quoted = "".join(f"%{byte:02X}" for byte in schema.encode())
     apart, plain = await connect(f"{url}?schema={quoted}"), await connect(url)
     made = await apart.create("n/1", {"a": 1})
@@ -615,10 +613,10 @@ async def test_a_schema_of_its_own_is_made_and_used(
     assert {row[0] for row in found} == {schema, "public"}
 
 
-async def test_values_are_kept_to_the_byte(
+async def test_values_are_stored_byte_for_byte(
     url: str, admin: psycopg.Connection[Any], connect: Connect
 ) -> None:
-    """What is stored is the JSON text as it was written, alone and in a batch."""
+    """The stored text is the JSON text as written, alone and in a batch."""
     store = await connect(url)
     value = {"z": 1.0, "a": 1e22, "s": 'q"\\ \n {},NULL', "t": "漢字 🎈"}
     record = await store.create("n/1", value)
@@ -636,7 +634,7 @@ async def test_any_default_isolation_gives_the_same_outcomes(
     connect: Connect,
     level: str,
 ) -> None:
-    """Losers conflict and nobody sees a serialization failure, whatever the role's default."""
+    """Losers conflict and no caller sees a serialization failure, whatever the role's default."""
     role = server.create_role(name, "secret", name)
     admin.execute(f"GRANT CREATE ON SCHEMA public TO {name}".encode())
     admin.execute(f"ALTER ROLE {name} SET default_transaction_isolation = '{level}'".encode())
@@ -659,7 +657,7 @@ async def test_any_default_isolation_gives_the_same_outcomes(
 async def test_many_may_connect_first(
     name: str, url: str, admin: psycopg.Connection[Any], connect: Connect, level: str
 ) -> None:
-    """Sixteen first connects to an empty database, in two schemas, all work; one makes tables."""
+    """Sixteen first connects to an empty database, in two schemas, all work."""
     admin.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = '{level}'".encode())
     urls = [url, f"{url}?schema=apart"] * 8
     stores = await asyncio.gather(*(connect(each) for each in urls))
@@ -673,7 +671,7 @@ async def test_many_may_connect_first(
 async def test_the_tables_of_a_newer_version_are_left_alone(
     url: str, admin: psycopg.Connection[Any], connect: Connect
 ) -> None:
-    """Newer code has only added something: older code works beside it and changes no version."""
+    """Newer code has only added to them: older code works beside it and keeps the version."""
     await connect(url)
     admin.execute("UPDATE jobsync_schema SET version = 99")
     store = await connect(url)
@@ -681,9 +679,9 @@ async def test_the_tables_of_a_newer_version_are_left_alone(
     assert admin.execute("SELECT version FROM jobsync_schema").fetchall() == [(99,)]
 
 
-async def test_overlapping_batches_end_well(url: str, connect: Connect) -> None:
-    """Batches over the same records in every order and role: each change has one outcome."""
-    stores = [await connect(url, connections=4) for _ in range(2)]
+async def test_overlapping_batches_do_not_deadlock(url: str, connect: Connect) -> None:
+    """Batches on the same records in any order: each change has one outcome."""
+    stores = [await connect(url, max_connections=4) for _ in range(2)]
     keys = [f"n/{i:02d}" for i in range(12)]
     chance = random.Random(1)
     applied = dict.fromkeys(keys, 0)
@@ -704,32 +702,32 @@ async def test_overlapping_batches_end_well(url: str, connect: Connect) -> None:
     assert {record.key: record.seq for record in await stores[0].scan("n/")} == applied
 
 
-async def test_the_victim_of_a_deadlock_tries_again(
+async def test_the_victim_of_a_deadlock_is_retried(
     url: str, admin: psycopg.Connection[Any], connect: Connect
 ) -> None:
-    """A stranger's transaction waits in a circle with ours: ours is undone and sent again."""
+    """After a deadlock with a foreign transaction the statement is sent again."""
     store = await connect(url)
     a, b = await store.create("n/a", 0), await store.create("n/b", 0)
     stranger = await psycopg.AsyncConnection.connect(url)
     async with stranger:
-        # So that the server finds the circle from our side, and undoes ours.
+        # So that the server detects the deadlock in our session, and rolls ours back.
         await stranger.execute("SET deadlock_timeout = '1h'")
         await stranger.execute("SELECT 1 FROM jobsync_record WHERE key = 'n/b' FOR UPDATE")
         writing = asyncio.create_task(store.write([b.replace(1), a.replace(1)]))
-        await until_told(admin, BLOCKED)
+        await wait_until_true(admin, BLOCKED)
         await stranger.execute("SELECT 1 FROM jobsync_record WHERE key = 'n/a' FOR UPDATE")
         assert not writing.done()
     assert [type(outcome) for outcome in await writing] == [Applied, Applied]
 
 
-async def test_a_server_without_writes_is_unavailable(
+async def test_a_read_only_server_is_unavailable(
     server: PostgresServer,
     name: str,
     url: str,
     admin: psycopg.Connection[Any],
     connect: Connect,
 ) -> None:
-    """What a standby says after a failover passes, and the way out is named."""
+    """The error of a standby after a failover is temporary, and has the fix."""
     record = await (await connect(url)).create("n", 0)
     admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on".encode())
     store = await connect(url)
@@ -738,10 +736,10 @@ async def test_a_server_without_writes_is_unavailable(
         await store.put(record, 1)
 
 
-async def test_the_servers_own_time_limit_is_no_unknown(
+async def test_the_servers_own_timeout_is_not_unknown(
     name: str, url: str, admin: psycopg.Connection[Any], connect: Connect
 ) -> None:
-    """A statement that the server itself gave up was undone, and that is certain."""
+    """A statement that the server itself cancelled was certainly rolled back."""
     record = await (await connect(url)).create("n", 0)
     admin.execute(f"ALTER DATABASE {name} SET lock_timeout = '20ms'".encode())
     store = await connect(url)
@@ -753,7 +751,7 @@ async def test_the_servers_own_time_limit_is_no_unknown(
 
 
 async def test_a_fork_is_refused(url: str, connect: Connect) -> None:
-    """A child is told to connect again, and disturbs none of its parent's connections."""
+    """A child must connect again, and does not disturb its parent's connections."""
     store = await connect(url)
     record = await store.create("n", 0)
     if not (child := os.fork()):
@@ -772,25 +770,25 @@ async def test_a_fork_is_refused(url: str, connect: Connect) -> None:
 
 
 async def test_another_event_loop_is_refused(url: str, connect: Connect) -> None:
-    """The connections belong to the loop that they were opened on."""
+    """Connections belong to the loop that opened them."""
     store = await connect(url)
     with pytest.raises(Misconfigured, match="another event loop"):
         await asyncio.to_thread(asyncio.run, store.get("n"))
 
 
 def run_apart(work: Coroutine[Any, Any, None]) -> bool:
-    """Run something on a loop of its own; say whether that loop came to its end."""
+    """Run a coroutine on its own loop; return whether the loop ended."""
     running = threading.Thread(target=asyncio.run, args=(work,), daemon=True)
     running.start()
     running.join(30)
     return not running.is_alive()
 
 
-# psycopg tells of each connection that nobody closed, as Python does of files.
+# psycopg warns of each connection that was not closed, as Python does of files.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("steps", [0, 1, 5])
-def test_a_store_left_open_lets_its_loop_end(url: str, steps: int) -> None:
-    """Who forgets to close, or fails before it can, is not kept from leaving."""
+def test_a_loop_can_end_with_an_open_store(url: str, steps: int) -> None:
+    """A program that forgets to close, or fails before it can, still exits."""
 
     async def leave() -> None:
         await PostgresStore.connect(read(url))
@@ -800,8 +798,8 @@ def test_a_store_left_open_lets_its_loop_end(url: str, steps: int) -> None:
     assert run_apart(leave())
 
 
-def test_a_pool_that_connects_lets_its_loop_end(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that ends while one more connection is being made does not wait for it."""
+def test_a_loop_can_end_while_a_pool_connects(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that ends during a connect does not wait for it."""
 
     async def leave() -> None:
         pool = PostgresPool(read(url), Components.system(), statement_timeout=60, max_connections=2)
@@ -820,7 +818,7 @@ def test_a_pool_that_connects_lets_its_loop_end(url: str, monkeypatch: pytest.Mo
 
 
 async def test_a_closed_store_is_unavailable(url: str, connect: Connect) -> None:
-    """Whoever goes on after closing is told so."""
+    """Calls after `close` raise."""
     store = await connect(url)
     waiting = asyncio.create_task(store.wait("n/", 60))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""One connection to PostgreSQL: what psycopg is asked to leave to us, and what we do with it."""
+"""One connection to PostgreSQL: how it replaces psycopg's waiting."""
 
 import asyncio
 import os
@@ -16,38 +16,38 @@ LONG = 60.0
 
 @pytest.fixture
 async def connection(postgres: PostgresServer) -> AsyncIterator[PostgresConnection]:
-    """A connection of its own."""
+    """A connection."""
     connection = await PostgresConnection.connect(postgres.url, autocommit=True)
     yield connection
     await connection.close()
 
 
 def end_session(postgres: PostgresServer, connection: PostgresConnection) -> None:
-    """Let the administrator end a session, and wait until it is over."""
+    """End a session as administrator, and wait until it has ended."""
     pid = connection.info.backend_pid
     with psycopg.connect(postgres.url, autocommit=True) as admin:
         admin.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
 
 
 async def pass_rounds() -> None:
-    """Let the loop do whatever there is to do, several times over."""
+    """Let the loop run all that is ready, several times."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-async def test_the_loop_goes_on_listening_between_statements(
+async def test_the_loop_keeps_watching_between_statements(
     connection: PostgresConnection,
 ) -> None:
-    """Psycopg leaves the waiting to `wait`, without limits of its own; that is what is fast."""
+    """Psycopg calls `wait` without a time limit; that is the fast path."""
     for number in range(3):
         assert await connection.run("SELECT %s::int", [number]) == [(number,)]
         assert connection._is_watching
 
 
-async def test_notifications_may_be_waited_for_in_between(
+async def test_notifications_can_be_awaited_in_between(
     postgres: PostgresServer, connection: PostgresConnection
 ) -> None:
-    """Psycopg waits for them, with its own limit; then statements go on as before."""
+    """Psycopg waits for them, with its own limit; then statements work as before."""
     assert [note async for note in connection.notifies(timeout=0.0)] == []
     assert await connection.run("SELECT 1", ()) == [(1,)]
     await connection.execute("LISTEN wire")
@@ -58,15 +58,17 @@ async def test_notifications_may_be_waited_for_in_between(
     assert await connection.run("SELECT 1", ()) == [(1,)]
 
 
-async def test_what_fills_the_socket_is_sent_in_parts(connection: PostgresConnection) -> None:
-    """And what fills it on the way back is read in parts."""
+async def test_a_statement_larger_than_the_socket_buffer_is_sent(
+    connection: PostgresConnection,
+) -> None:
+    """And so is its answer read."""
     text = "x" * 20_000_000
     assert await connection.run("SELECT %s::text", [text]) == [(text,)]
     assert await connection.run("SELECT 1", ()) == [(1,)]
 
 
 async def test_an_error_leaves_the_connection_usable(connection: PostgresConnection) -> None:
-    """The server's, and psycopg's own before anything is sent."""
+    """Both after the server's errors and after psycopg's own."""
     with pytest.raises(psycopg.errors.DivisionByZero):
         await connection.run("SELECT 1 / 0", ())
     with pytest.raises(psycopg.ProgrammingError):
@@ -74,15 +76,15 @@ async def test_an_error_leaves_the_connection_usable(connection: PostgresConnect
     assert await connection.run("SELECT 1", ()) == [(1,)]
 
 
-async def test_each_statement_has_all_the_time(connection: PostgresConnection) -> None:
-    """One timer serves them all, and is moved on when it rings before the last has had its time."""
+async def test_each_statement_has_the_full_timeout(connection: PostgresConnection) -> None:
+    """One timer serves all statements, and is moved when it fires before the last deadline."""
     connection.statement_timeout = 0.5
     for _ in range(4):
         await connection.run("SELECT pg_sleep(0.3)", ())
     assert not connection.closed
 
 
-async def test_a_statement_that_takes_too_long_is_given_up(connection: PostgresConnection) -> None:
+async def test_a_statement_that_takes_too_long_times_out(connection: PostgresConnection) -> None:
     """Its answer would be taken for the next one's, so the connection is closed."""
     connection.statement_timeout = 0.2
     await connection.run("SELECT pg_sleep(0.1)", ())
@@ -91,8 +93,10 @@ async def test_a_statement_that_takes_too_long_is_given_up(connection: PostgresC
     assert connection.closed
 
 
-async def test_a_timer_that_rings_for_nobody_is_set_again(connection: PostgresConnection) -> None:
-    """After a pause too a statement is given up in time."""
+async def test_a_timer_that_fires_without_a_statement_is_set_again(
+    connection: PostgresConnection,
+) -> None:
+    """A statement after a pause times out too."""
     connection.statement_timeout = 0.1
     await connection.run("SELECT 1", ())
     connection._check_deadline()
@@ -102,10 +106,10 @@ async def test_a_timer_that_rings_for_nobody_is_set_again(connection: PostgresCo
 
 
 @pytest.mark.parametrize("rounds", range(5))
-async def test_who_is_cancelled_gets_away_at_once(
+async def test_a_cancelled_statement_returns_at_once(
     connection: PostgresConnection, rounds: int
 ) -> None:
-    """At whatever point; nothing is left behind, and no error that nobody asked for."""
+    """At any point; nothing is left behind, not even an unretrieved error."""
     asking = asyncio.create_task(connection.run("SELECT pg_sleep(60)", ()))
     for _ in range(rounds):
         await asyncio.sleep(0)
@@ -116,17 +120,17 @@ async def test_who_is_cancelled_gets_away_at_once(
     assert not connection._is_watching
 
 
-async def test_a_session_that_ended_unasked_is_noticed_once(
+async def test_a_session_ended_by_the_server_is_noticed_once(
     postgres: PostgresServer, connection: PostgresConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop does not come back to it again and again; whoever wants to use it is told."""
+    """The loop is not woken again and again; the next user gets an error."""
     heard = 0
-    go_on = PostgresConnection._advance
+    advance = PostgresConnection._advance
 
     def count(self: PostgresConnection, ready: object) -> None:
         nonlocal heard
         heard += 1
-        go_on(self, ready)  # type: ignore[arg-type]
+        advance(self, ready)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PostgresConnection, "_advance", count)
     await connection.run("SELECT 1", ())
@@ -141,10 +145,10 @@ async def test_a_session_that_ended_unasked_is_noticed_once(
     assert connection.is_stale
 
 
-async def test_a_session_that_ends_leaves_nothing_in_the_loop(
+async def test_an_ended_session_leaves_nothing_in_the_loop(
     postgres: PostgresServer, connection: PostgresConnection
 ) -> None:
-    """Not even where somebody has a copy of the socket that libpq closes, as a forked child has."""
+    """Not even if another process, such as a forked child, has a copy of libpq's socket."""
     asking = asyncio.create_task(connection.run("SELECT pg_sleep(60)", ()))
     await pass_rounds()
     assert connection._is_watching
@@ -153,7 +157,7 @@ async def test_a_session_that_ends_leaves_nothing_in_the_loop(
     with pytest.raises(psycopg.OperationalError):
         await asking
     await connection.close()
-    # The kernel's own list: the loop would be woken without end, and know of no reason.
+    # The kernel's own list: the loop would be woken endlessly without a reason.
     woken = connection._loop._selector._selector.poll(0)  # type: ignore[attr-defined]
     os.close(copy)
     assert woken == []
@@ -161,10 +165,10 @@ async def test_a_session_that_ends_leaves_nothing_in_the_loop(
         os.fstat(ear)
 
 
-async def test_a_connection_without_room_for_files_is_refused(
+async def test_a_connection_without_file_descriptors_is_refused(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As psycopg refuses it, so that it counts as trouble that passes."""
+    """With psycopg's own error, so that it counts as temporary."""
 
     def refuse(_: int) -> int:
         raise OSError(24, "Too many open files")
@@ -174,10 +178,10 @@ async def test_a_connection_without_room_for_files_is_refused(
         await PostgresConnection.connect(postgres.url, autocommit=True)
 
 
-async def test_a_loop_that_cannot_listen_leaves_the_answer_open(
+async def test_a_loop_that_cannot_watch_leaves_the_outcome_unknown(
     connection: PostgresConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The statement was sent: it fails as it does when the server hangs up."""
+    """The statement was sent: it fails as if the server had closed the connection."""
 
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -188,8 +192,8 @@ async def test_a_loop_that_cannot_listen_leaves_the_answer_open(
     assert connection.pgconn.transaction_status == TransactionStatus.ACTIVE
 
 
-async def test_rows_are_not_kept(connection: PostgresConnection) -> None:
-    """What is kept to send a statement again holds on to its result."""
+async def test_rows_are_released(connection: PostgresConnection) -> None:
+    """The cursor kept for the next statement does not keep many rows alive."""
     await connection.run("SELECT 1", ())
     assert connection._cursor is not None
     rows = await connection.run("SELECT generate_series(1, 1000)", ())

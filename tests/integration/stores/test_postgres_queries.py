@@ -1,18 +1,18 @@
-"""A query on PostgreSQL is answered by the server, which sends what matches and no more."""
+"""Filtered queries on PostgreSQL: the server sends only the rows that match."""
 
 from typing import Any
 
 import psycopg
 import pytest
-from places_postgres import PostgresPlace
 from servers import PostgresServer
+from store_locations import PostgresLocation
 
 from jobsync import Database
 from jobsync.stores.postgres.pool import PostgresPool
 
 TOTAL = 100_000
 
-# By the server itself, which is many times faster; as `insert_many` would.
+# Filled by the server, as `insert_many` would, but many times faster.
 FILL = """
 INSERT INTO "{schema}".jobsync_record (key, value, seq, epoch, format, trail)
 SELECT 'data/sessions/' || to_char(n, 'FM000000'), json_build_object(
@@ -26,8 +26,8 @@ FROM generate_series(0, %s - 1) AS n
 async def test_a_filtered_query_does_not_fetch_all(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One statement; by its plan the server drops what does not match."""
-    place = PostgresPlace(postgres.url)
+    """One statement; its plan shows that the server drops the other rows."""
+    place = PostgresLocation(postgres.url)
     store = await place.open()
     async with Database(connection=store) as database:
         sessions = await database.create_resource("sessions", {"expires_at": "number"})
@@ -39,7 +39,7 @@ async def test_a_filtered_query_does_not_fetch_all(
         run = PostgresPool.run
 
         async def watch(self: PostgresPool, query: str, parameters: Any = ()) -> Any:
-            # What others are told of the inserts may go out meanwhile.
+            # Notifications of the inserts may be sent meanwhile.
             if "pg_notify" not in query:
                 sent.append((query, parameters))
             return await run(self, query, parameters)
@@ -52,15 +52,15 @@ async def test_a_filtered_query_does_not_fetch_all(
     await store.close()
     ((statement, parameters),) = sent
     with psycopg.connect(postgres.url, autocommit=True) as connection:
-        # Statistics as they are in a database that has run for a while.
+        # Statistics as in a database that has run for a while.
         connection.execute(f'ANALYZE "{place.schema}".jobsync_record')
         query = f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}"
         ((plan,),) = connection.execute(query, parameters).fetchall()
     nodes = list(_walk(plan[0]["Plan"]))
-    # Numbers are compared with some slack; the last word has the reference matcher.
+    # Numbers are compared with some slack; the reference matcher decides.
     sent_back = nodes[0]["Actual Rows"]
     assert len(found) <= sent_back <= len(found) + 1
-    # Where several processes of the server scan together, each tells its average.
+    # In a parallel scan each process reports its average.
     removed = sum(
         (node.get("Rows Removed by Filter", 0) + 1) * node["Actual Loops"] for node in nodes
     )

@@ -1,4 +1,4 @@
-"""What is asked of a store before anything rests on it."""
+"""The probe of a store."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +13,8 @@ from jobsync.stores.probe import VERDICT_KEY, probe, probe_and_record, read_verd
 COMPONENTS = Components.system()
 
 
-class Obstinate(StoreDecorator):
-    """Gives one outcome to every write."""
+class FixedOutcomeStore(StoreDecorator):
+    """Returns one outcome for every write."""
 
     outcome: Outcome = Conflicted()
 
@@ -22,7 +22,7 @@ class Obstinate(StoreDecorator):
         return [self.outcome for _ in changes]
 
 
-class Careless(StoreDecorator):
+class UnconditionalStore(StoreDecorator):
     """Ignores conditions: the latest write wins."""
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
@@ -35,7 +35,7 @@ class Careless(StoreDecorator):
 
 
 async def test_a_good_store_passes_and_is_left_as_it_was() -> None:
-    """Every question is answered well, and nothing stays behind."""
+    """Every check passes, and no key is left."""
     store = MemoryStore()
     findings = await probe(store, COMPONENTS)
     assert [finding.check for finding in findings if not finding.ok] == []
@@ -43,8 +43,8 @@ async def test_a_good_store_passes_and_is_left_as_it_was() -> None:
 
 
 async def test_a_store_that_ignores_conditions_fails() -> None:
-    """Each promise that it breaks is named."""
-    findings = await probe(Careless(MemoryStore()), COMPONENTS)
+    """Each broken guarantee is named."""
+    findings = await probe(UnconditionalStore(MemoryStore()), COMPONENTS)
     failed = {finding.check for finding in findings if not finding.ok}
     assert failed >= {
         "a name is created once",
@@ -53,20 +53,20 @@ async def test_a_store_that_ignores_conditions_fails() -> None:
         "of many creators one wins",
     }
     with pytest.raises(Misconfigured, match="fails the probe: a name is created once"):
-        await probe_and_record(Careless(MemoryStore()), COMPONENTS)
+        await probe_and_record(UnconditionalStore(MemoryStore()), COMPONENTS)
 
 
 @pytest.mark.parametrize("outcome", [Conflicted(), Unknown("no answer")])
 async def test_a_store_that_refuses_everything_fails(outcome: Outcome) -> None:
     """It is a misconfigured store, not a conflict that a caller could resolve."""
-    store = Obstinate(MemoryStore())
+    store = FixedOutcomeStore(MemoryStore())
     store.outcome = outcome
     with pytest.raises(Misconfigured, match="fails the probe"):
         await probe_and_record(store, COMPONENTS)
 
 
-async def test_the_verdict_is_kept() -> None:
-    """It is read back, and stored again after somebody deleted it."""
+async def test_the_verdict_is_stored() -> None:
+    """It is read back, and written again after it was deleted."""
     store = MemoryStore()
     assert await read_verdict(store) is None
     await probe_and_record(store, COMPONENTS)
@@ -81,8 +81,8 @@ async def test_the_verdict_is_kept() -> None:
 
 
 @pytest.mark.parametrize("value", [5, {}, {"at": 1, "passed": [], "traits": 3}])
-async def test_a_verdict_that_is_none_is_named(value: Any) -> None:
-    """Something else in its place is refused with the fix."""
+async def test_a_record_that_is_not_a_verdict_is_refused(value: Any) -> None:
+    """The error has the fix."""
     store = MemoryStore()
     outcomes = await store.write([Put(VERDICT_KEY, value)])
     assert isinstance(outcomes[0], Applied)

@@ -1,4 +1,4 @@
-"""What becomes of writes whose reply was lost."""
+"""Settling of writes whose reply was lost."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ from jobsync.testing import CALM, Link, Weather, World
 
 
 class Recording(StoreDecorator):
-    """Keeps the nonces of what was applied, in commit order."""
+    """Records the nonces of applied writes, in commit order."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
@@ -47,7 +47,7 @@ class Recording(StoreDecorator):
 
 
 class Scene:
-    """A store behind a bad network, followed up."""
+    """A settling store behind a faulty network."""
 
     def __init__(self, weather: Weather = CALM, *, seed: int = 1, deadline: float = 30) -> None:
         self.world = World(seed)
@@ -58,7 +58,7 @@ class Scene:
         self.store = SettlingStore(self.network, node.components, deadline)
 
     def strike(self, weather: Weather) -> None:
-        """Let it be bad until somebody reads."""
+        """Make the network faulty until the next read."""
         self.network.weather = weather
         self.truth.when_read = self.network.mend
 
@@ -69,7 +69,7 @@ Story = Callable[[Scene], Awaitable[None]]
 def in_world(
     weather: Weather = CALM, *, seed: int = 1, deadline: float = 30
 ) -> Callable[[Story], Callable[[], None]]:
-    """Make a test of a story, which happens in a world of its own."""
+    """Turn a story into a test, which runs in its own world."""
 
     def make(story: Story) -> Callable[[], None]:
         def test() -> None:
@@ -84,7 +84,7 @@ def in_world(
 
 
 def record(seq: int, trail: str, *, deleted: bool = False) -> Record:
-    """Make a record by hand."""
+    """Create a record."""
     return Record("n", None, trail[:12], seq, 0, 1, trail, deleted)
 
 
@@ -111,14 +111,16 @@ LONG = " ".join(f"{i:012d}" for i in range(TRAIL_LENGTH))
         (record(5, B), record(1, C), "unknowable"),
     ],
 )
-def test_the_record_tells(base: Record | None, current: Record | None, verdict: str) -> None:
-    """A write of nonce A is judged by the trail, as far as that reaches."""
+def test_the_current_record_decides(
+    base: Record | None, current: Record | None, verdict: str
+) -> None:
+    """A write with nonce A is judged by the trail, as far back as it reaches."""
     assert judge_write(base, A, current) == verdict
 
 
 @in_world()
 async def test_a_lost_reply_is_settled_as_applied(scene: Scene) -> None:
-    """The record is there with my nonce: applied, and sent only once."""
+    """The record has the nonce: applied, and sent only once."""
     scene.strike(Weather(lost=1))
     (outcome,) = await scene.store.write([Put("n", 1)])
     assert isinstance(outcome, Applied)
@@ -128,7 +130,7 @@ async def test_a_lost_reply_is_settled_as_applied(scene: Scene) -> None:
 
 @in_world()
 async def test_a_lost_reply_to_an_overwritten_write_is_settled_as_applied(scene: Scene) -> None:
-    """Somebody else wrote on top before I looked: still applied, and not again."""
+    """Another writer replaced it before the check: still applied, and not sent again."""
     base = await scene.store.create("n", 1)
     mine = Put("n", 2, base, nonce=A)
     await scene.truth.write([mine])
@@ -144,7 +146,7 @@ async def test_a_lost_reply_to_an_overwritten_write_is_settled_as_applied(scene:
 
 @in_world(Weather(late=1), seed=2)
 async def test_a_late_write_is_applied_once(scene: Scene) -> None:
-    """The first copy is still under way when the second is sent; one of them counts."""
+    """The first copy is still in flight when the second is sent; one of them is applied."""
     writing = asyncio.create_task(scene.store.write([Put("n", 1)]))
     await asyncio.sleep(1)
     scene.network.weather = CALM
@@ -157,8 +159,8 @@ async def test_a_late_write_is_applied_once(scene: Scene) -> None:
 
 
 @in_world(Weather(lost=1), deadline=10)
-async def test_what_never_clears_up_stays_unknown(scene: Scene) -> None:
-    """With every reply lost for good, the answer is unknown, after the deadline."""
+async def test_a_write_that_cannot_be_settled_stays_unknown(scene: Scene) -> None:
+    """If every reply is lost, the outcome is unknown, after the deadline."""
     begun = scene.clock.mono()
     (outcome,) = await scene.store.write([Put("n", 1)])
     assert outcome == Unknown("not settled within 10 s")
@@ -177,7 +179,7 @@ async def test_a_write_that_was_never_sent_is_unavailable(scene: Scene) -> None:
 
 @in_world()
 async def test_a_batch_settles_change_by_change(scene: Scene) -> None:
-    """Applied, conflicted and lost ones of one batch each get their true outcome."""
+    """Applied, conflicted and lost changes of one batch each get their true outcome."""
     a = await scene.store.create("n/a", 1)
     b = await scene.store.create("n/b", 1)
     await scene.store.put(b, 2)
@@ -188,8 +190,8 @@ async def test_a_batch_settles_change_by_change(scene: Scene) -> None:
 
 
 @in_world(Weather(lost=0.7), seed=3)
-async def test_history_is_added_once(scene: Scene) -> None:
-    """Lines whose reply is lost are sent again under the same name."""
+async def test_history_is_appended_once(scene: Scene) -> None:
+    """Entries whose reply is lost are sent again under the same batch name."""
     for n in range(20):
         await scene.store.append("h", [n])
     assert sorted(entry.value for entry in await scene.truth.read("h")) == list(range(20))
@@ -200,7 +202,7 @@ async def test_history_is_added_once(scene: Scene) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_outcome_is_reported_as_another(seed: int) -> None:
-    """Writers race through a bad network: what they are told is what happened."""
+    """Writers race through a faulty network: every reported outcome is true."""
     dice = random.Random(seed)
     weather = Weather(
         lost=dice.choice([0, 0.2, 0.5]),
@@ -242,8 +244,8 @@ def test_no_outcome_is_reported_as_another(seed: int) -> None:
 
 
 @in_world(Weather(lost=1))
-async def test_rights_that_end_while_settling_leave_it_unknown(scene: Scene) -> None:
-    """A write that was sent is not reported as never written because a token expired."""
+async def test_rights_revoked_during_settling_leave_it_unknown(scene: Scene) -> None:
+    """A sent write is not reported as never written because a token expired."""
 
     def expire() -> None:
         raise Misconfigured("url", "s3://…", "was given a token that has expired", "renew it")

@@ -1,4 +1,4 @@
-"""The SQLite store alone: where its file may be, and what happens when that goes wrong."""
+"""The SQLite store: where its file may be, and its failures."""
 
 import asyncio
 import os
@@ -32,21 +32,21 @@ from jobsync.stores.sqlite.store import SqliteStore
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the file will be."""
+    """The path of the file."""
     return tmp_path / "jobs.db"
 
 
 @pytest.fixture
 async def store(path: Path) -> AsyncIterator[SqliteStore]:
-    """A store that loses patience soon."""
+    """A store with a short busy timeout."""
     store = await SqliteStore.connect(path, busy_timeout=0.05)
     yield store
     await store.close()
 
 
 @contextmanager
-def nobody() -> Iterator[None]:
-    """Give up root's power to write anywhere, for a while."""
+def without_root() -> Iterator[None]:
+    """Drop root's right to write anywhere, temporarily."""
     if os.geteuid() != 0:
         yield
         return
@@ -59,50 +59,55 @@ def nobody() -> Iterator[None]:
 
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
-    """A folder that everybody may enter."""
+    """A folder that every user may enter."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
 async def test_a_read_only_file_is_refused(shared_folder: Path) -> None:
-    """The error says what to make writable, and the file is as it was."""
+    """The error states what to make writable, and the file is unchanged."""
     path = shared_folder / "jobs.db"
     await (await SqliteStore.connect(path)).close()
     before = path.read_bytes()
     for name in shared_folder.iterdir():
         name.chmod(0o444)
     shared_folder.chmod(0o555)
-    with nobody(), pytest.raises(Misconfigured, match=r"jobs\.db.* folder writable"):
+    with without_root(), pytest.raises(Misconfigured, match=r"jobs\.db.* folder writable"):
         await SqliteStore.connect(path)
     assert path.read_bytes() == before
 
 
 async def test_a_read_only_folder_is_refused(shared_folder: Path) -> None:
-    """A file that cannot be made is refused with the fix."""
+    """A file that cannot be created is refused with the fix."""
     shared_folder.chmod(0o555)
-    with nobody(), pytest.raises(Misconfigured, match="Make the file and its folder writable"):
+    with (
+        without_root(),
+        pytest.raises(Misconfigured, match="Make the file and its folder writable"),
+    ):
         await SqliteStore.connect(shared_folder / "jobs.db")
     assert list(shared_folder.iterdir()) == []
 
 
-async def test_a_folder_out_of_reach_is_refused(shared_folder: Path) -> None:
+async def test_an_inaccessible_folder_is_refused(shared_folder: Path) -> None:
     """A folder that this user may not enter is named as the cause."""
     shared_folder.chmod(0o600)
-    with nobody(), pytest.raises(Misconfigured, match="out of reach for this user"):
+    with without_root(), pytest.raises(Misconfigured, match="cannot be accessed by this user"):
         await SqliteStore.connect(shared_folder / "in" / "jobs.db")
 
 
 async def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    """Folders are not made behind the user's back."""
-    with pytest.raises(Misconfigured, match=r"there is no folder .*/nowhere.*\. Create it"):
+    """Folders are not created."""
+    with pytest.raises(
+        Misconfigured, match=r"folder that does not exist: .*/nowhere.*\. Create it"
+    ):
         await SqliteStore.connect(tmp_path / "nowhere" / "jobs.db")
-    with pytest.raises(Misconfigured, match="is a folder; name a file in it"):
+    with pytest.raises(Misconfigured, match=r"is a folder .*\. Use a file in it"):
         await SqliteStore.connect(tmp_path)
 
 
-async def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
-    """Somebody's text file is left as it is."""
+async def test_a_file_that_is_not_a_database_is_refused(path: Path) -> None:
+    """A text file is left as it is."""
     path.write_text("Dear diary, " * 500)
     with pytest.raises(Misconfigured, match="is not an SQLite database"):
         await SqliteStore.connect(path)
@@ -110,7 +115,7 @@ async def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
 
 
 async def test_a_damaged_database_is_reported(path: Path) -> None:
-    """A page that makes no sense is an error of its own, and nothing is repaired."""
+    """A corrupt page is its own error, and nothing is repaired."""
     store = await SqliteStore.connect(path)
     await store.write([Put(f"n/{i}", "x" * 2000) for i in range(50)])
     await store.close()
@@ -133,7 +138,7 @@ async def _scan(path: Path) -> None:
 async def test_a_network_filesystem_is_refused(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NFS is found by its filesystem type, before a file is made there."""
+    """NFS is recognised by its filesystem type, before a file is created there."""
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
@@ -167,7 +172,7 @@ def test_the_innermost_mount_counts() -> None:
 
 
 async def test_a_full_disk_writes_nothing(store: SqliteStore) -> None:
-    """The batch is rolled back whole; the store works again once there is room."""
+    """The whole batch is rolled back; the store works again once there is space."""
     await store.create("n/1", "x")
     await _limit_pages(store._main, 1)
     with pytest.raises(Unavailable, match=r"the disk is full; nothing was written\. Free some"):
@@ -187,7 +192,7 @@ async def _limit_pages(file: SqliteFile, pages: int) -> None:
 
 
 async def test_a_lock_held_too_long_is_unavailable(store: SqliteStore, path: Path) -> None:
-    """The caller is told what to look for, never that a database is locked."""
+    """The error states what to look for, never "database is locked"."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(Unavailable) as caught:
@@ -199,7 +204,7 @@ async def test_a_lock_held_too_long_is_unavailable(store: SqliteStore, path: Pat
 
 
 async def test_a_users_transaction_does_not_starve_sessions(store: SqliteStore, path: Path) -> None:
-    """With the main file's lock held, sessions and roles are written all the same."""
+    """While the main file is locked, sessions and roles can be written."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         beat = await store.create("session/w1", 0)
@@ -214,7 +219,7 @@ async def test_a_users_transaction_does_not_starve_sessions(store: SqliteStore, 
 async def test_a_failing_commit_is_unknown(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the disk fails at COMMIT nobody claims to know the outcome."""
+    """If the disk fails at COMMIT, the outcome is unknown."""
 
     def fail(*_: object) -> None:
         raise CommitFailed("disk I/O error")
@@ -244,7 +249,7 @@ async def test_a_file_removed_underneath_is_noticed(store: SqliteStore, path: Pa
 
 
 async def test_a_closed_store_says_so(path: Path) -> None:
-    """Calls after close are refused with the fix."""
+    """Calls after `close` are refused with the fix."""
     store = await SqliteStore.connect(path)
     await store.close()
     with pytest.raises(Unavailable, match=r"the store is closed.*\. Connect again"):
@@ -252,7 +257,7 @@ async def test_a_closed_store_says_so(path: Path) -> None:
 
 
 async def test_a_forked_child_is_refused(store: SqliteStore, monkeypatch: Any) -> None:
-    """A connection is never carried over a fork."""
+    """A connection is never used after a fork."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: -1)
         with pytest.raises(Misconfigured, match=r"opened before a fork.*\. Connect again"):
@@ -260,7 +265,7 @@ async def test_a_forked_child_is_refused(store: SqliteStore, monkeypatch: Any) -
 
 
 async def test_a_newer_schema_is_used_as_it_is(path: Path) -> None:
-    """Newer code has only added to the tables, so older code goes on working."""
+    """Newer code has only added to the tables, so older code keeps working."""
     await (await SqliteStore.connect(path)).close()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("ALTER TABLE jobsync_record ADD COLUMN of_the_future TEXT")
@@ -275,7 +280,7 @@ async def test_a_newer_schema_is_used_as_it_is(path: Path) -> None:
 async def test_an_older_schema_is_brought_up_to_date(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the missing steps run, and what was stored stays."""
+    """Only the missing steps run, and stored records stay."""
     store = await SqliteStore.connect(path)
     await store.create("n", 1)
     await store.close()
@@ -293,7 +298,7 @@ async def test_an_older_schema_is_brought_up_to_date(
 
 
 async def test_users_tables_share_the_file(store: SqliteStore, path: Path) -> None:
-    """The file may hold the user's own tables."""
+    """The file may have the user's own tables."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE mine (x)")
         connection.execute("INSERT INTO mine VALUES (1)")
@@ -302,8 +307,8 @@ async def test_users_tables_share_the_file(store: SqliteStore, path: Path) -> No
         assert connection.execute("SELECT x FROM mine").fetchone() == (1,)
 
 
-async def test_tables_that_were_changed_are_reported(store: SqliteStore, path: Path) -> None:
-    """A table dropped by somebody else is a clear error."""
+async def test_changed_tables_are_reported(store: SqliteStore, path: Path) -> None:
+    """A dropped table is a clear error."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DROP TABLE jobsync_record")
     with pytest.raises(Misconfigured, match=r"no such table: jobsync_record.*\. Check that nobody"):
@@ -325,7 +330,7 @@ async def test_commits_are_synced_to_disk(store: SqliteStore) -> None:
 
 
 async def test_tombstones_age_by_time_since_boot(path: Path, clock: Any) -> None:
-    """A step of the wall clock buries nothing; an hour, or another boot, does."""
+    """A step of the wall clock removes nothing; an hour, or another boot, does."""
     system = Components.system()
     store = await SqliteStore.connect(
         path, Components(clock=clock, randomness=system.randomness, events=system.events)
@@ -360,7 +365,7 @@ async def test_a_cancelled_write_leaves_the_store_usable(store: SqliteStore) -> 
 async def test_the_default_is_a_file_in_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a URL anywhere, a store is opened beside the user."""
+    """Without any URL, the file is in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("JOBSYNC_URL", raising=False)
     store = await open_store()
@@ -370,7 +375,7 @@ async def test_the_default_is_a_file_in_the_working_directory(
 
 
 async def test_errors_are_jobsyncs_own(path: Path) -> None:
-    """Whatever sqlite3 raises, the caller catches one family."""
+    """All errors of sqlite3 become errors of jobsync."""
     path.write_bytes(b"\0" * 100)
     with pytest.raises(JobsyncError):
         await SqliteStore.connect(path)
@@ -379,7 +384,7 @@ async def test_errors_are_jobsyncs_own(path: Path) -> None:
 async def test_a_batch_over_both_files_never_claims_that_nothing_was_written(
     store: SqliteStore, path: Path
 ) -> None:
-    """With the sessions written and the main file locked, the rest is unknown."""
+    """If sessions are written and the main file is locked, the rest is unknown."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         outcomes = await store.write([Put("n", 1), Put("session/a", 1)])
@@ -389,7 +394,7 @@ async def test_a_batch_over_both_files_never_claims_that_nothing_was_written(
 
 
 async def test_a_forked_child_closes_nothing(store: SqliteStore, monkeypatch: Any) -> None:
-    """Closing in the child returns at once; the parent goes on."""
+    """Closing in the child returns at once; the parent's store stays open."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: -1)
         async with asyncio.timeout(10):
@@ -397,8 +402,8 @@ async def test_a_forked_child_closes_nothing(store: SqliteStore, monkeypatch: An
     await store.create("n", 1)
 
 
-async def test_calls_that_wait_are_answered_before_closing(path: Path) -> None:
-    """Closing lets go only after what was asked before."""
+async def test_queued_calls_finish_before_closing(path: Path) -> None:
+    """The connections close only after the earlier calls."""
     store = await SqliteStore.connect(path)
     asked = [asyncio.ensure_future(store.create(f"n/{i}", i)) for i in range(10)]
     await asyncio.sleep(0)
@@ -407,7 +412,7 @@ async def test_calls_that_wait_are_answered_before_closing(path: Path) -> None:
 
 
 async def test_text_that_is_not_utf8_is_one_corrupt_record(store: SqliteStore, path: Path) -> None:
-    """A row with broken bytes is reported; its neighbours are read."""
+    """A row with invalid bytes is reported; the other rows are read."""
     await store.create("n/bad", 1)
     await store.create("n/good", {"x": 1})
     await store.append("history", [1, 2])
@@ -425,10 +430,8 @@ async def test_text_that_is_not_utf8_is_one_corrupt_record(store: SqliteStore, p
 @pytest.mark.parametrize(
     "change", ["seq = -5", "epoch = -1", "format = 0", "trail = ''", "trail = '            '"]
 )
-async def test_columns_that_make_no_sense_are_corrupt(
-    store: SqliteStore, path: Path, change: str
-) -> None:
-    """A record whose own numbers or nonces are broken is set aside."""
+async def test_invalid_columns_are_corrupt(store: SqliteStore, path: Path, change: str) -> None:
+    """A record with invalid numbers or nonces is reported and skipped."""
     await store.create("n/bad", 1)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(f"UPDATE jobsync_record SET {change}")
@@ -440,7 +443,7 @@ async def test_columns_that_make_no_sense_are_corrupt(
 async def test_a_failing_rollback_does_not_hide_an_unknown_commit(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When COMMIT and ROLLBACK both fail, the outcome is still unknown."""
+    """If COMMIT and ROLLBACK both fail, the outcome is still unknown."""
 
     class Failing:
         in_transaction = True
@@ -466,10 +469,10 @@ async def test_a_failing_rollback_does_not_hide_an_unknown_commit(
     assert await store.get("n") is not None
 
 
-async def test_a_disk_that_fails_a_lone_statement_leaves_it_unknown(
+async def test_a_disk_failure_in_a_single_statement_leaves_it_unknown(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A statement that is a transaction by itself commits too: nobody can say whether it did."""
+    """A single statement commits too, so its outcome is unknown."""
 
     class Failing:
         def __init__(self, inner: sqlite3.Connection) -> None:
@@ -490,7 +493,7 @@ async def test_a_disk_that_fails_a_lone_statement_leaves_it_unknown(
 
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """All that SQLite is told on connections that are made from now on."""
+    """The statements that SQLite runs on connections opened from now on."""
     told: list[str] = []
     connect = sqlite3.connect
 
@@ -503,8 +506,8 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-async def test_a_beat_is_one_statement(statements: list[str], store: SqliteStore) -> None:
-    """A write of one record is a transaction by itself, without more ado."""
+async def test_a_heartbeat_is_one_statement(statements: list[str], store: SqliteStore) -> None:
+    """A write of one record is one statement in its own transaction."""
     record = await store.create("session/w1", 0)
     statements.clear()
     record = await store.put(record, 1)
@@ -513,17 +516,15 @@ async def test_a_beat_is_one_statement(statements: list[str], store: SqliteStore
 
 
 @pytest.mark.parametrize("topic", ["n/", "role/ns/", "session/"])
-async def test_waiting_asks_for_nothing(
-    statements: list[str], store: SqliteStore, topic: str
-) -> None:
-    """Whoever waits for a change looks at the file from outside."""
+async def test_waiting_runs_no_query(statements: list[str], store: SqliteStore, topic: str) -> None:
+    """Waiting looks only at the file's directory entry."""
     statements.clear()
     await store.wait(topic, 0.2)
     assert statements == []
 
 
-async def test_a_beat_wakes_nobody_who_waits_for_a_role(path: Path, clock: Any) -> None:
-    """Who leads is news, whichever process wrote it; that a worker lives is not."""
+async def test_a_heartbeat_does_not_wake_a_wait_for_a_role(path: Path, clock: Any) -> None:
+    """A write to a role, by any process, wakes it; a heartbeat does not."""
     system = Components.system()
     one, other = [
         await SqliteStore.connect(
@@ -531,11 +532,11 @@ async def test_a_beat_wakes_nobody_who_waits_for_a_role(path: Path, clock: Any) 
         )
         for _ in range(2)
     ]
-    # Long ago: times of files are coarse.
+    # Long ago, because file times are coarse.
     os.utime(f"{path}-sessions", (1, 1))
 
     async def wakes(topic: str) -> int:
-        """Count how often a wait ends early until nothing happens any more."""
+        """Count how often a wait ends early, until no more changes are seen."""
         for count in range(100):
             begun = clock.mono()
             await one.wait(topic, 60)
@@ -548,7 +549,7 @@ async def test_a_beat_wakes_nobody_who_waits_for_a_role(path: Path, clock: Any) 
     assert await wakes("role/ns/") == 0
     assert await wakes("session/") > 0
     await other.create("role/ns/work", 0)
-    # Written after the bell was rung.
+    # Written after the notification.
     await other.put(beat, 1)
     assert await wakes("role/ns/") > 0
     await one.close()
@@ -556,7 +557,7 @@ async def test_a_beat_wakes_nobody_who_waits_for_a_role(path: Path, clock: Any) 
 
 
 async def test_a_wait_ends_with_its_store(store: SqliteStore) -> None:
-    """Who waits when a store is closed is told so."""
+    """A wait raises when its store is closed."""
     waiting = asyncio.create_task(store.wait("n/", 60))
     await asyncio.sleep(0)
     await store.close()
@@ -564,10 +565,8 @@ async def test_a_wait_ends_with_its_store(store: SqliteStore) -> None:
         await waiting
 
 
-async def test_a_commit_that_is_seen_late_is_looked_for_again(
-    store: SqliteStore, path: Path
-) -> None:
-    """SQLite writes its log before a commit can be seen: whoever looked too early looks again."""
+async def test_a_commit_that_is_visible_late_wakes_again(store: SqliteStore, path: Path) -> None:
+    """SQLite writes its log before a commit is visible: a waiter that was early is woken again."""
     access = store.sql
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("CREATE TABLE mine (n)")
@@ -575,12 +574,12 @@ async def test_a_commit_that_is_seen_late_is_looked_for_again(
         await asyncio.sleep(0)
         other.execute("INSERT INTO mine VALUES (1)")
         await waiting
-    # Nobody has written since; the same change ends another wait.
+    # Nothing was written since; the same change ends another wait.
     async with asyncio.timeout(30):
         await access.wait("n/", 60)
 
 
-async def test_a_relative_path_outlives_a_change_of_folder(
+async def test_a_relative_path_survives_a_change_of_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is found where it was when it was opened."""
@@ -593,7 +592,7 @@ async def test_a_relative_path_outlives_a_change_of_folder(
 
 
 async def test_a_name_too_long_for_the_filesystem_is_refused(tmp_path: Path) -> None:
-    """The system's reason is told."""
+    """The error has the system's reason."""
     with pytest.raises(Misconfigured, match="File name too long"):
         await SqliteStore.connect(tmp_path / ("x" * 300))
 
@@ -615,8 +614,8 @@ other = asyncio.run(main())
 """
 
 
-def test_a_program_that_waits_for_a_lock_ends(path: Path) -> None:
-    """A call that has begun gives up its turn when the program ends: well before 30 s."""
+def test_a_program_that_waits_for_a_lock_exits(path: Path) -> None:
+    """A running call stops waiting when the program exits: well before 30 s."""
     run = subprocess.run(
         [sys.executable, "-c", _WAITS_FOR_A_LOCK, str(path)],
         capture_output=True,
@@ -627,7 +626,7 @@ def test_a_program_that_waits_for_a_lock_ends(path: Path) -> None:
 
 
 async def test_a_file_that_cannot_be_written_is_found_at_connect(shared_folder: Path) -> None:
-    """Even with a log left beside it, which would let it be read."""
+    """Even with a log beside it, with which it could be read."""
     path = shared_folder / "jobs.db"
     store = await SqliteStore.connect(path)
     reader = sqlite3.connect(path)
@@ -637,6 +636,6 @@ async def test_a_file_that_cannot_be_written_is_found_at_connect(shared_folder: 
     for name in shared_folder.iterdir():
         name.chmod(0o444)
     shared_folder.chmod(0o555)
-    with nobody(), pytest.raises(Misconfigured, match="writable"):
+    with without_root(), pytest.raises(Misconfigured, match="writable"):
         await SqliteStore.connect(path)
     reader.close()

@@ -1,4 +1,4 @@
-"""Changes of a file, seen from outside."""
+"""Counting the changes of a file."""
 
 import os
 from pathlib import Path
@@ -17,8 +17,8 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_that_stays_as_it_is_counts_nothing(path: Path, clock: FakeClock) -> None:
-    """However long one looks."""
+def test_an_unchanged_file_counts_nothing(path: Path, clock: FakeClock) -> None:
+    """Not even after an hour."""
     changes = FileChanges(str(path), clock)
     seen = changes.count()
     clock.mono_seconds += 3600
@@ -27,7 +27,7 @@ def test_a_file_that_stays_as_it_is_counts_nothing(path: Path, clock: FakeClock)
 
 @pytest.mark.parametrize("kind", ["longer", "touched", "replaced", "removed"])
 def test_every_change_counts_once_when_it_is_found(path: Path, clock: FakeClock, kind: str) -> None:
-    """Its length, its time and which file it is tell of a change; so does its absence."""
+    """A change of its length, its time or its inode counts; so does its removal."""
     changes = FileChanges(str(path), clock)
     seen, was = changes.count(), path.stat()
     match kind:
@@ -46,8 +46,8 @@ def test_every_change_counts_once_when_it_is_found(path: Path, clock: FakeClock,
     assert changes.count() == seen + 1
 
 
-def test_a_change_counts_again_until_it_can_surely_be_seen(path: Path, clock: FakeClock) -> None:
-    """Each time twice as long after, for some seconds; then no more."""
+def test_a_change_counts_again_until_it_is_surely_visible(path: Path, clock: FakeClock) -> None:
+    """After pauses that double, for some seconds; then not again."""
     changes = FileChanges(str(path), clock)
     path.write_bytes(b"12")
     counts = []
@@ -61,7 +61,7 @@ def test_a_change_counts_again_until_it_can_surely_be_seen(path: Path, clock: Fa
 
 
 def test_a_new_change_is_counted_again_from_the_start(path: Path, clock: FakeClock) -> None:
-    """What came later is not taken for what is old."""
+    """The pauses restart."""
     changes = FileChanges(str(path), clock)
     path.write_bytes(b"12")
     changes.count()

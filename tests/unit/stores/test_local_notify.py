@@ -1,28 +1,28 @@
-"""Who waits in this process."""
+"""Waiting and waking within one process."""
 
 import asyncio
 
 from jobsync.stores.memory import LocalNotifier
 
 
-def test_a_waiter_whose_loop_is_gone_harms_nobody() -> None:
-    """Waking goes on past a loop that was closed under its waiter."""
-    topics = LocalNotifier()
+def test_a_waiter_of_a_closed_loop_is_harmless() -> None:
+    """Waking skips a loop that was closed."""
+    notifier = LocalNotifier()
     loop = asyncio.new_event_loop()
-    waiting = loop.create_task(topics.wait("n/", 60))
+    waiting = loop.create_task(notifier.wait("n/", 60))
     loop.run_until_complete(asyncio.sleep(0))
     waiting._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()
-    topics.wake(["n/"])
+    notifier.wake(["n/"])
 
 
 async def test_only_its_own_topic_wakes_a_waiter() -> None:
-    """Another topic's change ends nobody's wait."""
-    topics = LocalNotifier()
-    waiting = asyncio.create_task(topics.wait("n/", 60))
+    """A change of another topic does not."""
+    notifier = LocalNotifier()
+    waiting = asyncio.create_task(notifier.wait("n/", 60))
     await asyncio.sleep(0)
-    topics.wake(["m/"])
+    notifier.wake(["m/"])
     await asyncio.sleep(0)
     assert not waiting.done()
-    topics.wake(["n/"])
+    notifier.wake(["n/"])
     await waiting

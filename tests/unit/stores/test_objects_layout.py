@@ -1,4 +1,4 @@
-"""Records as objects: their bytes, their sizes, their names."""
+"""Records and batches as objects: content, sizes, names."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ json_values = st.recursive(
 
 
 def record(value: Any, trail: str, seq: int, epoch: int, format: int, **more: Any) -> Record:
-    """Make a record of version `v`."""
+    """Create a record of version `v`."""
     return Record("a/b", value, "v", seq, epoch, format, trail, **more)
 
 
@@ -41,30 +41,30 @@ counts = st.integers(0, MAX_INTEGER)
 
 
 @given(json_values, trails, counts, counts, st.integers(0, MAX_FORMAT))
-def test_a_record_comes_back_and_is_never_small(
+def test_a_record_is_decoded_again_and_never_small(
     value: Any, trail: str, seq: int, epoch: int, format: int
 ) -> None:
-    """Whatever it holds, a live record has 256 bytes or more, its value's text among them."""
-    made = record(value, trail, seq, epoch, format)
-    body = encode_object(made, encode(value).decode())
+    """A live record has 256 bytes or more, with its value's text."""
+    expected = record(value, trail, seq, epoch, format)
+    body = encode_object(expected, encode(value).decode())
     assert len(body) >= LIVE_SIZE
     assert encode(value) in body
-    assert decode_object("a/b", body, "v") == made
+    assert decode_object("a/b", body, "v") == expected
 
 
 @given(trails, counts, counts, st.integers(0, MAX_FORMAT))
-def test_a_tombstone_comes_back_and_is_always_small(
+def test_a_tombstone_is_decoded_again_and_always_small(
     trail: str, seq: int, epoch: int, format: int
 ) -> None:
-    """Whatever its numbers, a tombstone has fewer than 256 bytes."""
-    made = record(None, trail, seq, epoch, format, deleted=True)
-    body = encode_object(made, None)
+    """A tombstone has fewer than 256 bytes, whatever its numbers."""
+    expected = record(None, trail, seq, epoch, format, deleted=True)
+    body = encode_object(expected, None)
     assert len(body) < LIVE_SIZE
-    assert decode_object("a/b", body, "v") == made
+    assert decode_object("a/b", body, "v") == expected
 
 
 def test_the_longest_tombstone_just_fits() -> None:
-    """At the highest of everything it has 255 bytes, and one more of anything is refused."""
+    """With the highest numbers it has 255 bytes, and higher numbers are refused."""
     trail = " ".join(["x" * NONCE_LENGTH] * TRAIL_LENGTH)
     body = encode_object(record(None, trail, MAX_INTEGER, MAX_INTEGER, MAX_FORMAT), None)
     assert len(body) == LIVE_SIZE - 1
@@ -74,14 +74,14 @@ def test_the_longest_tombstone_just_fits() -> None:
         (1, 0, MAX_FORMAT + 1),
         (1, -1, 1),
     ]:
-        with pytest.raises(Invalid, match="is not between 0 and"):
+        with pytest.raises(Invalid, match="must be between 0 and"):
             encode_object(record(None, trail, *numbers), "1")
 
 
 @pytest.mark.parametrize("nonce", ["", "short", 'quo"te-12345', "x" * 13])
-def test_a_strange_nonce_is_refused(nonce: str) -> None:
-    """What is not a nonce could make a tombstone long, or no JSON."""
-    with pytest.raises(Invalid, match="is not a nonce"):
+def test_a_malformed_nonce_is_refused(nonce: str) -> None:
+    """It could make a tombstone too long, or invalid JSON."""
+    with pytest.raises(Invalid, match="must be a nonce"):
         encode_object(record(1, nonce, 1, 0, 1), "1")
 
 
@@ -104,29 +104,29 @@ TRAIL = "x" * NONCE_LENGTH
         b"[" * 100_000,
     ],
 )
-def test_what_we_never_wrote_is_corrupt(body: bytes) -> None:
-    """Cut short, of the wrong type, or of a size that would lie in a listing."""
+def test_foreign_content_is_corrupt(body: bytes) -> None:
+    """Truncated, of the wrong type, or of a size that would be wrong in a listing."""
     with pytest.raises(Corrupt, match="a/b cannot be read"):
         decode_object("a/b", body, "v")
 
 
 @given(st.lists(json_values, max_size=5))
-def test_a_batch_of_lines_comes_back(values: list[Any]) -> None:
-    """Each line's own text, in order."""
-    lines = encode_entries(values, "1794731956371-ca547d85fb8b")
-    texts = decode_batch("h", encode_batch(lines), len(values))
-    assert texts == [line.data for line in lines]
+def test_a_batch_is_decoded_again(values: list[Any]) -> None:
+    """Each entry's text, in order."""
+    entries = encode_entries(values, "1794731956371-ca547d85fb8b")
+    texts = decode_batch("h", encode_batch(entries), len(values))
+    assert texts == [entry.data for entry in entries]
 
 
 @pytest.mark.parametrize("body", [b"", b"[1", b"{}", b"[1]", b"[1,2,3]"])
-def test_a_batch_must_have_the_lines_that_its_name_tells(body: bytes) -> None:
-    """Fewer or more, or no batch at all, is corrupt."""
+def test_a_batch_must_have_the_size_in_its_name(body: bytes) -> None:
+    """Fewer or more entries, or something else, is corrupt."""
     with pytest.raises(Corrupt):
         decode_batch("h", body, 2)
 
 
-def test_no_folder_holds_two_levels() -> None:
-    """A key and what lies below it never share a folder, so tree order is byte order."""
+def test_no_folder_has_two_levels() -> None:
+    """A key and the keys below it never share a folder, so tree order is byte order."""
     names = ObjectNames("app")
     assert names.of_record("a") == "app/r1/a"
     assert names.of_record("a/b") == "app/r2/a/b"
@@ -136,8 +136,8 @@ def test_no_folder_holds_two_levels() -> None:
 
 
 @given(st.integers(0, MAX_PREFIX), st.integers(1, MAX_KEY))
-def test_every_name_is_one_that_s3_takes(prefix: int, length: int) -> None:
-    """With the longest prefix, what is accepted makes at most 1,024 bytes."""
+def test_every_name_is_allowed_on_s3(prefix: int, length: int) -> None:
+    """Even with the longest prefix, an accepted name has at most 1,024 bytes."""
     names = ObjectNames("p" * prefix)
     key = "/".join(["k" * 99] * 7)[:length].rstrip("/")
     assert len(names.of_record(key)) <= 1024
@@ -148,16 +148,16 @@ def test_every_name_is_one_that_s3_takes(prefix: int, length: int) -> None:
     assert len(f"{names.folder_of_stream(key)}{BatchName('0' * 26, 10_000)}") <= 1024
 
 
-def test_a_stream_that_leaves_no_room_is_refused() -> None:
-    """Beside a long prefix, a history's name is shorter than a key may be."""
+def test_a_stream_name_that_is_too_long_is_refused() -> None:
+    """With a long prefix, a history's name must be shorter than a key."""
     longest = "/".join(["k" * 100] * 7)[:MAX_KEY]
     ObjectNames("p").check_stream(longest)
     with pytest.raises(Invalid, match="at most"):
         ObjectNames("p" * MAX_PREFIX).check_stream(longest)
 
 
-def test_what_others_put_there_is_told_by_its_name() -> None:
-    """Only a last segment of a key, and only a batch's name, is ours."""
+def test_foreign_objects_are_recognised_by_their_names() -> None:
+    """Jobsync's objects have the last segment of a key or a batch's name."""
     assert is_segment("ann-1")
     assert not any(map(is_segment, ["", "a/b", "a b", "é", ".."]))
     assert BatchName.parse("1794731956371-ca547d85fb8b-00002") == BatchName(

@@ -1,4 +1,4 @@
-"""Threads that work for event loops."""
+"""The thread pool for blocking calls."""
 
 import asyncio
 import gc
@@ -12,8 +12,8 @@ import pytest
 from jobsync.stores.threads import ThreadPool, gather_results
 
 
-async def test_results_and_errors_come_back_in_order() -> None:
-    """A call that raises does so where it is awaited."""
+async def test_results_and_errors_are_returned_in_order() -> None:
+    """The error of a call is raised where it is awaited."""
     threads = ThreadPool("test", 4)
     assert await gather_results([threads.run(pow, 2, n) for n in range(10)]) == [
         2**n for n in range(10)
@@ -24,8 +24,8 @@ async def test_results_and_errors_come_back_in_order() -> None:
     threads.shutdown()
 
 
-async def test_as_many_run_at_once_as_there_are_threads() -> None:
-    """All meet at a barrier that opens only to the full number; no more threads are started."""
+async def test_one_call_runs_in_each_thread() -> None:
+    """All calls pass a barrier for the full number; no more threads are started."""
     threads = ThreadPool("test-full", 5)
     barrier = threading.Barrier(5)
     async with asyncio.timeout(30):
@@ -46,46 +46,46 @@ async def test_a_single_caller_needs_few_threads() -> None:
     threads.join()
 
 
-def test_who_asked_from_a_loop_that_is_gone_is_forgotten() -> None:
-    """The thread goes on to work for others."""
+def test_a_call_of_a_closed_loop_is_dropped() -> None:
+    """The thread runs the calls of other loops."""
     threads = ThreadPool("test", 1)
     release = threading.Event()
 
-    async def ask_and_leave() -> None:
+    async def call_and_leave() -> None:
         threads.run(release.wait)
 
     async def ask() -> int:
         return await threads.run(pow, 2, 3)
 
-    asyncio.run(ask_and_leave())
+    asyncio.run(call_and_leave())
     release.set()
     assert asyncio.run(ask()) == 8
     threads.shutdown()
 
 
-async def test_every_reply_arrives_however_many_come_at_once() -> None:
-    """Replies that come while others are being handed out are not lost."""
+async def test_every_result_arrives() -> None:
+    """Results that come while others are being delivered are not lost."""
     threads = ThreadPool("test", 8)
     async with asyncio.timeout(60):
         for _ in range(50):
-            asked = [threads.run(pow, n, 2) for n in range(100)]
-            assert await gather_results(asked) == [n * n for n in range(100)]
+            calls = [threads.run(pow, n, 2) for n in range(100)]
+            assert await gather_results(calls) == [n * n for n in range(100)]
     threads.shutdown()
 
 
-async def test_a_loop_that_does_not_look_for_long_holds_no_thread_up() -> None:
-    """More replies than a pipe has room for: the threads go on, and all of them arrive."""
+async def test_a_busy_loop_does_not_block_threads() -> None:
+    """More results than fit in a pipe: the threads continue, and all results arrive."""
     threads = ThreadPool("test", 1)
     finished = threading.Event()
-    asked = [threads.run(int) for _ in range(70_000)]
+    calls = [threads.run(int) for _ in range(70_000)]
     last = threads.run(finished.set)
     assert finished.wait(60)
-    assert await gather_results(asked) == [0] * len(asked)
+    assert await gather_results(calls) == [0] * len(calls)
     await last
     threads.shutdown()
 
 
-def test_a_loop_that_is_gone_leaves_no_descriptors() -> None:
+def test_a_closed_loop_leaves_no_descriptors() -> None:
     """Programs that run loop after loop do not run out of files."""
     threads = ThreadPool("test", 1)
 
@@ -104,23 +104,23 @@ def test_a_loop_that_is_gone_leaves_no_descriptors() -> None:
     threads.shutdown()
 
 
-async def test_a_call_that_was_cancelled_before_it_began_does_not_run() -> None:
-    """One that has begun runs to its end, unseen; both leave the thread free for others."""
+async def test_a_call_cancelled_before_it_starts_does_not_run() -> None:
+    """One that has started runs to its end; both leave the thread free for others."""
     threads = ThreadPool("test", 1)
-    begun, release, ran = threading.Event(), threading.Event(), list[str]()
+    started, release, ran = threading.Event(), threading.Event(), list[str]()
 
     def slow() -> None:
-        begun.set()
+        started.set()
         release.wait()
-        ran.append("begun")
+        ran.append("started")
 
     first, second = threads.run(slow), threads.run(ran.append, "queued")
-    await asyncio.to_thread(begun.wait)
+    await asyncio.to_thread(started.wait)
     first.cancel()
     second.cancel()
     release.set()
     assert await threads.run(pow, 2, 3) == 8
-    assert ran == ["begun"]
+    assert ran == ["started"]
     assert first.cancelled()
     threads.shutdown()
 
@@ -130,31 +130,31 @@ import asyncio, os, threading, time
 from jobsync.stores.threads import ThreadPool
 
 def slow():
-    begun.set()
+    started.set()
     threading.main_thread().join()
     time.sleep(0.1)
-    os.write(1, b"begun")
+    os.write(1, b"started")
 
 async def main():
     threads.run(slow)
     for _ in range(1000):
         threads.run(os.write, 1, b"queued")
-    begun.wait()
+    started.wait()
 
-begun, threads = threading.Event(), ThreadPool("test", 1)
+started, threads = threading.Event(), ThreadPool("test", 1)
 asyncio.run(main())
 """
 
 
-def test_at_exit_calls_that_have_begun_are_waited_for_and_others_dropped() -> None:
-    """No thread is left in foreign code, and no queue keeps a program from ending."""
+def test_at_exit_running_calls_finish_and_queued_ones_are_dropped() -> None:
+    """No thread is left in foreign code, and no queue prevents the exit."""
     done = subprocess.run(
         [sys.executable, "-c", _AT_EXIT], capture_output=True, timeout=60, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"begun", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"started", b"")
 
 
-async def test_a_system_without_threads_is_told_and_can_recover(
+async def test_a_failed_thread_start_raises_and_can_recover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread that cannot start is an error now, not a hang later."""

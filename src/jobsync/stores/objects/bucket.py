@@ -423,7 +423,7 @@ def _fork_error(name: str) -> Misconfigured:
     return Misconfigured(
         "store",
         name,
-        "a bucket was opened before a fork, and its client does not survive one",
+        "was opened before a fork, and the object client does not survive one",
         "connect after the fork, or start the process by spawn",
     )
 
@@ -451,7 +451,7 @@ def _build_client(url: ObjectsUrl, retries: "RetryConfig") -> S3Store | AzureSto
             raise Misconfigured(
                 "url",
                 str(url),
-                "Google's conditional writes need a number that its listings do not show",
+                "is on Google Cloud Storage, whose listings lack what conditional writes need",
                 "use s3:// or az://",
             )
 

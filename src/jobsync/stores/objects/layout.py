@@ -130,7 +130,7 @@ def encode_object(record: Record, text: str | None) -> bytes:
             mistaken for a live record.
     """
     if not is_trail(record.trail):
-        raise Invalid("nonce", record.nonce, "is not a nonce", "let the store generate it")
+        raise Invalid("nonce", record.nonce, "must be a nonce", "let the store generate it")
     _check_number("seq", record.seq, MAX_INTEGER)
     _check_number("epoch", record.epoch, MAX_INTEGER)
     _check_number("format", record.format, MAX_FORMAT)
@@ -140,7 +140,7 @@ def encode_object(record: Record, text: str | None) -> bytes:
 
 def _check_number(field: str, number: int, highest: int) -> None:
     if not 0 <= number <= highest:
-        raise Invalid(field, number, f"is not between 0 and {highest:,}", "use a smaller number")
+        raise Invalid(field, number, f"must be between 0 and {highest:,}", "use a smaller number")
 
 
 def decode_object(key: str, content: bytes, version: str) -> Record:

@@ -67,7 +67,7 @@ async def detect_quirks(url: ObjectsUrl, components: Components) -> Quirks:
     raise Misconfigured(
         "url",
         str(url),
-        "the server refuses a write that names the right version (If-Match)",
+        "has a server that refuses a write with the right version (If-Match)",
         "use a server with conditional writes",
     )
 

@@ -77,7 +77,11 @@ _CONNECT_ERRORS = (
         "GRANT CONNECT",
     ),
     ("does not support SSL", "asks for TLS, which the server does not support", "set sslmode"),
-    ("certificate", "the server's certificate does not match", "correct sslmode and sslrootcert"),
+    (
+        "certificate",
+        "has a server whose certificate does not match",
+        "correct sslmode and sslrootcert",
+    ),
 )
 
 
@@ -249,7 +253,7 @@ def connect_user(url: PostgresUrl, zone: str) -> psycopg.Connection[Any]:
     except psycopg.errors.InvalidParameterValue as error:
         connection.close()
         raise Misconfigured(
-            "timezone", zone, "is unknown to the server", "name one, such as Europe/Berlin"
+            "timezone", zone, "is unknown to the server", "use one such as Europe/Berlin"
         ) from error
     except psycopg.Error as error:
         connection.close()
@@ -303,7 +307,7 @@ def statement_error(url: PostgresUrl, error: psycopg.Error) -> JobsyncError:
             return Misconfigured(
                 "url",
                 name,
-                first_line(url, error),
+                f"was refused by the server: {first_line(url, error)}",
                 "check that nobody else changed jobsync's tables",
             )
 

@@ -228,7 +228,7 @@ class PostgresPool:
             return await self.connect()
         except Misconfigured as wrong:
             # It worked once, so it may work again: not a permanent failure.
-            raise Unavailable(self.name, wrong.problem, wrong.fix) from wrong
+            raise Unavailable(self.name, f"the url {wrong.problem}", wrong.fix) from wrong
 
     def _to_error(self, error: psycopg.Error) -> Exception:
         if error.sqlstate in {"40001", "40P01"}:
@@ -256,6 +256,6 @@ def _build_conninfo(url: PostgresUrl) -> str:
     try:
         return make_conninfo(url.reveal(), client_encoding="utf8", **defaults)
     except psycopg.ProgrammingError as error:
-        problem = first_line(url, error)
+        problem = f"has a wrong parameter: {first_line(url, error)}"
         # Without its cause, which could show a value.
         raise Misconfigured("url", str(url), problem, "correct that parameter") from None

@@ -52,7 +52,7 @@ async def find_schema(connection: PostgresConnection, url: PostgresUrl) -> str:
     if is_standby:
         raise Unavailable(name, "the server is a standby", "point the url to the primary")
     if not (url.schema or schema):
-        raise Misconfigured("url", name, "has no default schema", "name one: ?schema=jobsync")
+        raise Misconfigured("url", name, "has no default schema", "add one: ?schema=jobsync")
     return url.schema or str(schema)
 
 

@@ -361,7 +361,7 @@ class SqliteFile:
                     "url",
                     name,
                     "is not an SQLite database",
-                    "name another file; this one is intact",
+                    "use another file; this one is intact",
                 )
             case sqlite3.SQLITE_CANTOPEN:
                 return Misconfigured(
@@ -369,7 +369,10 @@ class SqliteFile:
                 )
             case _:
                 return Misconfigured(
-                    "url", name, str(error), "check that nobody else changed jobsync's tables"
+                    "url",
+                    name,
+                    f"was refused by SQLite: {error}",
+                    "check that nobody else changed jobsync's tables",
                 )
 
 
@@ -412,14 +415,18 @@ def check_location(path: Path) -> None:
         found, is_folder = folder.is_dir(), path.is_dir()
     except PermissionError:
         raise Misconfigured(
-            "url", str(path), "is out of reach for this user", "give it access to the folder"
+            "url", str(path), "cannot be accessed by this user", "grant access to the folder"
         ) from None
     except OSError as error:
-        raise Misconfigured("url", str(path), str(error.strerror), "choose another") from None
+        raise Misconfigured(
+            "url", str(path), f"cannot be opened: {error.strerror}", "use another path"
+        ) from None
     if not found:
-        raise Misconfigured("url", str(path), f"there is no folder {folder}", "create it")
+        raise Misconfigured(
+            "url", str(path), f"is in a folder that does not exist: {folder}", "create it"
+        )
     if is_folder:
-        raise Misconfigured("url", str(path), "is a folder", "name a file in it")
+        raise Misconfigured("url", str(path), "is a folder", "use a file in it")
     kind = filesystem_of(path.resolve(), _MOUNTS.read_text()) if _MOUNTS.exists() else ""
     if kind in NETWORK_FILESYSTEMS:
         raise Misconfigured(

@@ -121,4 +121,4 @@ def _translate_placeholder(found: re.Match[str]) -> str:
             return "%"
         case other:
             fix = "write %s for a parameter and %% for a percent sign"
-            raise Invalid("statement", f"%{other}", "is not a placeholder", fix)
+            raise Invalid("statement", f"%{other}", "must have only %s as placeholders", fix)

@@ -1,4 +1,4 @@
-"""Pages, where a filter drops most rows."""
+"""Filtered reads in which most rows do not match."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from jobsync.stores.scan import collect
 TRAIL = "AAAAAAAAAAAA"
 
 
-async def test_a_filter_that_drops_most_rows_costs_few_fetches() -> None:
-    """Asked for one match among thousands, rows are still fetched by the hundred."""
+async def test_a_filter_that_drops_most_rows_needs_few_fetches() -> None:
+    """For one match among thousands, rows are still fetched by the hundred."""
     fetched: list[int] = []
 
     async def fetch(after: str, limit: int) -> list[Any]:

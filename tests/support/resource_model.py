@@ -1,9 +1,9 @@
-"""Resources in plain Python: a dictionary, and what each verb means. What stores are held to."""
+"""Reference model of a resource in plain Python, which all stores must agree with."""
 
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ATTRIBUTES", "FILTERS", "Plain", "Refused"]
+__all__ = ["ATTRIBUTES", "FILTERS", "Refused", "ResourceModel"]
 
 ATTRIBUTES = {
     "n": "number|required",
@@ -25,14 +25,14 @@ FILTERS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], bool]]] = {
         lambda record: record.get("tag") == "é" or record["n"] == 0,
     ),
 }
-"""Filters, each with what it means."""
+"""Filters, each with its meaning."""
 
 
 class Refused(Exception):
-    """A verb was refused; says by which error."""
+    """A call was refused; the text is the name of the error."""
 
 
-class Plain:
+class ResourceModel:
     """The model of one resource."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Plain:
 
 
 def _check(record: dict[str, Any]) -> dict[str, Any]:
-    """Obey ATTRIBUTES, as far as the tests' records go."""
+    """Apply ATTRIBUTES, as far as the tests' records need it."""
     if isinstance(record.get("n"), bool) or not isinstance(record.get("n"), int | float):
         raise Refused("InvalidRecord")
     return {**record, "ok": record.get("ok", True)}
@@ -116,5 +116,5 @@ def _merge(old: Any, new: Any) -> Any:
 
 
 def _rank(value: Any) -> tuple[int, Any]:
-    # Of each field that tests sort by: missing, null, then values of one type.
+    # For each field that tests sort by: missing, null, then values of one type.
     return (0, 0) if value is None else (1, value)
