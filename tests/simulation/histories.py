@@ -43,7 +43,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import job_stories  # noqa: E402 - likewise
 import ordeals  # noqa: E402 - found by the line above
-import postings  # noqa: E402 - likewise
+import queue_stories  # noqa: E402 - likewise
 from fleets import run_storm, run_suspends  # noqa: E402 - likewise
 
 from jobsync.testing import Occurrence, World  # noqa: E402
@@ -55,7 +55,7 @@ Case: TypeAlias = tuple[str, str]
 Hashes: TypeAlias = dict[str, dict[str, str]]
 
 STORIES = {
-    "queue": (*postings.STORIES, postings.stormy, postings.stormy_with_suspends),
+    "queue": (*queue_stories.STORIES, queue_stories.stormy, queue_stories.stormy_with_suspends),
     "jobs": (*job_stories.STORIES, job_stories.stormy, job_stories.stormy_with_suspends),
 }
 FLEETS = (run_storm, run_suspends)

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-import postings  # noqa: E402 - found by the line above
+import queue_stories  # noqa: E402 - found by the line above
 from fleets import run_storm, run_suspends  # noqa: E402 - likewise
 
 from jobsync.testing import run_story  # noqa: E402
@@ -37,7 +37,9 @@ def tell_of_elections(seed: int) -> Report:
 def tell_of_a_queue(seed: int) -> Report:
     """Let workers and producers live through a storm, and judge what became of the messages."""
     logging.disable(logging.CRITICAL)
-    return run_story(postings.stormy_with_suspends if seed % 4 == 3 else postings.stormy, seed)
+    return run_story(
+        queue_stories.stormy_with_suspends if seed % 4 == 3 else queue_stories.stormy, seed
+    )
 
 
 TELLERS: dict[str, WorldRunner] = {"elections": tell_of_elections, "queue": tell_of_a_queue}

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 import job_stories
 import ordeals
-import postings
 import pytest
+import queue_stories
 from mutants import catches
 
 from jobsync.coordination.election import Election
@@ -28,7 +28,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def told(story: postings.Story) -> Run:
+def told(story: queue_stories.Story) -> Run:
     """Return a run of a story with one seed."""
     return lambda: run_story(story, 0).violations
 
@@ -36,8 +36,8 @@ def told(story: postings.Story) -> Run:
 @pytest.mark.parametrize(
     ("part", "method", "run"),
     [
-        (InFlight, "add", told(postings.settled_late)),
-        (Completer, "_settle", told(postings.settled_late)),
+        (InFlight, "add", told(queue_stories.settled_late)),
+        (Completer, "_settle", told(queue_stories.settled_late)),
         (Claims, "_end", told(job_stories.suspend)),
         (OwnedTokens, "_give_up", told(job_stories.minimum_nodes)),
         (Observer, "is_dead", ordeals.a_kill),

@@ -1,14 +1,14 @@
-"""A queue in the simulated world: nothing lost, nothing claimed twice, nothing settled stale.
+"""A queue in the simulated world: nothing is lost, claimed twice, or settled by a stale receipt.
 
-The stories are those of `postings`; what must hold meanwhile is judged by `jobsync.testing` (Q1,
-Q2, Q4 to Q8) and by the postroom; each story states its bounds (QL1 to QL3).
+The stories are in `queue_stories`. `jobsync.testing` and `queue_fleet` check what must hold at
+every commit (Q1, Q2, Q4 to Q8); each story states its bounds (QL1 to QL3).
 """
 
 import logging
 from collections.abc import Iterator
 
 import pytest
-from postings import STORIES, Story, begins, slow, stormy, stormy_with_suspends
+from queue_stories import STORIES, Story, begins, slow, stormy, stormy_with_suspends
 
 from jobsync.testing import check_repeats, check_story, run_story
 
@@ -17,7 +17,7 @@ SEEDS = range(2)
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Log nothing of what is expected in a storm: that takes longer than the storm."""
+    """Silence warnings: in a storm, logging them takes longer than the storm."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
@@ -25,14 +25,14 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_stories(story: Story) -> None:
-    """Each ends well, whatever the dice say."""
+    """Each story ends well with every seed."""
     check_story(story, SEEDS)
 
 
 STORMS = (
-    # A handler ran on after its claim had lapsed, while the answer to a renewal was awaited.
+    # A handler continued after its claim had lapsed, while a renewal was unanswered.
     2,
-    # A push in doubt was called refused, because the sender was kept from looking after it.
+    # A push with an unknown outcome was reported as refused, because its check failed.
     100,
     400,
     401,
@@ -41,13 +41,13 @@ STORMS = (
 
 @pytest.mark.parametrize("seed", STORMS)
 def test_storms(seed: int) -> None:
-    """Nothing is accepted that must not be, and afterwards everything is handled."""
+    """No invalid request is accepted, and after the storm every message is handled."""
     check_story(stormy, [seed])
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_storms_in_which_clocks_stop(seed: int) -> None:
-    """Two may believe to have a message; the database accepts one."""
+    """Two workers may trust their claims of a message; the database accepts one."""
     check_story(stormy_with_suspends, [seed])
 
 
@@ -56,8 +56,8 @@ def test_a_story_repeats() -> None:
     check_repeats(slow, seed=1)
 
 
-def test_a_world_ends_without_a_complaint(caplog: pytest.LogCaptureFixture) -> None:
-    """Workers that are closed at whatever await they stand fail no handler."""
+def test_a_world_ends_without_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """Closing workers at any await makes no handler fail."""
     with caplog.at_level(logging.ERROR):
         run_story(begins, 0)
     assert caplog.messages == []

@@ -1,7 +1,7 @@
-"""The queue's protocol broken on purpose: the simulated world must notice each.
+"""Mutants of the queue's protocol: the simulated world must catch each.
 
-A mutant that survives means that the world has gone blind, not that the protocol is safe. That a
-receipt's number of deliveries is not compared is none: every claim has a name of its own, and that
+A mutant that survives means that the world checks too little, not that the protocol is safe. Not
+comparing a receipt's number of deliveries is not a mutant: every claim has its own name, and that
 is compared.
 """
 
@@ -11,8 +11,8 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import postings
 import pytest
+import queue_stories
 from msgspec.structs import replace
 from mutants import catches
 
@@ -34,7 +34,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def without(patch: pytest.MonkeyPatch, statement: str, *conditions: str) -> None:
-    """Leave conditions out of a statement."""
+    """Remove conditions from a statement."""
     text = SQL[statement]
     for condition in conditions:
         assert condition in text
@@ -55,18 +55,18 @@ def settles_what_has_ended(patch: pytest.MonkeyPatch) -> None:
 
 
 def calls_everything_settled(patch: pytest.MonkeyPatch) -> None:
-    """A worker is told that its settlement was taken, although the receipt is stale."""
+    """A settlement is reported as accepted although its receipt is stale."""
 
     async def settle(self: SqliteBackend, batch: Sequence[SettlementRow]) -> set[str]:
         await was(self, batch)
-        return {told.id for told in batch}
+        return {row.id for row in batch}
 
     was = SqliteBackend._settle
     patch.setattr(SqliteBackend, "_settle", settle)
 
 
 def takes_a_lost_reply_for_a_refusal(patch: pytest.MonkeyPatch) -> None:
-    """A worker is told that its receipt is stale, because the reply was lost."""
+    """A receipt is reported as stale because the reply was lost."""
 
     async def persist(self: SqlBackend, batch: Sequence[SettlementRow]) -> set[str]:
         try:
@@ -78,24 +78,24 @@ def takes_a_lost_reply_for_a_refusal(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_how_it_was_settled(patch: pytest.MonkeyPatch) -> None:
-    """What is sent again because its reply was lost is called stale."""
+    """A settlement that is repeated after a lost reply is reported as stale."""
     patch.setitem(SQL, "was_settled", "SELECT 0 WHERE :id <> :mark")
 
 
 def claims_what_is_claimed(patch: pytest.MonkeyPatch) -> None:
-    """A claim does not ask whether the one before it has ended."""
+    """A claim ignores whether the previous claim has ended."""
     claimable = SQL["select_ready"].replace("state = 'ready'", "state IN ('ready', 'claimed')")
     patch.setitem(SQL, "select_ready", claimable)
 
 
 def ends_claims_that_stand(patch: pytest.MonkeyPatch) -> None:
-    """A claim is ended half-way, because time is short."""
+    """A claim is ended half-way through its visibility timeout."""
     early = SQL["find_lapsed"].replace("due <= :mono", "due <= :mono + 15")
     patch.setitem(SQL, "find_lapsed", early)
 
 
 def ends_claims_of_the_silent(patch: pytest.MonkeyPatch) -> None:
-    """A worker takes every other for dead."""
+    """A worker treats all others as dead."""
 
     async def end_claims(self: Any) -> None:
         others = {*await self._backend.list_holders()} - {self._membership.incarnation}
@@ -110,7 +110,7 @@ def extends_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
 
 
 def extends_what_has_ended(patch: pytest.MonkeyPatch) -> None:
-    """A receipt brings a claim back to life that was ended."""
+    """A receipt restores a claim that was ended."""
     revived = SQL["extend"].replace("SET due", "SET state = 'claimed', claim = :claim, due")
     revived = revived.replace(" AND claim = :claim AND state = 'claimed'", "")
     patch.setitem(SQL, "extend", revived)
@@ -122,24 +122,24 @@ def charges_nobody_for_dying_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def charges_everybody_for_a_death(patch: pytest.MonkeyPatch) -> None:
-    """Whatever a worker had in hand has spent an attempt when it dies."""
+    """When a worker dies, all its messages in flight spend an attempt."""
     decide = messages.decide_lapse
     patch.setattr(sqlite, "decide_lapse", lambda **facts: decide(**{**facts, "is_suspect": True}))
 
 
 def charges_what_is_given_back(patch: pytest.MonkeyPatch) -> None:
-    """A deployment spends an attempt of everything that was in hand."""
+    """A deployment spends an attempt of every message in flight."""
     counted = {**TRANSITIONS, "release": replace(TRANSITIONS["release"], returns=False)}
     patch.setattr(common, "TRANSITIONS", counted)
 
 
 def tries_once_more(patch: pytest.MonkeyPatch) -> None:
-    """A message has one attempt more than it was given."""
+    """A message has one attempt too many."""
     patch.setattr(messages, "has_spent", lambda attempts, most: attempts > most)
 
 
 def counts_from_the_reply(patch: pytest.MonkeyPatch) -> None:
-    """A worker believes in a claim for as long as it holds, from when it heard of it."""
+    """A worker counts a claim from the reply instead of the request."""
     add = InFlight.add
 
     def hopeful(self: InFlight, message: Message, session: str, sent: Mono) -> Delivery:
@@ -149,7 +149,7 @@ def counts_from_the_reply(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_its_session(patch: pytest.MonkeyPatch) -> None:
-    """A worker watches the visibility of its claims, and not its session."""
+    """A worker checks the age of its claims, but not its session."""
 
     def check(self: InFlight, delivery: Delivery) -> bool:
         is_over = self._clock.mono() - delivery.sent >= self._lease
@@ -161,7 +161,7 @@ def ignores_its_session(patch: pytest.MonkeyPatch) -> None:
 
 
 def watches_only_between_renewals(patch: pytest.MonkeyPatch) -> None:
-    """A worker that waits for an answer to a renewal does not look at the clock."""
+    """A worker does not check the clock while a renewal is unanswered."""
 
     async def rest(self: InFlight) -> None:
         await self._clock.sleep(1e9)
@@ -170,7 +170,7 @@ def watches_only_between_renewals(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_a_short_extension_for_a_whole_one(patch: pytest.MonkeyPatch) -> None:
-    """Whoever extends a claim by a second believes in it for the whole visibility."""
+    """A worker that extends a claim by a second trusts it for the full visibility timeout."""
 
     async def extend(self: InFlight, due: Sequence[Delivery], seconds: float) -> None:
         sent = self._clock.mono()
@@ -185,7 +185,7 @@ def takes_a_short_extension_for_a_whole_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_a_suspect_that_it_lost(patch: pytest.MonkeyPatch) -> None:
-    """A worker waits for a suspect that it never began."""
+    """A worker waits for a suspect that it never started."""
 
     def on_lost(self: Worker, delivery: Delivery, reason: str) -> None:
         self._listener.on_lost(delivery.message, reason)
@@ -200,32 +200,32 @@ def keeps_a_suspect_that_it_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def claims_before_the_time(patch: pytest.MonkeyPatch) -> None:
-    """A delay delays nothing."""
+    """Delays are ignored."""
     without(patch, "select_waiting", " AND due <= :now")
 
 
 def pushes_one_by_one(patch: pytest.MonkeyPatch) -> None:
-    """A batch is as many transactions as it has messages."""
+    """Each message of a batch is its own transaction."""
 
     async def push(
-        self: SqliteBackend, letters: Sequence[NewMessage], payloads: Sequence[bytes]
+        self: SqliteBackend, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> None:
-        for letter, payload in zip(letters, payloads, strict=True):
-            await was(self, [letter], [payload])
+        for message, payload in zip(new_messages, payloads, strict=True):
+            await was(self, [message], [payload])
 
     was = SqliteBackend._push
     patch.setattr(SqliteBackend, "_push", push)
 
 
 def pushes_again_in_doubt(patch: pytest.MonkeyPatch) -> None:
-    """A push of which nobody knows is sent again, whatever may have become of the first."""
+    """A push with an unknown outcome is sent again, although it may have arrived."""
 
     async def push(
-        self: SqliteBackend, letters: Sequence[NewMessage], payloads: Sequence[bytes]
+        self: SqliteBackend, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> None:
         while True:
             try:
-                return await was(self, letters, payloads)
+                return await was(self, new_messages, payloads)
             except OutcomeUnknown:
                 await self._clock.sleep(20)
 
@@ -234,7 +234,7 @@ def pushes_again_in_doubt(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledges_in_doubt(patch: pytest.MonkeyPatch) -> None:
-    """A push of which nobody knows is called done."""
+    """A push with an unknown outcome is reported as done."""
 
     async def is_there(self: SqliteBackend, ids: Sequence[str]) -> bool:
         return True
@@ -243,7 +243,7 @@ def acknowledges_in_doubt(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_its_doubt(patch: pytest.MonkeyPatch) -> None:
-    """Of a push in doubt is told what kept its sender from looking after it."""
+    """The check after an unknown push raises its own error instead."""
 
     async def is_there(self: SqlBackend, ids: Sequence[str]) -> bool:
         try:
@@ -255,7 +255,7 @@ def forgets_its_doubt(patch: pytest.MonkeyPatch) -> None:
 
 
 def fails_of_what_it_cannot_read(patch: pytest.MonkeyPatch) -> None:
-    """A worker claims nothing until a row that it cannot read is set aside, or fails of it."""
+    """A worker claims nothing until an unreadable row is buried, or fails because of it."""
 
     async def set_aside(self: SqlBackend, unreadable: Sequence[tuple[Receipt, Corrupt]]) -> None:
         await self.settle(
@@ -269,7 +269,7 @@ def fails_of_what_it_cannot_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def buries_without_a_grave(patch: pytest.MonkeyPatch) -> None:
-    """A message whose attempts are spent is deleted, and nothing else."""
+    """A message without attempts left is deleted instead of buried."""
 
     def lapse(connection: sqlite3.Connection, row: Sequence[Any], now: float) -> Any:
         ended = was(connection, row, now)
@@ -282,24 +282,24 @@ def buries_without_a_grave(patch: pytest.MonkeyPatch) -> None:
 
 
 def buries_without_the_error(patch: pytest.MonkeyPatch) -> None:
-    """A dead letter does not say what it died of."""
+    """A dead letter lacks its last error."""
     text = re.sub(r"errors \|\| CASE.*? END", "errors", SQL["finish"], flags=re.DOTALL)
     assert text != SQL["finish"]
     patch.setitem(SQL, "finish", text)
 
 
 def runs_suspects_in_company(patch: pytest.MonkeyPatch) -> None:
-    """A suspect is claimed with others, and they with it."""
+    """Suspects are claimed together with others."""
     without(patch, "select_waiting", " AND suspect = :suspects")
 
 
 def claims_beside_a_suspect(patch: pytest.MonkeyPatch) -> None:
-    """A worker claims others while a suspect runs, and a suspect while others do."""
+    """A worker claims other messages while a suspect runs, and the reverse."""
     patch.setattr(Quarantine, "wait", lambda *_, **_options: 0.0)
 
 
 def gives_up_settling(patch: pytest.MonkeyPatch) -> None:
-    """A settlement that the store does not answer is taken for done."""
+    """A settlement without an answer counts as done."""
 
     async def settle(self: Completer, batch: list[Any]) -> list[bool]:
         try:
@@ -312,9 +312,9 @@ def gives_up_settling(patch: pytest.MonkeyPatch) -> None:
 
 
 def settles_a_message_twice_at_once(patch: pytest.MonkeyPatch) -> None:
-    """What was claimed again since is settled in the same batch, which the port refuses.
+    """A message that was claimed again is settled twice in one batch, which the backend refuses.
 
-    The worker dies of that: this is the promise that it breaks (A1).
+    The worker dies of its own request, which breaks A1.
     """
 
     def take(self: Completer) -> list[Any]:
@@ -324,48 +324,48 @@ def settles_a_message_twice_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Completer, "_take_batch", take)
 
 
-KILLED: dict[Patch, tuple[postings.Story, int, str]] = {
-    settles_whoever_has_it: (postings.settled_late, 0, "Q5"),
-    settles_what_has_ended: (postings.settled_late, 0, "Q5"),
-    calls_everything_settled: (postings.settled_late, 0, "Q15"),
-    takes_a_lost_reply_for_a_refusal: (postings.lost_replies, 0, "Q15"),
-    forgets_how_it_was_settled: (postings.lost_replies, 0, "Q15"),
-    claims_what_is_claimed: (postings.begins, 0, "Q4"),
-    ends_claims_that_stand: (postings.kill, 224, "Q13"),
-    ends_claims_of_the_silent: (postings.long, 0, "Q13"),
-    extends_whoever_has_it: (postings.late, 0, "Q5"),
-    extends_what_has_ended: (postings.late, 0, "Q5"),
-    charges_nobody_for_dying_alone: (postings.poison, 0, "Q6"),
-    charges_everybody_for_a_death: (postings.kill, 0, "Q6"),
-    charges_what_is_given_back: (postings.leave, 0, "Q6"),
-    tries_once_more: (postings.poison, 0, "Q6"),
-    counts_from_the_reply: (postings.slow, 1, "Q14"),
-    ignores_its_session: (postings.cut, 1, "Q14"),
-    watches_only_between_renewals: (postings.drifts, 0, "Q14"),
-    keeps_a_suspect_that_it_lost: (postings.heard_late, 0, "QL3"),
-    takes_a_short_extension_for_a_whole_one: (postings.nudges, 0, "Q14"),
-    claims_before_the_time: (postings.delays, 0, "Q8"),
-    pushes_one_by_one: (postings.batches, 0, "Q7"),
-    pushes_again_in_doubt: (postings.batches, 0, "Q3"),
-    acknowledges_in_doubt: (postings.batches, 0, "Q1"),
-    forgets_its_doubt: (postings.batches, 1, "Q15"),
-    fails_of_what_it_cannot_read: (postings.damaged, 5, "Q17"),
-    buries_without_a_grave: (postings.poison, 0, "Q1"),
-    buries_without_the_error: (postings.poison, 0, "Q12"),
-    runs_suspects_in_company: (postings.poison, 1, "Q11"),
-    claims_beside_a_suspect: (postings.epidemic, 1, "Q6"),
-    gives_up_settling: (postings.settled_late, 0, "Q15"),
-    settles_a_message_twice_at_once: (postings.damaged, 84, "A1"),
+KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
+    settles_whoever_has_it: (queue_stories.settled_late, 0, "Q5"),
+    settles_what_has_ended: (queue_stories.settled_late, 0, "Q5"),
+    calls_everything_settled: (queue_stories.settled_late, 0, "Q15"),
+    takes_a_lost_reply_for_a_refusal: (queue_stories.lost_replies, 0, "Q15"),
+    forgets_how_it_was_settled: (queue_stories.lost_replies, 0, "Q15"),
+    claims_what_is_claimed: (queue_stories.begins, 0, "Q4"),
+    ends_claims_that_stand: (queue_stories.kill, 224, "Q13"),
+    ends_claims_of_the_silent: (queue_stories.long, 0, "Q13"),
+    extends_whoever_has_it: (queue_stories.late, 0, "Q5"),
+    extends_what_has_ended: (queue_stories.late, 0, "Q5"),
+    charges_nobody_for_dying_alone: (queue_stories.poison, 0, "Q6"),
+    charges_everybody_for_a_death: (queue_stories.kill, 0, "Q6"),
+    charges_what_is_given_back: (queue_stories.leave, 0, "Q6"),
+    tries_once_more: (queue_stories.poison, 0, "Q6"),
+    counts_from_the_reply: (queue_stories.slow, 1, "Q14"),
+    ignores_its_session: (queue_stories.cut, 1, "Q14"),
+    watches_only_between_renewals: (queue_stories.drifts, 0, "Q14"),
+    keeps_a_suspect_that_it_lost: (queue_stories.heard_late, 0, "QL3"),
+    takes_a_short_extension_for_a_whole_one: (queue_stories.nudges, 0, "Q14"),
+    claims_before_the_time: (queue_stories.delays, 0, "Q8"),
+    pushes_one_by_one: (queue_stories.batches, 0, "Q7"),
+    pushes_again_in_doubt: (queue_stories.batches, 0, "Q3"),
+    acknowledges_in_doubt: (queue_stories.batches, 0, "Q1"),
+    forgets_its_doubt: (queue_stories.batches, 1, "Q15"),
+    fails_of_what_it_cannot_read: (queue_stories.damaged, 5, "Q17"),
+    buries_without_a_grave: (queue_stories.poison, 0, "Q1"),
+    buries_without_the_error: (queue_stories.poison, 0, "Q12"),
+    runs_suspects_in_company: (queue_stories.poison, 1, "Q11"),
+    claims_beside_a_suspect: (queue_stories.epidemic, 1, "Q6"),
+    gives_up_settling: (queue_stories.settled_late, 0, "Q15"),
+    settles_a_message_twice_at_once: (queue_stories.damaged, 84, "A1"),
 }
-"""A story that kills each mutant, a seed that was seen to, and the promise that it finds broken."""
+"""For each mutant a story and a seed that catch it, and the invariant that it violates."""
 
-TIMES = 24
-"""A seed tells another tale whenever the library takes one step more; these are tried too."""
+OTHER_SEEDS = 24
+"""Other seeds to try: a seed's history changes whenever the library takes one more step."""
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Log nothing of what mutants are expected to do."""
+    """Silence the expected errors of mutants."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -373,10 +373,10 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("mutant", KILLED, ids=lambda mutant: mutant.__name__)
 def test_the_world_notices(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story beside it finds the promise broken that is recorded beside it."""
+    """The recorded story reports a violation of the recorded invariant."""
     story, seed, invariant = KILLED[mutant]
     mutant(monkeypatch)
-    seeds = dict.fromkeys((seed, *range(TIMES)))
+    seeds = dict.fromkeys((seed, *range(OTHER_SEEDS)))
     assert any(catches(run_story(story, each).violations, invariant) for each in seeds)
 
 
@@ -385,6 +385,8 @@ def test_the_world_notices(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> No
     dict.fromkeys((story, seed) for story, seed, _ in KILLED.values()),
     ids=lambda each: each.__name__ if callable(each) else str(each),
 )
-def test_the_killers_find_nothing_in_the_real_protocol(story: postings.Story, seed: int) -> None:
-    """What kills a mutant is the mutation."""
+def test_the_killers_find_nothing_in_the_real_protocol(
+    story: queue_stories.Story, seed: int
+) -> None:
+    """Without a mutation these stories report nothing."""
     check_story(story, [seed])

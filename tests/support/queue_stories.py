@@ -1,0 +1,569 @@
+"""Stories of a queue in the simulated world: what happens to its processes, and the result.
+
+`jobsync.testing` and the fleet check what must hold at every commit (Q1, Q2 and Q4 to Q8). Each
+story checks its result: every message is handled or a dead letter, no message spends an attempt for
+what others did, and all of it within a stated time (QL1 to QL3).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from queue_fleet import BEAT, TIMEOUT, Batch, QueueFleet, QueueProcess
+from waiting import until
+
+from jobsync import OutcomeUnknown
+from jobsync.core.clock import Clock
+from jobsync.testing import (
+    NodeClock,
+    Weather,
+    World,
+    check_redelivered,
+    draw_forecast,
+    mend,
+    require,
+    storm,
+    strikes,
+)
+from jobsync.testing.strikes import STRIKES, Strike
+
+__all__ = [
+    "STORIES",
+    "Story",
+    "batches",
+    "begins",
+    "blocks",
+    "cut",
+    "damaged",
+    "delays",
+    "drains",
+    "drifts",
+    "epidemic",
+    "forbid",
+    "heard_late",
+    "kill",
+    "late",
+    "leave",
+    "long",
+    "lost_replies",
+    "mute",
+    "nudges",
+    "pause",
+    "poison",
+    "power_off",
+    "redriven",
+    "settled_late",
+    "slow",
+    "stormy",
+    "stormy_with_suspends",
+    "suspend",
+]
+
+Story = Callable[[World], Coroutine[Any, Any, None]]
+
+HOUR = 3600.0
+VISIBILITY = 30.0
+AFTER_DEATH = TIMEOUT + BEAT + 1
+"""Seconds within which a killed worker's messages start elsewhere."""
+AFTER_LAPSE = VISIBILITY + BEAT + 1
+"""Likewise for a worker that lives and does not renew."""
+PATIENCE = VISIBILITY / 3
+"""Seconds for which a worker leaves a suspect alone."""
+MINUTE = 60.0
+CHECK_INTERVAL = 0.05
+"""Seconds between two checks of a story's condition."""
+DRAINED = 1000.0
+"""Seconds after a storm within which all messages are handled or dead."""
+REDELIVERED = 300.0
+"""Seconds after a storm within which lost messages are claimed again: suspects run one by one, and
+one of those before it may take a minute."""
+_BACKLOG = 10
+
+
+def start_fleet(world: World, count: int = 3, **options: Any) -> QueueFleet:
+    """Start processes that handle messages."""
+    fleet = QueueFleet(world, **options)
+    for name in "abcdef"[:count]:
+        fleet.add_worker(name)
+    return fleet
+
+
+async def send(fleet: QueueFleet, *batches: Batch) -> None:
+    """Push messages from a separate process; wait until all pushes are answered."""
+    fleet.add_producer("producer", lambda: iter(batches))
+    total = len(fleet.acknowledged) + sum(len(batch.data) for batch in batches)
+    await until(
+        lambda: len(fleet.acknowledged) == total, "all is pushed", HOUR, interval=CHECK_INTERVAL
+    )
+
+
+def find_busy_process(fleet: QueueFleet) -> QueueProcess:
+    """Return a process with running handlers."""
+    return next(item for item in reversed(fleet.processes) if item.node.is_alive and item.handling)
+
+
+async def begins(world: World) -> None:
+    """Three processes start at once on an empty store: every message is handled once."""
+    fleet = start_fleet(world)
+    await send(fleet, *[Batch([fleet.build_message("quick", 0.2)] * 1, 0.3) for _ in range(40)])
+    await fleet.wait_until_drained(MINUTE)
+    fleet.expect_drained()
+    fleet.expect_handled_once()
+
+
+async def batches(world: World) -> None:
+    """Batches are pushed while replies and requests get lost: each is stored completely or not."""
+    fleet = start_fleet(world)
+
+    def draw() -> Iterator[Batch]:
+        for _ in range(40):
+            yield Batch([fleet.build_message("quick", 0.1) for _ in range(5)], 1.0)
+
+    producer = fleet.add_producer("producer", draw)
+    await asyncio.sleep(1)
+    for link in producer.links:
+        link.weather = Weather(lost=0.2, refused=0.2, unanswered=0.2, undecided=0.1)
+    for _ in range(40):
+        await asyncio.sleep(world.dice.uniform(0, 10))
+        await strikes.forbid([producer], world.dice.uniform(0, 2))
+    mend(world)
+    await fleet.wait_until_drained(MINUTE)
+    fleet.expect_drained()
+    fleet.expect_handled_once()
+
+
+async def long(world: World) -> None:
+    """Handlers take four times the visibility timeout: claims are renewed, each runs once."""
+    fleet = start_fleet(world, visibility_timeout=10.0)
+    await send(fleet, Batch([fleet.build_message("long", 40.0) for _ in range(4)]))
+    await fleet.wait_until_drained(5 * MINUTE)
+    fleet.expect_drained()
+    fleet.expect_handled_once()
+
+
+async def nudges(world: World) -> None:
+    """Handlers extend their claims by less than the visibility timeout: they are renewed too."""
+    fleet = start_fleet(world, visibility_timeout=10.0)
+    await send(fleet, Batch([fleet.build_message("nudge", 1.0, 25) for _ in range(4)]))
+    await fleet.wait_until_drained(5 * MINUTE)
+    fleet.expect_drained()
+    fleet.expect_handled_once()
+
+
+async def run_strike(
+    world: World,
+    strike: Strike,
+    within: float = AFTER_DEATH,
+    *,
+    duration: float = 20.0,
+    **options: Any,
+) -> None:
+    """A process is struck for a long time with messages in flight: others claim them soon."""
+    fleet = start_fleet(world, **{"prefetch": 0, **options})
+    await send(fleet, Batch([fleet.build_message("long", duration) for _ in range(6)]))
+    await until(
+        lambda: len(fleet.handled_now) >= 3, "handlers start", MINUTE, interval=CHECK_INTERVAL
+    )
+    await asyncio.sleep(world.dice.uniform(0, 5))
+    victim = find_busy_process(fleet)
+    in_flight = {name for name, _ in victim.handling}
+    struck_at = world.loop.time()
+    striking = asyncio.create_task(strike([victim.node], 4 * TIMEOUT))
+    await until(
+        lambda: in_flight <= fleet.lapsed.keys(),
+        "its claims end",
+        within,
+        interval=CHECK_INTERVAL,
+        invariant="QL2",
+    )
+    await striking
+    # One suspect at a time and worker, each left alone for a while.
+    within = AFTER_LAPSE + len(in_flight) * (PATIENCE + duration)
+    await fleet.wait_until_drained(5 * MINUTE)
+    world.violations += check_redelivered(world.history, since=struck_at, within=within)
+    fleet.expect_drained()
+    fleet.expect_no_attempt_lost()
+
+
+async def kill(world: World) -> None:
+    """A process is killed: its messages start elsewhere when its session is dead."""
+    await run_strike(world, strikes.kill)
+
+
+async def pause(world: World) -> None:
+    """A process is paused for too long: it loses its messages, and settles none of them."""
+    await run_strike(world, strikes.pause)
+
+
+async def cut(world: World) -> None:
+    """A process is cut off: it stops by itself before others may start."""
+    await run_strike(world, strikes.cut)
+
+
+async def mute(world: World) -> None:
+    """A process receives no replies: its session's heartbeats arrive, its claims end."""
+    await run_strike(world, strikes.mute, HOUR)
+
+
+async def suspend(world: World) -> None:
+    """A machine and its clock are suspended, so it trusts its claims: its receipts are refused."""
+    await run_strike(world, strikes.suspend, duration=60.0, trusts_clocks=False)
+
+
+async def drains(world: World) -> None:
+    """Processes that end when the queue is empty do end, whatever gets lost."""
+    fleet = QueueFleet(world, visibility_timeout=10.0)
+    kinds = ("quick", "fail", "snooze", "ack", "nack", "cancel")
+    messages = [fleet.build_message(kinds[at % 6], world.dice.uniform(0, 2), 1) for at in range(60)]
+    await send(fleet, Batch(messages))
+    node = fleet.add_worker("a", is_idle=True)
+    await asyncio.sleep(BEAT)
+    queue = fleet.find_process("a").queue
+    assert queue is not None
+    rows, _ = node.links
+    rows.weather = Weather(lost=0.1, refused=0.1, unanswered=0.1)
+    for _ in range(20):
+        async with asyncio.timeout(10 * MINUTE):
+            await node.run(queue.drain(max_messages=20))
+        await asyncio.sleep(BEAT)
+    require(fleet.backlog == 0, "QL3", f"{fleet.backlog} messages left")
+    fleet.expect_drained()
+
+
+async def settled_late(world: World) -> None:
+    """A process is cut off as its handlers end: its settlements arrive while others handle them."""
+    fleet = start_fleet(world, prefetch=0)
+    await send(fleet, Batch([fleet.build_message("creep", 5.0, 16) for _ in range(6)]))
+    await until(
+        lambda: len(fleet.handled_now) == 6, "handlers start", MINUTE, interval=CHECK_INTERVAL
+    )
+    victims = [process for process in fleet.processes if process.handling]
+    victim = world.dice.choice(victims)
+    in_flight = {name for name, _ in victim.handling}
+    await asyncio.sleep(world.dice.uniform(3.0, 4.5))
+    await strikes.cut([victim.node], 3 * TIMEOUT)
+    await fleet.wait_until_drained(10 * MINUTE)
+    fleet.expect_drained()
+    fleet.expect_no_attempt_lost()
+    require(
+        in_flight == fleet.lapsed.keys(), "Q13", f"{fleet.lapsed} lapsed, {in_flight} were cut off"
+    )
+
+
+async def blocks(world: World) -> None:
+    """Code blocks the main thread: heartbeats continue, and claims that nobody renews lapse."""
+    await run_strike(world, strikes.block, AFTER_LAPSE + 10.0)
+
+
+async def forbid(world: World) -> None:
+    """The database denies a process access: it fails, and starts nothing more."""
+    await run_strike(world, strikes.forbid, AFTER_LAPSE, prefetch=3, visibility_timeout=10.0)
+
+
+async def power_off(world: World) -> None:
+    """The machine of the database is switched off and on: earlier claims have lapsed."""
+    fleet = start_fleet(world, prefetch=0)
+    await send(fleet, Batch([fleet.build_message("long", 30.0) for _ in range(6)]))
+    await until(
+        lambda: len(fleet.handled_now) == 6, "handlers start", MINUTE, interval=CHECK_INTERVAL
+    )
+    for node in list(world.nodes.values()):
+        node.kill()
+    await asyncio.sleep(world.dice.uniform(0, MINUTE))
+    clock = fleet.store.rows.clock
+    assert isinstance(clock, NodeClock)
+    fleet.store.rows.clock = clock.reboot()
+    mend(world)
+    await fleet.wait_until_drained(10 * MINUTE)
+    fleet.expect_drained()
+    fleet.expect_no_attempt_lost()
+
+
+async def leave(world: World) -> None:
+    """A deployment: processes stop cleanly, one by one, and no attempt is spent."""
+    fleet = start_fleet(world, grace=5.0)
+    seconds = world.dice.choice((2.0, 60.0))
+    await send(fleet, Batch([fleet.build_message("long", seconds) for _ in range(15)]))
+    await until(
+        lambda: len(fleet.handled_now) == 9, "handlers start", MINUTE, interval=CHECK_INTERVAL
+    )
+    await strikes.leave([world.nodes[name] for name in "abc"], 30.0)
+    await fleet.wait_until_drained(20 * MINUTE)
+    fleet.expect_drained()
+    fleet.expect_no_attempt_lost()
+    require(not fleet.lapsed, "Q18", f"claims of workers that stopped lapsed: {fleet.lapsed}")
+
+
+async def poison(world: World) -> None:
+    """Messages that raise, hang or kill become dead letters; the others lose no attempt."""
+    fleet = start_fleet(world)
+    poisonous = [
+        fleet.build_message("fail", 0.1, 99),
+        fleet.build_message("hang"),
+        fleet.build_message("kill", 0.1),
+    ]
+    world.dice.shuffle(poisonous)
+    innocent = [fleet.build_message("quick", 0.3) for _ in range(30)]
+    batches = [Batch([message], timeout=5.0, max_attempts=3) for message in poisonous]
+    batches += [Batch([message], 2.0, max_attempts=3) for message in innocent]
+    await send(fleet, *batches)
+    await fleet.wait_until_drained(10 * MINUTE)
+    fleet.expect_drained()
+    dead, completed = sorted(fleet.list_kinds("dead")), fleet.list_kinds("completed")
+    require(dead == ["fail", "hang", "kill"], "Q6", f"{dead} are dead")
+    require(len(completed) == len(innocent), "Q6", f"{completed} are completed")
+    fleet.expect_no_attempt_lost(but=("fail", "hang", "kill"))
+    # A message in flight with a poison message waits for the session's end and to run alone.
+    fleet.expect_soon(innocent, AFTER_DEATH + PATIENCE + 5.0)
+
+
+async def epidemic(world: World) -> None:
+    """Messages kill their workers one after the other: no other message spends an attempt."""
+    fleet = start_fleet(world)
+    batches = []
+    for number in range(120):
+        kind = ("kill", 0.5) if number % 20 == 5 else ("quick", 2.0)
+        batches.append(Batch([fleet.build_message(*kind)], 0.7, max_attempts=2))
+    await send(fleet, *batches)
+    await fleet.wait_until_drained(20 * MINUTE)
+    fleet.expect_drained()
+    dead = fleet.list_kinds("dead")
+    require(dead == ["kill"] * 6, "Q6", f"{dead} are dead")
+    fleet.expect_no_attempt_lost(but=("kill",))
+
+
+async def damaged(world: World) -> None:
+    """Unreadable rows are buried and fail no worker, although few replies arrive."""
+    fleet = start_fleet(world, visibility_timeout=10.0)
+    messages = [fleet.build_message("quick", 0.1) for _ in range(9)]
+    await send(fleet, Batch(messages, delay=5.0, max_attempts=99))
+    for name, payload in zip(fleet.acknowledged, ("{", "", "[1, 2]"), strict=False):
+        fleet.damage(name, payload)
+    await asyncio.sleep(1)
+    for node in world.nodes.values():
+        rows, _ = node.links
+        rows.weather = Weather(unanswered=0.7)
+    await asyncio.sleep(3 * MINUTE)
+    mend(world)
+    await fleet.wait_until_drained(5 * MINUTE)
+    fleet.expect_drained()
+    states = fleet.count_states()
+    require(states.get("dead") == 3, "Q17", f"three are unreadable, and there are {states}")
+    failed = [item for item in world.history if item.what == "gave up"]
+    require(not failed, "Q17", f"workers failed: {failed}")
+
+
+async def redriven(world: World) -> None:
+    """Dead letters are queued again while replies are lost, with all their attempts."""
+    fleet = start_fleet(world)
+    messages = [fleet.build_message("fail", 0.1, 2) for _ in range(6)]
+    await send(fleet, Batch(messages, max_attempts=2))
+    await until(
+        lambda: fleet.count_states() == {"dead": len(messages)},
+        "all are dead",
+        MINUTE,
+        interval=CHECK_INTERVAL,
+    )
+    for link in world.nodes["producer"].links:
+        link.weather = Weather(lost=0.5, doubled=0.5)
+    queue = fleet.find_process("producer").queue
+    assert queue is not None
+    give_up = world.loop.time() + HOUR
+    while fleet.count_states().get("dead"):
+        require(world.loop.time() < give_up, "QL3", "dead letters are left after an hour")
+        with contextlib.suppress(OutcomeUnknown):
+            await queue.redrive()
+        await asyncio.sleep(BEAT)
+    await fleet.wait_until_drained(MINUTE)
+    fleet.expect_drained()
+    states = fleet.count_states()
+    require(states == {"completed": len(messages)}, "Q6", f"there are {states}")
+
+
+async def delays(world: World) -> None:
+    """Delayed messages wait by the database's clock, even if it is set forward or back."""
+    fleet = start_fleet(world)
+    clock = fleet.store.rows.clock
+    assert isinstance(clock, NodeClock)
+    batches = [
+        Batch(
+            [fleet.build_message("quick", 0.1) for _ in range(2)],
+            1.0,
+            delay=world.dice.uniform(0, 60),
+        )
+        for _ in range(20)
+    ]
+    await send(fleet, *batches)
+    for step in (-45.0, 30.0, 15.0):
+        await asyncio.sleep(world.dice.uniform(0, 20))
+        clock.step_wall(step)
+    await fleet.wait_until_drained(5 * MINUTE)
+    fleet.expect_drained()
+    fleet.expect_handled_once()
+
+
+async def run_weather(world: World, weather: Weather, **options: Any) -> None:
+    """Everything is pushed and handled in the same bad weather, and finally in calm."""
+    fleet = start_fleet(world, **options)
+
+    def draw() -> Iterator[Batch]:
+        for number in range(60):
+            kind = ("quick", "fail", "ack", "snooze", "nack", "extend")[number % 6]
+            yield Batch([fleet.build_message(kind, world.dice.uniform(0, 12), 1)], 4.0)
+
+    fleet.add_producer("producer", draw)
+    await asyncio.sleep(1)
+    for node in world.nodes.values():
+        for link in node.links:
+            link.weather = weather
+    await asyncio.sleep(10 * MINUTE)
+    mend(world)
+    await fleet.wait_until_drained(DRAINED)
+    fleet.expect_drained()
+
+
+async def lost_replies(world: World) -> None:
+    """Half of all replies get lost, in one way or another."""
+    await run_weather(world, Weather(lost=0.25, unanswered=0.25), visibility_timeout=10.0)
+
+
+async def late(world: World) -> None:
+    """Requests arrive long after their callers gave up, and some arrive twice."""
+    await run_weather(world, Weather(late=0.3, late_by=90.0, doubled=0.3))
+
+
+async def slow(world: World) -> None:
+    """Replies take so long that half of a claim's time is over when its worker gets it."""
+    await run_weather(world, Weather(latency=2.4, slow=0.2, slow_by=4.0), visibility_timeout=8.0)
+
+
+async def heard_late(world: World) -> None:
+    """A worker gets the reply to a claim after the claim has lapsed, of suspects too."""
+    fleet = QueueFleet(world, visibility_timeout=4.0)
+    node = fleet.add_worker("a")
+    await send(
+        fleet, Batch([fleet.build_message("quick", 0.1) for _ in range(5)], 1.0, max_attempts=99)
+    )
+    rows, _ = node.links
+    rows.weather = Weather(latency=6.0, patience=60.0)
+    await send(
+        fleet, Batch([fleet.build_message("quick", 0.1) for _ in range(5)], 1.0, max_attempts=99)
+    )
+    await asyncio.sleep(5 * MINUTE)
+    mend(world)
+    await fleet.wait_until_drained(MINUTE)
+    fleet.expect_drained()
+
+
+async def drifts(world: World) -> None:
+    """Clock rates differ as much as allowed, with claims that are rarely renewed."""
+    fleet = start_fleet(world, visibility_timeout=10.0)
+    await send(fleet, Batch([fleet.build_message("long", 25.0) for _ in range(6)]))
+    for node, rate in zip(list(world.nodes.values()), (0.951, 1.049, 0.951, 1.0), strict=True):
+        node.clock.rate = rate
+    await strikes.flap([world.nodes[name] for name in "abc"], 2 * MINUTE)
+    await fleet.wait_until_drained(5 * MINUTE)
+    fleet.expect_drained()
+
+
+def draw_batches(fleet: QueueFleet, end: float) -> Iterator[Batch]:
+    """Yield batches of all kinds until this time of the world."""
+    world = fleet.world
+    dice = world.dice
+    pause = dice.choice((5.0, 20.0, 60.0))
+    kinds = ("quick", "quick", "quick", "long", "fail", "snooze", "cancel", "ack", "nack", "extend")
+    poison = dice.choice(((), (), ("hang",), ("kill",), ("hang", "kill", "fail")))
+    while world.loop.time() < end:
+        # A producer that sees a backlog waits: the hour shall end with everything handled.
+        rest = 60.0 if fleet.backlog > _BACKLOG else 0.0
+        kind = dice.choice(kinds)
+        longest = 60.0 if kind == "long" else 3.0
+        options: dict[str, Any] = {"max_attempts": dice.choice((1, 2, 4))}
+        if dice.random() < 0.2:
+            options["delay"] = dice.uniform(0, 120)
+        if poison and dice.random() < 0.05:
+            kind, options["timeout"] = dice.choice(poison), 10.0
+        count = dice.choice((1, 1, 1, 3, 10)) if kind == "quick" else 1
+        messages = [
+            fleet.build_message(kind, dice.uniform(0, longest), dice.choice((1, 2)))
+            for _ in range(count)
+        ]
+        yield Batch(messages, rest + dice.uniform(0, pause), **options)
+
+
+async def step_clock(clock: Clock, world: World, end: float) -> None:
+    """Set the database's wall clock forward or back from time to time."""
+    assert isinstance(clock, NodeClock)
+    while world.loop.time() < end:
+        await asyncio.sleep(world.dice.uniform(0, 600))
+        step = world.dice.choice((-30.0, 30.0))
+        clock.step_wall(step)
+        await asyncio.sleep(world.dice.uniform(0, 300))
+        clock.step_wall(-step)
+
+
+async def run_stormy_hour(world: World, kinds: tuple[Strike, ...], *, trusts_clocks: bool) -> None:
+    """Run a stormy hour, and check what comes after it."""
+    dice = world.dice
+    fleet = QueueFleet(
+        world,
+        trusts_clocks=trusts_clocks,
+        visibility_timeout=dice.choice((6.0, VISIBILITY, VISIBILITY, 120.0)),
+        concurrency=dice.choice((1, 3)),
+        prefetch=dice.choice((None, 0, 5)),
+        poll_interval=dice.choice((2.0, 10.0)),
+        grace=dice.choice((2.0, 25.0)),
+        completed_ttl=dice.choice((60.0, 300.0)),
+    )
+    for name in "abcd"[: dice.choice((1, 2, 3, 3, 4))]:
+        fleet.add_worker(name)
+    end = 0.7 * HOUR
+    for name in ("producer", "other producer")[: dice.choice((1, 1, 2))]:
+        fleet.add_producer(name, lambda: draw_batches(fleet, end))
+    if dice.random() < 0.3:
+        world.start(step_clock(fleet.store.rows.clock, world, end))
+    await storm(world, end, draw_forecast(world, kinds))
+    await fleet.wait_until_drained(DRAINED)
+    fleet.expect_drained()
+    world.violations += check_redelivered(world.history, since=end, within=REDELIVERED)
+    await asyncio.sleep(HOUR - world.loop.time())
+
+
+async def stormy(world: World) -> None:
+    """Processes push and handle during an hour of all strikes that leave clocks running."""
+    await run_stormy_hour(world, STRIKES, trusts_clocks=True)
+
+
+async def stormy_with_suspends(world: World) -> None:
+    """Likewise, and clocks stop at times."""
+    await run_stormy_hour(world, (*STRIKES, strikes.suspend), trusts_clocks=False)
+
+
+STORIES: tuple[Story, ...] = (
+    begins,
+    batches,
+    long,
+    nudges,
+    kill,
+    pause,
+    cut,
+    mute,
+    suspend,
+    drains,
+    settled_late,
+    blocks,
+    forbid,
+    power_off,
+    leave,
+    poison,
+    epidemic,
+    damaged,
+    redriven,
+    delays,
+    lost_replies,
+    late,
+    slow,
+    heard_late,
+    drifts,
+)
