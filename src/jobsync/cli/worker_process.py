@@ -111,7 +111,7 @@ class WorkerProcess:
             connecting.result()
 
     async def _disconnect(self) -> int:
-        """Let everything finish within the grace period; return the exit code."""
+        """Disconnect, and wait for running work within the grace period; return the exit code."""
         try:
             async with asyncio.timeout(self._grace):
                 await self._database.disconnect(within=self._grace)
