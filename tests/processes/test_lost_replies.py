@@ -22,8 +22,8 @@ SEED = 20261115
 class Network(NamedTuple):
     """A store through a faulty network, and the same store directly."""
 
-    seen: Store
-    truth: Store
+    proxied: Store
+    direct: Store
     proxy: Proxy
 
 
@@ -35,12 +35,12 @@ async def network(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
     else:
         url = request.getfixturevalue("bucket_url")
     port = int(url.partition("127.0.0.1:")[2].partition("/")[0])
-    truth = await open_store(url)
+    direct = await open_store(url)
     with Proxy("127.0.0.1", port) as proxy:
-        seen = await open_store(url.replace(f":{port}/", f":{proxy.port}/"))
-        yield Network(seen, truth, proxy)
-        await seen.close()
-    await truth.close()
+        proxied = await open_store(url.replace(f":{port}/", f":{proxy.port}/"))
+        yield Network(proxied, direct, proxy)
+        await proxied.close()
+    await direct.close()
 
 
 class Round(NamedTuple):
@@ -49,7 +49,7 @@ class Round(NamedTuple):
     key: str
     nonce: str
     rivals: int
-    told: Outcome
+    outcome: Outcome
 
 
 async def strike(network: Network, dice: random.Random, number: int, nonce: str) -> Round:
@@ -57,28 +57,28 @@ async def strike(network: Network, dice: random.Random, number: int, nonce: str)
     key = f"n/{number}"
     base: Record | None = None
     if dice.random() < 0.7:
-        base = await network.truth.create(key, "base")
+        base = await network.direct.create(key, "base")
         if dice.random() < 0.3:
-            base = await network.truth.delete(base)
+            base = await network.direct.delete(base)
     fault = dice.choice(["drop_reply", "hold_request", "drop_request"])
     getattr(network.proxy, fault)(when=lambda data: nonce.encode() in data)
-    writing = asyncio.create_task(network.seen.write([Put(key, "mine", base, nonce=nonce)]))
+    writing = asyncio.create_task(network.proxied.write([Put(key, "mine", base, nonce=nonce)]))
     rivals = 0
     if dice.random() < 0.5:
         await asyncio.to_thread(network.proxy.wait_for, faults=network.proxy.faults + 1)
-        rivals = await interfere(network.truth, key, dice.randrange(1, 4))
+        rivals = await interfere(network.direct, key, dice.randrange(1, 4))
     if dice.random() < 0.5:
         await asyncio.to_thread(network.proxy.release)
-    (told,) = await writing
-    return Round(key, nonce, rivals, told)
+    (outcome,) = await writing
+    return Round(key, nonce, rivals, outcome)
 
 
-async def interfere(truth: Store, key: str, times: int) -> int:
+async def interfere(store: Store, key: str, times: int) -> int:
     """Write some times as another writer; return how often that succeeded."""
     done = 0
     for _ in range(times):
-        current = await truth.get(key, tombstones=True)
-        (outcome,) = await truth.write([Put(key, "rival", current)])
+        current = await store.get(key, tombstones=True)
+        (outcome,) = await store.write([Put(key, "rival", current)])
         done += isinstance(outcome, Applied)
     return done
 
@@ -100,9 +100,9 @@ async def test_every_write_settles_to_the_truth(
     assert network.proxy.faults >= wanted
     counts = {"applied": 0, "conflicted": 0, "unknown": 0}
     for one in rounds:
-        record = await network.truth.get(one.key, tombstones=True)
+        record = await network.direct.get(one.key, tombstones=True)
         happened = record is not None and record.remembers(one.nonce)
-        match one.told:
+        match one.outcome:
             case Applied():
                 counts["applied"] += 1
                 assert happened, one
@@ -129,6 +129,6 @@ async def test_history_survives_lost_replies(network: Network) -> None:
     lines = [f"line {number}." for number in range(20)]
     for line in lines:
         network.proxy.drop_reply(when=partial(_shows, line))
-        await network.seen.append("history", [line])
-    found = [entry.value for entry in await network.truth.read("history")]
+        await network.proxied.append("history", [line])
+    found = [entry.value for entry in await network.direct.read("history")]
     assert sorted(found) == sorted(lines)

@@ -30,7 +30,7 @@ def end_session(postgres: PostgresServer, connection: PostgresConnection) -> Non
 
 
 async def pass_rounds() -> None:
-    """Let the loop run all that is ready, several times."""
+    """Run the loop several times, so that all ready callbacks run."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -53,8 +53,8 @@ async def test_notifications_can_be_awaited_in_between(
     await connection.execute("LISTEN wire")
     with psycopg.connect(postgres.url, autocommit=True) as stranger:
         stranger.execute("NOTIFY wire, 'a'")
-    heard = [note async for note in connection.notifies(timeout=LONG, stop_after=1)]
-    assert [note.payload for note in heard] == ["a"]
+    received = [note async for note in connection.notifies(timeout=LONG, stop_after=1)]
+    assert [note.payload for note in received] == ["a"]
     assert await connection.run("SELECT 1", ()) == [(1,)]
 
 
@@ -124,24 +124,24 @@ async def test_a_session_ended_by_the_server_is_noticed_once(
     postgres: PostgresServer, connection: PostgresConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop is not woken again and again; the next user gets an error."""
-    heard = 0
+    calls = 0
     advance = PostgresConnection._advance
 
     def count(self: PostgresConnection, ready: object) -> None:
-        nonlocal heard
-        heard += 1
+        nonlocal calls
+        calls += 1
         advance(self, ready)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PostgresConnection, "_advance", count)
     await connection.run("SELECT 1", ())
     assert not connection.is_stale
-    heard = 0
+    calls = 0
     end_session(postgres, connection)
     async with asyncio.timeout(LONG):
-        while not heard:  # noqa: ASYNC110 - no event of ours
+        while not calls:  # noqa: ASYNC110 - no event of ours
             await asyncio.sleep(0)
     await pass_rounds()
-    assert heard == 1
+    assert calls == 1
     assert connection.is_stale
 
 

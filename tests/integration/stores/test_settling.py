@@ -214,7 +214,7 @@ def test_no_outcome_is_reported_as_another(seed: int) -> None:
         slow=dice.choice([0, 0.5]),
     )
     scene = Scene(weather, seed=seed, deadline=dice.choice([1, 30]))
-    told: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
 
     async def write(writer: int) -> None:
         for n in range(15):
@@ -222,7 +222,7 @@ def test_no_outcome_is_reported_as_another(seed: int) -> None:
             try:
                 base = await scene.store.get("n", tombstones=True)
                 change = Put("n", [writer, n], base, nonce=nonce)
-                (told[nonce],) = await scene.store.write([change])
+                (outcomes[nonce],) = await scene.store.write([change])
             except Unavailable:
                 continue
 
@@ -236,7 +236,7 @@ def test_no_outcome_is_reported_as_another(seed: int) -> None:
     scene.world.run(story)
     applied = scene.truth.nonces
     assert len(set(applied)) == len(applied)
-    for nonce, outcome in told.items():
+    for nonce, outcome in outcomes.items():
         if isinstance(outcome, Applied):
             assert nonce in applied
         elif isinstance(outcome, Conflicted):

@@ -494,16 +494,16 @@ async def test_a_disk_failure_in_a_single_statement_leaves_it_unknown(
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The statements that SQLite runs on connections opened from now on."""
-    told: list[str] = []
+    statements: list[str] = []
     connect = sqlite3.connect
 
     def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
         connection: sqlite3.Connection = connect(*arguments, **options)
-        connection.set_trace_callback(told.append)
+        connection.set_trace_callback(statements.append)
         return connection
 
     monkeypatch.setattr(sqlite3, "connect", traced)
-    return told
+    return statements
 
 
 async def test_a_heartbeat_is_one_statement(statements: list[str], store: SqliteStore) -> None:
