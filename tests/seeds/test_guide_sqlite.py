@@ -16,7 +16,7 @@ from teams import Team, start_team
 
 from jobsync.jobs.events import Rebalanced
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "sql-face.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "sql-views.md"
 FORMS = re.findall(
     r"^```sql\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
 )
