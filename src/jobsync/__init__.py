@@ -1,7 +1,7 @@
 """Leader election, durable queues, cron and task ownership on the storage you already have.
 
-Every public name is here. Its module is loaded when it is first asked for: a command line
-that only prints its help need not load a database.
+Every public name is here. Its module is loaded when the name is first used: a command line
+that only prints its help does not load a database.
 """
 
 import importlib as _importlib
@@ -110,7 +110,7 @@ __all__ = [
     "open_store",
 ]
 
-_HOMES = {
+_MODULES = {
     "components": ("Components",),
     "coordination.coordinator": (
         "Coordinator",
@@ -169,13 +169,13 @@ _HOMES = {
     ),
     "stores.opening": ("open_store",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> _typing.Any:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    value = getattr(_importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

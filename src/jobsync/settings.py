@@ -1,15 +1,15 @@
-"""Every setting has one value and one known origin.
+"""Settings: every one has one value and one known origin.
 
-The first of these that gives a setting wins, setting by setting: the code, the
-environment (`JOBSYNC_POLL`, or `JOBSYNC_QUEUE_POLL` for the section `queue`),
-`jobsync.toml`, `[tool.jobsync]` in `pyproject.toml`, and the default. `None` in code and
-an empty variable give nothing.
+The first source that has a setting wins, setting by setting: the code, the environment
+(`JOBSYNC_POLL`, or `JOBSYNC_QUEUE_POLL` for the section `queue`), `jobsync.toml`,
+`[tool.jobsync]` in `pyproject.toml`, and the default. `None` in code and an empty variable count
+as absent.
 
-A mistyped name or a wrong value is never skipped: the error names where it stands and
-what was probably meant. Secrets are shown nowhere.
+A mistyped name or a wrong value is never skipped: the error states where it is and what was
+probably meant. No secret is ever shown.
 
-A settings type is a frozen, keyword-only struct whose docstrings give the reasons for
-its defaults. `@in_section` makes it known, so that its names are told from typing errors.
+A settings type is a frozen, keyword-only struct whose docstrings give the reasons for its
+defaults. `@in_section` registers it, so that mistyped names can be recognised.
 """
 
 import math
@@ -47,35 +47,16 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _PREFIX = "JOBSYNC_"
 COMMAND_LINE = frozenset(
-    [
-        "AFTER",
-        "APP",
-        "COMMAND",
-        "DATE",
-        "DELAY",
-        "GRACE",
-        "HEARTBEAT_FILE",
-        "HTTP",
-        "JSON",
-        "LIMIT",
-        "LIVE",
-        "LOG_FORMAT",
-        "LOG_LEVEL",
-        "MAX_AGE",
-        "QUEUE",
-        "REASON",
-        "STATE",
-        "TARGET",
-        "TIMEOUT",
-        "WHERE",
-        "YES",
-    ]
+    {
+        *("AFTER", "APP", "COMMAND", "DATE", "DELAY", "GRACE", "HEARTBEAT_FILE", "HTTP", "JSON"),
+        *("LIMIT", "LIVE", "LOG_FORMAT", "LOG_LEVEL", "MAX_AGE", "QUEUE", "REASON", "STATE"),
+        *("TARGET", "TIMEOUT", "WHERE", "YES"),
+    }
 )
-"""Variables of the command line's own, which are no settings: they stand in environments that
-others share."""
+"""Variables of the command line, which are not settings: they occur in shared environments."""
 
 _WORDS = {"yes": True, "on": True, "no": False, "off": False}
-_WANTED: dict[Any, str] = {
+_DESCRIPTIONS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -96,7 +77,7 @@ _split_toml_error = re.compile(r"(.*) \(at (.*)\)", re.DOTALL).fullmatch
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """A settings type whose repr shows no secret."""
+    """Base class of settings types. Its repr shows no secret."""
 
     def __repr__(self) -> str:
         pairs = (f"{f.name}={_show(f, getattr(self, f.name))}" for f in fields(self))
@@ -107,7 +88,7 @@ _sections: dict[str, tuple[type[msgspec.Struct], ...]] = {}
 
 
 def in_section(section: str) -> Callable[[type[T]], type[T]]:
-    """Make a settings type known under a section; the section "" is the top level."""
+    """Register a settings type under a section; the section "" is the top level."""
 
     def register(kind: type[T]) -> type[T]:
         _sections[section] = (*_sections.get(section, ()), kind)
@@ -117,13 +98,13 @@ def in_section(section: str) -> Callable[[type[T]], type[T]]:
 
 
 def sections() -> Mapping[str, tuple[type[msgspec.Struct], ...]]:
-    """Give the known sections, each with the settings types that share it."""
+    """Return the known sections, each with the settings types that share it."""
     return dict(_sections)
 
 
 @in_section("")
 class StoreSettings(Settings, frozen=True, kw_only=True):
-    """Which store to use.
+    """The store to use.
 
     Attributes:
         url: a file in the working directory by default. It needs no server and survives
@@ -137,7 +118,7 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a value came from."""
+    """The source of a value."""
 
     kind: Literal["code", "config", "environment", "file", "default"]
     where: str = ""
@@ -147,18 +128,18 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 Layer: TypeAlias = Mapping[str, tuple[Origin, Any]]
-"""What one source gives: settings by name, each with its place."""
+"""The settings of one source by name, each with its origin."""
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """What stands outside the code: variables, and tables with the file they stand in."""
+    """The sources outside the code: variables, and tables with the file that they are in."""
 
     environ: Mapping[str, str] = {}
     documents: tuple[tuple[str, dict[str, Any]], ...] = ()
 
     @classmethod
     def load(cls, environ: Mapping[str, str], directory: Path) -> "Sources":
-        """Read the files of a directory; a missing one gives nothing.
+        """Read the files of a directory; a missing file counts as empty.
 
         Raises:
             Misconfigured: a file is not TOML; names the file and the line.
@@ -173,7 +154,7 @@ class Sources(msgspec.Struct, frozen=True):
         return cls(dict(environ), tuple(documents))
 
     def __repr__(self) -> str:
-        # The environment of a process holds other people's secrets as well.
+        # The environment of a process holds secrets of other programs as well.
         return f"Sources(documents={[where for where, _ in self.documents]})"
 
 
@@ -184,11 +165,11 @@ class Resolved(msgspec.Struct, Generic[T], frozen=True):
     origins: Mapping[str, Origin]
 
     def origin(self, name: str) -> Origin:
-        """Say where a setting came from."""
+        """Return the origin of a setting."""
         return self.origins[name]
 
     def explain(self) -> str:
-        """Give one line a setting: name, value and origin. Secrets are masked."""
+        """Return one line for each setting: name, value and origin. Secrets are masked."""
         return "\n".join(
             f"{f.name} = {_show(f, getattr(self.value, f.name))}  ({self.origins[f.name]})"
             for f in fields(self.value)
@@ -204,12 +185,14 @@ def resolve(
     """Find the value and the origin of each setting.
 
     Raises:
-        Invalid: the code gives an unknown name or a wrong value.
-        Misconfigured: the environment or a file does; names the variable or the line.
+        Invalid: the code has an unknown name or a wrong value.
+        Misconfigured: the environment or a file has; names the variable or the line.
     """
     _check_names(kind, given)
     _check_environ(kind, sources.environ, section)
-    tables = [(where, _open(kind, where, table, section)) for where, table in sources.documents]
+    tables = [
+        (where, _get_table(kind, where, table, section)) for where, table in sources.documents
+    ]
     names = [field.name for field in fields(kind)]
     layers = [
         {name: (Origin("code"), value) for name, value in given.items() if value is not None},
@@ -219,24 +202,24 @@ def resolve(
     for field in fields(kind):
         if field.required and not any(field.name in layer for layer in layers):
             fix = f"pass it, or set {_variable(section, field.name)}"
-            raise Invalid(field.name, None, "is required and was given nowhere", fix)
+            raise Invalid(field.name, None, "is required", fix)
     return combine(kind, layers)
 
 
 def combine(kind: type[T], layers: Iterable[Layer]) -> Resolved[T]:
-    """Give each setting the value of the first layer that has it, or its default.
+    """Return each setting with the value of the first layer that has it, or its default.
 
     Raises:
-        Invalid: the code gives a wrong value.
-        Misconfigured: another source does; names the place.
+        Invalid: the code has a wrong value.
+        Misconfigured: another source has; names the place.
     """
-    found: dict[str, tuple[Origin, Any]] = {}
+    merged: dict[str, tuple[Origin, Any]] = {}
     for layer in layers:
-        found = {**layer, **found}
+        merged = {**layer, **merged}
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for field in fields(kind):
-        origin, value = found.get(field.name, (Origin("default"), None))
+        origin, value = merged.get(field.name, (Origin("default"), None))
         origins[field.name] = origin
         if origin.kind != "default":
             values[field.name] = _convert(field, value, origin)
@@ -244,15 +227,15 @@ def combine(kind: type[T], layers: Iterable[Layer]) -> Resolved[T]:
 
 
 def check_given(kind: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what the code gives, each value in its field's type; `None` gives nothing.
+    """Return the values from code in their fields' types, without those that are None.
 
     Raises:
         Invalid: a name is unknown, or a value is wrong.
     """
     _check_names(kind, given)
     known = {field.name: field for field in fields(kind)}
-    there = {name: value for name, value in given.items() if value is not None}
-    return {name: _convert(known[name], value, Origin("code")) for name, value in there.items()}
+    present = {name: value for name, value in given.items() if value is not None}
+    return {name: _convert(known[name], value, Origin("code")) for name, value in present.items()}
 
 
 def _read_environ(names: Iterable[str], environ: Mapping[str, str], section: str) -> Layer:
@@ -273,22 +256,23 @@ def _read_table(names: Iterable[str], where: str, table: Mapping[str, Any], sect
 
 
 def _build(kind: type[T], values: dict[str, Any], origins: Mapping[str, Origin]) -> T:
-    """Make the struct; its own checks may refuse, and then the origin is to blame."""
+    """Create the struct; an error of its own checks is reported for the value's origin."""
     try:
         return kind(**values)
     except Invalid as error:
         field = next((f for f in fields(kind) if f.name == error.field), None)
         if field is None:
             raise
-        # A URL's own error is redacted already, and redacting twice changes nothing.
-        refusal = _refusal(field, error.value, origins[field.name], error.problem, error.fix)
-    raise refusal
+        # The error of a URL is redacted already, and redacting twice changes nothing.
+        origin = origins[field.name]
+        wrong = _describe_wrong_value(field, error.value, origin, error.problem, error.fix)
+    raise wrong
 
 
-def _refusal(
+def _describe_wrong_value(
     field: FieldInfo, value: object, origin: Origin, problem: str, fix: str
 ) -> Invalid | Misconfigured:
-    """Blame the origin: the code's mistakes are `Invalid`, all others `Misconfigured`."""
+    """Return the error for the origin: `Invalid` for code, `Misconfigured` for all others."""
     shown = _mask(field.name, value, secret=_is_secret(field))
     if origin.kind in ("config", "environment", "file"):
         return Misconfigured(origin.where, shown, problem, fix)
@@ -304,7 +288,7 @@ def _place(where: str, section: str, name: str) -> str:
 
 
 def _names(kind: type[msgspec.Struct], section: str) -> list[str]:
-    """Give the names a section knows: this type's first, then its neighbours'."""
+    """Return the names in a section: those of this type first, then of the others."""
     kinds = (kind, *_sections.get(section, ()))
     return list(dict.fromkeys(field.name for k in kinds for field in fields(k)))
 
@@ -319,25 +303,25 @@ def _check_names(kind: type[msgspec.Struct], given: Mapping[str, Any]) -> None:
     known = [field.name for field in fields(kind)]
     for name, value in given.items():
         if name not in known:
-            shown = _mask_stray(name, value, known)
+            shown = _mask_unknown(name, value, known)
             problem = f"is not a setting of {kind.__name__}"
             raise Invalid(name, shown, problem, _suggest(name, known))
 
 
 def _check_environ(kind: type[msgspec.Struct], environ: Mapping[str, str], section: str) -> None:
-    """Refuse a variable that is nearly one of ours. Others may use our prefix too."""
+    """Check for variables with mistyped names. Other programs may use our prefix too."""
     # Without the prefix: it would make any two of our names look alike.
     known = [
-        _variable(there, name).removeprefix(_PREFIX)
-        for there in {*_sections, section}
-        for name in (_names(kind, there) if there == section else _registered(there))
+        _variable(other, name).removeprefix(_PREFIX)
+        for other in {*_sections, section}
+        for name in (_names(kind, other) if other == section else _registered(other))
     ]
     for variable in sorted(environ):
         name = variable.removeprefix(_PREFIX)
         if name == variable or name in known or _is_foreign(variable):
             continue
         if hint := closest_name(name, known):
-            shown = _mask_stray(name, environ[variable], known)
+            shown = _mask_unknown(name, environ[variable], known)
             fix = f"did you mean {_PREFIX}{hint}?"
             raise Misconfigured(variable, shown, "is not a setting", fix)
 
@@ -354,10 +338,10 @@ def _is_foreign(variable: str) -> bool:
     )
 
 
-def _open(
+def _get_table(
     kind: type[msgspec.Struct], where: str, table: Mapping[str, Any], section: str
 ) -> Mapping[str, Any]:
-    """Give a section's own table of a document, after checking its names."""
+    """Return a section's table of a document, after checking its names."""
     if section:
         table = _check_table(f"{where} {section}", table.get(section, {}))
     names = _names(kind, section)
@@ -372,7 +356,7 @@ def _open(
             fix = _suggest(name, tables or names)
             raise Misconfigured(place, "a table", "is not a section", fix)
         else:
-            shown = _mask_stray(name, value, names)
+            shown = _mask_unknown(name, value, names)
             raise Misconfigured(place, shown, "is not a setting", _suggest(name, names))
     return table
 
@@ -380,30 +364,31 @@ def _open(
 def _check_table(place: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         name = place.rpartition(" ")[2].strip("[]")
-        # What stands there instead is not shown: nothing says that it holds no secret.
-        raise Misconfigured(place, type(value).__name__, "is not a table", f"write [{name}]")
+        # The value is not shown: it may hold a secret.
+        raise Misconfigured(place, type(value).__name__, "must be a table", f"write [{name}]")
     return value
 
 
 def _convert(field: FieldInfo, value: Any, origin: Origin) -> Any:
-    """Give a value the field's type. Text is read as a number where it may be a variable's."""
+    """Convert a value to the field's type. Text that may come from a variable may be a number."""
     kinds = _kinds(field)
-    # A config module often hands on what it found in the environment.
+    # A config module often passes on a value from the environment.
     from_text = isinstance(value, str) and origin.kind in ("config", "environment")
     if from_text and bool in kinds and str not in kinds:
         value = _WORDS.get(value.lower(), value)
     if isinstance(value, timedelta) and float in kinds:
         value = value.total_seconds()
-    problem = "is not finite"
+    problem = "must be finite"
     try:
-        made = msgspec.convert(value, field.type, strict=not from_text, dec_hook=_make_secret)
-        if not (isinstance(made, float) and not math.isfinite(made)):
-            return made
+        result = msgspec.convert(value, field.type, strict=not from_text, dec_hook=_make_secret)
+        if not (isinstance(result, float) and not math.isfinite(result)):
+            return result
     except msgspec.ValidationError as error:
         # msgspec quotes some values.
-        problem = "cannot be taken" if _is_secret(field) else _decapitalise(str(error))
-    # Raised out here: within `except` the error would carry the value as its context.
-    raise _refusal(field, value, origin, problem, f"give {_describe(field)}")
+        detail = "" if _is_secret(field) else f": {_decapitalise(str(error))}"
+        problem = f"has a wrong value{detail}"
+    # Not raised within `except`: the error would carry the value as its context.
+    raise _describe_wrong_value(field, value, origin, problem, f"use {_describe(field)}")
 
 
 def _make_secret(kind: type, value: Any) -> Any:
@@ -419,7 +404,7 @@ def _decapitalise(text: str) -> str:
 
 
 def _kinds(field: FieldInfo) -> tuple[Any, ...]:
-    """Give the alternatives of a field's type, without their constraints."""
+    """Return the alternatives of a field's type, without their constraints."""
     kind = _bare(field.type)
     if get_origin(kind) in (Union, UnionType, Literal):
         return tuple(_bare(part) for part in get_args(kind))
@@ -431,14 +416,14 @@ def _bare(kind: Any) -> Any:
 
 
 def _describe(field: FieldInfo) -> str:
-    """Say in words what a field takes."""
-    words = (_WANTED.get(k, getattr(k, "__name__", repr(k))) for k in _kinds(field))
+    """Return in words which values a field accepts."""
+    words = (_DESCRIPTIONS.get(k, getattr(k, "__name__", repr(k))) for k in _kinds(field))
     return " or ".join(words)
 
 
 def _is_secret(field: FieldInfo) -> bool:
     kinds = set(_kinds(field))
-    # `total_tokens` is a number, and no secret.
+    # `total_tokens` is a number, not a secret.
     return Secret in kinds or bool(_is_secret_name(field.name) and not kinds <= _NUMBERS)
 
 
@@ -448,7 +433,7 @@ def _show(field: FieldInfo, value: object) -> str:
 
 
 def _mask(name: str, value: object, *, secret: bool) -> object:
-    """Give a value in a form that may be shown."""
+    """Return a value in a form that may be shown."""
     if value is None or isinstance(value, bool):
         return value
     if secret or isinstance(value, Secret):
@@ -463,7 +448,7 @@ def _mask(name: str, value: object, *, secret: bool) -> object:
     return value
 
 
-def _mask_stray(name: str, value: object, known: Iterable[str]) -> object:
+def _mask_unknown(name: str, value: object, known: Iterable[str]) -> object:
     """Mask the value of an unknown name as carefully as that of the name it resembles."""
     hint = closest_name(name, known) or name
     return _mask(hint, value, secret=bool(_is_secret_name(name) or _is_secret_name(hint)))
@@ -475,12 +460,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except tomllib.TOMLDecodeError as error:
-        found = _split_toml_error(str(error))
-        problem, place = found.groups() if found else (str(error), "")
+        parts = _split_toml_error(str(error))
+        problem, place = parts.groups() if parts else (str(error), "")
         problem, fix = f"is not TOML: {_decapitalise(problem)}", f"correct that line of {path}"
     except UnicodeDecodeError as error:
         problem, place, fix = "is not UTF-8", f"byte {error.start}", f"save {path} as UTF-8"
     except OSError as error:
-        problem, place, fix = f"cannot be read: {error.strerror}", str(path), "mend or remove it"
-    # Raised out here: within `except` the error would carry the whole file as its context.
+        problem, place, fix = f"cannot be read: {error.strerror}", str(path), "repair or remove it"
+    # Not raised within `except`: the error would carry all of the file as its context.
     raise Misconfigured(path.name, place, problem, fix)

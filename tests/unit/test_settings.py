@@ -158,14 +158,14 @@ def test_a_timedelta_becomes_seconds(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "fix"),
     [
-        ("poll", "fast", "give a number"),
-        ("poll", "nan", "give a number"),
-        ("batch", "0", "give a whole number"),
-        ("batch", "2.5", "give a whole number"),
-        ("eager", "maybe", "give true or false"),
-        ("mode", "slow", "give 'fast' or 'safe'"),
-        ("timeout", "never", "give a number or nothing"),
-        ("total_tokens", "many", "give a whole number"),
+        ("poll", "fast", "use a number"),
+        ("poll", "nan", "use a number"),
+        ("batch", "0", "use a whole number"),
+        ("batch", "2.5", "use a whole number"),
+        ("eager", "maybe", "use true or false"),
+        ("mode", "slow", "use 'fast' or 'safe'"),
+        ("timeout", "never", "use a number or nothing"),
+        ("total_tokens", "many", "use a whole number"),
     ],
 )
 def test_a_bad_variable_is_named(name: str, value: str, fix: str) -> None:
@@ -178,7 +178,7 @@ def test_a_bad_value_in_a_file_is_named() -> None:
     """A wrong value in a file blames the file and the key; text is no number there."""
     error = misconfigured(Pace, from_file({"poll": "5"}))
     assert (error.field, error.value) == ("jobsync.toml poll", "5")
-    assert error.problem == "expected `float`, got `str`"
+    assert error.problem == "has a wrong value: expected `float`, got `str`"
 
 
 @pytest.mark.parametrize("value", ["5", True, float("inf"), [1]])
@@ -187,7 +187,7 @@ def test_a_bad_value_in_code_is_invalid(value: object) -> None:
     with pytest.raises(Invalid) as caught:
         resolve(Pace, {"poll": value}, Sources())
     assert caught.value.field == "poll"
-    assert caught.value.fix == "give a number"
+    assert caught.value.fix == "use a number"
 
 
 # Checks of the struct itself
@@ -244,7 +244,7 @@ def test_an_unknown_name_in_code_is_refused() -> None:
         ({"pace": 5}, "", "jobsync.toml pace", "write [pace]"),
         ({"pace": 5}, "pace", "jobsync.toml pace", "write [pace]"),
         ({"pace": {"pol": 1}}, "pace", "jobsync.toml pace.pol", "did you mean poll?"),
-        ({"pace": {"poll": {}}}, "pace", "jobsync.toml pace.poll", "give a number"),
+        ({"pace": {"poll": {}}}, "pace", "jobsync.toml pace.poll", "use a number"),
         ({"pace": {"x": {"y": 1}}}, "pace", "jobsync.toml pace.x", "use one of batch"),
     ],
 )
@@ -406,7 +406,7 @@ def test_a_choice_named_like_a_secret_is_not_quoted() -> None:
 
     error = misconfigured(Login, from_environ(JOBSYNC_TOKEN="hunter2"))
     assert "hunter2" not in str(error)
-    assert error.problem == "cannot be taken"
+    assert error.problem == "has a wrong value"
 
 
 # Files
@@ -439,8 +439,8 @@ def test_load_without_files_gives_the_environment(tmp_path: Path) -> None:
         ("jobsync.toml", b"url = 'memory://'\npoll = \n", "line 2, column 8", "is not TOML"),
         ("pyproject.toml", b"[tool", "end of document", "is not TOML"),
         ("jobsync.toml", b"url = '\xff'", "byte 7", "is not UTF-8"),
-        ("pyproject.toml [tool.jobsync]", b"[tool]\njobsync = 5", "int", "is not a table"),
-        ("pyproject.toml [tool]", b"tool = 5", "int", "is not a table"),
+        ("pyproject.toml [tool.jobsync]", b"[tool]\njobsync = 5", "int", "must be a table"),
+        ("pyproject.toml [tool]", b"tool = 5", "int", "must be a table"),
     ],
 )
 def test_a_broken_file_is_named(

@@ -199,7 +199,7 @@ class CoordinatorPlugin(Plugin):
         """Emit coordination events of this plugin's role and session to its own listeners."""
         if getattr(event, "role", self._role) != self._role:
             return
-        self.events.overhear(event)
+        self.events.deliver_here(event)
         own = self._own_events.get(type(event))
         if own is not None:
             self.emit(own(**{field: event[field] for field in event.__struct_fields__}))

@@ -484,7 +484,7 @@ class QueuePlugin(CoordinatorPlugin):
 
     def _report(self, kind: type[Event], about: Message | EndedClaim, **facts: Any) -> None:
         """Emit an event about a message if anybody listens: there may be very many."""
-        if self.events.hears(kind):
+        if self.events.has_listener(kind):
             self.emit(kind(queue=self.queue, message_id=about.id, attempt=about.attempt, **facts))
 
     def _on_lost(self, message: Message, reason: str) -> None:

@@ -69,10 +69,10 @@ def test_what_the_guide_prints_is_taken(options: dict[str, Any]) -> None:
     ("options", "message"),
     [
         ({"total_tokens": 0}, r"total_tokens must be 1 to 100,000 \(got 0\)"),
-        ({"total_tokens": 1.5}, r"total_tokens .* \(got 1.5\)\. Give a whole number"),
-        ({"total_tokens": "5"}, r"total_tokens .* \(got '5'\)\. Give a whole number"),
+        ({"total_tokens": 1.5}, r"total_tokens .* \(got 1.5\)\. Use a whole number"),
+        ({"total_tokens": "5"}, r"total_tokens .* \(got '5'\)\. Use a whole number"),
         ({"minimum_nodes": 0}, r"minimum_nodes must be 1 or more \(got 0\)\. Give 1 or more"),
-        ({"hash_function": "sha1"}, r"hash_function .* \(got 'sha1'\)\. Give 'md5' or 'sha256'"),
+        ({"hash_function": "sha1"}, r"hash_function .* \(got 'sha1'\)\. Use 'md5' or 'sha256'"),
         (
             {"heartbeat_interval_sec": 5, "heartbeat_timeout_sec": 14},
             r"heartbeat_timeout_sec must .*three heartbeats.*got 14.0.*Use 15 or more",
@@ -83,7 +83,7 @@ def test_what_the_guide_prints_is_taken(options: dict[str, Any]) -> None:
             r"heartbeat_interval_sec must be in seconds \(got 30000.0\)\. Did you mean 30\?",
         ),
         ({"rebalance_check_interval_sec": -1}, "rebalance_check_interval_sec .*got -1.0"),
-        ({"health_check_interval_sec": float("nan")}, "health_check_interval_sec is not fin"),
+        ({"health_check_interval_sec": float("nan")}, "health_check_interval_sec must be finite"),
         ({"heartbeat_intervall_sec": 5}, r"Did you mean heartbeat_interval_sec\?"),
         ({"tokens": 5}, "tokens .*is not a setting of CoordinationConfig.*got "),
         ({"port": 0}, r"port is not a port \(got 0\)\. Give 1 to 65535"),
@@ -345,7 +345,7 @@ def test_an_unknown_name_in_a_config_is_refused(shape: Any) -> None:
     [
         ({"SYNC_TOTAL_TOKEN": "5"}, "SYNC_TOTAL_TOKEN", "did you mean SYNC_TOTAL_TOKENS?"),
         ({"SYNC_SQL_PASSWORD": "x"}, "SYNC_SQL_PASSWORD", "did you mean SYNC_SQL_PASSWD?"),
-        ({"SYNC_TOTAL_TOKENS": "many"}, "SYNC_TOTAL_TOKENS", "give a whole number"),
+        ({"SYNC_TOTAL_TOKENS": "many"}, "SYNC_TOTAL_TOKENS", "use a whole number"),
         ({"SYNC_TOTAL_TOKENS": "0"}, "SYNC_TOTAL_TOKENS", "use 10,000, which suits"),
         (
             {"SYNC_HEARTBEAT_INTERVAL": "5", "SYNC_HEARTBEAT_TIMEOUT": "6"},
