@@ -16,7 +16,7 @@ INCREMENTS = 200
 
 
 async def increment(url: str) -> int:
-    """Add one to the record, again and again; count how often somebody else was first."""
+    """Add one to the record repeatedly; return how often another process was first."""
     store = await open_store(url)
     conflicts = 0
     done = 0
@@ -36,7 +36,7 @@ async def increment(url: str) -> int:
 
 
 def run_child(url: str) -> int:
-    """Run one process's share."""
+    """Run the increments of one process."""
     return asyncio.run(increment(url))
 
 
@@ -52,12 +52,12 @@ async def read(url: str) -> tuple[int, int]:
     store = await open_store(url)
     record = await store.get("demo/counter")
     await store.close()
-    assert record is not None, "nobody deletes it"
+    assert record is not None, "it is never deleted"
     return record.value, record.seq
 
 
 def main() -> int:
-    """Run both processes and judge by what the store says."""
+    """Run both processes; return 0 if the record has every increment."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{Path(folder) / 'demo.db'}"
         print(f"{PROCESSES} processes add {INCREMENTS} each to one record in one SQLite file")
@@ -67,7 +67,7 @@ def main() -> int:
             conflicts = sum(pool.map(run_child, [url] * PROCESSES))
         value, seq = asyncio.run(read(url))
     expected = PROCESSES * INCREMENTS
-    print(f"the record says {value} of {expected}, written {seq - 1} times after its creation")
+    print(f"the record has {value} of {expected}, written {seq - 1} times after its creation")
     print(f"{conflicts} writes came second, were refused, and were made again from a fresh read")
     print("no update lost" if value == expected else f"LOST {expected - value} UPDATES")
     return 0 if value == expected else 1

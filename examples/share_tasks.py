@@ -1,4 +1,4 @@
-"""Three worker processes share a list of tasks; one is killed in the middle. None is lost.
+"""Three worker processes share a list of tasks; one is killed half-way. No task is lost.
 
 Run it with `python examples/share_tasks.py`.
 """
@@ -20,7 +20,7 @@ FLEET = CoordinationConfig(
 
 
 def work(name: str, url: str, done: Semaphore) -> None:
-    """Do whatever is this worker's to do, until nothing is left anywhere."""
+    """Do the tasks that this worker owns, until none is left in the fleet."""
     count = 0
     with Job(name, "demo", coordination_config=FLEET, url=url) as job:
         print(f"  {name}: {len(job.my_tokens)} of {FLEET.total_tokens} tokens", flush=True)
@@ -32,13 +32,13 @@ def work(name: str, url: str, done: Semaphore) -> None:
 
 
 def audit(url: str) -> set[Task]:
-    """Read what was done, by whomever."""
+    """Read the audit of finished tasks, from all workers."""
     with Job("auditor", "demo", coordination_config=FLEET, url=url, observer=True) as job:
-        return {Task(line["task_id"]) for line in job.get_audit()}
+        return {Task(entry["task_id"]) for entry in job.get_audit()}
 
 
 def main() -> int:
-    """Start the workers, kill one, and judge by what the store says."""
+    """Start the workers and kill one; return 0 if the audit has every task."""
     spawn = multiprocessing.get_context("spawn")
     done = spawn.Semaphore(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -56,9 +56,9 @@ def main() -> int:
         os.kill(victim.pid, signal.SIGKILL)
         for worker in workers:
             worker.join()
-        found = audit(url)
-    missing = TASKS - len(found)
-    print(f"{len(found)} of {TASKS} tasks are audited as done")
+        audited = audit(url)
+    missing = TASKS - len(audited)
+    print(f"{len(audited)} of {TASKS} tasks are audited as done")
     print("no task lost" if not missing else f"LOST {missing} TASKS")
     return 1 if missing else 0
 

@@ -14,7 +14,7 @@ _blocks = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks() -> Iterator[tuple[str, str]]:
-    """Give each block with the name of its page and its line."""
+    """Yield each block with the name of its page and its line."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for match in _blocks.finditer(text):
@@ -27,8 +27,8 @@ BLOCKS = dict(blocks())
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_block_runs(name: str, tmp_path: Path) -> None:
-    """It runs to its end in an empty folder, without a warning."""
-    ran = subprocess.run(
+    """A block runs to its end in an empty folder, without a warning."""
+    result = subprocess.run(
         [sys.executable, "-W", "error", "-c", BLOCKS[name]],
         cwd=tmp_path,
         capture_output=True,
@@ -36,16 +36,16 @@ def test_block_runs(name: str, tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr
+    assert result.returncode == 0, result.stderr
 
 
-def test_there_are_blocks() -> None:
-    """The pages were found."""
+def test_blocks_were_found() -> None:
+    """The pattern still matches the pages."""
     assert len(BLOCKS) >= 9
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_point_to_files(page: Path) -> None:
     """Every relative link of a page names a file."""
     links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
@@ -53,8 +53,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
 def test_example_runs(example: Path, tmp_path: Path) -> None:
-    """An example runs to its end and says that all is well."""
-    ran = subprocess.run(
+    """An example runs to its end and exits with 0."""
+    result = subprocess.run(
         [sys.executable, "-W", "error", str(example)],
         cwd=tmp_path,
         capture_output=True,
@@ -62,4 +62,4 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
         timeout=120,
         check=False,
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""Time and randomness that tests hold in their hands."""
+"""Time and randomness under the control of tests."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ __all__ = ["FakeClock", "SeededRandomness"]
 
 
 class FakeClock:
-    """A clock that stands still until it is told, or until somebody sleeps."""
+    """A clock that stands still until it is set, or until a sleep."""
 
     def __init__(self) -> None:
         self.wall_seconds = 1_700_000_000.0
@@ -17,34 +17,34 @@ class FakeClock:
         self.boot_id = 1
 
     def wall(self) -> Wall:
-        """Tell what `wall_seconds` says."""
+        """Return `wall_seconds`."""
         return Wall(self.wall_seconds)
 
     def mono(self) -> Mono:
-        """Tell what `mono_seconds` says."""
+        """Return `mono_seconds`."""
         return Mono(self.mono_seconds)
 
     def boot(self) -> int:
-        """Tell what `boot_id` says."""
+        """Return `boot_id`."""
         return self.boot_id
 
     async def sleep(self, seconds: float) -> None:
-        """Move both lines on, without waiting, and let others run."""
+        """Advance both time lines without waiting, and let other tasks run."""
         await asyncio.sleep(0)
         self.wall_seconds += seconds
         self.mono_seconds += seconds
 
 
 class SeededRandomness:
-    """The same draws in every run."""
+    """Randomness with the same values in every run."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def bytes(self, count: int) -> bytes:
-        """Draw the next bytes."""
+        """Return the next bytes."""
         return self._random.randbytes(count)
 
     def uniform(self, low: float, high: float) -> float:
-        """Draw the next number."""
+        """Return the next number."""
         return self._random.uniform(low, high)

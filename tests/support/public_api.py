@@ -1,6 +1,6 @@
 """Describe the public interface as text: names of `jobsync`, events, commands.
 
-Left out, because it may change: annotations, docstrings, modules, classes of events.
+Annotations, docstrings, modules and classes of events are left out: they may change.
 
 python tests/support/public_api.py      rewrites tests/unit/public_api.txt (make api)
 """
@@ -40,7 +40,7 @@ _PROTOCOLS = {
 
 
 def describe() -> str:
-    """Return the description, one line a fact, sorted."""
+    """Return the description, sorted, with one fact on item line."""
     for module in pkgutil.walk_packages(jobsync.__path__, "jobsync."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -58,7 +58,7 @@ def _describe_class(name: str, kind: type) -> Iterator[str]:
     if kind.__name__ != name:
         yield f"{name} = {kind.__name__}"
         return
-    public = {getattr(jobsync, each) for each in jobsync.__all__}
+    public = {getattr(jobsync, item) for item in jobsync.__all__}
     bases = [
         base.__name__
         for base in kind.__mro__[1:-1]
@@ -68,11 +68,11 @@ def _describe_class(name: str, kind: type) -> Iterator[str]:
     if inspect.getattr_static(kind, "__init__") is not Exception.__init__:
         yield f"    {_call('__init__', kind)}"
     ours = [base for base in kind.__mro__ if base.__module__.startswith("jobsync")]
-    found = {each for base in ours for each in vars(base)} & _PROTOCOLS
-    if found:
-        yield f"    supports {', '.join(sorted(found))}"
-    members = {each for base in ours for each in (*vars(base), *_find_attributes(base))}
-    for member in sorted(each for each in members if not each.startswith("_")):
+    protocols = {name for base in ours for name in vars(base)} & _PROTOCOLS
+    if protocols:
+        yield f"    supports {', '.join(sorted(protocols))}"
+    members = {item for base in ours for item in (*vars(base), *_find_attributes(base))}
+    for member in sorted(item for item in members if not item.startswith("_")):
         yield f"    {_describe_member(kind, member)}"
 
 
@@ -90,7 +90,7 @@ def _describe_member(kind: type, name: str) -> str:
 
 
 def _find_attributes(kind: type) -> set[str]:
-    """Return what methods of a class assign to `self`."""
+    """Return the attributes that methods of a class assign to `self`."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     return {
         node.attr
@@ -104,8 +104,8 @@ def _find_attributes(kind: type) -> set[str]:
 
 def _call(name: str, function: Any) -> str:
     parameters = [
-        each.replace(annotation=inspect.Parameter.empty, default=_default(each.default))
-        for each in inspect.signature(function).parameters.values()
+        item.replace(annotation=inspect.Parameter.empty, default=_default(item.default))
+        for item in inspect.signature(function).parameters.values()
     ]
     actual = inspect.unwrap(function)
     is_async = inspect.iscoroutinefunction(actual) or inspect.isasyncgenfunction(actual)
@@ -114,7 +114,7 @@ def _call(name: str, function: Any) -> str:
 
 
 class _Text:
-    """Shows a default."""
+    """A default with the repr of its choice."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -128,9 +128,9 @@ def _default(value: Any) -> Any:
 
 
 def _show(value: Any) -> str:
-    """Show a plain value; of any other, only that there is one."""
+    """Return the repr of a plain value, or "..." for any other."""
     if isinstance(value, tuple):
-        return f"({', '.join(_show(each) for each in value)})"
+        return f"({', '.join(_show(item) for item in value)})"
     is_plain = value is None or isinstance(value, bool | int | float | str | list | dict)
     return repr(value) if is_plain else "..."
 
@@ -147,13 +147,13 @@ def _describe_events() -> Iterator[str]:
 
 def _describe_command(path: str, command: click.Command) -> Iterator[str]:
     yield f"command {path}"
-    arguments = [each for each in command.params if isinstance(each, click.Argument)]
-    options = [each for each in command.params if isinstance(each, click.Option)]
+    arguments = [item for item in command.params if isinstance(item, click.Argument)]
+    options = [item for item in command.params if isinstance(item, click.Option)]
     # The order of arguments counts, that of options does not.
     for parameter in (*arguments, *sorted(options, key=_names)):
         facts = [parameter.param_type_name, _names(parameter), parameter.type.name]
         if isinstance(parameter.type, click.Choice):
-            facts.append(f"of {'|'.join(str(each) for each in parameter.type.choices)}")
+            facts.append(f"of {'|'.join(str(item) for item in parameter.type.choices)}")
         if isinstance(parameter.type, click.IntRange | click.FloatRange):
             facts.append(f"from {parameter.type.min} to {parameter.type.max}")
         facts += [

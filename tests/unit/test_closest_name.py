@@ -1,4 +1,4 @@
-"""A mistyped name is answered with the one that was meant."""
+"""The nearest known name to a mistyped one."""
 
 import pytest
 
@@ -8,7 +8,7 @@ KNOWN = ("heartbeat_interval", "worker_timeout", "namespace")
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("typed", "intended"),
     [
         ("heartbeat_intervall", "heartbeat_interval"),
         ("hartbeat_interval", "heartbeat_interval"),
@@ -16,19 +16,19 @@ KNOWN = ("heartbeat_interval", "worker_timeout", "namespace")
         ("namespace", "namespace"),
     ],
 )
-def test_a_near_name_is_found(typed: str, meant: str) -> None:
-    """A slip of the keyboard leads to the name that was meant."""
-    assert closest_name(typed, KNOWN) == meant
+def test_a_near_name_is_found(typed: str, intended: str) -> None:
+    """A typing error leads to the intended name."""
+    assert closest_name(typed, KNOWN) == intended
 
 
 @pytest.mark.parametrize("typed", ["zebra", "", "x"])
 def test_a_far_name_finds_nothing(typed: str) -> None:
-    """No guess is better than a wild one."""
+    """A dissimilar name gets no suggestion."""
     assert closest_name(typed, KNOWN) is None
 
 
 def test_the_nearest_of_several_wins() -> None:
-    """Of two near names the nearer one is given."""
+    """The most similar of several names is suggested."""
     assert closest_name("$gtt", ("$lte", "$gte", "$gt")) == "$gt"
 
 
@@ -38,5 +38,5 @@ def test_names_may_come_from_an_iterator() -> None:
 
 
 def test_nothing_known_finds_nothing() -> None:
-    """Without known names there is no guess."""
+    """Without known names there is no suggestion."""
     assert closest_name("anything", ()) is None

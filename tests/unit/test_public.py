@@ -7,8 +7,8 @@ from public_api import RECORDED, describe
 import jobsync
 
 
-def test_every_public_name_is_there_sorted_and_once() -> None:
-    """`__all__` is the list of what users may import."""
+def test_every_public_name_exists_sorted_and_once() -> None:
+    """`__all__` lists the names that users may import."""
     assert jobsync.__all__ == sorted(set(jobsync.__all__))
     assert all(hasattr(jobsync, name) for name in jobsync.__all__)
 
@@ -23,7 +23,7 @@ def test_nothing_else_is_public() -> None:
 def test_the_public_interface_is_as_recorded() -> None:
     """Names, signatures, attributes, events and commands change on purpose only."""
     recorded = RECORDED.read_text(encoding="utf-8").splitlines()
-    found = describe().splitlines()
-    changes = difflib.unified_diff(recorded, found, "recorded", "found", lineterm="", n=2)
+    actual = describe().splitlines()
+    changes = difflib.unified_diff(recorded, actual, "recorded", "actual", lineterm="", n=2)
     shown = "\n".join(changes)
     assert not shown, f"the public interface has changed; if on purpose, run `make api`:\n{shown}"
