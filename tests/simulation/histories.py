@@ -1,9 +1,9 @@
-"""Check that simulated worlds still take the course that is recorded in `histories.json`.
+"""Check that simulated worlds still produce the histories recorded in `histories.json`.
 
 A refactoring leaves every history equal. A change of behaviour changes some of them: record them
 anew (`make histories WRITE=1`) in the same commit, so that its diff shows what it has changed.
 
-    make histories                      all of them, on two processes; exits with 1 if any differs
+    make histories                      all of them, in two processes; exits with 1 if any differs
     make histories WRITE=1              record them
     make histories ARGS=queue           those whose names begin with `queue`
 
@@ -41,9 +41,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-import job_stories  # noqa: E402 - likewise
-import ordeals  # noqa: E402 - found by the line above
+import job_stories  # noqa: E402 - found by the line above
 import queue_stories  # noqa: E402 - likewise
+import scenarios  # noqa: E402 - likewise
 from fleets import run_storm, run_suspends  # noqa: E402 - likewise
 
 from jobsync.testing import Occurrence, World  # noqa: E402
@@ -97,7 +97,7 @@ def hash_history(history: Iterable[Occurrence]) -> bytes:
 
 
 class _Ordinals(dict[Any, int]):
-    """Numbers things in the order in which they are first asked for."""
+    """Numbers things in the order of their first lookup."""
 
     def __missing__(self, thing: Any) -> int:
         return self.setdefault(thing, len(self))
@@ -177,9 +177,9 @@ def list_runs() -> dict[str, Callable[[str], object]]:
         runs |= {f"{kind}.{name}": partial(_run_story, getattr(module, name)) for name in names}
     for fleet in FLEETS:
         runs[f"elections.{fleet.__name__}"] = partial(_run_fleet, fleet)
-    for name in ordeals.__all__:
+    for name in scenarios.__all__:
         if name.islower():
-            runs[f"ordeals.{name}"] = _Parametrized(getattr(ordeals, name), [{}])
+            runs[f"scenarios.{name}"] = _Parametrized(getattr(scenarios, name), [{}])
     for kind, file in TESTS_IN_FILES.items():
         for name, test in vars(_load(file)).items():
             if name.startswith("test_") and not _runs_fleet(test):
@@ -245,7 +245,7 @@ def _load(file: str) -> Any:
 
 
 def _hash_in_pool(case: Case) -> tuple[Case, str]:
-    # What is logged is what is expected in a storm.
+    # A storm logs expected warnings.
     logging.disable(logging.CRITICAL)
     try:
         return case, hash_case(*case)
@@ -303,21 +303,21 @@ def main() -> int:
     options.add_argument("prefix", nargs="?", default="")
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--write", action="store_true")
-    given = options.parse_args()
+    arguments = options.parse_args()
     recorded = load_recorded()
-    cases = [case for case in list_cases(recorded) if case[0].startswith(given.prefix)]
-    found = compute(cases, given.jobs)
-    chosen = {name: v for name, v in recorded.items() if name.startswith(given.prefix)}
+    cases = [case for case in list_cases(recorded) if case[0].startswith(arguments.prefix)]
+    found = compute(cases, arguments.jobs)
+    chosen = {name: v for name, v in recorded.items() if name.startswith(arguments.prefix)}
     lines = describe_differences(chosen, found)
     print("\n".join(lines or [f"all {sum(map(len, found.values()))} histories are as recorded"]))
     has_failed = any("raised " in value for each in found.values() for value in each.values())
-    if given.write and not has_failed:
+    if arguments.write and not has_failed:
         others = {name: v for name, v in recorded.items() if name not in chosen}
-        kept = {
+        merged = {
             name: {case: each[case] for case in sorted(each, key=int)}
             for name, each in sorted({**others, **found}.items())
         }
-        RECORDED.write_text(json.dumps(kept, indent=1) + "\n")
+        RECORDED.write_text(json.dumps(merged, indent=1) + "\n")
         return 0
     return 1 if lines else 0
 

@@ -1,4 +1,4 @@
-"""Runs fleets through stormy hours with fresh seeds; shows progress; says how to repeat a failure.
+"""Run fleets through stormy hours with fresh seeds, and print how to repeat a failure.
 
 python tests/simulation/simulate.py --hours 100 --jobs 2      (make simulate HOURS=100 JOBS=2)
 python tests/simulation/simulate.py queue --hours 300         workers on a queue (make prove-queue)
@@ -24,92 +24,91 @@ from jobsync.testing import run_story  # noqa: E402
 from jobsync.testing.stories import Report, WorldRunner, run_campaign  # noqa: E402
 
 
-def tell_of_elections(seed: int) -> Report:
-    """Let one fleet live through a storm, and judge it."""
-    # What it logs is what is expected in a storm.
+def run_election_world(seed: int) -> Report:
+    """Run one fleet through a storm and check it."""
     logging.disable(logging.CRITICAL)
-    # In every fourth world clocks stand still at times, which no session survives in trust.
+    # In every fourth world clocks stand still at times, which voids the trust assumption.
     fleet = run_suspends(seed) if seed % 4 == 3 else run_storm(seed)
     hours = fleet.world.loop.time() / 3600
-    return Report(seed, hours, fleet.faults, fleet.verdict, fleet.world.fingerprint)
+    return Report(seed, hours, fleet.faults, fleet.all_violations, fleet.world.fingerprint)
 
 
-def tell_of_a_queue(seed: int) -> Report:
-    """Let workers and producers live through a storm, and judge what became of the messages."""
+def run_queue_world(seed: int) -> Report:
+    """Run workers and producers through a storm and check the messages."""
     logging.disable(logging.CRITICAL)
     return run_story(
         queue_stories.stormy_with_suspends if seed % 4 == 3 else queue_stories.stormy, seed
     )
 
 
-TELLERS: dict[str, WorldRunner] = {"elections": tell_of_elections, "queue": tell_of_a_queue}
+RUNNERS: dict[str, WorldRunner] = {"elections": run_election_world, "queue": run_queue_world}
 
 
 def main() -> int:
     """Run a campaign, or one world."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("what", choices=TELLERS, nargs="?", default="elections")
+    options.add_argument("what", choices=RUNNERS, nargs="?", default="elections")
     options.add_argument("--hours", type=float, default=10)
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--seed", type=int)
-    given = options.parse_args()
-    if given.seed is not None:
-        report = TELLERS[given.what](given.seed)
+    arguments = options.parse_args()
+    if arguments.seed is not None:
+        report = RUNNERS[arguments.what](arguments.seed)
         found = [str(each) for each in report.violations]
         print(*found or ["no violation"], report.fingerprint, sep="\n")
         return 1 if report.violations else 0
-    return campaign(given.what, given.hours, given.jobs)
+    return campaign(arguments.what, arguments.hours, arguments.jobs)
 
 
 def campaign(what: str, hours: float, jobs: int) -> int:
-    """Run fresh seeds until so many simulated hours have passed."""
+    """Run fresh seeds until that many simulated hours have passed."""
     first_seed = int(time.time())
-    begun = time.monotonic()
-    told, faults, worlds = 0.0, 0, 0
-    for report in run_campaign(TELLERS[what], first_seed=first_seed, hours=hours, jobs=jobs):
-        told, faults, worlds = told + report.hours, faults + report.faults, worlds + 1
+    started = time.monotonic()
+    simulated, faults, worlds = 0.0, 0, 0
+    for report in run_campaign(RUNNERS[what], first_seed=first_seed, hours=hours, jobs=jobs):
+        simulated, faults, worlds = simulated + report.hours, faults + report.faults, worlds + 1
         if report.violations:
             print(f"\nseed {report.seed}: {report.violations[0]}")
             print(f"repeat it: python tests/simulation/simulate.py {what} --seed {report.seed}")
             return 1
-        rate = told / (time.monotonic() - begun)
-        line = f"\r{told:.0f} of {hours:g} h, {rate:.1f} h/s, {faults:,} faults, no violation "
+        rate = simulated / (time.monotonic() - started)
+        line = f"\r{simulated:.0f} of {hours:g} h, {rate:.1f} h/s, {faults:,} faults, no violation "
         print(line, end="" if sys.stdout.isatty() else "\n" if worlds % 20 == 0 else "", flush=True)
-    # By CPU time, loading and judging included: what else the machine does has no part in it.
+    # CPU time, with imports and checks: independent of what else the machine does.
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    rate = round(told / (used.ru_utime + used.ru_stime), 2)
-    keep(
+    rate = round(simulated / (used.ru_utime + used.ru_stime), 2)
+    record(
         what,
         first_seed=first_seed,
         worlds=worlds,
-        hours=round(told, 1),
+        hours=round(simulated, 1),
         faults=faults,
         violations=0,
         hours_per_cpu_second=rate,
     )
-    print(f"\n{told:.1f} simulated hours, {worlds} worlds, {faults:,} faults: no violation")
+    print(f"\n{simulated:.1f} simulated hours, {worlds} worlds, {faults:,} faults: no violation")
     print(f"{rate:g} simulated hours a CPU second")
     return 0
 
 
-def keep(what: str, **figures: float) -> None:
-    """Add the figures to the proofs, with the commit that they were shown for."""
+def record(what: str, **figures: float) -> None:
+    """Append the figures to the proofs, with the commit that they are for."""
     line = {"at": int(time.time()), "commit": describe_commit(), "what": what, **figures}
     with (ROOT / "proof" / "runs.jsonl").open("a", encoding="utf-8") as runs:
         runs.write(json.dumps(line) + "\n")
 
 
 def describe_commit() -> str:
-    """Name the commit that is at work; what runs have left in the proof makes it no other."""
+    """Return the current commit; changes in `proof` do not make it dirty."""
 
-    def ask(*question: str) -> str:
-        told = subprocess.run(
-            ["git", *question], capture_output=True, text=True, check=True, cwd=ROOT
+    def git(*arguments: str) -> str:
+        result = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=True, cwd=ROOT
         )
-        return told.stdout
+        return result.stdout
 
-    changed = ask("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)proof")
-    return ask("describe", "--always").strip() + ("-dirty" if changed else "")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)proof")
+    return git("describe", "--always").strip() + ("-dirty" if changed else "")
 
 
 if __name__ == "__main__":

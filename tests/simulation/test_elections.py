@@ -1,6 +1,6 @@
-"""Elections in a rough world: one leads, epochs grow, and nobody writes who was replaced.
+"""Elections in a simulated world: one leads, epochs grow, and replaced leaders write nothing.
 
-And in a quiet one: how soon somebody leads, how seldom that changes, and what everybody hears.
+Also without faults: how soon a worker leads, how seldom that changes, and the events.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Any
 
 import fleets
 import pytest
-from fleets import HOUR, SETTINGS, TIMING, DearStore, Fleet, Worker, run_storm, run_suspends
+from fleets import HOUR, SETTINGS, TIMING, BilledStore, Fleet, Worker, run_storm, run_suspends
 from waiting import until
 
 from jobsync.coordination.coordinator import Coordinator
@@ -23,7 +23,7 @@ from jobsync.testing.network import Weather
 SEEDS = range(12)
 SUSPENDS = range(100, 104)
 SLOW = 1.06
-"""What a duration by the slowest clock takes, with the way to the store."""
+"""Factor for a duration by the slowest clock, with the latency of the store."""
 SHORT = CoordinatorSettings(
     heartbeat_interval=5, worker_timeout=15, min_epoch_duration=20, max_epoch_duration=60
 )
@@ -31,22 +31,22 @@ SHORT = CoordinatorSettings(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_breaks_in_a_storm(seed: int) -> None:
-    """Through a stormy hour, with clocks that differ by up to 10 %, every promise holds.
+    """In a stormy hour, with clocks that differ by up to 10 %, every invariant holds.
 
-    Sessions die and leaders change in it, so that the checks have something to see.
+    Sessions die and leaders change, so the checks have something to check.
     """
     fleet = run_storm(seed)
-    assert fleet.verdict == []
+    assert fleet.all_violations == []
     assert fleet.deaths > 20
     assert len(terms(fleet)) > 20
 
 
-def test_what_dies_in_silence_is_noticed() -> None:
-    """A fleet is judged by what nobody in it heard of, too."""
+def test_a_task_that_fails_unnoticed_is_reported() -> None:
+    """The checks of a fleet include failures that no worker noticed."""
     fleet = Fleet(1)
 
     async def die() -> None:
-        raise RuntimeError("unheard")
+        raise RuntimeError("unnoticed")
 
     async def story() -> None:
         fleet.start_all()
@@ -54,13 +54,13 @@ def test_what_dies_in_silence_is_noticed() -> None:
         await asyncio.sleep(TIMING.timeout)
 
     fleet.world.run(story)
-    assert [each for each in fleet.verdict if "unheard" in each.detail] != []
+    assert [each for each in fleet.all_violations if "unnoticed" in each.detail] != []
 
 
 @pytest.mark.parametrize("seed", SUSPENDS)
-def test_the_store_knows_better_where_clocks_stand_still(seed: int) -> None:
-    """Suspended nodes may believe too long; no write of theirs is accepted late."""
-    assert run_suspends(seed).verdict == []
+def test_late_writes_are_refused_where_clocks_stand_still(seed: int) -> None:
+    """Suspended nodes may trust themselves for too long; the store accepts no late write."""
+    assert run_suspends(seed).all_violations == []
 
 
 def test_a_storm_is_the_same_under_any_hash_seed() -> None:
@@ -83,41 +83,41 @@ def test_a_storm_is_the_same_under_any_hash_seed() -> None:
 
 
 def terms(fleet: Fleet) -> list[tuple[float, str]]:
-    """Give the terms that a fleet has seen: when each began, and whose it was."""
+    """Return the terms of a fleet: when each began, and on which node."""
     return [(each.at, each.node) for each in fleet.world.history if each.what == "gained"]
 
 
 def one(workers: list[Worker]) -> Worker:
-    """Give the one there is."""
+    """Return the only one."""
     (worker,) = workers
     return worker
 
 
 def oldest(fleet: Fleet) -> Worker:
-    """Give the worker that sorts before all others."""
-    return min(fleet.workers, key=name_of)
+    """Return the worker that sorts before all others."""
+    return min(fleet.workers, key=id_of)
 
 
-def name_of(worker: Worker) -> str:
-    """Give a worker's id."""
+def id_of(worker: Worker) -> str:
+    """Return a worker's id."""
     assert worker.membership is not None
     return worker.membership.worker_id
 
 
 def others(fleet: Fleet) -> list[Worker]:
-    """Give those who do not lead."""
-    return [worker for worker in fleet.workers if not worker.held]
+    """Return the workers that do not lead."""
+    return [worker for worker in fleet.workers if not worker.held_epochs]
 
 
-# How soon and how seldom.
+# How soon a worker leads, and how seldom that changes.
 
 
-@pytest.mark.parametrize("store", [MemoryStore, DearStore])
+@pytest.mark.parametrize("store", [MemoryStore, BilledStore])
 @pytest.mark.parametrize("seed", [70, 71])
-def test_one_leads_two_timeouts_and_a_beat_after_all_is_well(
+def test_one_leads_two_timeouts_and_a_heartbeat_after_the_last_fault(
     seed: int, store: type[MemoryStore]
 ) -> None:
-    """However it came about: outages, and half of the fleet killed with its leader."""
+    """After outages, and after half of the fleet was killed with its leader."""
     fleet = Fleet(seed, size=6, store=store)
 
     async def story() -> None:
@@ -134,19 +134,19 @@ def test_one_leads_two_timeouts_and_a_beat_after_all_is_well(
             for link in fleet.links:
                 link.requests_pass = True
             await asyncio.sleep(SLOW * (2 * TIMING.timeout + TIMING.heartbeat))
-            fleet.judge_rest()
+            fleet.check_steady()
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
-@pytest.mark.parametrize(("store", "beats"), [(MemoryStore, 0.3), (DearStore, 1.0)])
+@pytest.mark.parametrize(("store", "beats"), [(MemoryStore, 0.3), (BilledStore, 1.0)])
 @pytest.mark.parametrize("seed", [70, 71, 72])
-def test_a_clean_release_hands_over_within_a_beat(
+def test_a_clean_release_hands_over_within_a_heartbeat(
     seed: int, store: type[MemoryStore], beats: float
 ) -> None:
-    """A worker that stops is followed by the oldest that is left, at once where that is told.
+    """The oldest remaining worker follows one that stops, at once where the store notifies.
 
-    Found: who was told while it read the role believed what it had read, for one more beat.
+    Found: a worker notified while it read the role relied on that read for another heartbeat.
     """
     fleet = Fleet(seed, store=store)
     for link in fleet.links:
@@ -157,25 +157,25 @@ def test_a_clean_release_hands_over_within_a_beat(
         await asyncio.sleep(60)
         for _ in range(20):
             leader = one(fleet.leaders())
-            # Then they read the role, for some other reason, while it is given up.
+            # Makes the others read the role, for another reason, while it is released.
             await fleet.overwrite("request/default/other", {})
             await asyncio.sleep(fleet.world.dice.uniform(0, 0.2))
             leader.stop()
-            assert leader.life is not None
-            await leader.life
+            assert leader.task is not None
+            await leader.task
             await asyncio.sleep(beats * TIMING.heartbeat)
             assert one(fleet.leaders()) is not leader
-            fleet.follow(leader)
+            fleet.restart(leader)
             await asyncio.sleep(fleet.world.dice.uniform(60, 70))
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
 @pytest.mark.parametrize("seed", range(70, 76))
-def test_who_is_dead_is_followed_as_soon_as_that_is_written(seed: int) -> None:
-    """Whoever writes it tells those to whom it gives way.
+def test_a_dead_leader_is_replaced_as_soon_as_its_death_is_written(seed: int) -> None:
+    """The worker that declares it dead notifies the candidates that it defers to.
 
-    Found: an older worker heard of it a beat later, when it looked for itself.
+    Found: an older worker noticed it one heartbeat later, at its own check.
     """
     fleet = Fleet(seed, size=6)
 
@@ -190,16 +190,16 @@ def test_who_is_dead_is_followed_as_soon_as_that_is_written(seed: int) -> None:
             await asyncio.sleep(0.1 * TIMING.heartbeat)
             assert one(fleet.leaders()) is oldest(fleet)
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
-@pytest.mark.parametrize("store", [MemoryStore, DearStore])
-def test_in_quiet_the_lead_changes_once_at_most(store: type[MemoryStore]) -> None:
-    """For an hour: to the oldest, at the end of a mandate. An outage costs one more term at most.
+@pytest.mark.parametrize("store", [MemoryStore, BilledStore])
+def test_without_faults_the_leader_changes_once_at_most(store: type[MemoryStore]) -> None:
+    """In an hour: to the oldest, at the end of a mandate. An outage costs one more term at most.
 
-    A healthy leader is never usurped: the only changes are those that it makes itself.
+    A healthy leader is never deposed: it makes all changes itself.
     """
-    fleet = Fleet(74, store=store, listens=True)
+    fleet = Fleet(74, store=store, records_events=True)
 
     async def story() -> None:
         fleet.start_all()
@@ -215,23 +215,23 @@ def test_in_quiet_the_lead_changes_once_at_most(store: type[MemoryStore]) -> Non
         await asyncio.sleep(HOUR)
         assert len(terms(fleet)) == before + 1
         for worker in fleet.workers:
-            reasons = [event.reason for event in worker.told("coord:coordinator-demoted")]
+            reasons = [event.reason for event in worker.events_named("coord:coordinator-demoted")]
             assert set(reasons) <= {"handed over", "trust lapsed"}
 
-    fleet.tell(story)
+    fleet.run(story)
     assert fleet.deaths == 0
 
 
-# Who asks for what.
+# Requests.
 
 
-def ask(worker: Worker, **wish: Any) -> "asyncio.Task[str | None]":
-    """Ask for a coordinator."""
-    return worker.run(worker.coordinators["work"].ensure_coordinator(**wish))
+def request(worker: Worker, **options: Any) -> "asyncio.Task[str | None]":
+    """Call `ensure_coordinator` on a worker."""
+    return worker.run(worker.coordinators["work"].ensure_coordinator(**options))
 
 
 def test_a_role_remembers_its_latest_terms_and_why_each_ended() -> None:
-    """One that was stopped, one that died, one that stood still for too long; eight at the most."""
+    """One was stopped, one died, one was paused for too long; at most eight are kept."""
     fleet = Fleet(80)
 
     async def story() -> None:
@@ -251,7 +251,7 @@ def test_a_role_remembers_its_latest_terms_and_why_each_ended() -> None:
             fleet.replace(one(fleet.leaders()))
             await asyncio.sleep(90)
 
-    fleet.tell(story)
+    fleet.run(story)
     commits = [each.details for each in fleet.world.history if each.what == "commit"]
     roles = [commit["value"] for commit in commits if commit["key"].startswith("role/")]
     stopped = next(role["past"] for role in roles if role["past"])
@@ -262,66 +262,66 @@ def test_a_role_remembers_its_latest_terms_and_why_each_ended() -> None:
     assert all(term["ended"] > term["since"] for term in last)
 
 
-def test_without_force_somebody_leads_and_nothing_changes() -> None:
-    """It waits for an election that is under way, and tells who leads."""
+def test_without_force_the_leader_stays() -> None:
+    """It waits for an election that is under way, and returns the leader."""
     fleet = Fleet(75)
 
     async def story() -> None:
         fleet.start_all()
         await asyncio.sleep(1)
-        asked = [ask(worker) for worker in fleet.workers]
+        requests = [request(worker) for worker in fleet.workers]
         await asyncio.sleep(20)
         leader = one(fleet.leaders())
-        assert {await each for each in asked} == {name_of(leader)}
+        assert {await each for each in requests} == {id_of(leader)}
         for _ in range(3):
-            assert await ask(others(fleet)[0]) == name_of(leader)
+            assert await request(others(fleet)[0]) == id_of(leader)
         await asyncio.sleep(60)
         assert fleet.leaders() == [leader]
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
-@pytest.mark.parametrize("store", [MemoryStore, DearStore])
-def test_who_is_desired_leads_next_but_not_before_its_time(store: type[MemoryStore]) -> None:
-    """Asked at once, the leader hands over after the least time; the one named follows it."""
+@pytest.mark.parametrize("store", [MemoryStore, BilledStore])
+def test_the_desired_worker_leads_next_after_the_minimum_duration(store: type[MemoryStore]) -> None:
+    """Asked at once, the leader hands over to the named worker after the minimum duration."""
     fleet = Fleet(76, settings=SHORT, store=store)
 
     async def story() -> None:
         fleet.start_all()
-        # A coordinator on a dear store looks at requests every other timeout.
-        patience = 2 * TIMING.timeout if fleet.store.is_billed else 0.0
+        # Without notifications a coordinator reads requests every other timeout.
+        delay = 2 * TIMING.timeout if fleet.store.is_billed else 0.0
         await asyncio.sleep(10)
         leader = one(fleet.leaders())
         desired = others(fleet)[-1]
-        asked = ask(others(fleet)[0], force=True, desired_coordinator=name_of(desired))
-        assert await asked == name_of(leader)
+        requested = request(others(fleet)[0], force=True, desired_coordinator=id_of(desired))
+        assert await requested == id_of(leader)
         await asyncio.sleep(5)
         assert fleet.leaders() == [leader]
-        await asyncio.sleep(SLOW * (20 - 15 + 2 * TIMING.heartbeat) + patience)
+        await asyncio.sleep(SLOW * (20 - 15 + 2 * TIMING.heartbeat) + delay)
         assert fleet.leaders() == [desired]
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
-def test_by_force_alone_anybody_else_leads() -> None:
-    """Without a name the oldest of the others follows."""
+def test_a_forced_request_without_a_name_elects_another_worker() -> None:
+    """Without a name the oldest of the other workers leads next."""
     fleet = Fleet(77, settings=SHORT)
 
     async def story() -> None:
         fleet.start_all()
         await asyncio.sleep(30)
         leader = one(fleet.leaders())
-        await ask(leader, force=True)
+        await request(leader, force=True)
         await asyncio.sleep(SLOW * TIMING.heartbeat)
         assert one(fleet.leaders()) is not leader
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
-def test_a_later_wish_replaces_an_earlier_one() -> None:
-    """Two workers are named before the time has come: the one that was named last leads.
+def test_a_later_request_replaces_an_earlier_one() -> None:
+    """Of two workers named before the minimum duration, the one named last leads.
 
-    Found: the second request was dropped, and told as if it stood.
+    Found: the second request was dropped, and reported as stored.
     """
     fleet = Fleet(78, settings=SHORT)
 
@@ -330,66 +330,66 @@ def test_a_later_wish_replaces_an_earlier_one() -> None:
         await asyncio.sleep(5)
         first, second = others(fleet)[:2]
         for desired in (first, second):
-            await ask(first, force=True, desired_coordinator=name_of(desired))
+            await request(first, force=True, desired_coordinator=id_of(desired))
         await asyncio.sleep(SLOW * (20 + TIMING.heartbeat))
         assert fleet.leaders() == [second]
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
-def test_a_wish_that_nobody_can_meet_costs_little() -> None:
-    """The one that was desired has died: the leader leads on, and lists sessions seldom.
+def test_a_request_that_cannot_be_met_costs_little() -> None:
+    """The desired worker has died: the leader leads on, and lists sessions seldom.
 
-    Found: it listed them at every beat, for as long as it led.
+    Found: it listed them at every heartbeat, for as long as it led.
     """
-    fleet = Fleet(79, settings=SHORT, store=DearStore)
+    fleet = Fleet(79, settings=SHORT, store=BilledStore)
 
     async def story() -> None:
         fleet.start_all()
         await asyncio.sleep(10)
         leader, desired = one(fleet.leaders()), others(fleet)[0]
-        await ask(leader, force=True, desired_coordinator=name_of(desired))
+        await request(leader, force=True, desired_coordinator=id_of(desired))
         desired.node.kill()
         await asyncio.sleep(120)
         assert fleet.leaders() == [leader]
         sent = leader.link.requests
         await asyncio.sleep(20 * TIMING.heartbeat)
-        # A beat, a look, a listing, and twice for the work; a few more for requests and renewals.
+        # A heartbeat, a check, a listing, two for the work; a few for requests and renewals.
         assert leader.link.requests - sent <= 20 * 1.05 * 5 + 20
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
-def test_an_unknown_worker_is_not_found_and_the_others_are_named() -> None:
-    """The error tells whom there is to choose from."""
+def test_an_unknown_worker_is_not_found_and_the_others_are_listed() -> None:
+    """The error lists the workers to choose from."""
     fleet = Fleet(80)
 
     async def story() -> None:
         fleet.start_all()
         await asyncio.sleep(10)
         with pytest.raises(NotFound) as caught:
-            await ask(fleet.workers[0], force=True, desired_coordinator="worker-nobody")
+            await request(fleet.workers[0], force=True, desired_coordinator="worker-nobody")
         for worker in fleet.workers:
-            assert name_of(worker) in str(caught.value)
+            assert id_of(worker) in str(caught.value)
 
-    fleet.tell(story)
-
-
-# What everybody hears.
+    fleet.run(story)
 
 
-@pytest.mark.parametrize("store", [MemoryStore, DearStore])
+# Events.
+
+
+@pytest.mark.parametrize("store", [MemoryStore, BilledStore])
 def test_a_mandate_is_renewed_and_ends_with_the_oldest(store: type[MemoryStore]) -> None:
-    """A younger worker that led first hands over to the oldest, and not to one that came later."""
-    fleet = Fleet(81, size=0, settings=SHORT, store=store, listens=True)
+    """A younger worker that led first hands over to an older one, not to a later one."""
+    fleet = Fleet(81, size=0, settings=SHORT, store=store, records_events=True)
     older, younger = fleet.add("older", skew=-100.0), fleet.add("younger")
 
     async def story() -> None:
         fleet.start(younger)
         await asyncio.sleep(90)
-        (renewed,) = younger.told("coord:coordinator-epoch-renewed")
-        assert renewed.worker_id == name_of(younger)
-        assert renewed.epoch == younger.held["work"]
+        (renewed,) = younger.events_named("coord:coordinator-epoch-renewed")
+        assert renewed.worker_id == id_of(younger)
+        assert renewed.epoch == younger.held_epochs["work"]
         assert renewed.new_epoch == renewed.until
         assert younger.node.clock.wall().seconds < renewed.until
         fleet.start(older)
@@ -397,14 +397,14 @@ def test_a_mandate_is_renewed_and_ends_with_the_oldest(store: type[MemoryStore])
         assert fleet.leaders() == [older]
         await asyncio.sleep(200)
         assert fleet.leaders() == [older]
-        assert len(older.told("coord:coordinator-epoch-renewed")) >= 2
+        assert len(older.events_named("coord:coordinator-epoch-renewed")) >= 2
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
-def test_everybody_hears_of_each_leader_once_and_of_all_there_is_to_know() -> None:
-    """Elected, promoted, demoted, and beats, with all their fields; a renewal elects nobody."""
-    fleet = Fleet(82, settings=SHORT, listens=True)
+def test_every_worker_emits_each_leader_once_with_all_fields() -> None:
+    """Elected, promoted, demoted and heartbeat, with all fields; a renewal elects nobody."""
+    fleet = Fleet(82, settings=SHORT, records_events=True)
 
     async def story() -> None:
         fleet.start_all()
@@ -416,36 +416,36 @@ def test_everybody_hears_of_each_leader_once_and_of_all_there_is_to_know() -> No
             fleet.leaders()[0].stop()
             await asyncio.sleep(20)
             seen.append(one(fleet.leaders()))
-        names = [name_of(worker) for worker in seen]
+        names = [id_of(worker) for worker in seen]
         changes = [
             name for name, before in zip(names, ["", *names], strict=False) if name != before
         ]
         last = seen[-1]
-        for event in last.told("coord:coordinator-elected"):
+        for event in last.events_named("coord:coordinator-elected"):
             assert event.role == "default/work"
             assert event.worker_id in event.active_workers
             assert event["epoch"] == event.epoch
             assert event.until > 1_700_000_000
-        assert [e.worker_id for e in last.told("coord:coordinator-elected")] == changes
+        assert [e.worker_id for e in last.events_named("coord:coordinator-elected")] == changes
         for worker in seen:
-            for gained in worker.told("coord:coordinator-promoted"):
-                assert gained.worker_id == name_of(worker)
+            for gained in worker.events_named("coord:coordinator-promoted"):
+                assert gained.worker_id == id_of(worker)
                 assert gained.until == pytest.approx(gained.timestamp + 60, abs=10)
-            for lost in worker.told("coord:coordinator-demoted"):
-                assert lost.worker_id == name_of(worker)
+            for lost in worker.events_named("coord:coordinator-demoted"):
+                assert lost.worker_id == id_of(worker)
                 assert lost.reason in {"stopped", "handed over"}
                 assert lost.epoch > 0
-        beats = last.told("coord:worker-heartbeat")
-        # Its own beats, and those of whoever leads it.
-        assert {event.worker_id for event in beats} >= {name_of(last), names[0]}
-        assert all(event.timestamp > 1_700_000_000 for event in beats)
+        heartbeats = last.events_named("coord:worker-heartbeat")
+        # Its own heartbeats, and those of its leader.
+        assert {event.worker_id for event in heartbeats} >= {id_of(last), names[0]}
+        assert all(event.timestamp > 1_700_000_000 for event in heartbeats)
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
-def test_a_demotion_tells_when_the_renewed_mandate_would_have_ended() -> None:
-    """Found: it told the end of the first mandate, however often that had been renewed."""
-    fleet = Fleet(83, size=1, settings=SHORT, listens=True)
+def test_a_demotion_has_the_end_of_the_renewed_mandate() -> None:
+    """Found: it had the end of the first mandate, however often that was renewed."""
+    fleet = Fleet(83, size=1, settings=SHORT, records_events=True)
 
     async def story() -> None:
         (worker,) = fleet.workers
@@ -453,34 +453,34 @@ def test_a_demotion_tells_when_the_renewed_mandate_would_have_ended() -> None:
         await asyncio.sleep(200)
         worker.stop()
         await asyncio.sleep(10)
-        (lost,) = worker.told("coord:coordinator-demoted")
-        assert lost.until == worker.told("coord:coordinator-epoch-renewed")[-1].until
+        (lost,) = worker.events_named("coord:coordinator-demoted")
+        assert lost.until == worker.events_named("coord:coordinator-epoch-renewed")[-1].until
         assert lost.reason == "stopped"
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
-def test_a_beat_that_failed_is_not_told_of() -> None:
-    """While nothing gets through nobody tells that a session was renewed.
+def test_a_failed_heartbeat_is_not_emitted() -> None:
+    """While no request gets through, no renewal of a session is emitted.
 
-    Found: it was told for as long as trust lasted, and the silence of the store twice.
+    Found: it was emitted for as long as trust lasted, and the outage was reported twice.
     """
-    fleet = Fleet(84, size=1, listens=True)
+    fleet = Fleet(84, size=1, records_events=True)
 
     async def story() -> None:
         (worker,) = fleet.workers
         fleet.start(worker)
         await asyncio.sleep(30)
         worker.link.weather = Weather(refused=1.0)
-        told = len(worker.told("coord:worker-heartbeat"))
+        emitted = len(worker.events_named("coord:worker-heartbeat"))
         await asyncio.sleep(60)
-        assert len(worker.told("coord:worker-heartbeat")) == told
-        assert len(worker.told("coord:store-silent")) == 1
+        assert len(worker.events_named("coord:worker-heartbeat")) == emitted
+        assert len(worker.events_named("coord:store-silent")) == 1
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
-# How it begins.
+# Cold start.
 
 COLD = CoordinatorSettings(
     heartbeat_interval=5,
@@ -491,13 +491,13 @@ COLD = CoordinatorSettings(
 
 
 def phases(worker: Worker) -> list[str]:
-    """Give the phases of the cold start that a worker went through."""
-    return [event.phase for event in worker.told("coord:cold-start-phase-changed")]
+    """Return the phases of a worker's cold start."""
+    return [event.phase for event in worker.events_named("coord:cold-start-phase-changed")]
 
 
 def test_the_first_election_goes_through_all_phases() -> None:
-    """They look around, elect, prepare, and only then lead; standing and claiming do not wait."""
-    fleet = Fleet(85, settings=COLD, rate=0.0, listens=True)
+    """Workers observe, elect, prepare, and only then lead; their sessions do not wait."""
+    fleet = Fleet(85, settings=COLD, rate=0.0, records_events=True)
 
     async def story() -> None:
         fleet.start_all()
@@ -511,26 +511,31 @@ def test_the_first_election_goes_through_all_phases() -> None:
         assert phases(elected) == ["observing", "electing", "preparing"]
         await asyncio.sleep(3)
         assert coordinator(elected).is_coordinator
-        (gained,) = elected.told("coord:coordinator-promoted")
+        (gained,) = elected.events_named("coord:coordinator-promoted")
         assert gained.timestamp == pytest.approx(1_700_000_011, abs=1)
         await asyncio.sleep(TIMING.heartbeat)
         for worker in fleet.workers:
-            told = worker.told("coord:cold-start-phase-changed")
-            assert [each.phase for each in told] == ["observing", "electing", "preparing", "ready"]
-            assert [each.duration for each in told] == sorted(each.duration for each in told)
-            assert {each.role for each in told} == {"default/work"}
+            events = worker.events_named("coord:cold-start-phase-changed")
+            assert [each.phase for each in events] == [
+                "observing",
+                "electing",
+                "preparing",
+                "ready",
+            ]
+            assert [each.duration for each in events] == sorted(each.duration for each in events)
+            assert {each.role for each in events} == {"default/work"}
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
 def coordinator(worker: Worker) -> Coordinator:
-    """Give a worker's candidacy."""
+    """Return a worker's coordinator."""
     return worker.coordinators["work"]
 
 
-def test_who_finds_a_leader_does_not_look_around() -> None:
-    """A worker that comes later is ready at once."""
-    fleet = Fleet(86, settings=COLD, listens=True)
+def test_a_worker_that_finds_a_leader_skips_the_cold_start() -> None:
+    """A worker that joins later is ready at once."""
+    fleet = Fleet(86, settings=COLD, records_events=True)
 
     async def story() -> None:
         first, *later = fleet.workers
@@ -542,11 +547,11 @@ def test_who_finds_a_leader_does_not_look_around() -> None:
         for worker in later:
             assert phases(worker) == ["observing", "electing", "preparing", "ready"]
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
 def test_a_cold_start_can_be_skipped() -> None:
-    """Then somebody leads at once, and the only phase is the last."""
+    """Then a worker leads at once, and the only phase is the last."""
     settings = CoordinatorSettings(
         heartbeat_interval=5,
         worker_timeout=15,
@@ -554,7 +559,7 @@ def test_a_cold_start_can_be_skipped() -> None:
         cold_start_preparation_delay=3,
         skip_cold_start=True,
     )
-    fleet = Fleet(87, settings=settings, listens=True)
+    fleet = Fleet(87, settings=settings, records_events=True)
 
     async def story() -> None:
         fleet.start_all()
@@ -562,7 +567,7 @@ def test_a_cold_start_can_be_skipped() -> None:
         assert coordinator(one(fleet.leaders())).is_coordinator
         assert all(phases(worker) == ["ready"] for worker in fleet.workers)
 
-    fleet.tell(story)
+    fleet.run(story)
 
 
 @pytest.mark.parametrize(
@@ -587,20 +592,20 @@ def test_a_cold_start_can_be_skipped() -> None:
         ({"min_epoch_duration": -1}, "min_epoch_duration .*got -1"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: Any, message: str) -> None:
-    """The error names the option, and what was probably meant."""
+def test_invalid_options_are_refused(options: Any, message: str) -> None:
+    """The error names the option and the probable intention."""
     with pytest.raises(Invalid, match=message):
         CoordinatorSettings(**options)
 
 
-def test_the_defaults_go_by_the_price_of_the_store() -> None:
-    """Beats of 5 s where a request costs nothing; of 30 s, and a cold start, where it costs."""
-    cheap, dear = MemoryStore(), DearStore()
-    timing = CoordinatorSettings().timing(cheap)
+def test_the_defaults_depend_on_the_store() -> None:
+    """A heartbeat every 5 s where requests are free; every 30 s, and a cold start, elsewhere."""
+    free, billed = MemoryStore(), BilledStore()
+    timing = CoordinatorSettings().timing(free)
     assert (timing.heartbeat, timing.timeout) == (5, 15)
-    timing = CoordinatorSettings().timing(dear)
+    timing = CoordinatorSettings().timing(billed)
     assert (timing.heartbeat, timing.timeout) == (30, 90)
-    work = CoordinatorSettings().for_store(dear, timing)
+    work = CoordinatorSettings().for_store(billed, timing)
     assert (work.cold_start_observation_window, work.cold_start_preparation_delay) == (15, 5)
-    work = SETTINGS.for_store(cheap, TIMING)
+    work = SETTINGS.for_store(free, TIMING)
     assert (work.cold_start_observation_window, work.cold_start_preparation_delay) == (0, 0)

@@ -1,4 +1,4 @@
-"""Fenced writes: whoever was replaced is refused, and whoever is refused steps down."""
+"""Fenced writes: a replaced coordinator is refused, and then steps down."""
 
 import asyncio
 
@@ -11,13 +11,13 @@ from jobsync.stores.memory import MemoryStore
 
 
 def term_of(store: MemoryStore, components: Components, epoch: int, refused: list[int]) -> Term:
-    """Give a term that believes to last."""
+    """Return a term that always believes to last."""
     return Term(store, epoch, lambda: True, components.ids, refused.append)
 
 
 @pytest.mark.parametrize("later", [1, 2])
-async def test_who_seals_first_keeps_out_the_others(clock: FakeClock, later: int) -> None:
-    """Of two terms of one epoch, as after the loss of a role's record, one can write."""
+async def test_the_first_term_to_seal_keeps_the_others_out(clock: FakeClock, later: int) -> None:
+    """Of two terms with one epoch, as after the loss of a role's record, one can write."""
     components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
     store = MemoryStore(components=components)
     refused: list[int] = []
@@ -37,8 +37,8 @@ async def test_who_seals_first_keeps_out_the_others(clock: FakeClock, later: int
     assert record.epoch == later
 
 
-def test_a_coordinator_whose_writes_are_refused_steps_down_and_leads_anew() -> None:
-    """It takes the role under an epoch above the one that stood in its way."""
+def test_a_fenced_coordinator_steps_down_and_leads_again() -> None:
+    """It takes the role again with an epoch above the one that refused it."""
     fleet = Fleet(5, size=1)
 
     async def story() -> None:
@@ -48,11 +48,11 @@ def test_a_coordinator_whose_writes_are_refused_steps_down_and_leads_anew() -> N
         assert record is not None
         await fleet.store.put(record, {"epoch": 7, "count": 0}, epoch=7)
         await asyncio.sleep(4 * TIMING.timeout)
-        fleet.judge_rest()
+        fleet.check_steady()
         record = await fleet.store.get(f"{SINGLETON}-work")
         assert record is not None
         assert record.epoch == record.value["epoch"] == 8
-        assert fleet.workers[0].held == {"work": 8}
+        assert fleet.workers[0].held_epochs == {"work": 8}
 
     fleet.world.run(story)
     assert fleet.violations == []

@@ -14,32 +14,32 @@ from jobsync.testing import Occurrence
 
 SLOW = {
     "elections.run_suspends",
-    "elections.test_a_clean_release_hands_over_within_a_beat",
-    "elections.test_in_quiet_the_lead_changes_once_at_most",
+    "elections.test_a_clean_release_hands_over_within_a_heartbeat",
+    "elections.test_without_faults_the_leader_changes_once_at_most",
     "idle.test_what_an_idle_node_asks_for_does_not_grow_with_the_fleet",
     "jobs.slow_join",
-    "nasty.test_a_storm_of_refusals_is_met_with_few_requests",
+    "nasty.test_a_store_that_refuses_gets_few_requests",
     "nasty.test_a_work_can_be_stopped_at_any_moment",
     "nasty.test_all_die_and_others_start_a_week_later",
-    "nasty.test_clocks_that_break_the_promise_break_no_record",
+    "nasty.test_clocks_beyond_the_assumption_break_no_record",
     "nasty.test_clocks_that_drift_kill_nobody",
-    "ordeals.a_beat_at_the_last_moment",
-    "ordeals.a_beat_in_two_copies",
-    "ordeals.a_slow_clock_cut_off",
-    "ordeals.short_outages",
-    "ordeals.slow_looks",
+    "scenarios.a_heartbeat_at_the_last_moment",
+    "scenarios.a_duplicated_heartbeat",
+    "scenarios.a_slow_clock_cut_off",
+    "scenarios.short_outages",
+    "scenarios.slow_checks",
     "queue.late",
     "queue.stormy_with_suspends",
     "sessions.test_a_calm_hour_kills_nobody",
 }
-"""What takes too long to be run twice in all tests."""
+"""Runs that take too long to be repeated here."""
 
 KINDS = sorted({name.partition(".")[0] for name in load_recorded()})
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Log nothing of what is expected in a storm: that takes longer than the storm."""
+    """Silence the expected logs of a storm: they take longer than the storm."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -47,7 +47,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_histories_are_as_recorded(kind: str) -> None:
-    """The first case of each story and test takes the course that it took."""
+    """The first case of each story and test has its recorded history."""
     recorded, found = {}, {}
     for name, cases in load_recorded().items():
         if name.startswith(f"{kind}.") and name not in SLOW and name in list_runs():
@@ -60,14 +60,14 @@ def test_histories_are_as_recorded(kind: str) -> None:
 
 def test_every_story_is_recorded() -> None:
     """A story that is renamed is recorded under its new name, without a change of its hashes."""
-    told = {name for name, run in list_runs().items() if not hasattr(run, "sets")}
-    assert told <= load_recorded().keys()
+    stories = {name for name, run in list_runs().items() if not hasattr(run, "sets")}
+    assert stories <= load_recorded().keys()
     assert load_recorded().keys() <= list_runs().keys()
     assert load_recorded().keys() >= SLOW
 
 
 def test_names_do_not_count() -> None:
-    """Words of the simulation change no half of a hash, stored names the second, steps both."""
+    """Words of the simulation change no half of a hash, stored names one, steps both."""
 
     def split(node: str, what: str, key: str, **details: object) -> tuple[bytes, bytes]:
         details = {"key": key, "value": {key: 1}, **details}

@@ -1,4 +1,4 @@
-"""Plugins that anybody starts, stops and cancels at any moment, for hours of a simulated world."""
+"""Plugins that are started, stopped and cancelled at random, for hours of a simulated world."""
 
 import asyncio
 import random
@@ -11,12 +11,12 @@ from jobsync import CoordinatorPlugin, Database, Event, JobsyncError, PluginStor
 from jobsync.stores.memory import MemoryStore
 from jobsync.testing.world import World
 
-ACTS = 200
-PATIENCE = 600.0
+CALLS = 200
+TIMEOUT = 600.0
 
 
-class Moody(CoordinatorPlugin):
-    """Notes whether it leads, and now and then ends itself, raises, or takes a lock."""
+class RandomPlugin(CoordinatorPlugin):
+    """Records whether it leads, and at random stops itself, raises, or takes a lock."""
 
     def __init__(self, dice: random.Random, log: list[str], *, is_rash: bool) -> None:
         super().__init__(heartbeat_interval=5, worker_timeout=15, coordinator_work_interval=1)
@@ -26,39 +26,39 @@ class Moody(CoordinatorPlugin):
         self.leads = False
 
     async def on_become_coordinator(self) -> None:
-        self._note(leads=True)
-        await self._have_a_mood()
+        self._record(leads=True)
+        await self._act_at_random()
 
     async def coordinator_work(self) -> None:
-        await self._have_a_mood()
+        await self._act_at_random()
 
     async def on_stop_being_coordinator(self) -> None:
-        self._note(leads=False)
-        await self._have_a_mood()
+        self._record(leads=False)
+        await self._act_at_random()
 
-    def _note(self, *, leads: bool) -> None:
+    def _record(self, *, leads: bool) -> None:
         if self.leads is leads:
-            self.log.append(f"{self.name} begins or ends twice")
+            self.log.append(f"{self.name} gains or loses the lead twice")
         self.leads = leads
 
-    async def _have_a_mood(self) -> None:
-        mood = self.dice.random()
-        if mood < 0.03:
+    async def _act_at_random(self) -> None:
+        draw = self.dice.random()
+        if draw < 0.03:
             await self.stop()
-        elif mood < 0.05 and self.is_rash:
-            # Somebody else may stop this very work, and with it what it has just begun to do.
+        elif draw < 0.05 and self.is_rash:
+            # Another call may stop this very work, and with it this disconnect.
             await self.database.disconnect()
-        elif mood < 0.1:
-            raise ValueError("a mood")
-        elif mood < 0.2:
+        elif draw < 0.1:
+            raise ValueError("at random")
+        elif draw < 0.2:
             await hold(self.storage, self.dice)
 
 
-class MailPlugin(Moody):
+class MailPlugin(RandomPlugin):
     """One kind of work."""
 
 
-class ReportPlugin(Moody):
+class ReportPlugin(RandomPlugin):
     """Another."""
 
 
@@ -68,13 +68,13 @@ async def hold(storage: PluginStorage, dice: random.Random) -> None:
         await asyncio.sleep(dice.uniform(0, 1))
 
 
-class Meddlers:
-    """Call whatever there is to call, several at a time, and lose patience with some of it.
+class RandomCallers:
+    """Makes random calls, several at a time, and cancels some of them.
 
     Args:
         seed: decides everything.
-        cancels_ends: whether they also cancel those who stop something. Hooks of the end may
-            be missing then; nothing else may.
+        cancels_ends: whether calls that stop something are cancelled too. Then final hooks may
+            be missing, but nothing else.
     """
 
     def __init__(self, seed: int, *, cancels_ends: bool) -> None:
@@ -87,45 +87,45 @@ class Meddlers:
             kind(self.dice, self.log, is_rash=cancels_ends) for kind in (MailPlugin, ReportPlugin)
         ]
         self._cancels_ends = cancels_ends
-        self.database.on("db:failed", self._hear)
+        self.database.on("db:failed", self._log_failure)
 
     def run(self) -> None:
-        """Let it all happen; end well."""
-        self.world.run(self._meddle)
+        """Run the calls, and check that nothing went wrong."""
+        self.world.run(self._call_at_random)
         assert [line for line in self.log if not self._cancels_ends or "twice" not in line] == []
 
-    def _hear(self, event: Event) -> None:
+    def _log_failure(self, event: Event) -> None:
         self.log.append(str(event))
 
-    async def _meddle(self) -> None:
+    async def _call_at_random(self) -> None:
         for plugin in self.plugins:
             await self.database.use_plugin(plugin)
-        for _ in range(ACTS // 4):
-            acts = [self._draw() for _ in range(self.dice.randint(1, 4))]
-            tasks = [asyncio.ensure_future(act()) for act, _ in acts]
+        for _ in range(CALLS // 4):
+            calls = [self._draw_call() for _ in range(self.dice.randint(1, 4))]
+            tasks = [asyncio.ensure_future(call()) for call, _ in calls]
             await asyncio.sleep(self.dice.choice([0, 0.001, 1, 10]) * self.dice.random())
-            for task, (_, is_end) in zip(tasks, acts, strict=True):
+            for task, (_, is_end) in zip(tasks, calls, strict=True):
                 if self.dice.random() < 0.3 and (self._cancels_ends or not is_end):
                     task.cancel()
-            _, hanging = await asyncio.wait(tasks, timeout=PATIENCE)
+            _, hanging = await asyncio.wait(tasks, timeout=TIMEOUT)
             assert not hanging, hanging
-            self._judge(tasks)
-        async with asyncio.timeout(PATIENCE):
+            self._check_errors(tasks)
+        async with asyncio.timeout(TIMEOUT):
             await self.database.disconnect()
         await asyncio.sleep(1)
         assert not any(plugin.is_running for plugin in self.plugins)
         assert await self.store.scan("session/", where={"state": "live"}) == []
 
-    def _judge(self, tasks: list[asyncio.Task[Any]]) -> None:
+    def _check_errors(self, tasks: list[asyncio.Task[Any]]) -> None:
         for task in tasks:
             error = None if task.cancelled() else task.exception()
             if error is not None and not isinstance(error, JobsyncError | TimeoutError):
                 self.log.append(repr(error))
 
-    def _draw(self) -> tuple[Any, bool]:
-        """Draw something to do, and say whether it ends something."""
+    def _draw_call(self) -> tuple[Any, bool]:
+        """Return a random call, and whether it stops something."""
         plugin = self.dice.choice(self.plugins)
-        storage = self.database.open_storage("meddling")
+        storage = self.database.open_storage("random")
         return self.dice.choice(
             [
                 (plugin.start, False),
@@ -141,5 +141,5 @@ class Meddlers:
 @pytest.mark.parametrize("cancels_ends", [False, True])
 @pytest.mark.parametrize("seed", [*range(10), 104, 323])
 def test_nothing_hangs_and_nothing_stays(seed: int, cancels_ends: bool) -> None:
-    """Whatever was called at whatever moment: it returns, and at the end there is no session."""
-    Meddlers(seed, cancels_ends=cancels_ends).run()
+    """Every call returns at any moment, and at the end there is no session."""
+    RandomCallers(seed, cancels_ends=cancels_ends).run()

@@ -1,12 +1,12 @@
-"""A mutant counts as caught only by the promise that it breaks, never because it crashes."""
+"""A mutant is caught only by the invariant that it breaks, never because it crashes."""
 
 import logging
 from collections.abc import Callable, Iterator
 
 import job_stories
-import ordeals
 import pytest
 import queue_stories
+import scenarios
 from mutants import catches
 
 from jobsync.coordination.election import Election
@@ -22,13 +22,13 @@ Run = Callable[[], list[Violation]]
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Log nothing of what is expected here."""
+    """Silence the logs of expected failures."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
-def told(story: queue_stories.Story) -> Run:
+def run_once(story: queue_stories.Story) -> Run:
     """Return a run of a story with one seed."""
     return lambda: run_story(story, 0).violations
 
@@ -36,19 +36,19 @@ def told(story: queue_stories.Story) -> Run:
 @pytest.mark.parametrize(
     ("part", "method", "run"),
     [
-        (InFlight, "add", told(queue_stories.settled_late)),
-        (Completer, "_settle", told(queue_stories.settled_late)),
-        (Claims, "_end", told(job_stories.suspend)),
-        (OwnedTokens, "_give_up", told(job_stories.minimum_nodes)),
-        (Observer, "is_dead", ordeals.a_kill),
-        (Election, "release", ordeals.a_clean_stop),
+        (InFlight, "add", run_once(queue_stories.settled_late)),
+        (Completer, "_settle", run_once(queue_stories.settled_late)),
+        (Claims, "_end", run_once(job_stories.suspend)),
+        (OwnedTokens, "_give_up", run_once(job_stories.minimum_nodes)),
+        (Observer, "is_dead", scenarios.a_kill),
+        (Election, "release", scenarios.a_clean_stop),
     ],
     ids=lambda each: each if isinstance(each, str) else getattr(each, "__name__", ""),
 )
 def test_a_defect_catches_no_mutant(
     part: type, method: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An attribute that is not there, deep in the protocol, is reported, and is no promise."""
+    """A missing attribute deep in the protocol is reported as a crash, not as an invariant."""
 
     def fail(*_: object, **__: object) -> None:
         raise AttributeError("was renamed")
@@ -59,8 +59,8 @@ def test_a_defect_catches_no_mutant(
     assert [each for each in INVARIANTS if catches(violations, each)] == []
 
 
-def test_another_promise_is_not_enough() -> None:
-    """The recorded id must be among those that were found."""
+def test_another_invariant_is_not_enough() -> None:
+    """The recorded id must be among those found."""
     found = [Violation("Q4", "claimed twice"), Violation("QL3", "not drained")]
     assert catches(found, "Q4")
     assert catches(found, "QL3")

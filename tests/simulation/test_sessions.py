@@ -1,4 +1,4 @@
-"""Sessions in a rough world: nobody trusts himself who has been called dead."""
+"""Sessions in a simulated world with faults: no dead session trusts itself."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ from jobsync.stores.memory import MemoryStore
 
 
 def test_a_calm_hour_kills_nobody() -> None:
-    """Without faults every first session lives on and trusts itself, and the oldest leads."""
+    """Without faults all sessions live on and trust themselves, and the oldest worker leads."""
     fleet = Fleet(1)
 
     async def story() -> None:
         fleet.start_all()
         await asyncio.sleep(HOUR)
-        fleet.judge_rest()
+        fleet.check_steady()
 
     fleet.world.run(story)
-    assert fleet.verdict == []
+    assert fleet.all_violations == []
     assert fleet.deaths == 0
     gained = [each for each in fleet.world.history if each.what == "gained"]
-    # Whoever was first may have handed over, at the end of its mandate, to the oldest.
+    # The first leader may have handed over to the oldest worker at the end of its mandate.
     assert len(gained) <= 2
 
 
 def test_an_outage_of_the_store_kills_nobody() -> None:
-    """Ten minutes without a store, for all at once: the same sessions go on."""
+    """Ten minutes without a store for all workers: the same sessions go on."""
     fleet = Fleet(2)
 
     def incarnations() -> list[str]:
@@ -48,15 +48,15 @@ def test_an_outage_of_the_store_kills_nobody() -> None:
             link.requests_pass = True
         await asyncio.sleep(120)
         assert incarnations() == before
-        fleet.judge_rest()
+        fleet.check_steady()
 
     fleet.world.run(story)
-    assert fleet.verdict == []
+    assert fleet.all_violations == []
     assert fleet.deaths == 0
 
 
-def test_a_killed_process_is_called_dead_in_time() -> None:
-    """Within a timeout and a beat of the kill, by slow clocks, its death is written."""
+def test_a_killed_process_is_declared_dead_in_time() -> None:
+    """Its death is written within a timeout and a heartbeat of the kill, by slow clocks."""
     fleet = Fleet(3)
 
     async def story() -> None:
@@ -65,50 +65,50 @@ def test_a_killed_process_is_called_dead_in_time() -> None:
         fleet.leaders()[0].node.kill()
         await asyncio.sleep(1.06 * (TIMING.timeout + TIMING.heartbeat) + 1)
         assert sum(worker.is_trusted for worker in fleet.workers) == len(fleet.workers) - 1
-        fleet.judge_rest()
+        fleet.check_steady()
 
     fleet.world.run(story)
-    assert fleet.verdict == []
+    assert fleet.all_violations == []
     assert fleet.deaths == 1
 
 
-class Holding(StoreDecorator):
-    """Keeps writes back while told to."""
+class WithholdingStore(StoreDecorator):
+    """Withholds writes on demand, and answers that their outcome is unknown."""
 
-    held: Sequence[Change] | None = None
-    holding = False
+    pending: Sequence[Change] | None = None
+    is_withholding = False
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        if not self.holding:
+        if not self.is_withholding:
             return await self.inner.write(changes)
-        self.held = changes
-        return [Unknown("held back") for _ in changes]
+        self.pending = changes
+        return [Unknown("withheld") for _ in changes]
 
 
 def trusts_at(session: Session, clock: FakeClock, seconds: float) -> bool:
-    """Say whether a session trusts itself at some moment."""
+    """Whether a session trusts itself at some moment."""
     clock.mono_seconds = seconds
     return session.trusted
 
 
 def components_with(clock: FakeClock) -> Components:
-    """Give components with a clock that stands still."""
+    """Return components with a clock that stands still."""
     return Components(clock=clock, randomness=SeededRandomness(1), events=Events())
 
 
-async def test_a_beat_that_lands_late_is_adopted(clock: FakeClock) -> None:
-    """A session does not lose to a beat of its own, and trust counts from that beat's sending."""
+async def test_a_heartbeat_that_lands_late_is_adopted(clock: FakeClock) -> None:
+    """A session does not lose to its own heartbeat; trust counts from when that was sent."""
     components = components_with(clock)
-    store = Holding(MemoryStore(components=components))
+    store = WithholdingStore(MemoryStore(components=components))
     session = Session(store, components, TIMING, "worker-1")
     await session.open()
     first = session.incarnation
-    store.holding = True
+    store.is_withholding = True
     sent = clock.mono()
     assert await session.heartbeat() == "live"
-    assert store.held is not None
-    store.holding = False
-    await store.write(store.held)
+    assert store.pending is not None
+    store.is_withholding = False
+    await store.write(store.pending)
     assert await session.heartbeat() == "live"
     end = TIMING.trusted_until(sent).seconds
     assert trusts_at(session, clock, end - 0.1)
@@ -119,7 +119,7 @@ async def test_a_beat_that_lands_late_is_adopted(clock: FakeClock) -> None:
 
 
 async def test_a_session_whose_record_is_gone_is_lost(clock: FakeClock) -> None:
-    """Absent is as good as dead: nothing that it held counts any more."""
+    """An absent record means dead: nothing that it held counts any more."""
     components = components_with(clock)
     store = MemoryStore(components=components)
     session = Session(store, components, TIMING, "worker-1")
@@ -129,41 +129,41 @@ async def test_a_session_whose_record_is_gone_is_lost(clock: FakeClock) -> None:
     assert not session.trusted
 
 
-async def test_a_session_ends_even_if_its_last_beat_lands_late(clock: FakeClock) -> None:
-    """A beat that was given up, and lands before the end, leaves no corpse that looks alive."""
+async def test_a_session_ends_even_if_its_last_heartbeat_lands_late(clock: FakeClock) -> None:
+    """A heartbeat without a reply that lands before the end leaves no record that reads live."""
     components = components_with(clock)
-    store = Holding(MemoryStore(components=components))
+    store = WithholdingStore(MemoryStore(components=components))
     session = Session(store, components, TIMING, "worker-1")
     await session.open()
-    store.holding = True
+    store.is_withholding = True
     await session.heartbeat()
-    store.holding = False
-    assert store.held is not None
-    await store.write(store.held)
+    store.is_withholding = False
+    assert store.pending is not None
+    await store.write(store.pending)
     await session.end()
     record = await store.get(f"session/{session.incarnation}")
     assert record is not None
     assert record.value["state"] == "dead"
 
 
-async def test_a_beat_that_lands_when_it_is_long_forgotten_is_gone_on_from(
+async def test_a_heartbeat_that_lands_after_it_was_forgotten_becomes_the_base(
     clock: FakeClock,
 ) -> None:
-    """Fifty beats were given up since: it renews no trust, but the next beat stands on it.
+    """Fifty heartbeats later it renews no trust, but becomes the base of the next one.
 
-    Found: a session alone in the world then lost to its own beat for ever.
+    Found: a session with nobody to declare it dead then lost to its own heartbeat forever.
     """
     components = components_with(clock)
-    store = Holding(MemoryStore(components=components))
+    store = WithholdingStore(MemoryStore(components=components))
     session = Session(store, components, TIMING, "worker-1")
     await session.open()
-    store.holding = True
+    store.is_withholding = True
     await session.heartbeat()
-    first = store.held
+    first = store.pending
     assert first is not None
     for _ in range(50):
         await session.heartbeat()
-    store.holding = False
+    store.is_withholding = False
     await store.write(first)
     assert await session.heartbeat() == "live"
     assert not session.trusted

@@ -1,8 +1,8 @@
-"""A fleet that hands tokens over, as one value: what can happen to it next is a function.
+"""Model of a fleet that hands tokens over, as one value with a function for its next steps.
 
-Nodes join, read the plan, apply it, acknowledge it, leave, fall silent and are called dead;
-a leader decides on what it read some time ago, while another takes over. Used step by step
-at random, and exhaustively.
+Nodes join, read the plan, apply it, acknowledge it, leave, fall silent and are declared dead. A
+leader decides on an earlier read while another one takes over. Tests use it at random and
+exhaustively.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -21,42 +21,42 @@ Status = Literal["out", "member", "leaving", "silent", "dead"]
 
 NOTHING = Ownership(0)
 _ROUNDS = 1000
-"""After so many a fleet that is left alone has come to rest."""
+"""Rounds after which a fleet without new events must be steady."""
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """One node, and what it believes."""
+    """One node, and what it knows."""
 
     node: NodeRef
     status: Status = "out"
     applied: Ownership = NOTHING
     read: Ownership | None = None
-    """What it has read and not yet applied."""
+    """What it has read and not applied yet."""
     acked: int = 0
-    """What its session says that it has applied."""
+    """The number that it has acknowledged in its session."""
 
     @property
     def uses(self) -> Ownership:
-        """What it acts on: a node that is silent, or not there, uses nothing."""
+        """What it acts on; nothing if it is silent or not a member."""
         return self.applied if self.status in ("member", "leaving") else NOTHING
 
-    def look(self, plan: Plan) -> Ownership:
+    def read_plan(self, plan: Plan) -> Ownership:
         """Read its part of a plan."""
         return plan.seen_by(self.node.incarnation)
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """Everything that there is."""
+    """The whole model."""
 
     plan: Plan
     peers: tuple[Peer, ...]
     draft: Plan | None = None
-    """What a leader decided and has not written; another may decide and write meanwhile."""
+    """A plan that a leader decided and has not written; another may write meanwhile."""
     pins: tuple[Pin, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One thing that may happen next."""
+    """A possible next step."""
 
     what: str
     after: Fleet
@@ -66,12 +66,12 @@ Rule = Callable[[Ownership, Ownership], bool]
 
 
 def is_newer(read: Ownership, applied: Ownership) -> bool:
-    """A node never applies a lower number than it has."""
+    """Whether a plan may be applied: its number must be higher."""
     return read.number > applied.number
 
 
 def start(names: tuple[str, ...], tokens: int, *, members: int = 0) -> Fleet:
-    """Give a fleet before the first plan, some of its nodes there already."""
+    """Return a fleet before the first plan, with some members."""
     peers = (
         Peer(NodeRef(f"{i}-{name}", name), "member" if i < members else "out")
         for i, name in enumerate(names)
@@ -80,7 +80,7 @@ def start(names: tuple[str, ...], tokens: int, *, members: int = 0) -> Fleet:
 
 
 def covering(fleet: Fleet, task: str, token: int) -> list[str]:
-    """Give the nodes that would do a task now."""
+    """Return the nodes that would do a task now."""
     return [peer.node.name for peer in fleet.peers if peer.uses.covers(task, token)]
 
 
@@ -91,12 +91,12 @@ def steps(
     late: Collection[str] | None = None,
     applies: Rule = is_newer,
 ) -> Iterator[Step]:
-    """Give everything that may happen next.
+    """Yield all possible next steps.
 
     Args:
-        fleet: what there is.
+        fleet: the current state.
         pins: the sets of pins that may come into force.
-        late: the nodes that may apply a plan some time after they have read it; None is all.
+        late: the nodes that may apply a plan later than they read it; None for all.
         applies: whether a node applies what it has read, given what it has applied.
     """
     for i, peer in enumerate(fleet.peers):
@@ -120,7 +120,7 @@ def _steps_of(peer: Peer, plan: Plan, applies: Rule) -> Iterator[tuple[str, Peer
                 yield "starts to leave", replace(peer, status="leaving")
             yield "falls silent", replace(peer, status="silent", read=None)
             yield "acknowledges", acknowledged
-            seen = peer.look(plan)
+            seen = peer.read_plan(plan)
             if is_newer(seen, peer.applied):
                 yield "reads", replace(peer, read=seen)
                 yield "reads and applies at once", replace(peer, applied=seen)
@@ -129,9 +129,9 @@ def _steps_of(peer: Peer, plan: Plan, applies: Rule) -> Iterator[tuple[str, Peer
                 applied = peer.read if fits else peer.applied
                 yield "applies what it read", replace(peer, applied=applied, read=None)
         case "silent":
-            # A late beat may still land before death is written.
+            # A late heartbeat may still land before death is written.
             yield "acknowledges late", acknowledged
-            yield "is called dead", Peer(peer.node, "dead")
+            yield "is declared dead", Peer(peer.node, "dead")
         case "dead":
             pass
 
@@ -147,12 +147,12 @@ def _steps_of_leaders(fleet: Fleet) -> Iterator[Step]:
 
 
 def write(fleet: Fleet, plan: Plan) -> Fleet:
-    """Replace the plan. Whatever was decided on the one before can no longer be written."""
+    """Replace the plan. A draft based on the earlier one can no longer be written."""
     return replace(fleet, plan=plan, draft=None)
 
 
 def decide(fleet: Fleet) -> Plan:
-    """Decide on what can be read of a fleet now."""
+    """Return the plan that a leader decides on now."""
     return assign(
         fleet.plan,
         [peer.node for peer in fleet.peers if peer.status == "member"],
@@ -163,7 +163,7 @@ def decide(fleet: Fleet) -> Plan:
 
 
 def heal(fleet: Fleet) -> Fleet:
-    """Let everybody catch up, the silent be called dead, and the leader decide, to the end."""
+    """Return the steady state: all catch up, silent nodes are dead, the leader decides."""
     for _ in range(_ROUNDS):
         peers = tuple(_catch_up(peer, fleet.plan) for peer in fleet.peers)
         after = replace(fleet, peers=peers, draft=None)
@@ -171,12 +171,12 @@ def heal(fleet: Fleet) -> Fleet:
         if after == fleet:
             return fleet
         fleet = after
-    raise AssertionError(f"something still changes after {_ROUNDS} rounds")
+    raise AssertionError(f"the fleet still changes after {_ROUNDS} rounds")
 
 
 def _catch_up(peer: Peer, plan: Plan) -> Peer:
     if peer.status in ("member", "leaving"):
-        seen = peer.look(plan)
+        seen = peer.read_plan(plan)
         applied = seen if is_newer(seen, peer.applied) else peer.applied
         return replace(peer, applied=applied, read=None, acked=applied.number)
     return Peer(peer.node, "dead") if peer.status == "silent" else peer

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fleets import DearStore
+from fleets import BilledStore
 from job_fleet import BEAT, RECLAIM_AFTER, TIMEOUT, TOKENS, JobFleet, Style
 
 from jobsync.jobs.registration import NameTaken
@@ -211,7 +211,7 @@ async def suspend(world: World) -> None:
 
 async def suspend_in_the_loop(world: World) -> None:
     """The same with the loop that the guide prints, on a store that reports no changes."""
-    fleet = start_fleet(world, style="guide_loop", trusts_clocks=False, store=DearStore)
+    fleet = start_fleet(world, style="guide_loop", trusts_clocks=False, store=BilledStore)
     await fleet.wait_until_balanced(4 * BEAT)
     await asyncio.sleep(1)
     victim = fleet.process(world.dice.choice("abc"))
@@ -406,7 +406,7 @@ async def clocks_differ(world: World) -> None:
 
 async def billed_clocks_differ(world: World) -> None:
     """The same on a store without a clock."""
-    fleet = JobFleet(world, tasks=200, store=DearStore)
+    fleet = JobFleet(world, tasks=200, store=BilledStore)
     for name, skew in (("a", 0.0), ("b", -300.0), ("c", 300.0)):
         fleet.add(name, "guide_loop", skew=skew)
     await fleet.wait_until_balanced(6 * BEAT)
@@ -418,7 +418,7 @@ async def billed_clocks_differ(world: World) -> None:
 
 async def billed(world: World) -> None:
     """On a store without notifications and without a clock, heartbeats announce changes."""
-    fleet = start_fleet(world, store=DearStore)
+    fleet = start_fleet(world, store=BilledStore)
     await fleet.wait_until_balanced(4 * BEAT)
     fleet.add("d")
     await asyncio.sleep(0.2)
@@ -516,7 +516,7 @@ async def weather(world: World, *strikes: Strike, trusts_clocks: bool = True) ->
         tasks=300,
         longest_task=6.0,
         reads_source_again=bool(world.seed % 2),
-        store=DearStore if world.seed % 3 == 0 else MemoryStore,
+        store=BilledStore if world.seed % 3 == 0 else MemoryStore,
         trusts_clocks=trusts_clocks,
     )
     await storm(world, 300, draw_forecast(world, strikes))

@@ -1,4 +1,4 @@
-"""Whether a run found the promise that a mutant breaks."""
+"""Check whether a run found the invariant that a mutant breaks."""
 
 from collections.abc import Iterable
 
@@ -8,10 +8,10 @@ __all__ = ["catches"]
 
 
 def catches(violations: Iterable[Violation], invariant: str) -> bool:
-    """Whether a promise was found broken, in a run that shows no defect.
+    """Whether a run violates an invariant and does not crash.
 
-    A mutant that crashes, because it patches something that was renamed, breaks promises too,
-    by accident. It proves nothing about the checks.
+    A mutant that crashes, because it patches a name that no longer exists, may violate invariants
+    by accident. That proves nothing about the checks.
     """
     found = {each.invariant for each in violations}
     return invariant in found and "crash" not in found

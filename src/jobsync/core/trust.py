@@ -42,7 +42,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         Invalid: the two do not fit together; states which number to change.
     """
 
-    heartbeat: Seconds
+    heartbeat: Seconds = msgspec.field(name="beat")  # the stored name
     timeout: Seconds
 
     def __post_init__(self) -> None:

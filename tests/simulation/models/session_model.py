@@ -1,17 +1,15 @@
-"""A session and its observer: while the holder trusts itself, its record does not read dead.
+"""Model of a session and its observer: while the holder trusts itself, its record is not dead.
 
-The holder beats in place of its own last version. A beat may be applied and not answered,
-be sent again, be given up and land later, more than one at a time. The observer's reads
-are slow: one starts, shows what is there at some later moment, and returns later still.
-Either of them may stand still between any two steps. The holder's clock is slow and the
-observer's slow or fast at every tick, by the 5 % that are allowed; a holder whose clock is
-faster trusts itself for less.
+A heartbeat replaces the holder's own last version. It may be applied without a reply, be resent, or
+be abandoned and land later, more than one at a time. The observer's reads are slow: one starts,
+shows the record at some later moment, and returns later still. Either of them may pause between
+any two steps. The holder's clock is slow, and the observer's slow or fast at every tick, by the
+allowed 5 %; a holder with a faster clock trusts itself for less.
 
-Nor does a session take itself for lost while its record lives; and whatever happened, as
-long as nobody calls it dead, it can come to trust itself again.
+A session also does not consider itself lost while its record is live; and from every state, unless
+it is declared dead, it can come to trust itself again.
 
-The window of trust and the observer's count are the library's own: `Timing.trusted_until`,
-`Watch.look`, `Watch.expired`.
+The model uses the library's own `Timing.trusted_until`, `Watch.observe` and `Watch.has_expired`.
 """
 
 from collections.abc import Iterator
@@ -26,33 +24,33 @@ from jobsync.core.trust import Timing, Watch
 
 __all__ = ["MUTATIONS", "WORLDS", "Scene", "SessionModel"]
 
-Beating: TypeAlias = Literal["", "sent", "applied", "conflicted", "unheard", "pending"]
-Life: TypeAlias = Literal["live", "lost", "ended"]
+BeatPhase: TypeAlias = Literal["", "sent", "applied", "conflicted", "unanswered", "pending"]
+Phase: TypeAlias = Literal["live", "lost", "ended"]
 
 DEATH = 99
-"""The version of a record that reads dead, among those to come."""
+"""The version of the record that reads dead."""
 
 TICK = 20
 SLOW, FAST = 19, 21
-"""What a clock may count while a tick of 20 passes."""
+"""What a clock may measure while a tick of 20 passes."""
 
 replace = msgspec.structs.replace
 
 
 class Scene(msgspec.Struct, frozen=True):
-    """How patient everybody is, and how bad the network."""
+    """The timing, and the faults that may happen."""
 
     timing: Timing
     strays: int = 1
-    """How many beats that were given up may be under way at a time."""
+    """The number of abandoned heartbeats that may be under way at a time."""
     rates: tuple[int, ...] = (SLOW, FAST)
-    """What the observer's clock may count at a tick."""
+    """What the observer's clock may measure in a tick."""
     server_clock: bool = False
     """Whether the store has a clock of its own, which may jump."""
 
 
 class Beat(msgspec.Struct, frozen=True, gc=False):
-    """A write of the holder: a version in place of another."""
+    """A heartbeat of the holder: a version in place of another."""
 
     version: int
     base: int
@@ -61,16 +59,16 @@ class Beat(msgspec.Struct, frozen=True, gc=False):
 
 
 class Read(msgspec.Struct, frozen=True, gc=False):
-    """A look of the observer at the record."""
+    """A read of the record by the observer."""
 
     version: int | None
     """What it will show; None until it reaches the store."""
     age: int = 0
-    """How long ago it began, by the observer's clock; kept only by who counts from there."""
+    """How long ago it started, by the observer's clock; only for models that count from there."""
 
 
 class Watched(msgspec.Struct, frozen=True, gc=False):
-    """What the observer knows: a `Watch` whose times are ages."""
+    """What the observer knows: a `Watch` with ages instead of times."""
 
     version: int
     since: int
@@ -78,38 +76,38 @@ class Watched(msgspec.Struct, frozen=True, gc=False):
 
 
 class State(msgspec.Struct, frozen=True, gc=False):
-    """Everything. Versions count up: 1 is the record's, 0 any earlier one, 2 and up are to come.
+    """The whole model. Version 1 is the record's, 0 any earlier one, 2 and above are later ones.
 
-    So a state says how versions relate, and not how many there ever were.
+    So a state has the order of versions, and not their total number.
     """
 
     dead: bool = False
     age: int = 0
-    """How long ago the beat that made the record was first sent, by the holder's clock."""
-    life: Life = "live"
+    """How long ago the record's heartbeat was first sent, by the holder's clock."""
+    phase: Phase = "live"
     base: int = 1
     trust: int = 0
-    """How long ago, by the holder's clock, the moment was from which it counts its trust."""
+    """The age of the moment from which trust counts, by the holder's clock."""
     beat: Beat | None = None
-    beating: Beating = ""
+    beat_phase: BeatPhase = ""
     strays: frozenset[Beat] = frozenset()
     watched: Watched | None = None
     read: Read | None = None
     doomed: bool = False
-    """Whether a write that says `dead` in place of the record may land."""
+    """Whether a write that replaces the record by `dead` may land."""
     jumped: bool = False
-    """Whether by the store's clock the session has been silent for too long."""
+    """Whether the session has timed out by the store's clock."""
 
 
 @cache
 def trusts(timing: Timing, age: int) -> bool:
-    """Say whether trust lasts that was counted from so long ago."""
+    """Whether trust that counts from that long ago still lasts."""
     return Mono(0) < timing.trusted_until(Mono(-age))
 
 
 @cache
 def look(timing: Timing, watched: Watched | None, read: Read) -> tuple[Watched, bool]:
-    """Take in a read that returns now; say whether what it shows has expired."""
+    """Return the watch after a read that returns now, and whether it has expired."""
     version, now = str(read.version), Mono(-read.age)
     before = Watch(version, now, now)
     if watched is not None:
@@ -123,7 +121,7 @@ class SessionModel(Model[State]):
     """One holder, one observer, one record."""
 
     counts_from_start = False
-    """Whether the observer counts from when its read began, and not from when it returned."""
+    """Whether the observer counts from the start of its read instead of its return."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -134,118 +132,120 @@ class SessionModel(Model[State]):
         yield State()
 
     def steps(self, state: State) -> Iterator[Step[State]]:
-        if state.life != "live":
-            # It holds nothing any more, whatever becomes of its record.
+        if state.phase != "live":
+            # It holds nothing any more, whatever happens to its record.
             return
-        yield from self._hold(state)
+        yield from self._step_holder(state)
         for stray in state.strays:
-            yield Step("a beat that was given up lands", _land(state, stray))
+            yield Step("an abandoned heartbeat lands", _land(state, stray))
         if not state.dead:
-            yield self._observe(state)
+            yield self._step_observer(state)
         if state.doomed:
             dead = _renew(replace(state, dead=True), DEATH, state.age)
-            yield Step("the record is written dead", dead, misfortune=True)
+            yield Step("the session is declared dead", dead, is_fault=True)
         if self._scene.server_clock and not state.jumped:
             jumped = replace(state, jumped=True)
-            yield Step("the store's clock jumps forward", jumped, misfortune=True)
+            yield Step("the store's clock jumps forward", jumped, is_fault=True)
         for rate in self._scene.rates:
-            yield Step(f"a tick: the clocks count {SLOW} and {rate}", self._pass(state, rate))
+            yield Step(f"a tick: the clocks measure {SLOW} and {rate}", self._tick(state, rate))
 
-    def wrong(self, state: State) -> str | None:
+    def find_violation(self, state: State) -> str | None:
         if state.dead and self.trusted(state):
             return "the holder trusts itself, and its record reads dead"
-        if state.life == "lost" and not state.dead:
-            return "the session takes itself for lost, and its record lives"
+        if state.phase == "lost" and not state.dead:
+            return "the session considers itself lost, and its record is live"
         return None
 
-    def reached(self, state: State) -> bool:
-        return state.life != "live" or self.trusted(state)
+    def is_goal(self, state: State) -> bool:
+        return state.phase != "live" or self.trusted(state)
 
     def trusted(self, state: State) -> bool:
-        return state.life == "live" and self.trusts(state.trust)
+        return state.phase == "live" and self.trusts(state.trust)
 
-    # What the mutations change.
+    # Overridden by mutations.
 
     def trusts(self, age: int) -> bool:
         return trusts(self._timing, age)
 
-    def condemns(self, state: State, *, expired: bool) -> bool:
-        """Say whether a session is to be called dead. A clock of the store can only forbid it."""
+    def should_declare_dead(self, state: State, *, expired: bool) -> bool:
+        """Whether to declare a session dead. The store's clock can only prevent it."""
         return expired
 
-    def doom(self, state: State, version: int) -> State:
-        """Send the death in place of the version that was watched."""
+    def send_death(self, state: State, version: int) -> State:
+        """Send the death, in place of the version that was watched."""
         return replace(state, doomed=state.doomed or version == 1)
 
-    def heard(self, beat: Beat) -> int:
-        """Give the age from which trust counts when a beat is known to be applied."""
+    def trust_after(self, beat: Beat) -> int:
+        """Return the age from which trust counts after an applied heartbeat."""
         return beat.age
 
-    def adopted(self, state: State) -> int:
-        """Give the age from which trust counts when an earlier beat is found in the record."""
+    def trust_after_adoption(self, state: State) -> int:
+        """Return the age from which trust counts after an earlier heartbeat was adopted."""
         return state.age
 
     def resent(self, beat: Beat) -> Beat:
         return beat
 
-    def refused(self, state: State) -> State:
-        """Find something else in the record than what the beat was to replace."""
+    def on_conflict(self, state: State) -> State:
+        """Process a record that is not the base of the heartbeat."""
         if state.dead:
-            return _idle(replace(state, life="lost"))
-        return self._trust(replace(state, base=1), self.adopted(state))
+            return _idle(replace(state, phase="lost"))
+        return self._trust(replace(state, base=1), self.trust_after_adoption(state))
 
     def end(self, state: State) -> State:
-        """Leave in good order: trust ends when that is sent."""
-        return _idle(replace(state, life="ended"))
+        """End the session: trust ends when that is sent."""
+        return _idle(replace(state, phase="ended"))
 
-    # Who does what.
+    # Steps.
 
-    def _hold(self, state: State) -> Iterator[Step[State]]:
+    def _step_holder(self, state: State) -> Iterator[Step[State]]:
         beat = state.beat
         if beat is None:
             newest = max([1, *(stray.version for stray in state.strays)]) + 1
-            sent = replace(state, beat=Beat(newest, state.base, 0), beating="sent")
-            yield Step("the holder sends a beat", sent)
+            sent = replace(state, beat=Beat(newest, state.base, 0), beat_phase="sent")
+            yield Step("the holder sends a heartbeat", sent)
             ended = replace(self.end(state), doomed=state.doomed or state.base == 1)
-            yield Step("the holder sends its end", ended, misfortune=True)
-        elif state.beating == "sent":
-            answer: Beating = "applied" if beat.base == 1 else "conflicted"
+            yield Step("the holder sends its end", ended, is_fault=True)
+        elif state.beat_phase == "sent":
+            answer: BeatPhase = "applied" if beat.base == 1 else "conflicted"
             landed = _land(state, beat)
-            yield Step(f"the beat lands: {answer}", replace(landed, beating=answer))
-            yield Step("the holder hears nothing", self._give_up(state, beat))
-        elif state.beating == "applied":
-            known = self._trust(replace(state, base=beat.version), self.heard(beat))
-            yield Step("the holder hears that its beat was applied", known)
-            yield Step("the holder hears nothing", replace(state, beating="unheard"))
-        elif state.beating == "conflicted":
-            yield Step("the holder hears of a conflict, and looks", self._find(state, beat))
+            yield Step(f"the heartbeat lands: {answer}", replace(landed, beat_phase=answer))
+            yield Step("the holder gets no reply", self._abandon(state, beat))
+        elif state.beat_phase == "applied":
+            known = self._trust(replace(state, base=beat.version), self.trust_after(beat))
+            yield Step("the holder gets the reply: applied", known)
+            yield Step("the holder gets no reply", replace(state, beat_phase="unanswered"))
+        elif state.beat_phase == "conflicted":
+            yield Step(
+                "the holder gets the reply: conflicted, and reads", self._read_record(state, beat)
+            )
         else:
-            yield Step("the holder gives the beat up", _idle(state))
-            if state.beating == "pending":
-                again = replace(state, beat=self.resent(beat), beating="sent")
-                yield Step("the holder sends the beat again", again)
+            yield Step("the holder abandons the heartbeat", _idle(state))
+            if state.beat_phase == "pending":
+                again = replace(state, beat=self.resent(beat), beat_phase="sent")
+                yield Step("the holder resends the heartbeat", again)
             elif beat.base == 1:
-                yield Step("the holder looks: pending", replace(state, beating="pending"))
+                yield Step("the holder reads: pending", replace(state, beat_phase="pending"))
             else:
-                yield Step("the holder looks", self._find(state, beat))
+                yield Step("the holder reads", self._read_record(state, beat))
 
-    def _find(self, state: State, beat: Beat) -> State:
-        """Look at the record after a beat that was not heard to be applied."""
+    def _read_record(self, state: State, beat: Beat) -> State:
+        """Read the record after a heartbeat without the reply `applied`."""
         if beat.version == 1:
-            return self._trust(replace(state, base=1), self.heard(beat))
-        return self.refused(state)
+            return self._trust(replace(state, base=1), self.trust_after(beat))
+        return self.on_conflict(state)
 
-    def _give_up(self, state: State, beat: Beat) -> State:
-        """Stop waiting for an answer; what was sent may land later."""
+    def _abandon(self, state: State, beat: Beat) -> State:
+        """Stop waiting for a reply; the heartbeat may land later."""
         strays = state.strays
         if beat.base == 1 and len(strays - {beat}) < self._scene.strays:
             strays |= {beat}
-        return replace(state, beating="unheard", strays=strays)
+        return replace(state, beat_phase="unanswered", strays=strays)
 
     def _trust(self, state: State, age: int) -> State:
         return _idle(replace(state, trust=min(state.trust, age)))
 
-    def _observe(self, state: State) -> Step[State]:
+    def _step_observer(self, state: State) -> Step[State]:
         read = state.read
         if read is None:
             if self.counts_from_start:
@@ -255,12 +255,14 @@ class SessionModel(Model[State]):
             return Step("the read reaches the store", replace(state, read=replace(read, version=1)))
         watched, expired = look(self._timing, state.watched, read)
         after = replace(state, watched=watched, read=None)
-        if not self.condemns(state, expired=expired):
+        if not self.should_declare_dead(state, expired=expired):
             return Step("the read returns", after)
-        return Step("the read returns; the observer sends death", self.doom(after, read.version))
+        return Step(
+            "the read returns; the observer sends death", self.send_death(after, read.version)
+        )
 
-    def _pass(self, state: State, rate: int) -> State:
-        """Let a tick pass, which the observer's clock counts as it may."""
+    def _tick(self, state: State, rate: int) -> State:
+        """Let a tick pass; the observer's clock measures `rate`."""
         cap = self._timeout
         watched, read = state.watched, state.read
         if watched is not None:
@@ -284,8 +286,8 @@ def _older(beat: Beat, cap: int) -> Beat:
 
 
 def _idle(state: State) -> State:
-    """Be done with a beat."""
-    return replace(state, beat=None, beating="")
+    """Return the state without a current heartbeat."""
+    return replace(state, beat=None, beat_phase="")
 
 
 def _land(state: State, beat: Beat) -> State:
@@ -293,7 +295,7 @@ def _land(state: State, beat: Beat) -> State:
 
 
 def _renew(state: State, version: int, age: int) -> State:
-    """Make another version the record's. Nothing that is based on the one before can land now."""
+    """Replace the record's version. Nothing based on the earlier one can land now."""
 
     def rename(old: int) -> int:
         return 1 if old == version else min(old, 2) if old > 1 else 0
@@ -315,79 +317,79 @@ def _renew(state: State, version: int, age: int) -> State:
 
 
 class TrustFromTheReply(SessionModel):
-    """Trust counts from when a beat was answered, not from when it was sent."""
+    """Trust counts from the reply to a heartbeat, not from its send."""
 
-    def heard(self, beat: Beat) -> int:
+    def trust_after(self, beat: Beat) -> int:
         return 0
 
 
 class TrustFromAResend(SessionModel):
-    """Trust counts from the latest send; an earlier copy is what was applied."""
+    """Trust counts from the last send; an earlier copy was applied."""
 
     def resent(self, beat: Beat) -> Beat:
         return replace(beat, age=0)
 
 
 class TrustFromTheAdoption(SessionModel):
-    """An earlier beat that is found in the record counts from when it is found."""
+    """After an adoption trust counts from the read, not from the send."""
 
-    def adopted(self, state: State) -> int:
+    def trust_after_adoption(self, state: State) -> int:
         return 0
 
 
 class CountFromTheStart(SessionModel):
-    """The observer counts from when it began to read; the beat that it saw came later."""
+    """The observer counts from the start of its read; the heartbeat that it saw came later."""
 
     counts_from_start = True
 
 
 class NoMargin(SessionModel):
-    """Trust lasts as long as the timeout; a fast clock counts that sooner than a slow one."""
+    """Trust lasts for the whole timeout; a fast clock measures that sooner than a slow one."""
 
     def trusts(self, age: int) -> bool:
         return age < self._timeout
 
 
 class LosesToItself(SessionModel):
-    """Any conflict means lost; it was an earlier beat, given up, that landed."""
+    """Any conflict means lost; but an abandoned earlier heartbeat had landed."""
 
-    def refused(self, state: State) -> State:
-        return _idle(replace(state, life="lost"))
+    def on_conflict(self, state: State) -> State:
+        return _idle(replace(state, phase="lost"))
 
 
 class NothingAdopted(SessionModel):
-    """A conflict with an earlier beat teaches nothing; no beat is ever applied again."""
+    """An earlier heartbeat is not adopted; no heartbeat is ever applied again."""
 
-    def refused(self, state: State) -> State:
-        return super().refused(state) if state.dead else _idle(state)
+    def on_conflict(self, state: State) -> State:
+        return super().on_conflict(state) if state.dead else _idle(state)
 
 
 class DeathOfAnyVersion(SessionModel):
-    """The observer calls dead what it finds, not what it watched."""
+    """The observer declares dead the version that it finds, not the one that it watched."""
 
-    def doom(self, state: State, version: int) -> State:
+    def send_death(self, state: State, version: int) -> State:
         return replace(state, doomed=True)
 
 
-class EndBelievedTooLong(SessionModel):
-    """A holder that leaves trusts itself until its end is answered."""
+class TrustsUntilEndIsAnswered(SessionModel):
+    """A holder that leaves trusts itself until the reply."""
 
     def end(self, state: State) -> State:
         return state
 
 
 class ServerClockAlone(SessionModel):
-    """What the store's clock calls overdue is called dead, watched or not; the clock jumps."""
+    """The store's clock alone decides death; it jumps."""
 
-    def condemns(self, state: State, *, expired: bool) -> bool:
+    def should_declare_dead(self, state: State, *, expired: bool) -> bool:
         return state.jumped or expired
 
 
 class TrustIsCached(SessionModel):
-    """Once trusted, the holder asks its clock no more."""
+    """Once trusted, the holder does not read its clock any more."""
 
     def trusted(self, state: State) -> bool:
-        return state.life == "live"
+        return state.phase == "live"
 
 
 SHORT = Timing(heartbeat=TICK, timeout=3 * TICK)
@@ -410,7 +412,7 @@ MUTATIONS: dict[type[SessionModel], str] = {
     LosesToItself: "short",
     NothingAdopted: "short",
     DeathOfAnyVersion: "short",
-    EndBelievedTooLong: "short",
+    TrustsUntilEndIsAnswered: "short",
     ServerClockAlone: "a jumping server",
     TrustIsCached: "short",
 }

@@ -1,15 +1,14 @@
-"""Settling, on every bad network: nobody is told a lie about a write.
+"""Model of settling on a bad network: every outcome that a writer gets is true.
 
-Two writers change one record through requests that may be applied and not answered, come
-to nothing, or land again and again at any later time. A crowd of strangers may write on
-top, and a tombstone is buried at a moment when nothing can be under way any more.
+Two writers change one record through requests that may be applied without a reply, be lost, or be
+delivered repeatedly at any later time. Other writers may write on top, and a tombstone is removed
+at a moment when nothing can be under way any more.
 
-Whoever is told *applied* finds its write in the history exactly once. Whoever is told
-*conflicted* never does, then or later. *Unknown* is always allowed, but that a record has
-forgotten a write only if more writes came since than it remembers.
+A write reported as *applied* is in the history exactly once; one reported as *conflicted* never is.
+*Unknown* is always allowed, but *forgotten* only if more writes came since than a record remembers.
 
-The records are the library's own, with trails of their real length: `build_records` makes them
-and `judge_write` judges them.
+The records are the library's own, with trails of their real length: `build_records` creates
+them and `judge_write` judges them.
 """
 
 from collections.abc import Iterator
@@ -27,169 +26,173 @@ from jobsync.stores.settling import WriteFate, judge_write
 
 __all__ = ["MUTATIONS", "WORLDS", "Scene", "SettlingModel"]
 
-Deed: TypeAlias = Literal["create", "replace", "delete"]
-Told: TypeAlias = Literal["applied", "conflicted", "forgotten", "misjudged", "unknown", "needless"]
+TaskKind: TypeAlias = Literal["create", "replace", "delete"]
+Result: TypeAlias = Literal[
+    "applied", "conflicted", "forgotten", "misjudged", "unknown", "needless"
+]
 
 KEY = "n"
 
 replace = msgspec.structs.replace
 
 
-def mark(deed: str) -> str:
-    """Make a nonce that people can read."""
-    return deed.ljust(NONCE_LENGTH, "-")
+def readable_nonce(task: str) -> str:
+    """Return a nonce that people can read."""
+    return task.ljust(NONCE_LENGTH, "-")
 
 
 @cache
-def leave(change: Change) -> Record:
-    """Give the record that a change leaves."""
+def apply(change: Change) -> Record:
+    """Return the record after a change."""
     return build_records([change], Ids(FakeClock(), SeededRandomness(1)))[0][0]
 
 
 @cache
-def trample(record: Record | None, strangers: int) -> Record | None:
-    """Give the record that a crowd leaves."""
-    for number in range(strangers):
-        record = leave(Put(KEY, "crowd", record, nonce=mark(f"X{number}")))
+def write_on_top(record: Record | None, others: int) -> Record | None:
+    """Return the record after a number of other writes."""
+    for number in range(others):
+        record = apply(Put(KEY, "other", record, nonce=readable_nonce(f"X{number}")))
     return record
 
 
-PRESENT = leave(Put(KEY, "first", nonce=mark("first")))
-DELETED = leave(PRESENT.delete())
+PRESENT = apply(Put(KEY, "first", nonce=readable_nonce("first")))
+DELETED = apply(PRESENT.delete())
 
 
 class Scene(msgspec.Struct, frozen=True):
-    """What is there at first, and who means to do what."""
+    """The first record, and the tasks of the writers."""
 
     first: Record | None
-    programs: tuple[tuple[Deed, ...], ...]
-    strangers: int = 0
-    """How many strangers write, all at once, at some moment or never."""
+    programs: tuple[tuple[TaskKind, ...], ...]
+    others: int = 0
+    """The number of other writes, which come all at once, at some moment or never."""
     sends: int = 2
-    """How often one request is sent at most."""
+    """The maximum number of sends of one request."""
 
 
 class Writer(msgspec.Struct, frozen=True, gc=False):
-    """Somebody who does one deed after the other, and hears what became of each."""
+    """A writer that does one task after another, with the reported result of each."""
 
     change: Change | None = None
-    """What it is about; None between two deeds."""
+    """The current change; None between two tasks."""
     sends: int = 0
     waiting: bool = False
-    """Whether it listens for an answer; if not, and something was sent, it must settle."""
-    told: tuple[Told, ...] = ()
+    """Whether it waits for a reply; if not, and something was sent, it must settle."""
+    results: tuple[Result, ...] = ()
 
 
 class State(msgspec.Struct, frozen=True, gc=False):
-    """The record, the truth about it, and what is under way."""
+    """The record, its true history, and the requests under way."""
 
     record: Record | None
     applied: tuple[str, ...]
-    """The nonces of the two writers, in the order in which the store committed them."""
+    """The nonces of the two writers, in commit order."""
     writers: tuple[Writer, ...]
     strays: frozenset[Change] = frozenset()
-    """Requests of which copies may land at any time, any number of times."""
-    strangers: int = 0
+    """Requests whose copies may land at any time, any number of times."""
+    others: int = 0
 
 
 class SettlingModel(Model[State]):
-    """Writers of one record, who settle as `SettlingStore` does."""
+    """Writers of one record that settle as `SettlingStore` does."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
     def starts(self) -> Iterator[State]:
         writers = tuple(Writer() for _ in self._scene.programs)
-        yield State(self._scene.first, (), writers, strangers=self._scene.strangers)
+        yield State(self._scene.first, (), writers, others=self._scene.others)
 
     def steps(self, state: State) -> Iterator[Step[State]]:
         for number, name in enumerate("AB"):
             yield from self._act(state, number, name)
         for stray in state.strays:
-            yield Step(f"a copy of {_name(stray)} lands", self._land(state, stray))
-        if state.strangers:
-            trampled = trample(state.record, state.strangers)
-            what = f"{state.strangers} strangers write"
-            yield Step(what, replace(state, record=trampled, strangers=0))
-        if state.record is not None and state.record.deleted and self.may_bury(state):
-            buried = replace(state, record=None, strays=frozenset())
-            yield Step("the tombstone is buried", buried)
+            yield Step(f"a copy of {_describe(stray)} lands", self._land(state, stray))
+        if state.others:
+            record = write_on_top(state.record, state.others)
+            what = f"{state.others} others write"
+            yield Step(what, replace(state, record=record, others=0))
+        if state.record is not None and state.record.deleted and self.may_remove(state):
+            removed = replace(state, record=None, strays=frozenset())
+            yield Step("the tombstone is removed", removed)
 
-    def wrong(self, state: State) -> str | None:
+    def find_violation(self, state: State) -> str | None:
         for number, name in enumerate("AB"):
-            for count, told in enumerate(state.writers[number].told):
-                deed = f"{name}{count}"
-                times = sum(nonce.startswith(deed) for nonce in state.applied)
-                if (told == "applied" and times != 1) or (told == "conflicted" and times):
-                    return f"{deed} was told {told}, and was applied {times} times"
-                if told == "misjudged":
-                    return f"{deed} was called forgotten, though the trail reaches back to its base"
+            for count, result in enumerate(state.writers[number].results):
+                task = f"{name}{count}"
+                times = sum(nonce.startswith(task) for nonce in state.applied)
+                if (result == "applied" and times != 1) or (result == "conflicted" and times):
+                    return f"{task} was reported as {result}, and was applied {times} times"
+                if result == "misjudged":
+                    return f"{task} was reported as forgotten, though the trail reaches its base"
         if len(set(state.applied)) < len(state.applied):
             return f"a write was applied twice: {' '.join(state.applied)}"
         return None
 
-    # What the mutations change.
+    # Overridden by mutations.
 
     def fits(self, change: Change, record: Record | None) -> bool:
-        """Say whether the store finds a change's condition true."""
+        """Whether a change's condition holds for a record."""
         base = change.base
         if base is None or record is None:
             return base is record
         return (base.seq, base.trail) == (record.seq, record.trail)
 
-    def leave(self, change: Change) -> Record:
-        return leave(change)
+    def apply(self, change: Change) -> Record:
+        return apply(change)
 
     def verdict(self, change: Change, record: Record | None) -> WriteFate:
         return judge_write(change.base, change.nonce, record)
 
     def believes_conflict(self, writer: Writer) -> bool:
-        """Say whether the answer that a condition was false is the verdict."""
+        """Whether the reply `conflicted` is final."""
         return writer.sends == 1
 
     def overtakes(self, change: Change) -> frozenset[Change]:
-        """Give the copies that may land before the request that is answered."""
+        """Return the copies that may land before the answered request."""
         return frozenset()
 
-    def may_bury(self, state: State) -> bool:
-        """Say whether nothing can land any more: an hour is longer than any request lasts."""
+    def may_remove(self, state: State) -> bool:
+        """Whether nothing can land any more: an hour is longer than any request lasts."""
         return all(writer.change is None or writer.sends == 0 for writer in state.writers)
 
     def retry(self, state: State, number: int) -> State | None:
-        """Start a deed again instead of settling it."""
+        """Repeat a task instead of settling it."""
         return None
 
-    # Who does what.
+    # Steps.
 
     def _act(self, state: State, number: int, name: str) -> Iterator[Step[State]]:
         writer = state.writers[number]
         change = writer.change
         if change is None:
-            if len(writer.told) < len(self._scene.programs[number]):
-                yield self._decide(state, number, f"{name}{len(writer.told)}")
+            if len(writer.results) < len(self._scene.programs[number]):
+                yield self._decide(state, number, f"{name}{len(writer.results)}")
         elif writer.sends == 0:
-            yield Step(f"{name} sends {_name(change)}", self._send(state, number))
+            yield Step(f"{name} sends {_describe(change)}", self._send(state, number))
         elif writer.waiting:
-            yield self._answer(state, number, f"{_name(change)} arrives and is answered")
-            deaf = replace(writer, waiting=False)
+            yield self._answer(state, number, f"{_describe(change)} arrives and is answered")
+            settling = replace(writer, waiting=False)
             strays = state.strays | {change}
-            after = replace(_with(state, number, deaf), strays=strays)
-            yield Step(f"{name} hears nothing of {_name(change)}", after)
+            after = replace(_with(state, number, settling), strays=strays)
+            yield Step(f"{name} gets no reply to {_describe(change)}", after)
         else:
             yield from self._settle(state, number, name)
 
-    def _decide(self, state: State, number: int, deed: str) -> Step[State]:
-        """Read, and decide what to write in place of what was read."""
+    def _decide(self, state: State, number: int, task: str) -> Step[State]:
+        """Read the record, and decide what to write in its place."""
         writer, base = state.writers[number], state.record
-        kind = self._scene.programs[number][len(writer.told)]
-        what = f"{deed[0]} reads the record, to {kind} it"
+        kind = self._scene.programs[number][len(writer.results)]
+        what = f"{task[0]} reads the record, to {kind} it"
         if kind == "delete" and (base is None or base.deleted):
-            return Step(what, _tell(state, number, "needless"))
-        # What B writes equals what was there first: versions must tell the two apart.
-        value = "first" if deed[0] == "B" else deed
-        change: Change = Put(KEY, value, None if kind == "create" else base, nonce=mark(deed))
+            return Step(what, _finish(state, number, "needless"))
+        # B writes the first value again: the versions must still differ.
+        value = "first" if task[0] == "B" else task
+        change: Change = Put(
+            KEY, value, None if kind == "create" else base, nonce=readable_nonce(task)
+        )
         if kind == "delete" and base is not None:
-            change = Delete(base, nonce=mark(deed))
+            change = Delete(base, nonce=readable_nonce(task))
         return Step(what, _with(state, number, replace(writer, change=change)))
 
     def _send(self, state: State, number: int) -> State:
@@ -206,48 +209,50 @@ class SettlingModel(Model[State]):
         applied = self.fits(writer.change, state.record)
         after = replace(self._land(state, writer.change), strays=state.strays | {writer.change})
         if applied:
-            return Step(f"{what}: applied", _tell(after, number, "applied"))
+            return Step(f"{what}: applied", _finish(after, number, "applied"))
         if self.believes_conflict(writer):
-            return Step(f"{what}: conflicted", _tell(after, number, "conflicted"))
-        deaf = replace(writer, waiting=False)
-        return Step(f"{what}: conflicted, which may be its own doing", _with(after, number, deaf))
+            return Step(f"{what}: conflicted", _finish(after, number, "conflicted"))
+        settling = replace(writer, waiting=False)
+        return Step(f"{what}: conflicted, perhaps with itself", _with(after, number, settling))
 
     def _settle(self, state: State, number: int, name: str) -> Iterator[Step[State]]:
         writer = state.writers[number]
         assert writer.change is not None
-        deed = _name(writer.change)
+        task = _describe(writer.change)
         again = self.retry(state, number)
         if again is not None:
-            yield Step(f"{name} starts {deed} again", again)
+            yield Step(f"{name} starts {task} again", again)
             return
-        yield Step(f"{name} gives {deed} up", _tell(state, number, "unknown"))
+        yield Step(f"{name} abandons {task}", _finish(state, number, "unknown"))
         match self.verdict(writer.change, state.record):
             case "pending":
                 if writer.sends < self._scene.sends:
-                    yield Step(f"{name} looks, and sends {deed} again", self._send(state, number))
+                    yield Step(f"{name} reads, and resends {task}", self._send(state, number))
             case "applied":
-                yield Step(f"{name} looks: {deed} is there", _tell(state, number, "applied"))
+                yield Step(f"{name} reads: {task} is there", _finish(state, number, "applied"))
             case "conflicted":
-                yield Step(f"{name} looks: not {deed}", _tell(state, number, "conflicted"))
+                yield Step(
+                    f"{name} reads: {task} is not there", _finish(state, number, "conflicted")
+                )
             case "unknowable":
-                told: Told = "misjudged" if _remembered(writer.change, state) else "forgotten"
-                yield Step(f"{name} looks: nobody knows", _tell(state, number, told))
+                result: Result = "misjudged" if _remembered(writer.change, state) else "forgotten"
+                yield Step(f"{name} reads: unknowable", _finish(state, number, result))
 
     def _land(self, state: State, change: Change) -> State:
-        """Let the store judge_write one copy of a request."""
+        """Apply one copy of a request if its condition holds."""
         if not self.fits(change, state.record):
             return state
         applied = (*state.applied, change.nonce)
-        return replace(state, record=self.leave(change), applied=applied)
+        return replace(state, record=self.apply(change), applied=applied)
 
 
 def _remembered(change: Change, state: State) -> bool:
-    """Say whether a record still remembers all writes since a change's base."""
+    """Whether a record still remembers all writes since a change's base."""
     first = 0 if change.base is None else change.base.seq
     return state.record is not None and 0 < state.record.seq - first <= TRAIL_LENGTH
 
 
-def _name(change: Change) -> str:
+def _describe(change: Change) -> str:
     kind = "delete" if isinstance(change, Delete) else "put"
     return f"{kind} {change.nonce.rstrip('-')}"
 
@@ -257,13 +262,13 @@ def _with(state: State, number: int, writer: Writer) -> State:
     return replace(state, writers=(*writers[:number], writer, *writers[number + 1 :]))
 
 
-def _tell(state: State, number: int, told: Told) -> State:
-    """Let a writer be done with a deed."""
-    return _with(state, number, Writer(told=(*state.writers[number].told, told)))
+def _finish(state: State, number: int, result: Result) -> State:
+    """Record the result of a writer's task."""
+    return _with(state, number, Writer(results=(*state.writers[number].results, result)))
 
 
 class ReadAndWriteAgain(SettlingModel):
-    """What was not answered is done once more, under a new nonce."""
+    """A write without a reply is repeated with a new nonce."""
 
     def retry(self, state: State, number: int) -> State | None:
         writer = state.writers[number]
@@ -272,18 +277,18 @@ class ReadAndWriteAgain(SettlingModel):
         if "again" in writer.change.nonce:
             return None
         change = Put(KEY, "again", state.record, nonce=nonce)
-        return _with(state, number, Writer(change=change, told=writer.told))
+        return _with(state, number, Writer(change=change, results=writer.results))
 
 
 class OwnConflictBelieved(SettlingModel):
-    """The second copy's conflict is taken for the verdict; the first copy had won."""
+    """The conflict of the second copy is final; the first copy had been applied."""
 
     def believes_conflict(self, writer: Writer) -> bool:
         return True
 
 
 class PendingMeansFailed(SettlingModel):
-    """The record has not moved, so the write is taken for lost; it lands later."""
+    """The record has not changed, so the write counts as lost; it lands later."""
 
     def verdict(self, change: Change, record: Record | None) -> WriteFate:
         verdict = super().verdict(change, record)
@@ -291,7 +296,7 @@ class PendingMeansFailed(SettlingModel):
 
 
 class PendingMeansApplied(SettlingModel):
-    """What may still be under way is taken for done."""
+    """A write that may still be under way counts as applied."""
 
     def verdict(self, change: Change, record: Record | None) -> WriteFate:
         verdict = super().verdict(change, record)
@@ -299,7 +304,7 @@ class PendingMeansApplied(SettlingModel):
 
 
 class NewestNonceOnly(SettlingModel):
-    """The record keeps the mark of its last write alone; another wrote on top."""
+    """The record keeps only the nonce of its last write; another wrote on top."""
 
     def verdict(self, change: Change, record: Record | None) -> WriteFate:
         newest = replace(record, trail=record.nonce) if record else None
@@ -307,7 +312,7 @@ class NewestNonceOnly(SettlingModel):
 
 
 class ForgottenMeansConflict(SettlingModel):
-    """A trail that no longer reaches back to the base is taken for proof."""
+    """A trail that no longer reaches back to the base counts as proof."""
 
     def verdict(self, change: Change, record: Record | None) -> WriteFate:
         verdict = super().verdict(change, record)
@@ -315,7 +320,7 @@ class ForgottenMeansConflict(SettlingModel):
 
 
 class EqualContentIsEqualVersion(SettlingModel):
-    """Versions are made of content without a nonce; what was there before comes back."""
+    """Versions depend on content without a nonce; an earlier value comes back."""
 
     def fits(self, change: Change, record: Record | None) -> bool:
         base = change.base
@@ -325,7 +330,7 @@ class EqualContentIsEqualVersion(SettlingModel):
 
 
 class CreateOverATombstone(SettlingModel):
-    """A deleted name counts as free; a late create brings back what was consumed."""
+    """A deleted name counts as free; a late create brings back a consumed record."""
 
     def fits(self, change: Change, record: Record | None) -> bool:
         gone = record is not None and record.deleted
@@ -335,27 +340,29 @@ class CreateOverATombstone(SettlingModel):
 class TombstoneForgets(SettlingModel):
     """A tombstone keeps no nonces but its own."""
 
-    def leave(self, change: Change) -> Record:
-        record = leave(change)
+    def apply(self, change: Change) -> Record:
+        record = apply(change)
         return replace(record, trail=record.nonce) if record.deleted else record
 
 
-class BuriedAtOnce(SettlingModel):
-    """A tombstone goes while requests that it must turn away are still under way."""
+class RemovedAtOnce(SettlingModel):
+    """A tombstone is removed while requests that it must refuse are still under way."""
 
-    def may_bury(self, state: State) -> bool:
+    def may_remove(self, state: State) -> bool:
         return True
 
 
 class LibraryRetries(SettlingModel):
-    """A client library sends again by itself; the answer is the second copy's."""
+    """A client library resends by itself; the reply is the second copy's."""
 
     def overtakes(self, change: Change) -> frozenset[Change]:
         return frozenset([change])
 
 
 WORLDS = {
-    "writes upon writes": Scene(PRESENT, (("replace", "delete"), ("replace", "replace")), sends=3),
+    "writes on top of writes": Scene(
+        PRESENT, (("replace", "delete"), ("replace", "replace")), sends=3
+    ),
     "created and consumed": Scene(None, (("create", "replace"), ("delete", "create")), sends=3),
     "over a tombstone": Scene(DELETED, (("replace", "delete"), ("create", "replace")), sends=3),
     "all remembered": Scene(PRESENT, (("replace",) * 2, ("delete",)), TRAIL_LENGTH - 3),
@@ -363,15 +370,15 @@ WORLDS = {
 }
 
 MUTATIONS: dict[type[SettlingModel], str] = {
-    ReadAndWriteAgain: "writes upon writes",
-    OwnConflictBelieved: "writes upon writes",
-    PendingMeansFailed: "writes upon writes",
-    PendingMeansApplied: "writes upon writes",
-    NewestNonceOnly: "writes upon writes",
+    ReadAndWriteAgain: "writes on top of writes",
+    OwnConflictBelieved: "writes on top of writes",
+    PendingMeansFailed: "writes on top of writes",
+    PendingMeansApplied: "writes on top of writes",
+    NewestNonceOnly: "writes on top of writes",
     ForgottenMeansConflict: "one too many",
-    EqualContentIsEqualVersion: "writes upon writes",
+    EqualContentIsEqualVersion: "writes on top of writes",
     CreateOverATombstone: "created and consumed",
     TombstoneForgets: "created and consumed",
-    BuriedAtOnce: "created and consumed",
-    LibraryRetries: "writes upon writes",
+    RemovedAtOnce: "created and consumed",
+    LibraryRetries: "writes on top of writes",
 }

@@ -1,8 +1,8 @@
-"""Hand-over in every state that a small fleet can get into, leaders changing in the middle.
+"""Handovers in every state that a small fleet can reach, with changes of the leader.
 
-Two nodes or three, a few tokens, a pin that comes and goes; a node may join, leave, fall
-silent and be called dead at any moment, read a plan and apply it late; a leader writes what
-it decided before another took over.
+Two or three nodes, a few tokens, a pin that comes and goes. A node may join, leave, fall silent and
+be declared dead at any moment, or apply a plan late. A leader may write what it decided before
+another one took over.
 """
 
 from bisect import bisect_right
@@ -28,7 +28,7 @@ Rank = Callable[[int], int]
 Check = Callable[[Fleet], str | None]
 IsDone = Callable[[int, int], bool]
 Breakage = Callable[[pytest.MonkeyPatch], None]
-Came = dict[Fleet, tuple[Fleet | None, str]]
+Origins = dict[Fleet, tuple[Fleet | None, str]]
 
 
 def explore(
@@ -37,43 +37,43 @@ def explore(
     *,
     late: Collection[str] = (),
     applies: Rule = is_newer,
-) -> Iterator[tuple[Fleet, Came]]:
-    """Give every state that can be reached, nearest first, with how each was come to."""
-    came: Came = {fleet: (None, "")}
+) -> Iterator[tuple[Fleet, Origins]]:
+    """Yield every reachable state, nearest first, with the origins of all states."""
+    origins: Origins = {fleet: (None, "")}
     frontier = [fleet]
     while frontier:
         found = []
         for state in frontier:
-            yield state, came
+            yield state, origins
             for step in steps(state, pins, late=late, applies=applies):
                 after = canonical(step.after)
-                if after not in came:
-                    came[after] = (state, step.what)
+                if after not in origins:
+                    origins[after] = (state, step.what)
                     found.append(after)
         frontier = found
 
 
-def trace(came: Came, state: Fleet | None) -> list[str]:
-    """Give a shortest way into a state."""
-    way: list[str] = []
+def trace(origins: Origins, state: Fleet | None) -> list[str]:
+    """Return a shortest trace to a state."""
+    names: list[str] = []
     while state is not None:
-        state, what = came[state]
-        way.append(what)
-    return way[-2::-1]
+        state, what = origins[state]
+        names.append(what)
+    return names[-2::-1]
 
 
 def canonical(fleet: Fleet) -> Fleet:
-    """Give the same fleet with as few different numbers as tell it from others.
+    """Return the same fleet with the smallest equivalent numbers.
 
-    Numbers are only ever compared: with what was revoked, with the plan's own, and by a node
-    with what it read. States that differ in nothing else behave alike.
+    Numbers are only compared: with revocations, with the plan's own number, and by a node with what
+    it read. States that differ in nothing else behave alike.
     """
     number = fleet.plan.assignment.number
-    told = {0, 1, number, number + 1, *_revoked(fleet.plan)}
+    numbers = {0, 1, number, number + 1, *_revoked(fleet.plan)}
     for peer in fleet.peers:
         if peer.read is not None:
-            told |= {peer.applied.number, peer.read.number}
-    ordered = sorted(told)
+            numbers |= {peer.applied.number, peer.read.number}
+    ordered = sorted(numbers)
 
     def rank(number: int) -> int:
         return bisect_right(ordered, number) - 1
@@ -110,7 +110,7 @@ def _renumber_peer(peer: Peer, rank: Rank) -> Peer:
 
 
 def find_overlap(fleet: Fleet) -> str | None:
-    """Say what two nodes would do at the same time."""
+    """Return a task that two nodes would do at the same time."""
     for token in range(fleet.plan.assignment.total):
         for task in TASKS:
             if len(nodes := covering(fleet, task, token)) > 1:
@@ -119,56 +119,56 @@ def find_overlap(fleet: Fleet) -> str | None:
 
 
 def find_gap(fleet: Fleet) -> str | None:
-    """Say which task nobody would do, or the wrong node, once everything is quiet."""
-    quiet = heal(fleet)
-    members = [peer.node.name for peer in quiet.peers if peer.status == "member"]
-    pinned = {pin.task: pin.patterns for pin in quiet.pins}
-    for token in range(quiet.plan.assignment.total):
+    """Return a task that no node, or a wrong node, would do in the steady state."""
+    steady = heal(fleet)
+    members = [peer.node.name for peer in steady.peers if peer.status == "member"]
+    pinned = {pin.task: pin.patterns for pin in steady.pins}
+    for token in range(steady.plan.assignment.total):
         for task in TASKS:
             allowed = [name for name in members if name in pinned.get(task, members)]
-            nodes = covering(quiet, task, token)
+            nodes = covering(steady, task, token)
             if bool(nodes) != bool(allowed) or not set(nodes) <= set(allowed):
                 return f"task {task!r} of token {token}: {nodes}, allowed {allowed}"
     return None
 
 
-def find_worst(found: Iterable[tuple[Fleet, Came]], *checks: Check) -> str | None:
-    """Give the first thing that is wrong, with a shortest way to it."""
-    for state, came in found:
+def find_first(found: Iterable[tuple[Fleet, Origins]], *checks: Check) -> str | None:
+    """Return the first violation, with a shortest trace."""
+    for state, origins in found:
         for check in checks:
-            if wrong := check(state):
-                return "\n  ".join((wrong, *trace(came, state)))
+            if violation := check(state):
+                return "\n  ".join((violation, *trace(origins, state)))
     return None
 
 
-def test_tokens_of_two_nodes_never_overlap_and_all_come_to_rest() -> None:
-    """Whatever happens, a token has one user at most; when it is over, all are in use."""
+def test_tokens_of_two_nodes_never_overlap_and_all_are_used() -> None:
+    """A token has at most one user in every state; in the steady state all are used."""
     found = explore(start(("a", "b"), 2, members=1))
-    assert find_worst(found, find_overlap, find_gap) is None
+    assert find_first(found, find_overlap, find_gap) is None
 
 
 def test_plans_applied_late_do_not_overlap(full_scale: bool) -> None:
-    """A node may have read a plan long before it applies it: one node, at full scale both."""
+    """A node may apply a plan long after it has read it: one node, or both at full scale."""
     late = ("a", "b") if full_scale else ("a",)
     found = explore(start(("a", "b"), 1, members=1), late=late)
-    assert find_worst(found, find_overlap) is None
+    assert find_first(found, find_overlap) is None
 
 
-def test_pins_that_come_and_go_never_overlap_and_are_heeded(full_scale: bool) -> None:
-    """A pinned task, too, has one user at most; when it is over, its pin is heeded.
+def test_pins_that_come_and_go_never_overlap_and_are_obeyed(full_scale: bool) -> None:
+    """A pinned task has at most one user too; in the steady state its pin is obeyed.
 
-    The pins disagree, so that one of the tasks has to part from their token. Every state at
-    full scale; otherwise the nearest ones.
+    The pins disagree, so one of the tasks must leave its token. At full scale all states; otherwise
+    the nearest ones.
     """
     found = explore(start(("a", "b"), 1, members=2), ((), PINS))
     nearest = found if full_scale else islice(found, 10_000)
-    assert find_worst(nearest, find_overlap, find_gap) is None
+    assert find_first(nearest, find_overlap, find_gap) is None
 
 
-# What the model must notice
+# Mutations that the model must detect.
 
 
-def give_without_waiting(patch: pytest.MonkeyPatch) -> None:
+def complete_at_once(patch: pytest.MonkeyPatch) -> None:
     """Complete a move at once."""
     settle = Transfers.settle
 
@@ -178,8 +178,8 @@ def give_without_waiting(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transfers, "settle", wrong)
 
 
-def take_any_acknowledgement(patch: pytest.MonkeyPatch) -> None:
-    """Take an acknowledgement of any number for one of this number."""
+def accept_any_acknowledgement(patch: pytest.MonkeyPatch) -> None:
+    """Accept an acknowledgement of any number."""
     settle = Transfers.settle
 
     def wrong(self: Transfers[int], is_done: IsDone, dead: set[int], members: list[int]) -> None:
@@ -188,8 +188,8 @@ def take_any_acknowledgement(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transfers, "settle", wrong)
 
 
-def give_away_what_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
-    """Forget who is still to give a token up when its move gets another target."""
+def redirect_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    """Forget the node that must still release a token when its move gets another target."""
     steer = Transfers.steer
 
     def wrong(self: Transfers[int], targets: dict[int, int], number: int) -> None:
@@ -202,7 +202,7 @@ def give_away_what_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transfers, "steer", wrong)
 
 
-def take_the_leaving_for_dead(patch: pytest.MonkeyPatch) -> None:
+def treat_leaving_as_dead(patch: pytest.MonkeyPatch) -> None:
     """Do not wait for a node that is about to leave."""
 
     def wrong(fleet: Fleet) -> Plan:
@@ -215,7 +215,7 @@ def take_the_leaving_for_dead(patch: pytest.MonkeyPatch) -> None:
 
 
 def pin_without_revoking(patch: pytest.MonkeyPatch) -> None:
-    """Treat a task that parts from its token as nobody's."""
+    """Treat a task that leaves its token as unowned."""
 
     def wrong(self: _Draft, task: str, token: int) -> None:
         self._token_of[task] = token
@@ -225,7 +225,7 @@ def pin_without_revoking(patch: pytest.MonkeyPatch) -> None:
 
 
 def unpin_without_waiting(patch: pytest.MonkeyPatch) -> None:
-    """Let a task follow its token again while another node still has it."""
+    """Return a task to its token while another node still has it."""
 
     def wrong(self: _Draft, exempt: dict[str, int]) -> None:
         for task in [each for each in self._tasks.holders if each not in exempt]:
@@ -238,32 +238,32 @@ def unpin_without_waiting(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("breakage", "names"),
     [
-        (give_without_waiting, "ab"),
-        (take_any_acknowledgement, "ab"),
-        (give_away_what_is_on_its_way, "abc"),
-        (take_the_leaving_for_dead, "ab"),
+        (complete_at_once, "ab"),
+        (accept_any_acknowledgement, "ab"),
+        (redirect_without_waiting, "abc"),
+        (treat_leaving_as_dead, "ab"),
     ],
 )
-def test_a_broken_hand_over_of_tokens_is_noticed(
+def test_a_broken_handover_of_tokens_is_detected(
     breakage: Breakage, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model is able to fail: each rule that is taken away shows as an overlap."""
+    """The model can fail: each missing rule shows as an overlap."""
     breakage(monkeypatch)
     found = explore(start(tuple(names), 1, members=1))
-    assert find_worst(found, find_overlap) is not None
+    assert find_first(found, find_overlap) is not None
 
 
 @pytest.mark.parametrize("breakage", [pin_without_revoking, unpin_without_waiting])
-def test_a_broken_hand_over_of_tasks_is_noticed(
+def test_a_broken_handover_of_tasks_is_detected(
     breakage: Breakage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Likewise for tasks that part from their token, and come back to it."""
+    """The same for tasks that leave their token and come back."""
     breakage(monkeypatch)
     found = explore(start(("a", "b"), 1, members=2), ((), PINS))
-    assert find_worst(found, find_overlap) is not None
+    assert find_first(found, find_overlap) is not None
 
 
-def test_an_old_plan_that_is_applied_late_is_noticed() -> None:
-    """Without the rule that a number never goes down, two nodes use one token."""
+def test_an_old_plan_that_is_applied_late_is_detected() -> None:
+    """Without the rule that numbers only grow, two nodes use one token."""
     found = explore(start(("a", "b"), 1, members=1), late=("a", "b"), applies=lambda *_: True)
-    assert find_worst(found, find_overlap) is not None
+    assert find_first(found, find_overlap) is not None

@@ -1,4 +1,4 @@
-"""Small models of the protocols hold in every state, and break when the protocol is broken.
+"""Small models hold in every state, and fail when their protocol is broken.
 
 `pytest -s tests/simulation/models` prints the number of states, and the shortest trace to a
 violation for every mutation.
@@ -16,7 +16,7 @@ from explorer import Model, Report, Step, TooLarge, explore
 
 
 class Case(NamedTuple):
-    """A model in one of its worlds."""
+    """A model in one of its scenes."""
 
     build: Callable[[Any], Model[Any]]
     scene: Any
@@ -40,7 +40,7 @@ BROKEN = [
 
 
 def find(case: Case) -> Report:
-    """Explore a model, and tell what was found."""
+    """Explore a model and print the result."""
     report = explore(case.build(case.scene))
     sys.stdout.write(f"\n{case.name}: {report}\n")
     return report
@@ -48,14 +48,14 @@ def find(case: Case) -> Report:
 
 @pytest.mark.parametrize("case", HOLDING, ids=lambda case: case.name)
 def test_a_protocol_holds(case: Case) -> None:
-    """In no state that can be reached is anything wrong, and none of them is a dead end."""
+    """No reachable state violates an invariant or is a dead end."""
     report = find(case)
     assert report.violation is None, report
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
 def test_a_broken_protocol_is_found(case: Case) -> None:
-    """What breaks it is the mutation: unbroken, it holds in the same world."""
+    """The mutation breaks it: without it the model holds in the same scene."""
     report = find(case)
     assert report.violation
     assert len(report.trace) > 0
@@ -65,7 +65,7 @@ Jugs = tuple[int, int]
 
 
 class PouringWater(Model[Jugs]):
-    """Jugs of 3 and 5 litres and a well: the shortest way to 4 litres is known."""
+    """Jugs of 3 and 5 litres and a well: the shortest trace to 4 litres is known."""
 
     def starts(self) -> Iterator[Jugs]:
         yield 0, 0
@@ -76,35 +76,35 @@ class PouringWater(Model[Jugs]):
         yield Step("fill the large one", (small, 5))
         yield Step("empty the small one", (0, large))
         yield Step("empty the large one", (small, 0))
-        rest = min(small, 5 - large)
-        yield Step("pour the small one into the large one", (small - rest, large + rest))
-        rest = min(large, 3 - small)
-        yield Step("pour the large one into the small one", (small + rest, large - rest))
+        poured = min(small, 5 - large)
+        yield Step("pour the small one into the large one", (small - poured, large + poured))
+        poured = min(large, 3 - small)
+        yield Step("pour the large one into the small one", (small + poured, large - poured))
 
-    def wrong(self, state: Jugs) -> str | None:
+    def find_violation(self, state: Jugs) -> str | None:
         return "there are 4 litres" if 4 in state else None
 
 
 class Harmless(PouringWater):
-    """Water may be poured as one likes."""
+    """No state is a violation."""
 
-    def wrong(self, state: Jugs) -> str | None:
+    def find_violation(self, state: Jugs) -> str | None:
         return None
 
 
 class SpilledOnce(Harmless):
-    """Once both are full nobody may pour any more, except by a misfortune."""
+    """Once both are full, every step is a fault."""
 
     def steps(self, state: Jugs) -> Iterator[Step[Jugs]]:
         for what, after, _ in super().steps(state):
-            yield Step(what, after, misfortune=state == (3, 5))
+            yield Step(what, after, is_fault=state == (3, 5))
 
-    def reached(self, state: Jugs) -> bool:
+    def is_goal(self, state: Jugs) -> bool:
         return state == (0, 0)
 
 
-def test_the_explorer_finds_the_shortest_way() -> None:
-    """It takes six steps to 4 litres, and not one less."""
+def test_the_explorer_finds_a_shortest_trace() -> None:
+    """It takes six steps to 4 litres, and no fewer."""
     report = explore(PouringWater())
     assert report.violation == "there are 4 litres"
     assert report.trace == (
@@ -125,13 +125,13 @@ def test_the_explorer_visits_every_state() -> None:
 
 
 def test_the_explorer_finds_a_dead_end() -> None:
-    """A state from which only a misfortune leads on is one, however often others get on."""
+    """A state that only a fault leads out of is a dead end."""
     report = explore(SpilledOnce())
-    assert report.violation == "there is no way on"
+    assert report.violation == "dead end"
     assert sorted(report.trace) == ["fill the large one", "fill the small one"]
 
 
-def test_the_explorer_concludes_nothing_from_a_part() -> None:
+def test_the_explorer_refuses_too_many_states() -> None:
     """A model with too many states is an error, not a pass."""
     with pytest.raises(TooLarge, match="more than 15 states"):
         explore(Harmless(), most=15)

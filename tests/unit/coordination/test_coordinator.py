@@ -1,4 +1,4 @@
-"""A process that coordinates: on a thread of its own, in memory."""
+"""Membership and coordinators of one process, on a thread of their own, in memory."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ QUICK: dict[str, Any] = {"heartbeat_interval": 0.1, "worker_timeout": 0.7}
 
 
 async def test_without_an_election_the_work_is_done() -> None:
-    """Told to work alone, a process leads at once, writes, and stops when told."""
+    """Without an election a process leads at once, writes, and stops on request."""
     calls: list[str] = []
     done = asyncio.Event()
 
@@ -55,8 +55,8 @@ async def test_without_an_election_the_work_is_done() -> None:
     await membership.leave()
 
 
-async def test_a_hook_that_raises_is_told_and_called_again() -> None:
-    """User code that fails is an event; the next call comes, and the term goes on."""
+async def test_a_hook_that_raises_is_reported_and_called_again() -> None:
+    """A failing hook becomes an event; the next call still comes, and the term goes on."""
     components = Components.system()
     failures: list[str] = []
     components.events.on("jobsync:handler-failed", lambda event: failures.append(event.error))
@@ -77,8 +77,8 @@ async def test_a_hook_that_raises_is_told_and_called_again() -> None:
     await membership.leave()
 
 
-async def test_one_membership_stands_once_for_a_work() -> None:
-    """A second candidacy for the same work is a mistake, and refused."""
+async def test_a_membership_coordinates_a_work_once() -> None:
+    """A second candidacy for the same work is refused."""
     async with await Membership.join("memory://", **QUICK) as membership:
         await membership.coordinate("report")
         with pytest.raises(Invalid, match=r"work is already coordinated here \(got 'report'\)"):
@@ -97,20 +97,20 @@ async def test_one_membership_stands_once_for_a_work() -> None:
         ({"coordinator_work_interval": 0}, "Use more than 0"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, float], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, float], message: str) -> None:
     """The error names the option, the value and the fix."""
     with pytest.raises(Invalid, match=message):
         CoordinatorSettings(**options)  # type: ignore[arg-type]
 
 
 async def test_an_unknown_option_is_refused() -> None:
-    """With a guess at what was meant."""
+    """The error suggests the nearest option."""
     with pytest.raises(Invalid, match="Did you mean heartbeat_interval"):
         await Membership.join("memory://", hartbeat_interval=1)
 
 
 async def test_an_ill_formed_singleton_is_refused_at_once() -> None:
-    """A slip in a key is the caller's to hear of, and no reason for the session to end."""
+    """A malformed key raises for the caller, and does not end the session."""
     membership = await Membership.join("memory://", **QUICK)
     with pytest.raises(Invalid, match="empty segment"):
         await membership.coordinate("report", governs=["single//count"])
@@ -120,7 +120,7 @@ async def test_an_ill_formed_singleton_is_refused_at_once() -> None:
 
 
 class Stalling(StoreDecorator):
-    """Holds up its whole thread in one write, as code that keeps the GIL would."""
+    """Blocks its thread in one write, like code that holds the GIL."""
 
     def __init__(self, inner: Store, seconds: float) -> None:
         super().__init__(inner)
@@ -132,8 +132,8 @@ class Stalling(StoreDecorator):
         return await super().write(changes)
 
 
-async def test_a_thread_that_is_held_up_within_a_beat_warns_too() -> None:
-    """Starvation that begins while a beat is under way is told, like one between two beats."""
+async def test_a_thread_that_blocks_during_a_heartbeat_warns_too() -> None:
+    """Starvation that begins during a heartbeat is reported, like one between two."""
     components = Components.system()
     settings = CoordinatorSettings(heartbeat_interval=0.2, worker_timeout=2)
     late = asyncio.Event()
@@ -152,8 +152,8 @@ async def test_a_thread_that_is_held_up_within_a_beat_warns_too() -> None:
     await membership.leave()
 
 
-class Deaf(StoreDecorator):
-    """A store that breaks, on demand, as no store should."""
+class BreakingStore(StoreDecorator):
+    """A store that fails with a bug on demand."""
 
     is_broken = False
 
@@ -164,13 +164,13 @@ class Deaf(StoreDecorator):
 
 
 @pytest.mark.parametrize("end", ["leaves", "fails"])
-async def test_who_waits_for_a_coordinator_hears_of_the_end(end: str) -> None:
-    """Nobody waits for ever for a leader of whom nothing can be heard any more."""
-    store = Deaf(MemoryStore())
-    # It looks around for long: nobody leads meanwhile.
+async def test_a_wait_for_a_coordinator_ends_with_the_session(end: str) -> None:
+    """Nobody waits forever for a leader after the session has ended."""
+    store = BreakingStore(MemoryStore())
+    # A long cold start: nobody leads meanwhile.
     slow = CoordinatorSettings(cold_start_observation_window=600, **QUICK)
     membership = Membership(
-        store, Components.system(), slow, open_own=lambda: _give(store), host=OwnThread()
+        store, Components.system(), slow, open_own=lambda: _return(store), host=OwnThread()
     )
     await membership.start()
     report = await membership.coordinate("report")
@@ -192,12 +192,12 @@ async def test_who_waits_for_a_coordinator_hears_of_the_end(end: str) -> None:
         await report.ensure_coordinator()
 
 
-async def _give(store: Store) -> Store:
+async def _return(store: Store) -> Store:
     return store
 
 
 async def test_stopping_again_does_not_end_a_later_candidacy() -> None:
-    """Whoever holds on to one that is over can do no harm with it."""
+    """A stopped coordinator cannot harm its successor."""
     async with await Membership.join("memory://", **QUICK) as membership:
         first = await membership.coordinate("report")
         await first.ensure_coordinator()
@@ -210,8 +210,8 @@ async def test_stopping_again_does_not_end_a_later_candidacy() -> None:
                 await membership.change(1)
 
 
-async def test_work_that_stops_its_own_coordination_goes_on_to_its_end() -> None:
-    """It is not cancelled by its own wish, is not called again, and `on_stop` comes after it."""
+async def test_a_hook_that_stops_its_coordinator_runs_to_its_end() -> None:
+    """It is not cancelled and not called again, and `on_stop` comes after it."""
     calls: list[str] = []
     over = asyncio.Event()
 
@@ -236,49 +236,49 @@ async def test_work_that_stops_its_own_coordination_goes_on_to_its_end() -> None
 
 
 class Slow(StoreDecorator):
-    """A store that takes its time with the first write."""
+    """A store whose writes wait until they are allowed."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
-        self.asked, self.answers = threading.Event(), threading.Event()
+        self.requested, self.allowed = threading.Event(), threading.Event()
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        self.asked.set()
-        await asyncio.to_thread(self.answers.wait)
+        self.requested.set()
+        await asyncio.to_thread(self.allowed.wait)
         return await super().write(changes)
 
 
-async def test_whoever_gives_up_joining_leaves_no_session_behind() -> None:
-    """The record that was on its way is ended in good order; nobody has to wait for its silence."""
+async def test_a_cancelled_join_leaves_no_session() -> None:
+    """The record that was being written is ended cleanly; nobody must wait for its timeout."""
     store = Slow(MemoryStore())
     settings = CoordinatorSettings(**QUICK)
     membership = Membership(
-        store, Components.system(), settings, open_own=lambda: _give(store), host=OwnThread()
+        store, Components.system(), settings, open_own=lambda: _return(store), host=OwnThread()
     )
     joining = asyncio.ensure_future(membership.start())
-    await asyncio.to_thread(store.asked.wait)
+    await asyncio.to_thread(store.requested.wait)
     joining.cancel()
     with pytest.raises(asyncio.CancelledError):
         await joining
-    store.answers.set()
+    store.allowed.set()
     await membership.ended()
     (session,) = await store.scan("session/")
     assert session.value["state"] == "dead"
 
 
-async def test_a_call_that_the_end_of_the_thread_cuts_short_is_unavailable() -> None:
-    """Not cancelled: nobody has cancelled the caller."""
+async def test_a_call_cut_short_by_the_end_of_the_thread_is_unavailable() -> None:
+    """It is not cancelled: nobody has cancelled the caller."""
     for _ in range(20):
         # Both run on the thread's own loop.
         host, ending = OwnThread(), asyncio.Event()
 
-        async def live(ending: asyncio.Event = ending) -> None:
+        async def wait_for_end(ending: asyncio.Event = ending) -> None:
             await ending.wait()
 
-        async def ask(ending: asyncio.Event = ending) -> None:
+        async def end(ending: asyncio.Event = ending) -> None:
             ending.set()
             await asyncio.Event().wait()
 
-        host.start(live)
+        host.start(wait_for_end)
         with pytest.raises(Unavailable, match="the session is unavailable: it has ended"):
-            await host.call(ask)
+            await host.call(end)

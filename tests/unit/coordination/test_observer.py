@@ -1,4 +1,4 @@
-"""When an observer has to look again."""
+"""When an observer must check again."""
 
 from chance import FakeClock, SeededRandomness
 
@@ -12,15 +12,15 @@ TIMING = Timing(heartbeat=5, timeout=15)
 
 
 async def test_what_falls_due_during_a_look_is_due_after_it() -> None:
-    """A look that returned just before a death could be called misses it; none waits a beat."""
+    """A read that returned just before an expiry misses it; the next check does not wait."""
     clock = FakeClock()
     components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
     observer = Observer(MemoryStore(components=components), components, TIMING)
-    begun = clock.mono()
+    started = clock.mono()
     observer.update({"worker.1": None})
-    expires = begun + TIMING.timeout
+    expires = started + TIMING.timeout
     clock.mono_seconds += TIMING.timeout - 0.01
-    seen = clock.mono()
+    checked = clock.mono()
     clock.mono_seconds += 0.02
-    assert observer.next_expiry(seen) == expires
+    assert observer.next_expiry(checked) == expires
     assert observer.next_expiry(clock.mono()) is None

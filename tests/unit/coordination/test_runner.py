@@ -1,4 +1,4 @@
-"""Waiting for whichever comes first."""
+"""Waiting for the first of several coroutines."""
 
 import asyncio
 
@@ -7,12 +7,12 @@ import pytest
 from jobsync.coordination.runner import listening
 
 
-async def test_what_comes_while_the_block_runs_is_heard() -> None:
-    """Nothing falls between reading and waiting."""
+async def test_a_change_while_the_block_runs_counts() -> None:
+    """No change is missed between a read and the wait after it."""
     hint = asyncio.Event()
 
     async def wait() -> None:
-        # As a store does that tells only those who wait already.
+        # Like a store that notifies only those already waiting.
         hint.clear()
         await hint.wait()
 
@@ -21,8 +21,8 @@ async def test_what_comes_while_the_block_runs_is_heard() -> None:
         assert await wait_for_change(60)
 
 
-async def test_patience_ends_it() -> None:
-    """When nothing comes, it is over after so long, and nothing is left running."""
+async def test_a_timeout_ends_the_wait() -> None:
+    """Without a change the wait ends after its timeout, and no task is left."""
     waits = asyncio.Event()
     before = asyncio.all_tasks()
     async with listening(waits.wait(), waits.wait()) as wait_for_change:
@@ -30,8 +30,8 @@ async def test_patience_ends_it() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_what_a_wait_raises_is_raised_where_one_waits() -> None:
-    """As it is, not in a group."""
+async def test_an_error_is_raised_where_the_block_waits() -> None:
+    """It is raised as it is, not in an exception group."""
 
     async def fail() -> None:
         raise ValueError
@@ -41,8 +41,8 @@ async def test_what_a_wait_raises_is_raised_where_one_waits() -> None:
             await wait_for_change(60)
 
 
-async def test_what_the_block_raises_ends_all_waits() -> None:
-    """Nothing is left running."""
+async def test_an_error_in_the_block_ends_all_waits() -> None:
+    """No task is left."""
     before = asyncio.all_tasks()
     with pytest.raises(KeyError):
         async with listening(asyncio.Event().wait()):
@@ -50,8 +50,8 @@ async def test_what_the_block_raises_ends_all_waits() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_a_block_that_is_closed_waits_for_nothing_more() -> None:
-    """As a program ends, or a simulated world: there is nobody left to go on with it."""
+async def test_a_closed_block_waits_for_nothing_more() -> None:
+    """When a program or a simulated world ends, nothing resumes the block."""
     hint = asyncio.Event()
     before = asyncio.all_tasks()
 
@@ -60,7 +60,7 @@ async def test_a_block_that_is_closed_waits_for_nothing_more() -> None:
             await wait_for_change(60)
 
     listener = listen()
-    # By hand: a task would close it only when it is collected.
+    # By hand: a task would close it only when it is garbage-collected.
     listener.send(None)
     await asyncio.sleep(0)
     waits = asyncio.all_tasks() - before

@@ -1,6 +1,6 @@
-"""Short stories that go wrong if one rule of the protocol is broken. Each gives what went wrong.
+"""Short scenarios that violate an invariant if one rule of the protocol is broken.
 
-Where it takes some luck to go wrong, a story is told several times.
+Each returns the violations. A scenario that fails only for some seeds runs several times.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from fleets import SINGLETON, TIMING, DearStore, Fleet, Worker, take_note
+from fleets import SINGLETON, TIMING, BilledStore, Fleet, Worker, record_hooks
 
 from jobsync.coordination.session import SESSIONS
 from jobsync.coordination.settings import CoordinatorSettings
@@ -23,51 +23,51 @@ from jobsync.testing.recording import RecordingStore
 from jobsync.testing.world import World
 
 __all__ = [
-    "Ordeal",
-    "a_beat_at_the_last_moment",
-    "a_beat_in_two_copies",
+    "Scenario",
     "a_clean_stop",
-    "a_dead_elder",
-    "a_death_told_by_others",
-    "a_forced_hand_over",
-    "a_hand_over_seen_late",
+    "a_dead_oldest_worker",
+    "a_death_declared_by_others",
+    "a_duplicated_heartbeat",
+    "a_forced_handover",
+    "a_handover_seen_late",
+    "a_heartbeat_at_the_last_moment",
     "a_kill",
     "a_late_take",
     "a_late_write",
-    "a_long_sleep",
-    "a_lost_beat_and_a_stepped_clock",
+    "a_long_suspend",
     "a_lost_reply",
     "a_removed_role",
     "a_removed_session",
     "a_return_from_silence",
     "a_slow_clock_cut_off",
+    "different_timeouts",
+    "lost_heartbeats_and_a_stepped_clock",
     "short_outages",
-    "slow_looks",
-    "unlike_timeouts",
+    "slow_checks",
 ]
 
-Ordeal: TypeAlias = Callable[[], list[Violation]]
+Scenario: TypeAlias = Callable[[], list[Violation]]
 ROLE = "role/default/work"
-_TIMES = 6
+_SEEDS = range(6)
 
 
-def several_times(story: Callable[[int], list[Violation]]) -> Ordeal:
-    """Run a story with a few seeds."""
+def with_seeds(story: Callable[[int], list[Violation]]) -> Scenario:
+    """Return a scenario that runs a story with several seeds."""
 
     @functools.wraps(story)
-    def tell() -> list[Violation]:
-        return [each for seed in range(_TIMES) for each in story(seed)]
+    def run() -> list[Violation]:
+        return [each for seed in _SEEDS for each in story(seed)]
 
-    return tell
+    return run
 
 
-def _tell(fleet: Fleet, story: Callable[[], Awaitable[None]]) -> list[Violation]:
+def _run(fleet: Fleet, story: Callable[[], Awaitable[None]]) -> list[Violation]:
     fleet.world.run(story)
-    return fleet.verdict
+    return fleet.all_violations
 
 
 async def _warm_up(fleet: Fleet) -> Worker:
-    """Start everybody, each at its own moment of a beat; give the one that leads."""
+    """Start all workers, each at another moment of an interval; return the leader."""
     for worker in fleet.workers:
         fleet.start(worker)
         await asyncio.sleep(fleet.world.dice.uniform(0, TIMING.heartbeat))
@@ -76,10 +76,10 @@ async def _warm_up(fleet: Fleet) -> Worker:
     return leader
 
 
-@several_times
+@with_seeds
 def a_slow_clock_cut_off(seed: int) -> list[Violation]:
-    """The leader's clock is slow and everybody else's is fast; then nothing of it gets through."""
-    fleet = Fleet(seed, rate=0.0, size=8, store=DearStore)
+    """The leader's clock is slow, all others are fast; then the leader is cut off."""
+    fleet = Fleet(seed, rate=0.0, size=8, store=BilledStore)
     for worker in fleet.workers:
         worker.node.clock.rate = 1.049
 
@@ -90,13 +90,13 @@ def a_slow_clock_cut_off(seed: int) -> list[Violation]:
         leader.link.requests_pass = False
         await asyncio.sleep(2 * TIMING.timeout)
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
-@several_times
-def a_lost_beat_and_a_stepped_clock(seed: int) -> list[Violation]:
-    """Two beats of a follower are lost, and meanwhile the leader's wall clock is put right."""
-    fleet = Fleet(seed, rate=0.0, store=DearStore)
+@with_seeds
+def lost_heartbeats_and_a_stepped_clock(seed: int) -> list[Violation]:
+    """Two heartbeats of a follower are lost, and meanwhile the leader's wall clock is stepped."""
+    fleet = Fleet(seed, rate=0.0, store=BilledStore)
 
     async def story() -> None:
         leader = await _warm_up(fleet)
@@ -108,18 +108,18 @@ def a_lost_beat_and_a_stepped_clock(seed: int) -> list[Violation]:
         follower.link.requests_pass = True
         await asyncio.sleep(2 * TIMING.timeout)
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
-@several_times
+@with_seeds
 def short_outages(seed: int) -> list[Violation]:
-    """Two beats in a row are lost, for all: every term lapses for a moment, and none comes back."""
-    fleet = Fleet(seed, rate=0.0, hooks=take_note, governs=False)
+    """All lose two heartbeats in a row: every term lapses briefly, and none comes back."""
+    fleet = Fleet(seed, rate=0.0, hooks=record_hooks, governs=False)
 
     async def story() -> None:
         await _warm_up(fleet)
         for _ in range(5):
-            # Whoever looks out of step with its beats may look before a lapse and after it.
+            # A check that is out of step with the heartbeats may run before a lapse and after it.
             await asyncio.sleep(fleet.world.dice.uniform(0, TIMING.heartbeat))
             fleet.store._data.notifier.wake(["role/default/"])
             await asyncio.sleep(2 * TIMING.heartbeat)
@@ -129,14 +129,14 @@ def short_outages(seed: int) -> list[Violation]:
             for link in fleet.links:
                 link.weather = CALM
             await asyncio.sleep(2 * TIMING.timeout)
-            fleet.judge_rest()
+            fleet.check_steady()
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
-@several_times
-def a_beat_at_the_last_moment(seed: int) -> list[Violation]:
-    """A follower is refused until it is about to be called dead; then its beats get through."""
+@with_seeds
+def a_heartbeat_at_the_last_moment(seed: int) -> list[Violation]:
+    """A follower is refused until it is about to be declared dead; then its heartbeats arrive."""
     fleet = Fleet(seed, size=8)
 
     async def story() -> None:
@@ -150,13 +150,13 @@ def a_beat_at_the_last_moment(seed: int) -> list[Violation]:
             worker.link.weather = CALM
         await asyncio.sleep(2 * TIMING.timeout)
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
-@several_times
-def slow_looks(seed: int) -> list[Violation]:
-    """Whatever followers read takes four seconds to get there; then the leader is cut off."""
-    fleet = Fleet(seed, rate=0.0, size=8, store=DearStore)
+@with_seeds
+def slow_checks(seed: int) -> list[Violation]:
+    """Reads of followers take four seconds to arrive; then the leader is cut off."""
+    fleet = Fleet(seed, rate=0.0, size=8, store=BilledStore)
 
     async def story() -> None:
         leader = await _warm_up(fleet)
@@ -170,29 +170,29 @@ def slow_looks(seed: int) -> list[Violation]:
             worker.link.slow_reads = 0.0
         await asyncio.sleep(3 * TIMING.timeout)
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
-@several_times
-def a_beat_in_two_copies(seed: int) -> list[Violation]:
-    """A beat lands, its sender sees nothing of it yet, and sends it again seconds later."""
-    fleet = Fleet(seed, rate=0.0, size=8, store=DearStore)
+@with_seeds
+def a_duplicated_heartbeat(seed: int) -> list[Violation]:
+    """A heartbeat lands, its sender does not see that yet, and resends it seconds later."""
+    fleet = Fleet(seed, rate=0.0, size=8, store=BilledStore)
 
     async def story() -> None:
         leader = await _warm_up(fleet)
         assert leader.membership is not None
         key = f"session/{leader.membership.incarnation}"
-        leader.link.delays, leader.link.slow_replies = (key, 0.08), 4.6
+        leader.link.delayed_writes, leader.link.slow_replies = (key, 0.08), 4.6
         await asyncio.sleep(TIMING.heartbeat + 0.1)
-        # No later beat arrives.
-        leader.link.delays = (key, 1000.0)
+        # No later heartbeat arrives.
+        leader.link.delayed_writes = (key, 1000.0)
         await asyncio.sleep(3 * TIMING.timeout)
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
 def a_return_from_silence() -> list[Violation]:
-    """A follower is cut off until it is called dead, and comes back."""
+    """A follower is cut off until it is declared dead, and comes back."""
     fleet = Fleet(5)
 
     async def story() -> None:
@@ -202,26 +202,26 @@ def a_return_from_silence() -> list[Violation]:
         await asyncio.sleep(2 * TIMING.timeout)
         follower.link.requests_pass = True
         await asyncio.sleep(2 * TIMING.timeout)
-        fleet.judge_rest()
+        fleet.check_steady()
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
 def a_kill() -> list[Violation]:
-    """The leader is killed; somebody else leads two timeouts later."""
-    fleet = Fleet(6, hooks=take_note, governs=False)
+    """The leader is killed; another worker leads two timeouts later."""
+    fleet = Fleet(6, hooks=record_hooks, governs=False)
 
     async def story() -> None:
         (await _warm_up(fleet)).node.kill()
         await asyncio.sleep(2.2 * TIMING.timeout)
-        fleet.judge_rest()
+        fleet.check_steady()
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
-def a_death_told_by_others() -> list[Violation]:
-    """The leader is killed, and a worker that does other work writes down its death."""
-    fleet = Fleet(6, hooks=take_note, governs=False)
+def a_death_declared_by_others() -> list[Violation]:
+    """The leader is killed, and a worker with other work declares it dead."""
+    fleet = Fleet(6, hooks=record_hooks, governs=False)
 
     async def story() -> None:
         leader = await _warm_up(fleet)
@@ -231,25 +231,25 @@ def a_death_told_by_others() -> list[Violation]:
         assert record is not None
         await fleet.store.write([record.replace({**record.value, "state": "dead"})])
         await asyncio.sleep(2.2 * TIMING.timeout)
-        fleet.judge_rest()
+        fleet.check_steady()
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
 def a_clean_stop() -> list[Violation]:
-    """The leader stops in good order; somebody else leads soon."""
-    fleet = Fleet(7, hooks=take_note, governs=False)
+    """The leader stops cleanly; another worker leads soon."""
+    fleet = Fleet(7, hooks=record_hooks, governs=False)
 
     async def story() -> None:
         (await _warm_up(fleet)).stop()
         await asyncio.sleep(2 * TIMING.heartbeat)
-        fleet.judge_rest("EL2")
+        fleet.check_steady("EL2")
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
 def a_removed_role() -> list[Violation]:
-    """Somebody removes the role, and its leader is gone; its epochs go on."""
+    """The role is removed and its leader is gone; its epochs continue."""
     fleet = Fleet(8)
 
     async def story() -> None:
@@ -258,14 +258,14 @@ def a_removed_role() -> list[Violation]:
         await fleet.store.drop([ROLE])
         await asyncio.sleep(2 * TIMING.timeout)
 
-    # What was dropped begins a new chain; all else must hold.
+    # The dropped record starts a new chain; everything else must hold.
     return [
-        each for each in _tell(fleet, story) if not each.detail.startswith(f"{ROLE}: a write is")
+        each for each in _run(fleet, story) if not each.detail.startswith(f"{ROLE}: a write is")
     ]
 
 
 def a_removed_session() -> list[Violation]:
-    """Somebody removes the leader's session: it may trust itself until it looks."""
+    """The leader's session is removed: it may trust itself until it reads that."""
     fleet = Fleet(9)
 
     async def story() -> None:
@@ -275,29 +275,29 @@ def a_removed_session() -> list[Violation]:
         leader.link.requests_pass = False
         await asyncio.sleep(2 * TIMING.timeout)
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
-def a_dead_elder() -> list[Violation]:
-    """The oldest worker dies before anybody was elected; the others elect all the same."""
-    fleet = Fleet(10, store=DearStore)
+def a_dead_oldest_worker() -> list[Violation]:
+    """The oldest worker dies before the first election; the others still elect."""
+    fleet = Fleet(10, store=BilledStore)
 
     async def story() -> None:
-        elder, *others = fleet.workers
-        fleet.start(elder)
+        oldest, *others = fleet.workers
+        fleet.start(oldest)
         await asyncio.sleep(1)
-        elder.node.kill()
+        oldest.node.kill()
         for worker in others:
             fleet.start(worker)
         await asyncio.sleep(TIMING.timeout + 2 * TIMING.heartbeat)
-        fleet.judge_rest()
+        fleet.check_steady()
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
-@several_times
-def a_forced_hand_over(seed: int) -> list[Violation]:
-    """Somebody asks for a certain worker to lead, and that one does."""
+@with_seeds
+def a_forced_handover(seed: int) -> list[Violation]:
+    """A certain worker is requested as the next leader, and leads."""
     fleet = Fleet(seed)
 
     async def story() -> None:
@@ -307,21 +307,21 @@ def a_forced_hand_over(seed: int) -> list[Violation]:
             key=lambda worker: worker.membership.worker_id if worker.membership else "",
         )
         assert desired.membership is not None
-        asking = desired.coordinators["work"].ensure_coordinator(
+        request = desired.coordinators["work"].ensure_coordinator(
             force=True, desired_coordinator=desired.membership.worker_id
         )
-        await desired.run(asking)
+        await desired.run(request)
         await asyncio.sleep(2 * TIMING.heartbeat)
         if fleet.leaders() != [desired]:
-            found = "another worker leads than was asked for"
+            found = "another worker leads than the requested one"
             fleet.violations.append(Violation("EL5", found))
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
-@several_times
-def a_hand_over_seen_late(seed: int) -> list[Violation]:
-    """The leader hands over, and is slow to see what came of it."""
+@with_seeds
+def a_handover_seen_late(seed: int) -> list[Violation]:
+    """The leader hands over, and is slow to see the result."""
     fleet = Fleet(seed)
 
     async def story() -> None:
@@ -330,11 +330,11 @@ def a_hand_over_seen_late(seed: int) -> list[Violation]:
         leader.link.slow_reads = 3.0
         await asyncio.sleep(3 * TIMING.timeout)
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
-def a_long_sleep() -> list[Violation]:
-    """The leader is suspended, believes on, and writes after its successor was there."""
+def a_long_suspend() -> list[Violation]:
+    """The leader is suspended, still trusts itself, and writes after its successor has."""
     fleet = Fleet(12, rate=0.0, trusts_clocks=False)
 
     async def story() -> None:
@@ -347,34 +347,34 @@ def a_long_sleep() -> list[Violation]:
         late = {"epoch": term.epoch, "count": -1}
         put = leader.run(term.put(f"{SINGLETON}-work", late))
         await asyncio.wait([put])
-        # Asked for: nobody else hears that it was refused.
+        # Retrieved, because nothing else handles the refusal.
         put.exception()
         await asyncio.sleep(TIMING.timeout)
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
-@several_times
+@with_seeds
 def a_late_write(seed: int) -> list[Violation]:
-    """A leader's write is under way for long; its successor reads what is there, and it lands."""
+    """A leader's write is delayed, and lands after its successor has read the record."""
     fleet = Fleet(seed)
 
     async def story() -> None:
         leader = await _warm_up(fleet)
-        leader.link.delays = (SINGLETON, 40.0)
+        leader.link.delayed_writes = (SINGLETON, 40.0)
         await asyncio.sleep(1.05 * TIMING.heartbeat + 3)
         leader.node.kill()
         for worker in fleet.workers:
-            # So that it has read, and not written, when that one lands.
-            worker.thinks_for = (50.0, 50.0)
+            # So that it has read, and not written, when the late write lands.
+            worker.think_time = (50.0, 50.0)
         await asyncio.sleep(4 * TIMING.timeout)
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
-def unlike_timeouts() -> list[Violation]:
-    """A worker that beats seldom leads others that beat often."""
-    fleet = Fleet(14, size=0, store=DearStore)
+def different_timeouts() -> list[Violation]:
+    """A worker with long heartbeat intervals leads others with short ones."""
+    fleet = Fleet(14, size=0, store=BilledStore)
     slow = fleet.add("slow")
     slow.settings = CoordinatorSettings(heartbeat_interval=25, worker_timeout=80)
     for number in range(3):
@@ -390,31 +390,31 @@ def unlike_timeouts() -> list[Violation]:
         slow.link.requests_pass = True
         await asyncio.sleep(100)
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
 def a_late_take() -> list[Violation]:
-    """A worker takes a role, hears nothing, stands no longer, lives on, and then it lands."""
+    """A take gets no reply, its worker withdraws and lives on, and then the take lands."""
     fleet = Fleet(15, size=0)
     late, other = fleet.add("late", ("work", "other")), fleet.add("other", ("work",))
 
     async def story() -> None:
-        late.link.delays = (ROLE, 40.0)
+        late.link.delayed_writes = (ROLE, 40.0)
         fleet.start(late)
         await asyncio.sleep(12)
         await late.run(late.coordinators.pop("work").stop())
         late.works = ("other",)
         await asyncio.sleep(60)
-        late.link.delays = None
+        late.link.delayed_writes = None
         fleet.start(other)
         await asyncio.sleep(3 * TIMING.timeout)
-        fleet.judge_rest()
+        fleet.check_steady()
 
-    return _tell(fleet, story)
+    return _run(fleet, story)
 
 
 def a_lost_reply() -> list[Violation]:
-    """Writes are carried out and their replies lost: the writers are told the truth."""
+    """Writes are applied and their replies lost: the writers learn the true outcome."""
     world = World(16)
 
     async def story() -> None:
@@ -422,14 +422,14 @@ def a_lost_reply() -> list[Violation]:
         for name in ("a", "b"):
             node = world.node(name)
             link = Link(world, node, store, Weather(lost=0.5))
-            told = RecordingStore(node, SettlingStore(link, node.components))
+            recording = RecordingStore(node, SettlingStore(link, node.components))
 
-            async def write(told: RecordingStore = told) -> None:
+            async def write(recording: RecordingStore = recording) -> None:
                 for _ in range(20):
                     with contextlib.suppress(Unavailable):
-                        base = await told.get("n/counter", tombstones=True)
+                        base = await recording.get("n/counter", tombstones=True)
                         count = 0 if base is None else base.value
-                        await told.write([Put("n/counter", count + 1, base)])
+                        await recording.write([Put("n/counter", count + 1, base)])
 
             node.run(write())
         await asyncio.sleep(600)
