@@ -92,7 +92,7 @@ async def test_every_invalid_field_is_listed_and_nothing_is_written(sessions: Re
     }
     with pytest.raises(InvalidRecord, match=r"\[1\].user_id is missing \(got None"):
         await sessions.insert_many([ANN, bad])
-    with pytest.raises(InvalidRecord, match=r"id is not text \(got 5"):
+    with pytest.raises(InvalidRecord, match=r"id must be text \(got 5"):
         await sessions.insert({**ANN, "id": 5})
     with pytest.raises(Invalid, match="must be a dictionary"):
         await sessions.insert("ann")  # type: ignore[arg-type]
@@ -310,7 +310,7 @@ async def test_queries_filter_sort_and_cut(sessions: Resource) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"filter": {"n": {"$lessthan": 1}}}, "is no operator"),
+        ({"filter": {"n": {"$lessthan": 1}}}, "is not an operator"),
         ({"filter": {"$not": {"_version": "x"}}}, r"cannot use this field \(got '_version'\)"),
         ({"limit": -1}, r"limit must be 0 or more \(got -1\)"),
         ({"offset": 1.5}, r"offset must be 0 or more \(got 1.5\)"),

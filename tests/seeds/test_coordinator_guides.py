@@ -57,7 +57,7 @@ async def test_configure_appropriate_timeouts() -> None:
             resource="tasks", heartbeat_interval=1, worker_timeout=2, min_epoch_duration=5
         )
     with pytest.raises(
-        Invalid, match=r"heartbeat_interval .*seconds \(got 30000.0\)\. Did you mean 30\?"
+        Invalid, match=r"heartbeat_interval .*seconds.*\(got 30000.0\)\. Did you mean 30\?"
     ):
         ReportsPlugin(resource="tasks", heartbeat_interval=30000)
 
