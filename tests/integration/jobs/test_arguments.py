@@ -1,4 +1,4 @@
-"""What a job is given: every argument, where settings come from, and what is refused."""
+"""The arguments of a job: where settings come from, and which values are refused."""
 
 import datetime as dt
 import re
@@ -30,14 +30,14 @@ NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
 
 
 def settings(**values: Any) -> SimpleNamespace:
-    """Make a config module, as the guide has it."""
+    """Create a config module like the guide's."""
     return SimpleNamespace(sync=SimpleNamespace(coordination=SimpleNamespace(**values)))
 
 
 # Where settings come from
 
 
-def test_what_is_written_out_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explicit_settings_have_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     """`coordination_config`, then `config`, then the environment, then the default."""
     monkeypatch.setenv("SYNC_TOTAL_TOKENS", "30")
     monkeypatch.setenv("SYNC_HEARTBEAT_INTERVAL", "3")
@@ -51,15 +51,15 @@ def test_what_is_written_out_comes_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Job("a", "s").settings.total_tokens == 30
 
 
-def test_url_comes_before_everything(memory: str) -> None:
-    """Also before a server that the settings name."""
+def test_url_has_precedence_over_everything(memory: str) -> None:
+    """Also over a server in the settings."""
     elsewhere = CoordinationConfig(host="nowhere.invalid", dbname="x", total_tokens=10)
     with Job("a", "s", coordination_config=elsewhere, url=memory) as job:
         assert len(job.my_tokens) == 10
 
 
-def test_a_server_may_be_named_in_parts(postgres: PostgresServer) -> None:
-    """As the newer release has it."""
+def test_a_server_may_be_given_in_parts(postgres: PostgresServer) -> None:
+    """As in the newer release."""
     place = re.match(r"postgresql://(\w+)(?::(\w+))?@([\w.]+):(\d+)/(\w+)", postgres.url)
     assert place is not None
     user, password, host, port, dbname = place.groups()
@@ -74,8 +74,8 @@ def test_a_server_may_be_named_in_parts(postgres: PostgresServer) -> None:
         assert len(job.my_tokens) == 10
 
 
-def test_both_releases_call_it_their_own_way(memory: str) -> None:
-    """The guide gives site and config; the newer release the configuration, then the date."""
+def test_the_argument_orders_of_both_releases_work(memory: str) -> None:
+    """The guide passes site and config; the newer release the configuration, then the date."""
     older = Job("a", "s", None, DAY, 120, 0, False, None, False, FEW)
     newer = Job("a", FEW, DAY)
     assert (older.settings.total_tokens, newer.settings.total_tokens) == (10, 10)
@@ -84,7 +84,7 @@ def test_both_releases_call_it_their_own_way(memory: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("value", "found"),
     [
         (DAY, DAY),
         (datetime(2026, 1, 5, 23, 59, tzinfo=dt.UTC), DAY),
@@ -92,14 +92,14 @@ def test_both_releases_call_it_their_own_way(memory: str) -> None:
     ],
     ids=["date", "datetime", "today"],
 )
-def test_the_date(given: Any, found: date) -> None:
-    """A date, a datetime's date, or today in this process's zone."""
-    assert Job("a", "s", date=given).date - found <= timedelta(days=1)
-    if given:
-        assert Job("a", "s", date=given).date == found
+def test_the_date(value: Any, found: date) -> None:
+    """A date, the date of a datetime, or today in this process's time zone."""
+    assert Job("a", "s", date=value).date - found <= timedelta(days=1)
+    if value:
+        assert Job("a", "s", date=value).date == found
 
 
-# What is refused
+# Refused values
 
 
 @pytest.mark.parametrize(
@@ -117,16 +117,14 @@ def test_the_date(given: Any, found: date) -> None:
     ],
     ids=lambda case: str(case)[:30],
 )
-def test_what_cannot_be_taken_is_refused_with_the_fix(
-    options: dict[str, Any], problem: str
-) -> None:
-    """Before anything is opened."""
+def test_wrong_arguments_are_refused_with_the_fix(options: dict[str, Any], problem: str) -> None:
+    """Before a store is opened."""
     with pytest.raises(Invalid) as refused:
         Job(**{"node_name": "a", "site": "s"} | options)
     assert problem in str(refused.value)
 
 
-def test_a_mistyped_setting_is_refused_with_what_was_meant() -> None:
+def test_a_mistyped_setting_is_refused_with_a_suggestion() -> None:
     """In code and in a config."""
     with pytest.raises(Invalid, match="Did you mean total_tokens"):
         CoordinationConfig(totl_tokens=5)  # type: ignore[call-arg]
@@ -135,7 +133,7 @@ def test_a_mistyped_setting_is_refused_with_what_was_meant() -> None:
 
 
 def test_impossible_settings_are_refused_with_the_fix() -> None:
-    """No tokens, and a timeout of less than three beats."""
+    """No tokens, and a timeout of less than three heartbeats."""
     with pytest.raises(Invalid, match=r"total_tokens must be 1 to 100,000"):
         CoordinationConfig(total_tokens=0)
     with pytest.raises(
@@ -144,8 +142,8 @@ def test_impossible_settings_are_refused_with_the_fix() -> None:
         CoordinationConfig(heartbeat_interval_sec=5, heartbeat_timeout_sec=10)
 
 
-def test_a_beat_that_does_not_fit_the_store_s_timeout_is_refused_in_our_words(memory: str) -> None:
-    """Only one of the two was given: the error names the other as a job's setting."""
+def test_a_heartbeat_too_long_for_the_store_s_timeout_is_refused(memory: str) -> None:
+    """Only one of the two was given: the error names the job's setting."""
     slow = CoordinationConfig(heartbeat_interval_sec=10)
     with (
         pytest.raises(Invalid, match=r"heartbeat_timeout_sec .*got 15.*Use 30 or more"),
@@ -175,7 +173,7 @@ def test_a_beat_that_does_not_fit_the_store_s_timeout_is_refused_in_our_words(me
 def test_a_node_that_disagrees_with_the_fleet_is_refused(
     url: str, options: dict[str, Any], problem: str
 ) -> None:
-    """Whether or not the others still live."""
+    """Even if the other nodes are no longer alive."""
     with Job("a", "production", coordination_config=FEW, url=url):
         pass
     chosen: dict[str, Any] = {"node_name": "b", "site": "production"}
@@ -196,8 +194,8 @@ def test_another_appname_is_another_fleet(memory: str) -> None:
         second.add_task("x")
 
 
-def test_two_nodes_of_one_name_are_refused(url: str) -> None:
-    """The second waits, then is told who has it; when the first has left it may come."""
+def test_two_nodes_with_one_name_are_refused(url: str) -> None:
+    """The second waits, then the error names the holder; it may join when the first has left."""
     with (
         Job("a", "s", coordination_config=FEW, url=url),
         pytest.raises(Misconfigured, match=r"held by the live process \d+ on .+got 'a'.+Stop"),
@@ -211,8 +209,8 @@ def test_two_nodes_of_one_name_are_refused(url: str) -> None:
 @pytest.mark.parametrize(
     "bad", [None, [1], {}, "", "a\0b", object()], ids=lambda bad: type(bad).__name__
 )
-def test_what_names_no_task_is_refused(memory: str, bad: object) -> None:
-    """By every call that takes a task."""
+def test_invalid_task_ids_are_refused(memory: str, bad: object) -> None:
+    """By every method that takes a task."""
     with Job("a", "s", coordination_config=FEW, url=memory) as job:
         for call in (job.can_claim_task, job.add_task, job.task_to_token):
             with pytest.raises(Invalid):
@@ -221,11 +219,11 @@ def test_what_names_no_task_is_refused(memory: str, bad: object) -> None:
             job.add_tasks([bad])
 
 
-# What it is told, and tells
+# Behaviour
 
 
-def test_without_coordination_no_store_is_touched() -> None:
-    """One node owns everything, and audits nothing anywhere."""
+def test_without_coordination_no_store_is_used() -> None:
+    """One node owns everything and records nothing."""
     alone = CoordinationConfig(enabled=False, total_tokens=10, url=NOWHERE)
     with Job("a", "s", coordination_config=alone) as job:
         assert job.my_tokens == set(range(10))
@@ -250,7 +248,7 @@ def test_without_coordination_no_store_is_touched() -> None:
 
 
 def test_entering_waits_for_minimum_nodes(memory: str) -> None:
-    """Fewer than that in time is an error that counts them; enough let all of them in."""
+    """Too few in time is an error with their number; enough nodes enter together."""
     two = CoordinationConfig(total_tokens=10, minimum_nodes=2)
     with (
         pytest.raises(
@@ -275,14 +273,14 @@ def test_entering_waits_for_minimum_nodes(memory: str) -> None:
     assert counts == [5, 5]
 
 
-def test_entering_may_wait_for_nothing(memory: str) -> None:
-    """The node is there at once, and its share comes when it comes."""
+def test_entering_may_wait_zero_seconds(memory: str) -> None:
+    """The node joins at once, and gets its tokens later."""
     with Job("a", "s", coordination_config=FEW, url=memory, wait_on_enter=0) as job:
         job._call(until(lambda: len(job.my_tokens) == 10))
 
 
 class _Watched(SystemClock):
-    """Counts what has been slept and waited, as time that passes."""
+    """A clock that adds the time that waits have taken."""
 
     passed = 0.0
 
@@ -291,7 +289,7 @@ class _Watched(SystemClock):
 
 
 def test_wait_on_enter_bounds_all_that_entering_waits_for(memory: str) -> None:
-    """What was spent on waiting for the name is not spent again on waiting for others."""
+    """Time spent waiting for the name is not spent again waiting for other nodes."""
     clock = _Watched()
     slow = msgspec.structs.replace(Components.system(), clock=clock)
     two = CoordinationConfig(total_tokens=10, minimum_nodes=2)
@@ -305,7 +303,7 @@ def test_wait_on_enter_bounds_all_that_entering_waits_for(memory: str) -> None:
 
 
 def test_the_lock_provider_is_called_before_anything_is_owned(memory: str) -> None:
-    """With the job, which has joined."""
+    """It gets the job, which has joined."""
     seen = []
 
     def provide(job: Job) -> None:
@@ -316,40 +314,40 @@ def test_the_lock_provider_is_called_before_anything_is_owned(memory: str) -> No
     assert seen == [("a", set(), DAY)]
 
 
-def test_changes_are_told_in_order(memory: str) -> None:
-    """What was gained and given up, and the event, each to whoever wants it."""
-    told: list[tuple[str, Any]] = []
-    given_up = threading.Event()
+def test_callbacks_are_called_in_order(memory: str) -> None:
+    """With the tokens gained, the tokens given up, and the event."""
+    calls: list[tuple[str, Any]] = []
+    removed = threading.Event()
 
     def remove(tokens: frozenset[int]) -> None:
-        told.append(("removed", len(tokens)))
-        given_up.set()
+        calls.append(("removed", len(tokens)))
+        removed.set()
 
     first = Job(
         "a",
         "s",
         coordination_config=FEW,
         url=memory,
-        on_rebalance=lambda event: told.append(("rebalance", event)),
-        on_tokens_added=lambda tokens: told.append(("added", len(tokens))),
+        on_rebalance=lambda event: calls.append(("rebalance", event)),
+        on_tokens_added=lambda tokens: calls.append(("added", len(tokens))),
         on_tokens_removed=remove,
     )
     with first:
         with Job("b", "s", coordination_config=FEW, url=memory):
-            assert given_up.wait(60)
+            assert removed.wait(60)
         first.stop()
-    assert told[:2] == [
+    assert calls[:2] == [
         ("added", 10),
         ("rebalance", RebalanceEvent(True, 1, 10, 0)),
     ]
-    assert ("removed", 5) in told
-    kinds = [event for kind, event in told if kind == "rebalance"]
+    assert ("removed", 5) in calls
+    kinds = [event for kind, event in calls if kind == "rebalance"]
     assert [event.tokens_removed for event in kinds[:2]] == [0, 5]
     assert [event.is_initial for event in kinds[:2]] == [True, False]
 
 
 def test_on_rebalance_may_take_nothing_and_may_fail(memory: str) -> None:
-    """It is called without an argument; what it raises becomes an event."""
+    """It is called without an argument; an exception becomes an event."""
     calls = []
     failed: list[Any] = []
     components = Components.system()
@@ -368,7 +366,7 @@ def test_on_rebalance_may_take_nothing_and_may_fail(memory: str) -> None:
 
 
 def test_many_threads_get_each_task_once(url: str) -> None:
-    """All ask for the same tasks; each is claimed by one of them."""
+    """All check the same tasks; each is claimed by one thread."""
     got: list[str] = []
     lost: list[str] = []
     start = threading.Barrier(6)
@@ -395,7 +393,7 @@ def test_many_threads_get_each_task_once(url: str) -> None:
         assert len(job.get_audit()) == 8
 
 
-def test_set_claim_takes_one_or_several(memory: str) -> None:
+def test_set_claim_accepts_one_or_several(memory: str) -> None:
     """As in the newer release."""
     with Job("a", "s", coordination_config=FEW, url=memory) as job:
         job.set_claim("x")
@@ -410,8 +408,8 @@ class _Wrong(SystemClock):
         return super().wall() + 300.0
 
 
-def test_a_node_whose_wall_clock_is_wrong_works_as_the_others(postgres: PostgresServer) -> None:
-    """It joins, gets its share, refuses what was just done elsewhere, and dates claims truly."""
+def test_a_node_with_a_wrong_wall_clock_works_like_the_others(postgres: PostgresServer) -> None:
+    """It joins, gets tokens, refuses tasks just done elsewhere, and dates claims correctly."""
     url = f"{postgres.url}?schema=jobs_clock"
     wrong = msgspec.structs.replace(Components.system(), clock=_Wrong())
     few = CoordinationConfig(total_tokens=100)

@@ -1,4 +1,4 @@
-"""A loop on a thread of its own: callers get what came of their calls, or learn that it is over."""
+"""A loop on its own thread: callers get the results of their calls, or an error if it stopped."""
 
 import asyncio
 import os
@@ -17,14 +17,14 @@ LONG = 30.0
 
 @pytest.fixture
 def background() -> Iterator[Background]:
-    """A loop that runs."""
+    """A running loop."""
     loop = Background("test")
     yield loop
     loop.stop()
 
 
-def test_a_caller_gets_what_it_came_to(background: Background) -> None:
-    """The value, on the loop's own thread."""
+def test_a_caller_gets_the_result(background: Background) -> None:
+    """The coroutine runs on the loop's own thread."""
 
     async def work() -> str:
         await asyncio.sleep(0)
@@ -34,8 +34,8 @@ def test_a_caller_gets_what_it_came_to(background: Background) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("a"), TimeoutError("late"), SystemExit(3)])
-def test_a_caller_gets_what_was_raised(background: Background, error: BaseException) -> None:
-    """As it is, also what would end a loop."""
+def test_a_caller_gets_the_error(background: Background, error: BaseException) -> None:
+    """Unchanged, even if it would end a loop."""
 
     async def work() -> None:
         raise error
@@ -49,35 +49,35 @@ def test_a_caller_gets_what_was_raised(background: Background, error: BaseExcept
     assert background.call(go_on())
 
 
-def test_who_waits_when_the_loop_is_stopped_is_told(background: Background) -> None:
-    """Nobody waits for what never comes."""
+def test_a_waiting_caller_gets_an_error_when_the_loop_stops(background: Background) -> None:
+    """It does not wait forever."""
     threading.Timer(0.05, background.stop).start()
     with pytest.raises(Unavailable, match="was left meanwhile"):
         background.call(asyncio.Event().wait())
 
 
-def test_what_was_never_begun_is_told(background: Background) -> None:
-    """A call that came together with the end; nothing warns of what was not awaited."""
+def test_a_call_that_never_started_gets_an_error(background: Background) -> None:
+    """A call at the moment of the end; there is no warning about a coroutine never awaited."""
 
     async def work() -> None:
         """Do nothing."""
 
-    errand = _PendingCall(work(), _WakeupPipe())
+    call = _PendingCall(work(), _WakeupPipe())
 
-    def begin_too_late() -> None:
-        background._start(errand)
-        background._running[errand].cancel()
+    def start_too_late() -> None:
+        background._start(call)
+        background._running[call].cancel()
 
-    background.post(begin_too_late)
+    background.post(start_too_late)
     background.stop()
     with pytest.raises(Unavailable, match="was left meanwhile"):
-        wait_for(errand)
+        wait_for(call)
 
 
-def test_what_was_handed_over_too_late_is_told(
+def test_a_call_that_came_too_late_gets_an_error(
     background: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop has ended since the caller looked."""
+    """The loop has ended after the caller checked it."""
 
     async def work() -> None:
         """Do nothing."""
@@ -88,8 +88,8 @@ def test_what_was_handed_over_too_late_is_told(
         caller.submit(background.call, work()).result(LONG)
 
 
-def test_every_caller_gets_its_own(background: Background) -> None:
-    """Of many at once, again and again, whichever is done first."""
+def test_every_caller_gets_its_own_result(background: Background) -> None:
+    """With many calls at once, whichever ends first."""
 
     async def work(number: int) -> int:
         for _ in range(number % 5):
@@ -102,8 +102,8 @@ def test_every_caller_gets_its_own(background: Background) -> None:
     assert len(background._idle_pipes) <= 8
 
 
-def test_a_caller_that_is_interrupted_leaves_no_ring_to_others(background: Background) -> None:
-    """What it no longer waits for ends later, and rings for nobody."""
+def test_an_interrupted_caller_leaves_no_wakeup_to_others(background: Background) -> None:
+    """Its call ends later and wakes no other caller."""
     may_end = threading.Event()
 
     async def end_late() -> str:
@@ -124,15 +124,15 @@ def test_a_caller_that_is_interrupted_leaves_no_ring_to_others(background: Backg
     assert [background.call(work()) for _ in range(20)] == ["mine"] * 20
 
 
-def wait_for(errand: "_PendingCall[None]") -> None:
-    """Wait until an errand is over, but not for ever."""
-    ready, _, _ = select.select([errand.pipe.reader], [], [], LONG)
+def wait_for(call: "_PendingCall[None]") -> None:
+    """Wait until a call has ended, with a timeout."""
+    ready, _, _ = select.select([call.pipe.reader], [], [], LONG)
     assert ready
-    errand.result()
+    call.result()
 
 
-def test_a_loop_that_was_stopped_takes_no_calls(background: Background) -> None:
-    """It says so at once."""
+def test_a_stopped_loop_refuses_calls(background: Background) -> None:
+    """It raises at once."""
 
     async def work() -> None:
         """Do nothing."""
@@ -142,8 +142,8 @@ def test_a_loop_that_was_stopped_takes_no_calls(background: Background) -> None:
         background.call(work())
 
 
-def test_several_may_stop_it_at_once(background: Background) -> None:
-    """As a signal handler and the end of the block do; what still runs there ends first."""
+def test_several_threads_may_stop_it_at_once(background: Background) -> None:
+    """As a signal handler and the end of the block do; running calls end first."""
     ended = threading.Event()
 
     async def end_slowly() -> None:
@@ -163,8 +163,8 @@ def test_several_may_stop_it_at_once(background: Background) -> None:
     assert background._loop.is_closed()
 
 
-def test_a_forked_child_is_told_at_once(background: Background) -> None:
-    """It has no such thread, and the parent's loop goes on undisturbed."""
+def test_a_forked_child_gets_an_error_at_once(background: Background) -> None:
+    """It does not have the thread, and the parent's loop continues undisturbed."""
 
     async def work() -> int:
         return 1

@@ -1,4 +1,4 @@
-"""What nodes know and do about claims: exclusive, never marked by mistake, never lost."""
+"""Claims are exclusive, never marked by mistake and never lost."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from jobsync.stores.contract import Change, Outcome, Unknown
 
 @pytest.fixture
 def nodes() -> ClaimNodes:
-    """Nobody yet."""
+    """No nodes yet."""
     return ClaimNodes()
 
 
-async def test_one_of_several_gets_a_task(nodes: ClaimNodes) -> None:
-    """Whoever comes second is told who was first."""
+async def test_one_of_several_nodes_gets_a_task(nodes: ClaimNodes) -> None:
+    """The second gets the name of the first."""
     first, second = nodes.node("a"), nodes.node("b")
     assert await claim(first, "x") == {}
     assert await claim(second, "x") == {"x": "a is doing it"}
@@ -34,8 +34,8 @@ async def test_one_of_several_calls_of_a_node_gets_a_task(nodes: ClaimNodes) -> 
     assert sorted(lost, key=len) == [{}, {"x": "this node does it already"}]
 
 
-async def test_a_task_that_failed_elsewhere_is_open_at_once(nodes: ClaimNodes) -> None:
-    """Whoever gains its token may claim it."""
+async def test_a_task_that_failed_elsewhere_can_be_claimed_at_once(nodes: ClaimNodes) -> None:
+    """By the node that gains its token."""
     first, second = nodes.node("a"), nodes.node("b")
     await claim(first, "x")
     await first.finish(["x"], "failed")
@@ -45,8 +45,8 @@ async def test_a_task_that_failed_elsewhere_is_open_at_once(nodes: ClaimNodes) -
     assert await nodes.state("x") == ("running", "b", 2)
 
 
-async def test_what_was_done_around_a_hand_over_is_refused_for_a_while(nodes: ClaimNodes) -> None:
-    """A list from before is not done again; what is pending again later is."""
+async def test_a_task_done_around_a_handover_is_refused_for_a_while(nodes: ClaimNodes) -> None:
+    """An older list is not done again; a task that is pending again later is."""
     first, second = nodes.node("a"), nodes.node("b")
     await claim(first, "x")
     await first.finish(["x"], "done")
@@ -58,7 +58,7 @@ async def test_what_was_done_around_a_hand_over_is_refused_for_a_while(nodes: Cl
 
 
 async def test_once_per_date_means_once(nodes: ClaimNodes) -> None:
-    """What anybody has done, however long ago, is refused for good."""
+    """A task that any node has done, however long ago, is refused forever."""
     first, second = nodes.node("a"), nodes.node("b", once_per_date=True)
     await claim(first, "x")
     await first.finish(["x"], "done")
@@ -68,8 +68,8 @@ async def test_once_per_date_means_once(nodes: ClaimNodes) -> None:
     assert await claim(second, "x") != {}
 
 
-async def test_what_a_dead_node_had_is_open_after_a_while(nodes: ClaimNodes) -> None:
-    """The while counts from when the death was known, not from when somebody asked."""
+async def test_a_dead_node_s_task_can_be_claimed_after_a_while(nodes: ClaimNodes) -> None:
+    """Counted from when the death was known, not from when the task was checked."""
     first, second = nodes.node("a"), nodes.node("b")
     await claim(first, "x")
     await second.foreign.load({TOKEN}, {})
@@ -85,10 +85,10 @@ async def test_what_a_dead_node_had_is_open_after_a_while(nodes: ClaimNodes) -> 
     assert await nodes.state("x") == ("running", "b", 2)
 
 
-async def test_a_task_is_open_again_when_its_node_lives_on_and_is_done_with_it(
+async def test_a_task_that_its_live_owner_has_ended_can_be_claimed_again(
     nodes: ClaimNodes,
 ) -> None:
-    """What was running elsewhere at a hand-over is looked at again."""
+    """A task that ran elsewhere at a handover is read again."""
     first, second = nodes.node("a"), nodes.node("b")
     await claim(first, "x")
     await second.foreign.load({TOKEN}, {})
@@ -101,7 +101,7 @@ async def test_a_task_is_open_again_when_its_node_lives_on_and_is_done_with_it(
 
 
 async def test_a_late_end_is_refused(nodes: ClaimNodes) -> None:
-    """Whoever was taken for dead, and whose task somebody else has, is told."""
+    """A node that was declared dead gets an error if another node has its task."""
     first, second = nodes.node("a"), nodes.node("b")
     await claim(first, "x")
     await second.foreign.load({TOKEN}, {})
@@ -114,8 +114,8 @@ async def test_a_late_end_is_refused(nodes: ClaimNodes) -> None:
     assert await nodes.state("x") == ("running", "b", 2)
 
 
-async def test_an_end_counts_that_comes_before_anybody_took_over(nodes: ClaimNodes) -> None:
-    """A node that lost its session marks what it did, as long as nobody began it again."""
+async def test_an_end_before_another_node_took_over_counts(nodes: ClaimNodes) -> None:
+    """A node that lost its session marks its task, unless another node has started it."""
     node = nodes.node("a")
     await claim(node, "x")
     node.reset()
@@ -123,8 +123,8 @@ async def test_an_end_counts_that_comes_before_anybody_took_over(nodes: ClaimNod
     assert await nodes.state("x") == ("done", "a", 1)
 
 
-async def test_an_end_and_a_lost_session_may_cross(nodes: ClaimNodes) -> None:
-    """A session that is lost while an end is under way breaks nothing."""
+async def test_a_session_may_be_lost_during_an_end(nodes: ClaimNodes) -> None:
+    """The end counts."""
     node = nodes.node("a")
     await claim(node, "x")
     ending = asyncio.create_task(node.finish(["x"], "done"))
@@ -133,8 +133,8 @@ async def test_an_end_and_a_lost_session_may_cross(nodes: ClaimNodes) -> None:
     assert await ending == {}
 
 
-async def test_a_claim_that_comes_too_late_is_no_claim(nodes: ClaimNodes) -> None:
-    """Whose time was up when the reply came must not begin, and never marks it as done."""
+async def test_a_late_claim_is_not_a_claim(nodes: ClaimNodes) -> None:
+    """If trust has expired at the reply, the task must not start and is never marked as done."""
     node = nodes.node("a")
     lost = await claim(node, "x", may_run=False)
     assert lost == {"x": "this node's trust expired before it could start"}
@@ -148,11 +148,11 @@ async def test_a_late_claim_that_cannot_be_closed_is_closed_before_the_next(
     """It is not marked as done meanwhile, whatever the store does."""
     node = nodes.node("a")
 
-    def lose_the_store(*_: object) -> bool:
+    def lose_store(*_: object) -> bool:
         nodes.store.is_unavailable = True
         return False
 
-    assert await node.add({"x": TOKEN}, 1, lose_the_store) != {}
+    assert await node.add({"x": TOKEN}, 1, lose_store) != {}
     assert node.running == []
     with pytest.raises(Unavailable):
         await claim(node, "y")
@@ -162,7 +162,7 @@ async def test_a_late_claim_that_cannot_be_closed_is_closed_before_the_next(
 
 
 async def test_an_unknown_claim_is_closed(nodes: ClaimNodes) -> None:
-    """Nobody does it, nobody marks it as done, and it can be claimed anew."""
+    """No node does it or marks it as done, and it can be claimed again."""
     node = nodes.node("a")
     nodes.store.lose_replies = 1
     assert await claim(node, "x") == {}
@@ -170,11 +170,11 @@ async def test_an_unknown_claim_is_closed(nodes: ClaimNodes) -> None:
 
 
 async def test_a_batch_that_could_not_be_closed_claims_nothing(nodes: ClaimNodes) -> None:
-    """Who asked gets an error and does none of them; so none is marked as done."""
+    """The caller gets an error and does none of them; so none is marked as done."""
     node = nodes.node("a")
 
     class Half(FaultyStore):
-        """Loses the reply for one of two, then everything."""
+        """Loses one of two replies, then becomes unavailable."""
 
         async def write(self, changes: Sequence[Change]) -> list[Outcome]:
             if self.is_unavailable:
@@ -193,17 +193,17 @@ async def test_a_batch_that_could_not_be_closed_claims_nothing(nodes: ClaimNodes
     assert await nodes.state("y") == ("failed", "a", 1)
 
 
-async def test_a_claim_that_cannot_be_read_stops_nobody(nodes: ClaimNodes) -> None:
+async def test_an_unreadable_claim_stops_no_other(nodes: ClaimNodes) -> None:
     """It is refused and left as it is; the others of its batch are claimed."""
     key = JobKeys("sync_").claim(DAY, TOKEN, "x")
-    await nodes.store.create(key, {"format": "unheard of"})
+    await nodes.store.create(key, {"format": "unknown"})
     node = nodes.node("a")
     assert await claim(node, "x", "y") == {"x": "its record cannot be read"}
     assert node.running == ["y"]
 
 
 async def test_a_claim_that_is_cancelled_is_closed(nodes: ClaimNodes) -> None:
-    """Nobody is left who would do it, and whether it landed nobody knows."""
+    """No caller is left to do it, and its outcome is unknown."""
     node = nodes.node("a")
     nodes.store.gate = asyncio.Event()
     claiming = asyncio.create_task(claim(node, "x"))
@@ -217,10 +217,10 @@ async def test_a_claim_that_is_cancelled_is_closed(nodes: ClaimNodes) -> None:
     assert await nodes.state("x") == ("failed", "a", 1)
 
 
-async def test_what_cannot_be_closed_in_one_session_is_closed_in_the_next(
+async def test_a_claim_not_closed_in_one_session_is_closed_in_the_next(
     nodes: ClaimNodes,
 ) -> None:
-    """A claim that landed with nobody knowing would wait for its owner's death, and longer."""
+    """Otherwise a claim that landed unnoticed would block its task until its owner's death."""
     node = nodes.node("a")
     nodes.store.lose_replies = 2
     with pytest.raises(Unavailable):
@@ -242,8 +242,8 @@ async def test_two_callers_may_end_the_same_task(nodes: ClaimNodes) -> None:
     assert await nodes.state("x") == ("done", "a", 1)
 
 
-async def test_an_end_that_nobody_knew_of_is_found_to_be_ours(nodes: ClaimNodes) -> None:
-    """Told that it is unknown, the caller calls again; that it landed is no refusal."""
+async def test_an_end_with_an_unknown_outcome_is_found_to_be_ours(nodes: ClaimNodes) -> None:
+    """The caller calls again; that the first attempt landed is not a refusal."""
     node = nodes.node("a")
     await claim(node, "x")
     nodes.store.lose_replies = 1
@@ -255,12 +255,12 @@ async def test_an_end_that_nobody_knew_of_is_found_to_be_ours(nodes: ClaimNodes)
     assert await claim(node, "x") == {}
 
 
-@pytest.mark.parametrize("trouble", ["is_unavailable", "lose_replies"])
-async def test_what_failed_is_never_marked_as_done(nodes: ClaimNodes, trouble: str) -> None:
-    """A failure that cannot be written now is written later; the end of all finds none."""
+@pytest.mark.parametrize("fault", ["is_unavailable", "lose_replies"])
+async def test_a_failed_task_is_never_marked_as_done(nodes: ClaimNodes, fault: str) -> None:
+    """A failure that cannot be written now is written later, and not marked by a later end."""
     node = nodes.node("a")
     await claim(node, "x")
-    setattr(nodes.store, trouble, 1)
+    setattr(nodes.store, fault, 1)
     with pytest.raises((Unavailable, OutcomeUnknown)):
         await node.finish(["x"], "failed")
     nodes.store.is_unavailable = False
@@ -269,8 +269,8 @@ async def test_what_failed_is_never_marked_as_done(nodes: ClaimNodes, trouble: s
     assert await nodes.state("x") == ("failed", "a", 1)
 
 
-async def test_once_per_date_holds_for_ones_own_too(nodes: ClaimNodes) -> None:
-    """However it is asked; what failed was not done."""
+async def test_once_per_date_applies_to_own_tasks_too(nodes: ClaimNodes) -> None:
+    """However they are claimed; a failed task was not done."""
     node = nodes.node("a", once_per_date=True)
     await claim(node, "x", "y")
     await node.finish(["x"], "done")
@@ -284,8 +284,8 @@ async def test_once_per_date_holds_for_ones_own_too(nodes: ClaimNodes) -> None:
     assert await claim(node, "y") == {}
 
 
-async def test_what_was_done_at_the_last_moment_is_not_done_again(nodes: ClaimNodes) -> None:
-    """Who waits for an abandoned task and finds it done has what it wanted."""
+async def test_a_task_done_at_the_last_moment_is_not_done_again(nodes: ClaimNodes) -> None:
+    """A node that waits for an abandoned task finds it done."""
     first, second = nodes.node("a"), nodes.node("b")
     await claim(first, "x")
     await second.foreign.load([TOKEN], {})
@@ -298,10 +298,10 @@ async def test_what_was_done_at_the_last_moment_is_not_done_again(nodes: ClaimNo
     assert second.is_refused("x")
 
 
-async def test_a_node_that_is_behind_does_not_do_again_what_its_successor_did(
+async def test_a_node_with_an_old_assignment_does_not_repeat_its_successor_s_task(
     nodes: ClaimNodes,
 ) -> None:
-    """One that slept with its clock believes in an assignment that is no more; the store knows."""
+    """A machine that slept with its clock still trusts an old assignment; the store refuses."""
     first, second = nodes.node("a"), nodes.node("b")
     assert await second.add({"x": TOKEN}, 5, lambda *_: True) == {}
     await second.finish(["x"], "done")
@@ -310,14 +310,14 @@ async def test_a_node_that_is_behind_does_not_do_again_what_its_successor_did(
     assert await first.add({"x": TOKEN}, 5, lambda *_: True) == {}
 
 
-async def test_a_step_of_the_wall_clock_does_not_date_what_is_done(nodes: ClaimNodes) -> None:
-    """Time of day comes from the store; in between it is counted by what does not jump."""
+async def test_a_step_of_the_wall_clock_does_not_change_claim_times(nodes: ClaimNodes) -> None:
+    """Time of day comes from the store, and is extrapolated with the monotonic clock."""
     node, served = nodes.node("a"), FakeClock()
-    asked = 0
+    reads = 0
 
     async def now() -> Wall:
-        nonlocal asked
-        asked += 1
+        nonlocal reads
+        reads += 1
         return served.wall()
 
     nodes.store.now = now  # type: ignore[method-assign]
@@ -329,8 +329,8 @@ async def test_a_step_of_the_wall_clock_does_not_date_what_is_done(nodes: ClaimN
     await node.finish(["x"], "done")
     (found,) = await node.list_all()
     assert found.ended == served.wall_seconds
-    assert asked == 1
+    assert reads == 1
     await claim(node, "y")
     nodes.pass_time(31)
     await node.finish(["y"], "done")
-    assert asked == 2
+    assert reads == 2

@@ -1,4 +1,4 @@
-"""Whether a block is left at its end, or by somebody who could not wait."""
+"""Whether a `with` block is left at its end, or earlier."""
 
 import threading
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from typing import Self
 from jobsync.jobs.background import ExitGuard
 
 
-class Room:
-    """Enters and leaves as `Job` does."""
+class Block:
+    """Enters and leaves like `Job`."""
 
     def __init__(self) -> None:
         self.early: list[bool] = []
@@ -22,65 +22,65 @@ class Room:
         self.early.append(self.entrance.is_left_early(2))
 
 
-def leave(room: Room) -> None:
+def leave(block: Block) -> None:
     """Leave from further up the stack, as a signal handler does."""
-    room.__exit__(None, None, None)
+    block.__exit__(None, None, None)
 
 
-def test_the_end_of_a_block_is_its_end() -> None:
-    """Also of one that a function returns from."""
-    with Room() as room:
+def test_the_end_of_a_block_is_not_early() -> None:
+    """Also if a function returns from it."""
+    with Block() as block:
         pass
-    assert room.early == [False]
+    assert block.early == [False]
 
     def work() -> None:
-        with room:
+        with block:
             return
 
     work()
-    assert room.early == [False, False]
+    assert block.early == [False, False]
 
 
 def test_a_call_from_within_is_early() -> None:
-    """The block has not ended, whoever calls from further up; its end comes after."""
-    with Room() as room:
-        leave(room)
-    assert room.early == [True, False]
+    """The block has not ended when a function that it calls leaves."""
+    with Block() as block:
+        leave(block)
+    assert block.early == [True, False]
 
 
 def test_a_call_from_another_thread_is_early() -> None:
-    """It cannot know where the block stands."""
-    with Room() as room:
-        thread = threading.Thread(target=leave, args=[room])
+    """It cannot know how far the block is."""
+    with Block() as block:
+        thread = threading.Thread(target=leave, args=[block])
         thread.start()
         thread.join()
-    assert room.early == [True, False]
+    assert block.early == [True, False]
 
 
 def test_a_stack_of_contexts_leaves_at_its_end() -> None:
-    """An ExitStack enters and leaves in calls of its own."""
-    room = Room()
+    """An ExitStack enters and leaves in its own calls."""
+    block = Block()
     with ExitStack() as stack:
-        stack.enter_context(room)
-    assert room.early == [False]
+        stack.enter_context(block)
+    assert block.early == [False]
 
 
 def test_a_generator_leaves_at_its_end() -> None:
     """A block inside another context manager is left when that one is."""
-    room = Room()
+    block = Block()
 
     @contextmanager
-    def around() -> Iterator[Room]:
-        with room:
-            yield room
+    def around() -> Iterator[Block]:
+        with block:
+            yield block
 
     with around():
         pass
-    assert room.early == [False]
+    assert block.early == [False]
 
 
-def test_the_block_is_forgotten() -> None:
-    """Its variables must not live on with the one who remembers it."""
+def test_the_block_is_released() -> None:
+    """The guard must not keep the block's variables alive."""
     entrance = ExitGuard(1)
     entrance.release()
     assert entrance._block is None

@@ -1,4 +1,4 @@
-"""`Job` on every store: what it owns, claims, marks and tells."""
+"""`Job` on every store: ownership, claims, audits and status."""
 
 import threading
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ QUICK = CoordinationConfig(
 
 
 def make(url: str, node: str = "worker-01", **options: Any) -> Job:
-    """Make a node of a fleet that beats quickly."""
+    """Create a node with a short heartbeat."""
     chosen: dict[str, Any] = {"date": DAY, "coordination_config": QUICK} | options
     return Job(node, "production", url=url, **chosen)
 
@@ -31,15 +31,15 @@ def entered(url: str, *nodes: str, **options: Any) -> Iterator[list[Job]]:
 
 
 def ids(lines: list[dict[str, Any]]) -> set[str]:
-    """Give which tasks are described."""
+    """Return the ids of the described tasks."""
     return {line["task_id"] for line in lines}
 
 
-# What a node does
+# Work
 
 
 def test_the_basic_loop_of_the_guide(url: str) -> None:
-    """Ask, add, do, audit: everything is this node's, and is marked once it is audited."""
+    """Check, add, do, audit: a single node owns everything, and audited tasks are marked."""
     done = []
     with make(url) as job:
         assert len(job.my_tokens) == 100
@@ -57,7 +57,7 @@ def test_the_basic_loop_of_the_guide(url: str) -> None:
         assert job.incomplete_tasks() == []
 
 
-def test_what_is_audited_is_described(url: str) -> None:
+def test_audited_tasks_are_described(url: str) -> None:
     """Under the names of both releases, with date, node and time."""
     with make(url) as job:
         job.add_task("customer-X")
@@ -74,7 +74,7 @@ def test_what_is_audited_is_described(url: str) -> None:
 
 
 def test_a_batch_is_claimed_and_marked_at_once(url: str) -> None:
-    """`add_tasks` gives those that are ours."""
+    """`add_tasks` returns those that were claimed."""
     with make(url) as job:
         job.add_task(1)
         added = job.add_tasks([1, 2, Task(3), "3"])
@@ -83,8 +83,8 @@ def test_a_batch_is_claimed_and_marked_at_once(url: str) -> None:
         assert ids(job.get_audit()) == {"1", "2", "3"}
 
 
-def test_two_nodes_share_tokens_and_none_is_both_s(url: str) -> None:
-    """Half each; every task is claimable by one of them; who leaves hands over."""
+def test_two_nodes_share_tokens_and_none_has_two_owners(url: str) -> None:
+    """Half each; every task can be claimed by one of them; a node that leaves hands over."""
     with entered(url, "worker-01", "worker-02") as (first, second):
         assert first.my_tokens | second.my_tokens == set(range(100))
         assert not first.my_tokens & second.my_tokens
@@ -108,7 +108,7 @@ def test_two_nodes_share_tokens_and_none_is_both_s(url: str) -> None:
 
 
 def test_a_block_marks_its_task(url: str) -> None:
-    """Its end marks the task as done, an exception as failed, which can be done again."""
+    """The end marks the task as done, an exception as failed, which can be done again."""
     with make(url) as job:
         with job.task("good") as task:
             assert task == Task("good")
@@ -123,8 +123,8 @@ def test_a_block_marks_its_task(url: str) -> None:
         assert {line["run"] for line in job.get_audit()} == {1, 2}
 
 
-def test_an_audit_leaves_alone_what_a_block_has_in_hand(url: str) -> None:
-    """It is not known to be done before the block, or the step of a loop, has ended."""
+def test_an_audit_does_not_mark_the_current_task_of_a_block(url: str) -> None:
+    """It is not done before the block, or the step of a loop, has ended."""
     with make(url) as job:
         job.add_task("added")
         steps = job.tasks(["step"])
@@ -136,8 +136,8 @@ def test_an_audit_leaves_alone_what_a_block_has_in_hand(url: str) -> None:
         assert ids(job.get_audit()) == {"added", "block", "step"}
 
 
-def test_tasks_gives_each_once(url: str) -> None:
-    """A list is gone through by two nodes until nothing is left; each task is done once."""
+def test_tasks_yields_each_task_once(url: str) -> None:
+    """Two nodes loop over a list until all is done; each task is done once."""
     done: list[tuple[str, Any]] = []
 
     def work(job: Job) -> None:
@@ -154,7 +154,7 @@ def test_tasks_gives_each_once(url: str) -> None:
         assert len(jobs[0].get_audit()) == 40
 
 
-def test_tasks_asks_a_function_again_until_nothing_is_pending(url: str) -> None:
+def test_tasks_calls_a_function_again_until_nothing_is_pending(url: str) -> None:
     """What is pending again, after it was done, is done again: the second time it is named.
 
     The first time it may have been named before it was done.
@@ -166,7 +166,7 @@ def test_tasks_asks_a_function_again_until_nothing_is_pending(url: str) -> None:
 
 
 def test_a_loop_that_is_left_marks_its_task_as_failed(url: str) -> None:
-    """The ones before are done; the one in hand is not."""
+    """The tasks before are done; the current one is not."""
     with make(url) as job:
         for task in job.tasks(["a", "b", "c"]):
             if task.id == "b":
@@ -178,7 +178,7 @@ def test_a_loop_that_is_left_marks_its_task_as_failed(url: str) -> None:
 
 
 def test_the_same_task_again_on_one_date(url: str) -> None:
-    """It is a new run, unless the job says once per date."""
+    """It is a new run, unless the job has `once_per_date`."""
     with make(url) as job:
         for _ in range(2):
             assert job.can_claim_task("x")
@@ -196,7 +196,7 @@ def test_the_same_task_again_on_one_date(url: str) -> None:
 
 
 def test_an_observer_owns_nothing_and_sees_everything(url: str) -> None:
-    """It takes no tokens, though it came first."""
+    """It takes no tokens, although it joined first."""
     observer = make(url, "watcher", observer=True)
     with observer, make(url) as job:
         assert observer.my_tokens == set()
@@ -208,7 +208,7 @@ def test_an_observer_owns_nothing_and_sees_everything(url: str) -> None:
 
 
 def test_status_and_health(url: str) -> None:
-    """The guide's bodies, and what there is to know of a node."""
+    """The guide's response bodies, and the status of a node."""
     job = make(url)
     assert job.health_ready() == ({"status": "not_ready"}, 503)
     assert job.health_live() == ({"status": "alive"}, 200)
@@ -240,7 +240,7 @@ def test_status_and_health(url: str) -> None:
 
 
 def test_the_guide_s_manual_health_check_runs(url: str) -> None:
-    """Its underscored names are those of public ones."""
+    """Its private names are aliases of public ones."""
     with make(url) as job:
         found: dict[str, Any] = {
             "node_name": job.node_name,
@@ -253,22 +253,22 @@ def test_the_guide_s_manual_health_check_runs(url: str) -> None:
             "coordination_enabled": job._coordination_enabled,
         }
         assert found["token_version"] == job.token_version
-        # A beat may come in between.
+        # A heartbeat may come in between.
         assert abs(found["last_heartbeat"] - datetime.now(UTC)) < timedelta(minutes=1)
         assert (found["token_count"], found["active_nodes"]) == (100, 1)
         assert found["coordination_enabled"]
         assert job.date == DAY
 
 
-def test_the_past_can_be_forgotten(url: str) -> None:
-    """Claims of dates that nobody works on, and nothing else."""
+def test_old_records_can_be_removed(url: str) -> None:
+    """Claims of dates that no node works on, and nothing else."""
     old, older = date(2020, 1, 1), date(2019, 1, 1)
     for day in (old, older):
         with make(url, date=day) as job:
             job.add_tasks(range(5))
     with make(url) as job:
         job.add_task("today's")
-        # Somebody has begun to work on them a moment ago.
+        # A node has started to work on them a moment ago.
         assert job.forget(older_than_days=1)["claims"] == 0
         assert job._membership is not None
         store = job._membership.store

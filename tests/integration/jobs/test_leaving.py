@@ -1,4 +1,4 @@
-"""How a `with` statement of a job ends, and what is marked then."""
+"""How the `with` block of a job ends, and which tasks are marked then."""
 
 import gc
 import signal
@@ -23,14 +23,14 @@ QUICK = CoordinationConfig(
 
 
 def make(url: str, **options: Any) -> Job:
-    """Make a node."""
+    """Create a node."""
     chosen: dict[str, Any] = {"date": DAY, "coordination_config": QUICK} | options
     return Job("worker-01", "production", url=url, **chosen)
 
 
 @pytest.fixture
 def states(memory: str) -> Callable[[], dict[str, str]]:
-    """Gives what the store says of each task."""
+    """Returns the stored state of each task."""
 
     def read() -> dict[str, str]:
         with Job(
@@ -51,15 +51,15 @@ def states(memory: str) -> Callable[[], dict[str, str]]:
 Read = Callable[[], dict[str, str]]
 
 
-def test_a_normal_end_marks_what_was_added(memory: str, states: Read) -> None:
-    """Without a word by the caller."""
+def test_a_normal_end_marks_added_tasks(memory: str, states: Read) -> None:
+    """Without `write_audit`."""
     with make(memory) as job:
         job.add_task("x")
     assert states() == {"x": "done"}
 
 
 def test_an_exception_marks_nothing(memory: str, states: Read) -> None:
-    """What was added is not known to be done."""
+    """Added tasks may not be done."""
 
     def fail() -> None:
         with make(memory) as job:
@@ -72,7 +72,7 @@ def test_an_exception_marks_nothing(memory: str, states: Read) -> None:
 
 
 def test_leaving_from_another_thread_marks_nothing(memory: str, states: Read) -> None:
-    """Likewise."""
+    """Added tasks may not be done."""
     with make(memory) as job:
         job.add_task("x")
         thread = threading.Thread(target=job.__exit__, args=(None, None, None))
@@ -84,7 +84,7 @@ def test_leaving_from_another_thread_marks_nothing(memory: str, states: Read) ->
 def test_leaving_in_a_function_that_the_block_calls_marks_nothing(
     memory: str, states: Read
 ) -> None:
-    """As a signal handler is."""
+    """As a signal handler does."""
 
     def handle(job: Job) -> None:
         job.__exit__(None, None, None)
@@ -105,7 +105,7 @@ def test_an_exit_stack_leaves_at_its_end(memory: str, states: Read) -> None:
 
 
 def test_a_function_that_enters_and_one_that_leaves(memory: str, states: Read) -> None:
-    """As in the set-up and the tear-down of a test."""
+    """As in the setup and teardown of a test."""
     jobs = []
 
     def set_up() -> None:
@@ -120,8 +120,8 @@ def test_a_function_that_enters_and_one_that_leaves(memory: str, states: Read) -
     assert states() == {"x": "done"}
 
 
-def test_a_normal_end_marks_nothing_that_a_loop_has_in_hand(memory: str, states: Read) -> None:
-    """Nobody has said that it is done."""
+def test_a_normal_end_does_not_mark_the_current_task_of_a_loop(memory: str, states: Read) -> None:
+    """It may not be done."""
     with make(memory) as job:
         job.add_task("added")
         steps = job.tasks(["step"])
@@ -131,7 +131,7 @@ def test_a_normal_end_marks_nothing_that_a_loop_has_in_hand(memory: str, states:
 
 
 def test_a_job_is_entered_once_at_a_time(memory: str) -> None:
-    """A second time is refused, and the first goes on."""
+    """Entering a second time is refused, and the first continues."""
     with make(memory) as job:
         with pytest.raises(Invalid, match="is entered already"):
             job.__enter__()
@@ -147,7 +147,7 @@ def test_leaving_is_safe_to_repeat(memory: str) -> None:
 
 
 def test_a_job_can_be_entered_again(memory: str, states: Read) -> None:
-    """It joins anew."""
+    """It joins again."""
     job = make(memory)
     for task in ("x", "y"):
         with job:
@@ -156,7 +156,7 @@ def test_a_job_can_be_entered_again(memory: str, states: Read) -> None:
 
 
 def test_a_job_that_is_not_entered_refuses_to_work(memory: str) -> None:
-    """With the fix; what needs no store answers all the same."""
+    """The error has the fix; methods that need no store still work."""
     job = make(memory)
 
     def check() -> None:
@@ -187,7 +187,7 @@ def test_a_job_that_is_not_entered_refuses_to_work(memory: str) -> None:
 
 
 def test_a_loop_that_outlives_its_job_is_quiet(memory: str, states: Read) -> None:
-    """A loop over tasks that is closed after the job was left says nothing."""
+    """A loop over tasks that is closed after the job was left raises nothing."""
     with make(memory) as job:
         steps = job.tasks(["x", "y"])
         next(steps)
@@ -199,7 +199,7 @@ def test_a_loop_that_outlives_its_job_is_quiet(memory: str, states: Read) -> Non
 
 
 def test_stopping_ends_loops_normally(memory: str, states: Read) -> None:
-    """The task in hand is finished and marked; nothing more is claimed."""
+    """The current task is finished and marked; nothing more is claimed."""
     done = []
     with make(memory) as job:
         for task in job.tasks(["x", "y", "z"]):
@@ -219,7 +219,7 @@ def test_stopping_before_entering_takes_nothing(memory: str) -> None:
 
 
 def test_a_call_that_waits_while_the_job_is_left_ends(memory: str) -> None:
-    """With an error, not never."""
+    """With an error."""
     with make(memory) as job:
         waiting = threading.Event()
         raised: list[BaseException] = []
@@ -268,7 +268,7 @@ with Job("worker-02", "production", url=sys.argv[1], date=__import__("datetime")
 
 
 def test_the_guide_s_signal_handler(tmp_path: Any) -> None:
-    """It may interrupt any call: the process ends at once, and marks nothing more."""
+    """It may interrupt any call: the process ends at once and marks nothing more."""
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
     process = subprocess.Popen(
         [sys.executable, "-c", _GUIDE, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -285,7 +285,7 @@ def test_the_guide_s_signal_handler(tmp_path: Any) -> None:
 
 
 def test_leaving_is_bounded_when_the_store_is_gone(postgres: PostgresServer) -> None:
-    """The block comes to an end, with an error, and nothing is left running for long."""
+    """The block ends with an error, and nothing runs on for long."""
     url = f"{postgres.url}?schema=jobs_leaving"
     port = int(url.partition("127.0.0.1:")[2].partition("/")[0])
     before = set(threading.enumerate())
@@ -293,23 +293,23 @@ def test_leaving_is_bounded_when_the_store_is_gone(postgres: PostgresServer) -> 
         through = url.replace(f":{port}/", f":{proxy.port}/")
         job = make(through)
 
-        def lose_the_store() -> None:
+        def lose_store() -> None:
             with job:
                 job.add_task("x")
                 proxy.refuse()
                 proxy.cut()
 
         with pytest.raises(Unavailable):
-            lose_the_store()
+            lose_store()
     ours = [t for t in set(threading.enumerate()) - before if t.name.startswith("jobsync")]
     for thread in ours:
-        # The session's own makes a last attempt to hand over.
+        # The session's own thread makes a last attempt to resign.
         thread.join(60)
     assert [thread.name for thread in ours if thread.is_alive()] == []
 
 
 def test_an_error_while_entering_leaves_nothing_behind(memory: str) -> None:
-    """The name is free again, and no thread goes on."""
+    """The name is free again, and no thread is left."""
 
     def fail(job: Job) -> None:
         raise LookupError(job.node_name)

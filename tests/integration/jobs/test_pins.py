@@ -1,4 +1,4 @@
-"""Tasks that only certain nodes may do, on fleets that run."""
+"""Pins of tasks to nodes, on running fleets."""
 
 import itertools
 import os
@@ -26,34 +26,34 @@ def url(request: pytest.FixtureRequest, locate: Locate) -> str:
 
 @pytest.fixture
 def quick(tmp_path: Path) -> str:
-    """A store for what is the same on all of them."""
+    """A fast store, for behaviour that is the same on all stores."""
     return f"sqlite:///{tmp_path / 'jobs.db'}"
 
 
 def members(team_jobs: list[Job], task: object) -> list[str]:
-    """Give the nodes that may do a task now."""
+    """Return the nodes that may do a task now."""
     return [job.node_name for job in team_jobs if job.can_claim_task(task)]
 
 
 def enter(team: Team, *names: str) -> list[Job]:
-    """Enter jobs, and wait until all tokens are somebody's."""
+    """Enter jobs, and wait until all tokens are owned."""
     jobs = [team.add(name) for name in names]
     team.until(lambda: sum(len(job.my_tokens) for job in jobs) == 60)
     return jobs
 
 
 def version(jobs: list[Job]) -> int:
-    """Give the number of the assignment, as far as anybody has heard."""
+    """Return the highest assignment number that any job has applied."""
     return max(job.token_version for job in jobs)
 
 
 def elsewhere(jobs: list[Job], node: str) -> str:
-    """Give a task that is not that node's by itself."""
+    """Return a task that the node does not own without a pin."""
     return next(f"t{n}" for n in itertools.count() if members(jobs, f"t{n}") not in ([node], []))
 
 
-def test_a_pin_is_effective_at_once_and_is_one_hand_over(url: str) -> None:
-    """Everything that has to move because of it moves in one rebalance, which says why."""
+def test_a_pin_is_in_force_at_once_with_one_rebalance(url: str) -> None:
+    """All tokens and tasks that must move do so in one rebalance, which has the reason."""
     with start_team(url) as team:
         jobs = enter(team, "a", "b-gpu")
         task = elsewhere(jobs, "b-gpu")
@@ -66,8 +66,8 @@ def test_a_pin_is_effective_at_once_and_is_one_hand_over(url: str) -> None:
         assert abs(len(jobs[0].my_tokens) - len(jobs[1].my_tokens)) <= 2
 
 
-def test_a_task_that_nobody_matches_waits_alone(url: str) -> None:
-    """Other tasks of its token go on; clearing the pin lets it go on too, at once."""
+def test_a_task_whose_pin_matches_no_node_waits_alone(url: str) -> None:
+    """Other tasks of its token continue; after the pin is cleared it continues at once."""
     with start_team(url) as team:
         jobs = enter(team, "a", "b")
         token = jobs[0].task_to_token("t")
@@ -84,7 +84,7 @@ def test_a_task_that_nobody_matches_waits_alone(url: str) -> None:
 
 
 def test_a_pin_expires_by_itself(url: str) -> None:
-    """Nobody need look at the right moment; what has expired is removed and reported."""
+    """Without a request at that moment; an expired pin is removed and reported."""
     with start_team(url) as team:
         jobs = enter(team, "a", "b")
         jobs[0].register_task_lock("t", "gone-%", expires_in_days=1.5 / 86_400)
@@ -93,14 +93,14 @@ def test_a_pin_expires_by_itself(url: str) -> None:
         team.until(lambda: members(jobs, "t") == [])
         before = version(jobs)
         team.until(lambda: len(members(jobs, "t")) == 1)
-        # What was nobody's is given in one step; nothing is to be revoked first.
+        # A task without an owner is assigned in one step; nothing must be revoked first.
         assert version(jobs) - before <= 2
         assert team.count(PinsExpired) == 1
         assert jobs[1].list_locks() == []
 
 
-def test_ordered_fallbacks_follow_who_is_there(url: str) -> None:
-    """The first pattern that anybody matches counts; it changes with the fleet."""
+def test_ordered_fallbacks_follow_the_live_nodes(url: str) -> None:
+    """The first pattern that matches any node counts; it changes with the fleet."""
     with start_team(url) as team:
         jobs = enter(team, "a", "spare-1")
         jobs[0].register_lock("t", ["best-%", "spare-%"], "prefers the best")
@@ -116,7 +116,7 @@ def test_ordered_fallbacks_follow_who_is_there(url: str) -> None:
 
 
 def test_several_nodes_for_one_task_are_alternatives(url: str) -> None:
-    """As the guide registers them, one row for each; the third node never has the task."""
+    """As the guide registers them, one row each; the third node never owns the task."""
     with start_team(url) as team:
         jobs = enter(team, "a", "b", "c")
         tasks = [f"t{n}" for n in range(30)]
@@ -127,8 +127,8 @@ def test_several_nodes_for_one_task_are_alternatives(url: str) -> None:
         assert len(jobs[0].list_locks()) == 60
 
 
-def test_ten_thousand_pins_are_all_kept(url: str) -> None:
-    """Where nobody matches, their tasks wait and no other task of any token does."""
+def test_ten_thousand_pins_are_all_in_force(url: str) -> None:
+    """If they match no node, their tasks wait and no other task does."""
     tasks = [f"p{n}" for n in range(10_000)]
     with start_team(url) as team:
         jobs = enter(team, "a", "b")
@@ -146,8 +146,8 @@ def test_ten_thousand_pins_are_all_kept(url: str) -> None:
 
 
 @pytest.mark.parametrize("length", [10, 190])
-def test_more_pins_than_one_document_holds_are_kept(url: str, length: int) -> None:
-    """Whatever the length of their names: of tasks that wait alone there may be any number."""
+def test_more_waiting_tasks_than_one_document_holds(url: str, length: int) -> None:
+    """Whatever the length of their ids: any number of tasks may wait alone."""
     tasks = [f"{n:0{length}d}" for n in range(22_000)]
     with start_team(url) as team:
         jobs = enter(team, "a", "b")
@@ -159,7 +159,7 @@ def test_more_pins_than_one_document_holds_are_kept(url: str, length: int) -> No
         if not url.startswith(("memory", "s3")):
             query = "SELECT count(*), count(node) FROM sync_lock"
             assert tuple(jobs[0].connection.execute(query).fetchone()) == (22_000, 0)
-        # Who leads next finds all of them.
+        # The next leader reads all of them.
         leader = next(job for job in jobs if job.am_i_leader())
         (other,) = [job for job in jobs if job is not leader]
         leader.__exit__(RuntimeError, None, None)
@@ -170,10 +170,10 @@ def test_more_pins_than_one_document_holds_are_kept(url: str, length: int) -> No
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "s3"])
-def test_a_pin_of_another_process_is_heeded(
+def test_a_pin_of_another_process_is_in_force(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Within `rebalance_check_interval_sec` where the store tells nobody of changes."""
+    """Within `rebalance_check_interval_sec` if the store reports no changes."""
     match kind:
         case "sqlite":
             url = f"sqlite:///{tmp_path / 'jobs.db'}"
@@ -196,7 +196,7 @@ def test_a_pin_of_another_process_is_heeded(
         team.until(lambda: not job.can_claim_task("t"))
 
 
-def test_pins_outlive_the_process_that_made_them(quick: str) -> None:
+def test_pins_outlive_their_process(quick: str) -> None:
     """Killed, not stopped."""
     program = f"""
         import os, signal
@@ -218,7 +218,7 @@ def test_pins_outlive_the_process_that_made_them(quick: str) -> None:
 
 
 def test_a_task_that_comes_back_to_its_token_is_not_done_again(quick: str) -> None:
-    """What its own node has just finished is refused, as after any hand-over."""
+    """A task that its own node has just finished is refused, as after any handover."""
     with start_team(quick) as team:
         jobs = enter(team, "a", "b")
         token = jobs[0].task_to_token("t")
@@ -226,7 +226,7 @@ def test_a_task_that_comes_back_to_its_token_is_not_done_again(quick: str) -> No
         first, second = [f"o{n}" for n in range(6000) if jobs[0].task_to_token(f"o{n}") == token][
             1:3
         ]
-        # Two of the token's tasks want `a` and one wants `b`: the one goes a way of its own.
+        # Two of the token's tasks need `a` and one needs `b`: that one does not follow the token.
         jobs[0].register_task_locks_bulk([(first, "a"), (second, "a")])
         jobs[1].register_task_lock(other, "b")
         team.until(lambda: members(jobs, other) == ["b"] and members(jobs, first) == ["a"])
@@ -240,7 +240,7 @@ def test_a_task_that_comes_back_to_its_token_is_not_done_again(quick: str) -> No
 
 
 def test_a_provider_registers_before_the_node_owns_anything(url: str) -> None:
-    """The first share that it gets follows the pins."""
+    """Its first tokens follow the pins."""
     owned: list[set[int]] = []
 
     def provide(job: Job) -> None:
@@ -257,7 +257,7 @@ def test_a_provider_registers_before_the_node_owns_anything(url: str) -> None:
 
 
 def test_own_pins_are_replaced_in_one_write(quick: str) -> None:
-    """Others' pins stay; a provider that fails leaves its node's earlier ones."""
+    """Pins of other nodes stay; a provider that fails leaves its node's earlier ones."""
     with start_team(quick) as team:
         other = team.add("other")
         other.register_task_lock("o", "other")
@@ -284,8 +284,8 @@ def test_own_pins_are_replaced_in_one_write(quick: str) -> None:
         assert {lock["task_id"] for lock in other.list_locks()} == {"o", "new"}
 
 
-def test_saying_the_same_again_renews_it(quick: str) -> None:
-    """A job that registers its permanent pins at each start does not pile them up."""
+def test_registering_the_same_pin_again_renews_it(quick: str) -> None:
+    """A job that registers its permanent pins at each start does not accumulate them."""
     with start_team(quick) as team:
         job = team.add("a")
         job.register_task_lock("t", "a", "first", expires_in_days=1)
@@ -295,7 +295,7 @@ def test_saying_the_same_again_renews_it(quick: str) -> None:
 
 
 def test_pins_can_be_switched_off(quick: str) -> None:
-    """Then new ones are refused, and those there are have no effect and are reported."""
+    """Then new pins are refused, and existing ones have no effect and are reported."""
     with start_team(quick) as team:
         with team.make("a") as job:
             job.register_task_lock("t", "gone-%")
@@ -307,8 +307,8 @@ def test_pins_can_be_switched_off(quick: str) -> None:
             job.register_task_lock("t", "a")
 
 
-def test_nodes_that_live_agree_whether_pins_hold(url: str) -> None:
-    """Who says otherwise is not let in; when the others have left or died, it is."""
+def test_live_nodes_agree_on_locks_enabled(url: str) -> None:
+    """A node with another value may not join until the others have left or died."""
     with start_team(url) as team:
         with team.make("a") as job:
             job.register_task_lock("t", "gone-%")
@@ -322,7 +322,7 @@ def test_nodes_that_live_agree_whether_pins_hold(url: str) -> None:
 
 
 def test_without_a_fleet_there_is_nothing_to_pin(quick: str) -> None:
-    """The node owns everything; registering is checked and has no effect."""
+    """The node owns everything; registrations are checked and have no effect."""
     with start_team(quick) as team:
         job = team.add("a", settings={"enabled": False})
         job.register_task_lock("t", "gone-%")
@@ -348,10 +348,10 @@ def test_without_a_fleet_there_is_nothing_to_pin(quick: str) -> None:
         ([("t", "a")], float("inf"), "expires_in_days"),
     ],
 )
-def test_what_cannot_be_a_pin_is_refused(
+def test_invalid_pins_are_refused(
     quick: str, locks: list[tuple[object, ...]], days: float | None, field: str
 ) -> None:
-    """With the field, and before anything is registered."""
+    """The error names the field, and nothing is registered."""
     with start_team(quick) as team:
         job = team.add("a", settings={"enabled": False})
         with pytest.raises(Invalid, match=field):
@@ -359,7 +359,7 @@ def test_what_cannot_be_a_pin_is_refused(
 
 
 def test_a_job_that_is_not_entered_cannot_pin(quick: str) -> None:
-    """Nor one that was left."""
+    """Nor can one that was left."""
     with start_team(quick) as team:
         job = team.make("a")
         with pytest.raises(Invalid, match="not entered"):

@@ -1,4 +1,4 @@
-"""A node's name: one live process has it, and says there what it has carried out."""
+"""A node's name: one live process has it, and records there what it has applied."""
 
 from collections.abc import Iterable
 
@@ -21,8 +21,8 @@ from jobsync.stores.memory import MemoryStore
 KEY = "node/sync_/a"
 
 
-class Sessions:
-    """Stands in for a membership."""
+class FakeMembership:
+    """A membership with a set of dead membership."""
 
     def __init__(self, worker: str, incarnation: str) -> None:
         self.worker_id = worker
@@ -37,8 +37,8 @@ class Sessions:
         return incarnation in self.missed
 
 
-class Street:
-    """Processes that want one name."""
+class Processes:
+    """Processes that compete for one name."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -47,13 +47,15 @@ class Street:
         )
         self.store = MemoryStore(components=self.components)
 
-    def process(self, worker: str, session: int = 1) -> tuple[Registration, NodeRecord, Sessions]:
-        """Give a process's hold on the name, and what it would write there."""
-        sessions = Sessions(worker, f"{worker}.{session}")
-        name = Registration(self.store, self.components, sessions, KEY, {})  # type: ignore[arg-type]
-        named = NodeRecord(
+    def process(
+        self, worker: str, session: int = 1
+    ) -> tuple[Registration, NodeRecord, FakeMembership]:
+        """Return a process's registration, its node record and its membership."""
+        membership = FakeMembership(worker, f"{worker}.{session}")
+        name = Registration(self.store, self.components, membership, KEY, {})  # type: ignore[arg-type]
+        node = NodeRecord(
             name="a",
-            incarnation=sessions.incarnation,
+            incarnation=membership.incarnation,
             stage="ready",
             applied=0,
             is_observer=False,
@@ -61,11 +63,11 @@ class Street:
             host=f"host-of-{worker}",
             pid=17,
         )
-        return name, named, sessions
+        return name, node, membership
 
     async def live(self, incarnation: str, state: str = "live") -> None:
-        """Record a session."""
-        life = SessionRecord(
+        """Write a session record."""
+        session = SessionRecord(
             worker="w",
             state=state,  # type: ignore[arg-type]
             beat=1,
@@ -75,130 +77,130 @@ class Street:
             facts={},
         )
         base = await self.store.get(f"{SESSIONS}{incarnation}")
-        value = msgspec.to_builtins(life)
+        value = msgspec.to_builtins(session)
         if base is None:
             await self.store.create(f"{SESSIONS}{incarnation}", value)
         else:
             await self.store.put(base, value)
 
     async def holder(self) -> NodeRecord:
-        """Give who has the name."""
+        """Return the current holder of the name."""
         record = await self.store.get(KEY)
         assert record is not None
         return read_node_record(record)
 
 
 @pytest.fixture
-def street() -> Street:
-    """Nobody yet."""
-    return Street()
+def processes() -> Processes:
+    """No processes yet."""
+    return Processes()
 
 
-async def test_a_living_process_keeps_its_name(street: Street) -> None:
-    """Another is refused at the end of its patience, and told who has it."""
-    first, named, _ = street.process("one")
-    await first.take(named, until=street.clock.mono())
-    await street.live("one.1")
-    second, other, _ = street.process("two")
+async def test_a_live_process_keeps_its_name(processes: Processes) -> None:
+    """Another process is refused after its wait; the error names the holder."""
+    first, node, _ = processes.process("one")
+    await first.take(node, until=processes.clock.mono())
+    await processes.live("one.1")
+    second, other, _ = processes.process("two")
     with pytest.raises(NameTaken, match="process 17 on host-of-one"):
-        await second.take(other, until=street.clock.mono())
-    assert (await street.holder()).incarnation == "one.1"
+        await second.take(other, until=processes.clock.mono())
+    assert (await processes.holder()).incarnation == "one.1"
 
 
 @pytest.mark.parametrize("gone", ["left", "dead", "missed"])
-async def test_a_name_is_free_when_its_process_is_gone(street: Street, gone: str) -> None:
-    """It has left, its death is written, or its session was missed for a whole timeout."""
-    first, named, _ = street.process("one")
-    await first.take(named, until=street.clock.mono())
-    second, other, sessions = street.process("two")
+async def test_a_name_is_free_when_its_process_is_gone(processes: Processes, gone: str) -> None:
+    """It has left, its death is recorded, or its session was missing for one timeout."""
+    first, node, _ = processes.process("one")
+    await first.take(node, until=processes.clock.mono())
+    second, other, membership = processes.process("two")
     match gone:
         case "left":
-            await street.live("one.1")
+            await processes.live("one.1")
             await first.update(stage="left")
         case "dead":
-            await street.live("one.1", "dead")
+            await processes.live("one.1", "dead")
         case _:
-            sessions.missed.add("one.1")
-    await second.take(other, until=street.clock.mono())
-    assert (await street.holder()).incarnation == "two.1"
-    assert sessions.watching == frozenset()
+            membership.missed.add("one.1")
+    await second.take(other, until=processes.clock.mono())
+    assert (await processes.holder()).incarnation == "two.1"
+    assert membership.watching == frozenset()
 
 
-async def test_a_process_takes_the_name_from_an_earlier_session_of_its_own(street: Street) -> None:
-    """It lost that session, though nobody has written so yet."""
-    first, named, _ = street.process("one")
-    await first.take(named, until=street.clock.mono())
-    await street.live("one.1")
-    again, renamed, _ = street.process("one", 2)
-    await again.take(renamed, until=street.clock.mono())
-    assert (await street.holder()).incarnation == "one.2"
+async def test_a_process_takes_the_name_from_its_own_earlier_session(processes: Processes) -> None:
+    """It lost that session, although no node has recorded this yet."""
+    first, node, _ = processes.process("one")
+    await first.take(node, until=processes.clock.mono())
+    await processes.live("one.1")
+    again, renamed, _ = processes.process("one", 2)
+    await again.take(renamed, until=processes.clock.mono())
+    assert (await processes.holder()).incarnation == "one.2"
 
 
-async def test_what_is_told_replaces_what_was_told(street: Street) -> None:
-    """Nothing is written where nothing changes; facts of newer code survive."""
-    name, named, _ = street.process("one")
-    await name.take(named, until=street.clock.mono())
-    record = await street.store.get(KEY)
+async def test_an_update_replaces_fields(processes: Processes) -> None:
+    """Nothing is written if nothing changes; fields of newer code survive."""
+    name, node, _ = processes.process("one")
+    await name.take(node, until=processes.clock.mono())
+    record = await processes.store.get(KEY)
     assert record is not None
-    await street.store.put(record, {**record.value, "newer": True})
+    await processes.store.put(record, {**record.value, "newer": True})
     await name.update(applied=3)
     await name.update(applied=3)
-    record = await street.store.get(KEY)
+    record = await processes.store.get(KEY)
     assert record is not None
     assert (record.value["applied"], record.value["newer"], record.seq) == (3, True, 3)
 
 
-async def test_whose_name_is_anothers_is_told(street: Street) -> None:
+async def test_whose_name_is_anothers_is_told(processes: Processes) -> None:
     """It must not acknowledge in the other's stead."""
-    first, named, _ = street.process("one")
-    await first.take(named, until=street.clock.mono())
-    second, other, sessions = street.process("two")
-    sessions.missed.add("one.1")
-    await second.take(other, until=street.clock.mono())
+    first, node, _ = processes.process("one")
+    await first.take(node, until=processes.clock.mono())
+    second, other, membership = processes.process("two")
+    membership.missed.add("one.1")
+    await second.take(other, until=processes.clock.mono())
     with pytest.raises(Conflict):
         await first.update(applied=3)
-    assert (await street.holder()).applied == 0
+    assert (await processes.holder()).applied == 0
 
 
 @pytest.mark.parametrize("how", ["deleted", "buried"])
-async def test_a_record_that_somebody_deletes_is_written_again(street: Street, how: str) -> None:
-    """By the next thing that there is to tell, or when somebody looks; and it is a fact."""
-    told: list[Event] = []
-    street.components.events.on("jobs:node-restored", told.append)
-    name, named, _ = street.process("first")
-    await name.take(named, until=street.clock.mono())
-    for tell in (lambda: name.update(applied=3), name.restore):
-        record = await street.store.get(KEY)
+async def test_a_deleted_record_is_written_again(processes: Processes, how: str) -> None:
+    """By the next update or by `restore`; an event reports it."""
+    events: list[Event] = []
+    processes.components.events.on("jobs:node-restored", events.append)
+    name, node, _ = processes.process("first")
+    await name.take(node, until=processes.clock.mono())
+    for change in (lambda: name.update(applied=3), name.restore):
+        record = await processes.store.get(KEY)
         assert record is not None
-        await street.store.delete(record)
+        await processes.store.delete(record)
         if how == "buried":
-            await street.store.drop([KEY])
-        await tell()
+            await processes.store.drop([KEY])
+        await change()
         assert (await name.update()).applied == 3
-        again = await street.store.get(KEY)
+        again = await processes.store.get(KEY)
         assert again is not None
         assert read_node_record(again).applied == 3
     await name.restore()
-    assert len(told) == 2
+    assert len(events) == 2
 
 
-async def test_a_deleted_name_that_another_took_is_anothers(street: Street) -> None:
-    """Restoring leaves it alone."""
-    name, named, _ = street.process("first")
-    await name.take(named, until=street.clock.mono())
-    record = await street.store.get(KEY)
+async def test_a_deleted_name_that_another_process_took_stays_taken(processes: Processes) -> None:
+    """`restore` does not change it."""
+    name, node, _ = processes.process("first")
+    await name.take(node, until=processes.clock.mono())
+    record = await processes.store.get(KEY)
     assert record is not None
-    await street.store.delete(record)
-    second, other, _ = street.process("second")
-    await second.take(other, until=street.clock.mono())
+    await processes.store.delete(record)
+    second, other, _ = processes.process("second")
+    await second.take(other, until=processes.clock.mono())
     await name.restore()
     assert (await second.update(applied=1)).incarnation == other.incarnation
     with pytest.raises(Conflict):
         await name.update(applied=1)
 
 
-async def test_what_nobody_wrote_is_no_node(street: Street) -> None:
-    """A damaged record is not believed."""
-    record = await street.store.create(KEY, {"name": 7})
+async def test_an_invalid_record_is_not_a_node(processes: Processes) -> None:
+    """A damaged record is refused."""
+    record = await processes.store.create(KEY, {"name": 7})
     with pytest.raises(Corrupt, match="node/sync_/a"):
         read_node_record(record)

@@ -1,4 +1,4 @@
-"""The SQL face of a fleet: views that agree with what its nodes do, on both databases."""
+"""The SQL views of a fleet agree with what its nodes do, on both databases."""
 
 import asyncio
 import datetime as dt
@@ -40,7 +40,7 @@ def ask(job: Job, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
 
 
 def enter(team: Team, *names: str, **options: Any) -> list[Job]:
-    """Enter jobs, and wait until all tokens are somebody's."""
+    """Enter jobs, and wait until all tokens are owned."""
     jobs = [team.add(name, **options) for name in names]
     team.until(lambda: sum(len(job.my_tokens) for job in jobs) == 60)
     return jobs
@@ -52,11 +52,11 @@ def break_off(job: Job) -> None:
 
 
 def wait(team: Team, job: Job, query: str, expected: list[tuple[Any, ...]]) -> None:
-    """Wait until a query has this answer: whatever the nodes do makes us look again."""
+    """Wait until a query has this result; events of the nodes make us query again."""
     team.until(lambda: ask(job, query) == expected)
 
 
-def test_views_say_what_nodes_know(url: str) -> None:
+def test_views_show_what_nodes_know(url: str) -> None:
     """Nodes, the leader, tokens, claims, audits and the history of rebalances."""
     with start_team(url) as team:
         jobs = enter(team, "a", "b")
@@ -83,7 +83,7 @@ def test_views_say_what_nodes_know(url: str) -> None:
 
 
 def test_a_fleet_has_the_prefix_of_its_appname(url: str) -> None:
-    """Two fleets on one store have views of their own, and see nothing of each other."""
+    """Two fleets on one store have their own views and do not see each other."""
     with start_team(url) as team:
         first = team.add("a", settings={"appname": "nightly_"})
         second = team.add("a", settings={"appname": "daily_"})
@@ -94,8 +94,8 @@ def test_a_fleet_has_the_prefix_of_its_appname(url: str) -> None:
         assert ask(first, f"SELECT item FROM {first.tables['Claim']}") == [("t",)]
 
 
-def test_messages_are_seen_in_every_state(url: str) -> None:
-    """What waits, is in hand, is done or dead; what is no JSON hides none of them."""
+def test_messages_are_shown_in_every_state(url: str) -> None:
+    """Waiting, claimed, done or dead; a payload that is not JSON hides none of them."""
 
     async def work() -> None:
         store = await open_store(url)
@@ -137,8 +137,8 @@ def test_messages_are_seen_in_every_state(url: str) -> None:
         assert "no such address" in errors[0]
 
 
-def test_locks_show_the_pattern_in_force_and_who_has_the_task(url: str) -> None:
-    """No pin that is kept counts as misplaced, be it carried by its token or not."""
+def test_locks_show_the_pattern_in_force_and_the_owner(url: str) -> None:
+    """A satisfied pin never counts as misplaced, whether its task follows its token or not."""
     misplaced = r"""
         SELECT l.task_id FROM sync_lock l JOIN sync_token t ON l.token_id = t.token_id
         WHERE NOT (t.node LIKE l.node_pattern ESCAPE '\')
@@ -153,7 +153,7 @@ def test_locks_show_the_pattern_in_force_and_who_has_the_task(url: str) -> None:
         a.register_task_lock("case", "c")
         a.register_task_lock("escaped", r"b\-gp_")
         a.register_task_locks_bulk([("either", "a"), ("either", "b%")])
-        # They want what another task of the token does not.
+        # Their pins conflict with that of another task of the token.
         a.register_task_locks_bulk([(task, "a") for task in same])
         team.until(lambda: sum(len(job.my_tokens) for job in jobs) == 60)
         team.until(lambda: a.can_claim_task(same[0]) and jobs[1].can_claim_task("t"))
@@ -179,8 +179,8 @@ def test_locks_show_the_pattern_in_force_and_who_has_the_task(url: str) -> None:
         assert (reason, by, left) == ("why", "a", True)
 
 
-def test_a_pin_that_nobody_heeds_yet_is_misplaced(url: str) -> None:
-    """As when the leader has pins switched off."""
+def test_a_pin_that_is_not_in_force_is_misplaced(url: str) -> None:
+    """For example because the leader has switched pins off."""
     with start_team(url) as team:
         (job,) = enter(team, "a")
         job.register_task_lock("t", "gone-%")
@@ -194,7 +194,7 @@ def test_a_pin_that_nobody_heeds_yet_is_misplaced(url: str) -> None:
 
 
 def test_deleted_pins_are_gone_at_once(url: str) -> None:
-    """Those that the statement names, and no others; the nodes follow."""
+    """Those that the statement selects, and no others; the nodes follow."""
     with start_team(url) as team:
         a, b = enter(team, "a", "b")
         a.register_task_locks_bulk([(f"t{n}", "gone-%") for n in range(300)])
@@ -208,7 +208,7 @@ def test_deleted_pins_are_gone_at_once(url: str) -> None:
         ]
         team.until(lambda: a.can_claim_task("t7") or b.can_claim_task("t7"))
         assert len(b.list_locks()) == 2
-        # The sheet goes on as if the library had written it.
+        # The sheet works as if the library had written it.
         a.register_task_lock("t9", "gone-%")
         assert a.clear_locks_by_creator("a") == 2
         b.connection.execute("DELETE FROM sync_lock")
@@ -233,7 +233,7 @@ def test_a_deleted_live_node_comes_back(url: str) -> None:
 
 
 def test_deleted_tokens_are_owned_again(url: str) -> None:
-    """They are asked to be looked at; nobody loses what is rightly his."""
+    """The leader checks them; no node loses tokens that it should own."""
     with start_team(url) as team:
         jobs = enter(team, "a", "b")
         jobs[0].connection.execute("DELETE FROM sync_token WHERE node = 'b'")
@@ -255,15 +255,15 @@ def test_history_can_be_deleted(url: str) -> None:
 
 @pytest.mark.parametrize("statement", ["DELETE FROM sync_claim", "UPDATE sync_node SET pid = 0"])
 def test_other_changes_are_refused(url: str, statement: str) -> None:
-    """Work is claimed and marked by nodes alone."""
+    """Only nodes claim and mark tasks."""
     with start_team(url) as team:
         (job,) = enter(team, "a")
         with pytest.raises((psycopg.Error, sqlite3.Error), match=r"cannot|trigger|modify"):
             job.connection.execute(statement)
 
 
-def test_a_node_that_left_is_no_more_and_one_that_died_is_dead(url: str) -> None:
-    """A dead one stays until somebody removes it; neither is shown as active."""
+def test_a_node_that_left_is_gone_and_one_that_died_is_dead(url: str) -> None:
+    """A dead one stays until it is removed; neither is shown as active."""
     program = f"""
         import os, signal
         from jobsync import CoordinationConfig, Job
@@ -281,20 +281,20 @@ def test_a_node_that_left_is_no_more_and_one_that_died_is_dead(url: str) -> None
         nodes = "SELECT name, status FROM sync_node ORDER BY name"
         wait(team, job, nodes, [("a", "ACTIVE"), ("doomed", "DEAD")])
         team.until(lambda: len(job.my_tokens) == 60)
-        # Silent for the timeout at least, whenever that was written down.
-        ((heard, joined),) = ask(
+        # Silent for at least the timeout, whenever the death was recorded.
+        ((last_heartbeat, joined),) = ask(
             job, "SELECT last_heartbeat, created_on FROM sync_node WHERE name = 'doomed'"
         )
         ((latest,),) = ask(job, "SELECT last_heartbeat FROM sync_node WHERE name = 'a'")
-        assert str(heard) < str(latest)
-        assert heard is not None
+        assert str(last_heartbeat) < str(latest)
+        assert last_heartbeat is not None
         assert joined is not None
         job.connection.execute("DELETE FROM sync_node WHERE status = 'DEAD'")
         assert ask(job, nodes) == [("a", "ACTIVE")]
 
 
 def test_work_of_another_date_is_not_incomplete(url: str) -> None:
-    """Neither yesterday's that was finished today, nor what was begun and done again later."""
+    """Neither yesterday's task finished today, nor a task that was done again later."""
     today = dt.datetime.now().astimezone().date()
     yesterday = today - dt.timedelta(days=1)
     with start_team(url) as team:
@@ -315,7 +315,7 @@ def test_work_of_another_date_is_not_incomplete(url: str) -> None:
 
 
 def test_a_foreign_relation_is_refused(url: str, tmp_path: Path) -> None:
-    """The original's tables, or anything else of their names; nothing is done to them."""
+    """The original's tables, or any relation of these names; they are not changed."""
     with start_team(url) as team:
         (job,) = enter(team, "a")
         job.connection.execute("CREATE TABLE other_node (name TEXT PRIMARY KEY)")
@@ -330,7 +330,7 @@ def test_a_foreign_relation_is_refused(url: str, tmp_path: Path) -> None:
 
 
 def test_newer_views_are_left_alone(url: str) -> None:
-    """Older code goes on beside newer, and makes nothing anew."""
+    """Older code works beside newer code and does not replace its views."""
     newer = f"jobsync {VIEWS_VERSION + 1}"
     with start_team(url) as team:
         (job,) = enter(team, "a")
@@ -347,7 +347,7 @@ def test_newer_views_are_left_alone(url: str) -> None:
             assert found == [(newer,)]
 
 
-def test_many_make_the_views_at_once(url: str) -> None:
+def test_many_jobs_install_the_views_at_once(url: str) -> None:
     """On an empty store."""
     with start_team(url) as team:
         jobs = [team.make(f"n{number}") for number in range(6)]
@@ -362,8 +362,10 @@ def test_many_make_the_views_at_once(url: str) -> None:
             job.__exit__(None, None, None)
 
 
-def test_without_the_right_to_make_views_a_job_goes_on(postgres: servers.PostgresServer) -> None:
-    """And an event says what to do."""
+def test_without_the_right_to_create_views_a_job_continues(
+    postgres: servers.PostgresServer,
+) -> None:
+    """An event has the fix."""
     name = f"humble_{os.getpid()}"
     database = postgres.create_database(name)
     with start_team(database) as team:
@@ -380,8 +382,8 @@ def test_without_the_right_to_make_views_a_job_goes_on(postgres: servers.Postgre
         assert "jobsync schema" in event.fix
 
 
-def test_a_connection_speaks_as_the_guide_does(url: str) -> None:
-    """Parameters are `%s`, transactions are blocks, other threads have their own."""
+def test_a_connection_works_as_in_the_guide(url: str) -> None:
+    """Parameters are `%s`, transactions are blocks, each thread has its own connection."""
     with start_team(url) as team:
         (job,) = enter(team, "a")
         cn = job._cn
@@ -408,8 +410,8 @@ def test_a_connection_speaks_as_the_guide_does(url: str) -> None:
         cn.execute("SELECT 1")
 
 
-def test_a_store_without_sql_says_so() -> None:
-    """With what would help; the names of views are known all the same."""
+def test_a_store_without_sql_has_no_connection() -> None:
+    """The error has the fix; the names of the views are still known."""
     with start_team(f"memory://face-{next(_numbers)}") as team:
         (job,) = enter(team, "a")
         with pytest.raises(Misconfigured, match=r"has no SQL.*\. Use postgresql:// or sqlite"):
@@ -417,8 +419,8 @@ def test_a_store_without_sql_says_so() -> None:
         assert job._tables["Audit"] == "sync_audit"
 
 
-def test_an_unknown_mark_is_refused(tmp_path: Path) -> None:
-    """Where psycopg would refuse it too."""
+def test_an_unknown_placeholder_is_refused(tmp_path: Path) -> None:
+    """As psycopg does."""
     with start_team(f"sqlite:///{tmp_path / 'jobs.db'}") as team:
         (job,) = enter(team, "a")
         with pytest.raises(Invalid, match="Write %s for a parameter"):
@@ -426,7 +428,7 @@ def test_an_unknown_mark_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_times_are_the_process_s_own(
+def test_times_are_in_the_process_s_zone(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A time without a zone is local, and a day is a local day, in a zone far from UTC."""
@@ -458,7 +460,7 @@ def test_times_are_the_process_s_own(
 
 
 def test_the_other_library_of_this_name_is_refused(tmp_path: Path) -> None:
-    """Installed beside ours its files and ours are one heap; the error says what to run."""
+    """Its files and ours overwrite each other; the error has the command to run."""
     info = tmp_path / "jobsync-1.3.14.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: jobsync\nVersion: 1.3.14\n")

@@ -1,4 +1,4 @@
-"""Going through a list: each task once, and what is pending again, again."""
+"""Task loops: each task is done once; a task that is pending again is done again."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +13,8 @@ from jobsync.jobs.task import Task
 from jobsync.jobs.task_loop import Source, TaskLoop, run_blocking
 
 
-class Walking:
-    """A node that owns everything that it is asked for."""
+class OwningNode:
+    """A node that owns every task."""
 
     def __init__(self, nodes: ClaimNodes, name: str) -> None:
         self.claims = nodes.node(name)
@@ -37,12 +37,12 @@ class Walking:
 
 @pytest.fixture
 def nodes() -> ClaimNodes:
-    """Where the nodes are."""
+    """A store and a clock."""
     return ClaimNodes()
 
 
 def run(work: Any) -> Any:
-    """Run a coroutine that waits for nothing real."""
+    """Run a coroutine that does not really wait."""
     try:
         while True:
             work.send(None)
@@ -50,151 +50,151 @@ def run(work: Any) -> Any:
         return done.value
 
 
-class Dawn(FakeClock):
-    """Lets the store speak again after so many sleeps."""
+class RecoveringClock(FakeClock):
+    """Makes the store available again after a number of sleeps."""
 
-    def __init__(self, nodes: ClaimNodes, nights: int) -> None:
+    def __init__(self, nodes: ClaimNodes, sleeps: int) -> None:
         super().__init__()
         self.nodes = nodes
-        self.nights = nights
+        self.sleeps = sleeps
 
     async def sleep(self, seconds: float) -> None:
         await super().sleep(seconds)
-        self.nights -= 1
-        if self.nights == 0:
+        self.sleeps -= 1
+        if self.sleeps == 0:
             self.nodes.store.is_unavailable = False
 
 
-def walk(node: Any, source: Source, clock: FakeClock | None = None) -> Iterator[Task]:
-    """Walk as a blocking caller does."""
+def loop(node: Any, source: Source, clock: FakeClock | None = None) -> Iterator[Task]:
+    """Loop like a blocking caller."""
     return run_blocking(TaskLoop(node, clock or FakeClock(), source), run)
 
 
 def state(nodes: ClaimNodes, task: str) -> str:
-    """Give the state of a task, as the store has it."""
+    """Return the stored state of a task."""
     return run(nodes.state(task))[0]  # type: ignore[no-any-return]
 
 
 def names(tasks: Iterator[Task]) -> list[str]:
-    """Give what is walked through."""
+    """Return the ids of the tasks that are yielded."""
     return [task.text for task in tasks]
 
 
-def test_each_task_of_a_list_is_given_once_and_done(nodes: ClaimNodes) -> None:
-    """Whoever comes later finds nothing to do."""
-    assert names(walk(Walking(nodes, "a"), [1, "2", Task(3)])) == ["1", "2", "3"]
-    assert names(walk(Walking(nodes, "b"), [1, 2, 3])) == []
-    assert names(walk(Walking(nodes, "a"), [1, 2, 3])) == []
+def test_each_task_of_a_list_is_done_once(nodes: ClaimNodes) -> None:
+    """A later loop finds nothing to do."""
+    assert names(loop(OwningNode(nodes, "a"), [1, "2", Task(3)])) == ["1", "2", "3"]
+    assert names(loop(OwningNode(nodes, "b"), [1, 2, 3])) == []
+    assert names(loop(OwningNode(nodes, "a"), [1, 2, 3])) == []
 
 
-def test_a_task_is_done_when_the_next_is_asked_for(nodes: ClaimNodes) -> None:
-    """Until then it runs; so what is done and what is recorded are one."""
-    node = Walking(nodes, "a")
-    given = walk(node, [1, 2])
-    next(given)
+def test_a_task_is_done_when_the_next_is_requested(nodes: ClaimNodes) -> None:
+    """Until then it is recorded as running."""
+    node = OwningNode(nodes, "a")
+    tasks = loop(node, [1, 2])
+    next(tasks)
     assert state(nodes, "1") == "running"
-    next(given)
+    next(tasks)
     assert state(nodes, "1") == "done"
 
 
-@pytest.mark.parametrize("asks_anew", [False, True])
-def test_a_loop_left_early_fails_its_task(nodes: ClaimNodes, asks_anew: bool) -> None:
-    """Another may do it at once."""
-    node = Walking(nodes, "a")
-    given = walk(node, (lambda: [1]) if asks_anew else [1])
-    next(given)
-    given.close()  # type: ignore[attr-defined]
+@pytest.mark.parametrize("is_function", [False, True])
+def test_a_loop_left_early_fails_its_task(nodes: ClaimNodes, is_function: bool) -> None:
+    """Another node may do it at once."""
+    node = OwningNode(nodes, "a")
+    tasks = loop(node, (lambda: [1]) if is_function else [1])
+    next(tasks)
+    tasks.close()  # type: ignore[attr-defined]
     assert state(nodes, "1") == "failed"
-    assert names(walk(Walking(nodes, "b"), [1])) == ["1"]
+    assert names(loop(OwningNode(nodes, "b"), [1])) == ["1"]
 
 
-def test_a_function_is_asked_until_it_names_nothing(nodes: ClaimNodes) -> None:
-    """What it names anew is done in another round."""
+def test_a_function_is_called_until_it_returns_nothing(nodes: ClaimNodes) -> None:
+    """A task that it returns again is done in another round."""
     pending = [["1"], ["1", "2"], []]
-    node = Walking(nodes, "a")
-    given = []
-    for task in walk(node, lambda: pending[0]):
-        given.append(task.text)
-        if len(given) in (1, 3):
+    node = OwningNode(nodes, "a")
+    tasks = []
+    for task in loop(node, lambda: pending[0]):
+        tasks.append(task.text)
+        if len(tasks) in (1, 3):
             pending.pop(0)
-    assert given == ["1", "2", "1"]
+    assert tasks == ["1", "2", "1"]
 
 
-def test_what_is_pending_again_is_done_again(nodes: ClaimNodes) -> None:
-    """A completion that stood there before the function was asked does not count."""
-    node = Walking(nodes, "a")
-    assert names(walk(node, ["1"])) == ["1"]
+def test_a_task_that_is_pending_again_is_done_again(nodes: ClaimNodes) -> None:
+    """A completion recorded before the function was called does not count."""
+    node = OwningNode(nodes, "a")
+    assert names(loop(node, ["1"])) == ["1"]
     pending = ["1"]
-    given = []
-    for task in walk(node, lambda: list(pending)):
-        given.append(task.text)
+    tasks = []
+    for task in loop(node, lambda: list(pending)):
+        tasks.append(task.text)
         pending.clear()
-    assert given == ["1"]
+    assert tasks == ["1"]
 
 
-def test_what_was_done_while_the_function_was_asked_is_not_done_again(nodes: ClaimNodes) -> None:
-    """Whatever clocks say: here time stands still."""
-    slow, quick = Walking(nodes, "a"), Walking(nodes, "b")
+def test_a_task_done_during_the_call_is_not_done_again(nodes: ClaimNodes) -> None:
+    """Without clocks: time does not pass here."""
+    slow, quick = OwningNode(nodes, "a"), OwningNode(nodes, "b")
     answers = iter([["1"], []])
 
-    def ask() -> list[str]:
+    def list_pending() -> list[str]:
         answer = next(answers)
         if answer:
-            # Done by another, after the list was made and before it arrives.
-            assert names(walk(quick, ["1"])) == ["1"]
+            # Another node does it after the list was made and before it is returned.
+            assert names(loop(quick, ["1"])) == ["1"]
         return answer
 
-    assert names(walk(slow, ask)) == []
+    assert names(loop(slow, list_pending)) == []
 
 
-def test_what_is_done_by_another_in_the_middle_of_a_round_is_left_out(nodes: ClaimNodes) -> None:
+def test_a_task_done_by_another_node_during_a_round_is_skipped(nodes: ClaimNodes) -> None:
     """The store decides, at each claim."""
-    slow, quick = Walking(nodes, "a"), Walking(nodes, "b")
-    given = walk(slow, ["1", "2"])
-    assert next(given).text == "1"
+    slow, quick = OwningNode(nodes, "a"), OwningNode(nodes, "b")
+    tasks = loop(slow, ["1", "2"])
+    assert next(tasks).text == "1"
     assert run(quick.claim(["2"])) == {}
     run(quick.finish(["2"]))
-    assert names(given) == []
+    assert names(tasks) == []
 
 
-def test_an_outage_is_waited_out(nodes: ClaimNodes) -> None:
-    """Neither the end of a task nor the claim of the next is given up."""
-    node = Walking(nodes, "a")
-    given = walk(node, ["1", "2"], Dawn(nodes, 5))
-    next(given)
+def test_an_outage_only_delays(nodes: ClaimNodes) -> None:
+    """Both the end of a task and the claim of the next are retried."""
+    node = OwningNode(nodes, "a")
+    tasks = loop(node, ["1", "2"], RecoveringClock(nodes, 5))
+    next(tasks)
     nodes.store.is_unavailable = True
-    assert next(given).text == "2"
+    assert next(tasks).text == "2"
     assert not nodes.store.is_unavailable
     assert state(nodes, "1") == "done"
-    assert names(given) == []
+    assert names(tasks) == []
 
 
-def test_a_node_that_failed_ends_the_walk(nodes: ClaimNodes) -> None:
-    """It would wait for ever."""
-    node = Walking(nodes, "a")
-    given = walk(node, ["1", "2"])
-    next(given)
+def test_a_failed_node_ends_the_loop(nodes: ClaimNodes) -> None:
+    """Otherwise it would wait forever."""
+    node = OwningNode(nodes, "a")
+    tasks = loop(node, ["1", "2"])
+    next(tasks)
     nodes.store.is_unavailable = True
     node.failure = RuntimeError("broken")
     with pytest.raises(Unavailable, match="has failed"):
-        next(given)
+        next(tasks)
 
 
-def test_alone_a_walk_does_everything_once() -> None:
-    """A node without a fleet goes by the same rules."""
+def test_a_local_node_does_everything_once() -> None:
+    """A node without a fleet follows the same rules."""
     alone = LocalNode(10, lambda _: TOKEN)
-    assert names(walk(alone, [1, 2])) == ["1", "2"]
-    assert names(walk(alone, [1, 2, 3])) == ["3"]
+    assert names(loop(alone, [1, 2])) == ["1", "2"]
+    assert names(loop(alone, [1, 2, 3])) == ["3"]
     pending = [1]
-    given = []
-    for task in walk(alone, lambda: list(pending)):
-        given.append(task.text)
+    tasks = []
+    for task in loop(alone, lambda: list(pending)):
+        tasks.append(task.text)
         pending.clear()
-    assert given == ["1"]
+    assert tasks == ["1"]
 
 
-def test_alone_a_task_is_done_by_one_at_a_time() -> None:
-    """Not twice at once; again later, unless once a date was asked for."""
+def test_on_a_local_node_a_task_runs_once_at_a_time() -> None:
+    """Not twice at once; again later, unless `once_per_date` is set."""
     alone = LocalNode(10, lambda _: TOKEN)
     assert run(alone.claim(["1"])) == {}
     assert not alone.can_claim("1")
@@ -208,12 +208,12 @@ def test_alone_a_task_is_done_by_one_at_a_time() -> None:
     assert run(once.claim(["1"])) == {"1": "it is done"}
 
 
-def test_a_node_that_is_told_to_stop_ends_the_walk(nodes: ClaimNodes) -> None:
-    """After the task in hand, which is done; the rest is for others."""
-    node = Walking(nodes, "a")
-    given = walk(node, ["1", "2"])
-    next(given)
+def test_a_retiring_node_ends_the_loop(nodes: ClaimNodes) -> None:
+    """After the current task, which is done; other nodes do the rest."""
+    node = OwningNode(nodes, "a")
+    tasks = loop(node, ["1", "2"])
+    next(tasks)
     node.is_retiring = True
-    assert names(given) == []
+    assert names(tasks) == []
     assert state(nodes, "1") == "done"
-    assert names(walk(Walking(nodes, "b"), ["1", "2"])) == ["2"]
+    assert names(loop(OwningNode(nodes, "b"), ["1", "2"])) == ["2"]

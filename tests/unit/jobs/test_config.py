@@ -1,4 +1,4 @@
-"""Every setting of the guide and of the newer release, checked, and from four places."""
+"""Every setting of the guide and of the newer release: checks and the four sources."""
 
 import re
 from datetime import timedelta
@@ -23,7 +23,7 @@ OBJECTS = Timing(heartbeat=30, timeout=90)
 
 
 def test_defaults_are_those_of_the_guide() -> None:
-    """And of the newer release, where the guide has none."""
+    """Or of the newer release, if the guide has none."""
     config = CoordinationConfig()
     guide = {
         "enabled": True,
@@ -59,8 +59,8 @@ def test_defaults_are_those_of_the_guide() -> None:
         {"heartbeat_interval_sec": timedelta(seconds=10), "heartbeat_timeout_sec": 30},
     ],
 )
-def test_what_the_guide_prints_is_taken(options: dict[str, Any]) -> None:
-    """Its profiles for fleets of all kinds, and durations as timedelta."""
+def test_the_guide_s_configurations_are_accepted(options: dict[str, Any]) -> None:
+    """Its profiles for all kinds of fleets, and durations as timedelta."""
     config = CoordinationConfig(**options)
     assert config.given == options.keys()
 
@@ -104,16 +104,16 @@ def test_wrong_settings_are_refused_with_the_fix(options: dict[str, Any], messag
 
 
 def test_settings_cannot_be_changed() -> None:
-    """What was checked stays as it was checked."""
+    """Checked values stay."""
     with pytest.raises(AttributeError):
         CoordinationConfig().total_tokens = 5  # type: ignore[misc]
 
 
-# What a job makes of it
+# Derived values
 
 
-def test_beats_that_were_not_given_suit_the_store() -> None:
-    """Given ones win; a given default counts as given."""
+def test_the_default_heartbeat_suits_the_store() -> None:
+    """Given values win; a default that is given counts as given."""
     assert CoordinationConfig().timing(OBJECTS) == OBJECTS
     assert CoordinationConfig().timing(SQL) == SQL
     given = CoordinationConfig(heartbeat_interval_sec=5, heartbeat_timeout_sec=15)
@@ -124,8 +124,8 @@ def test_beats_that_were_not_given_suit_the_store() -> None:
         one.timing(SQL)
 
 
-def test_reclaiming_waits_for_four_timeouts_and_a_minute() -> None:
-    """Unless it is told otherwise."""
+def test_reclaiming_waits_for_four_timeouts_and_at_least_a_minute() -> None:
+    """Unless `reclaim_after` is set."""
     assert CoordinationConfig().reclaim_delay(SQL) == 60
     assert CoordinationConfig().reclaim_delay(OBJECTS) == 360
     assert CoordinationConfig(reclaim_after=8).reclaim_delay(OBJECTS) == 8
@@ -148,7 +148,7 @@ def test_reclaiming_waits_for_four_timeouts_and_a_minute() -> None:
     ],
 )
 def test_the_address_becomes_a_url(options: dict[str, Any], url: str | None) -> None:
-    """Quoted properly; without an address there is none."""
+    """Quoted; without an address there is no URL."""
     assert CoordinationConfig(**options).reveal_url() == url
 
 
@@ -161,7 +161,7 @@ texts = st.text(
 
 @given(texts, texts, texts)
 def test_any_name_and_password_survives_the_url(user: str, password: str, dbname: str) -> None:
-    """What is read from the URL is what was given."""
+    """They can be read back from the URL."""
     config = CoordinationConfig(host="h", user=user, password=password, dbname=dbname)
     found = parse_url(config.reveal_url() or "")
     assert isinstance(found, PostgresUrl)
@@ -179,11 +179,11 @@ def test_passwords_are_shown_nowhere() -> None:
     assert "password=***" in repr(config)
 
 
-# Where it comes from
+# Sources
 
 
 class Setting(dict[str, Any]):
-    """Like libb's: items are attributes, missing ones are made, unless it is locked."""
+    """Like libb's: items are attributes, missing ones are created, unless it is locked."""
 
     locked = False
 
@@ -199,7 +199,7 @@ class Setting(dict[str, Any]):
 
 
 def as_module(coordination: dict[str, Any], sql: dict[str, Any]) -> Any:
-    """Give a config module with a locked Setting, as the guide prints it."""
+    """Return a config module with a locked Setting, as the guide prints it."""
     config = ModuleType("config")
     sync = Setting()
     for part, values in ((sync.coordination, coordination), (sync.sql, sql)):
@@ -209,7 +209,7 @@ def as_module(coordination: dict[str, Any], sql: dict[str, Any]) -> Any:
 
 
 def as_namespace(coordination: dict[str, Any], sql: dict[str, Any]) -> Any:
-    """Give objects with attributes."""
+    """Return objects with attributes."""
     parts = SimpleNamespace(
         coordination=SimpleNamespace(**coordination), sql=SimpleNamespace(**sql)
     )
@@ -217,7 +217,7 @@ def as_namespace(coordination: dict[str, Any], sql: dict[str, Any]) -> Any:
 
 
 def as_classes(coordination: dict[str, Any], sql: dict[str, Any]) -> Any:
-    """Give classes, with what classes hold besides."""
+    """Return classes, with their other attributes."""
 
     class Config:
         class sync:  # noqa: N801
@@ -229,7 +229,7 @@ def as_classes(coordination: dict[str, Any], sql: dict[str, Any]) -> Any:
 
 
 def as_dict(coordination: dict[str, Any], sql: dict[str, Any]) -> Any:
-    """Give plain dicts."""
+    """Return plain dicts."""
     return {"sync": {"coordination": coordination, "sql": sql}}
 
 
@@ -256,21 +256,21 @@ def test_a_config_may_be_of_any_kind(shape: Any) -> None:
 
 
 @pytest.mark.parametrize("config", [None, ModuleType("config"), {}, SimpleNamespace(sync=None)])
-def test_a_config_may_say_nothing(config: Any) -> None:
-    """Then the defaults are all there is."""
+def test_a_config_may_be_empty(config: Any) -> None:
+    """Then the defaults apply."""
     assert resolve_coordination(config=config).value == CoordinationConfig()
 
 
-def test_looking_leaves_a_setting_as_it_was() -> None:
-    """Even one that makes what it is asked for."""
+def test_reading_does_not_change_a_config() -> None:
+    """Even one that creates missing attributes."""
     config = ModuleType("config")
     config.sync = Setting()  # type: ignore[attr-defined]
     assert resolve_coordination(config=config).value == CoordinationConfig()
     assert config.sync == {}
 
 
-def test_the_first_place_wins_setting_by_setting() -> None:
-    """Code, config, environment, default; a default that is written out counts."""
+def test_the_first_source_wins_for_each_setting() -> None:
+    """Code, config, environment, default; a default that is given counts."""
     environ = {
         "SYNC_TOTAL_TOKENS": "300",
         "SYNC_MINIMUM_NODES": "3",
@@ -296,7 +296,7 @@ def test_the_first_place_wins_setting_by_setting() -> None:
 
 
 def test_every_documented_variable_is_read() -> None:
-    """The names of the original, and ours in the same manner."""
+    """The names of the original, and ours in the same style."""
     environ = {
         "SYNC_COORDINATION_ENABLED": "false",
         "SYNC_HEARTBEAT_INTERVAL": "1",
@@ -322,8 +322,8 @@ def test_every_documented_variable_is_read() -> None:
     assert {origin.where for origin in found.origins.values() if origin.where} == environ.keys()
 
 
-def test_text_of_a_config_is_read_as_text_of_the_environment() -> None:
-    """Config modules hand on what they found there."""
+def test_text_in_a_config_is_read_like_the_environment() -> None:
+    """Config modules pass on what they found there."""
     config = as_dict({"total_tokens": "500", "enabled": "no"}, {"port": "6432"})
     value = resolve_coordination(config=config).value
     assert (value.total_tokens, value.enabled, value.port) == (500, False, 6432)
@@ -331,7 +331,7 @@ def test_text_of_a_config_is_read_as_text_of_the_environment() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_unknown_name_in_a_config_is_refused(shape: Any) -> None:
-    """With its place, with what was meant, and without its value."""
+    """The error names the source and a suggestion, but not the value."""
     with pytest.raises(Misconfigured) as caught:
         resolve_coordination(config=shape({"total_token": 5}, {}))
     assert caught.value.field == "config.sync.coordination.total_token"
@@ -363,13 +363,13 @@ def test_a_wrong_variable_is_refused(environ: dict[str, str], place: str, fix: s
 
 
 def test_variables_of_others_are_left_alone() -> None:
-    """The prefix is not ours alone."""
+    """Other programs may use the prefix."""
     environ = {"SYNC_INTERVAL": "x", "SYNC_GATEWAY_HOST": "x", "RSYNC_TOTAL_TOKENS": "x"}
     assert resolve_coordination(environ=environ).value == CoordinationConfig()
 
 
-def test_a_url_hides_the_parts_of_lower_places_and_the_reverse() -> None:
-    """Never half of each; a password alone may come from elsewhere."""
+def test_a_url_hides_the_parts_of_later_sources_and_the_reverse() -> None:
+    """They are never mixed; a password alone may come from another source."""
     parts = {"SYNC_SQL_HOST": "db", "SYNC_SQL_PASSWD": "x"}
     url = CoordinationConfig(url="memory://")
     assert resolve_coordination(url, None, parts).value.reveal_url() == "memory://"
@@ -382,16 +382,16 @@ def test_a_url_hides_the_parts_of_lower_places_and_the_reverse() -> None:
         resolve_coordination(config=both)
 
 
-def test_what_is_no_config_is_refused() -> None:
-    """A dict in place of a CoordinationConfig, or three dots that were left in."""
+def test_wrong_types_of_config_are_refused() -> None:
+    """A dict instead of a CoordinationConfig, or three dots that were left in."""
     with pytest.raises(Invalid, match=r"coordination_config .*got 'dict'"):
         resolve_coordination({"total_tokens": 5})  # type: ignore[arg-type]
     with pytest.raises(Invalid, match=r"config .*got Ellipsis"):
         resolve_coordination(config=...)
 
 
-def test_a_changed_copy_keeps_what_was_given() -> None:
-    """A copy does not remember what was given: what differs from the default counts."""
+def test_a_changed_copy_keeps_given_settings() -> None:
+    """A copy does not remember them: settings that differ from the default count."""
     copy = msgspec.structs.replace(CoordinationConfig(total_tokens=5), minimum_nodes=2)
     assert copy.given == {"total_tokens", "minimum_nodes"}
 

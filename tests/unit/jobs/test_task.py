@@ -1,4 +1,4 @@
-"""A task is known by the text of its id, the same on every node."""
+"""A task is identified by the text of its id, which is the same on every node."""
 
 from datetime import date
 from typing import Any
@@ -14,7 +14,7 @@ ids = st.integers() | st.text(st.characters(codec="utf-8", exclude_characters="\
 
 
 def test_a_number_and_its_text_are_one_task() -> None:
-    """Equal, and found under either."""
+    """They are equal and have the same hash."""
     assert Task(1) == Task("1")
     assert {Task(1): "found"}[Task("1")] == "found"
     assert Task(1) != Task(2)
@@ -22,7 +22,7 @@ def test_a_number_and_its_text_are_one_task() -> None:
 
 
 def test_a_task_keeps_its_id_and_name() -> None:
-    """The id as it was given; the name is for people and makes no difference."""
+    """The id is unchanged; the name is for people and has no effect."""
     task = Task(("a", 1), "first")
     assert (task.id, task.name, task.text) == (("a", 1), "first", "('a', 1)")
     assert Task(1, "one") == Task(1)
@@ -31,7 +31,7 @@ def test_a_task_keeps_its_id_and_name() -> None:
 
 
 def test_tasks_sort_by_id() -> None:
-    """Numbers by size, then names; what only looks like a number is a name."""
+    """Integers by value, then names; a text that only looks like a number is a name."""
     tasks = [Task(each) for each in ("b", 10, "9", -3, "007", "a", "-0", date(2025, 1, 1))]
     assert [task.text for task in sorted(tasks)] == [
         *("-3", "9", "10"),
@@ -43,7 +43,7 @@ def test_tasks_sort_by_id() -> None:
 
 @given(ids, ids)
 def test_order_and_equality_agree(left: Any, right: Any) -> None:
-    """One of less, equal and greater, whatever the kinds of ids."""
+    """Exactly one of less, equal and greater is true, whatever the types of ids."""
     one, other = Task(left), Task(right)
     assert (one < other) + (one == other) + (one > other) == 1
     assert (one <= other) == (not one > other)
@@ -64,6 +64,6 @@ def test_order_and_equality_agree(left: Any, right: Any) -> None:
     ],
 )
 def test_ids_that_differ_between_nodes_are_refused(id: Any, fix: str) -> None:
-    """An id must mean the same task in every process."""
+    """An id must identify the same task in every process."""
     with pytest.raises(Invalid, match=f"id .*{fix}"):
         Task(id)
