@@ -145,6 +145,6 @@ async def test_too_many_pins_for_one_document_are_refused(store: Store) -> None:
     """None is dropped silently."""
     pin_store = pin_store_on(store)
     await pin_store.add("a", [pin("t")])
-    with pytest.raises(Invalid, match="larger than"):
+    with pytest.raises(Invalid, match="must be at most"):
         await pin_store.add("a", [pin(f"{n}", f"node-{n}-{'x' * 100}") for n in range(30_000)])
     assert len(await pin_store.list_active()) == 1
