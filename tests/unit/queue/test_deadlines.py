@@ -1,4 +1,4 @@
-"""Whoever has had his time is told of once, as soon as it is over."""
+"""Deadlines: each delivery is reported once, as soon as its time is over."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,63 +14,63 @@ FIRST, SECOND, THIRD = (cast("Delivery", object()) for _ in range(3))
 
 
 class Watched:
-    """Deadlines that somebody watches, and who was told of."""
+    """Watched deadlines, and the deliveries that were reported."""
 
     def __init__(self) -> None:
         self.clock = Components.system().clock
-        self.over: asyncio.Queue[Delivery] = asyncio.Queue()
-        self.deadlines = Deadlines(self.clock, self.over.put_nowait)
+        self.late: asyncio.Queue[Delivery] = asyncio.Queue()
+        self.deadlines = Deadlines(self.clock, self.late.put_nowait)
 
-    def add(self, held: Delivery, seconds: float) -> None:
-        """Give somebody so much time from now."""
-        self.deadlines.add(held, self.clock.mono() + seconds)
+    def add(self, delivery: Delivery, seconds: float) -> None:
+        """Add a delivery with this many seconds from now."""
+        self.deadlines.add(delivery, self.clock.mono() + seconds)
 
-    async def told(self) -> Delivery:
-        """Wait until somebody's time is over."""
+    async def wait_for_late(self) -> Delivery:
+        """Wait until a delivery is late."""
         async with asyncio.timeout(30):
-            return await self.over.get()
+            return await self.late.get()
 
 
 @pytest.fixture
 async def watched() -> AsyncIterator[Watched]:
-    """Deadlines while they are watched."""
+    """Deadlines with a running watcher."""
     watched = Watched()
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(watched.deadlines.watch())
-        # It rests, and nobody is there yet.
+        # The watcher waits, and there are no deliveries yet.
         await asyncio.sleep(0)
         yield watched
         watch.cancel()
 
 
-async def test_the_first_to_be_over_is_the_first_to_be_told_of(watched: Watched) -> None:
-    """Whoever was added first: a shorter time wakes the watch."""
+async def test_the_first_deadline_is_reported_first(watched: Watched) -> None:
+    """In any order of adding: an earlier deadline wakes the watcher."""
     watched.add(FIRST, 3600)
     watched.add(SECOND, 0.05)
     watched.add(THIRD, 0.02)
-    assert await watched.told() is THIRD
-    assert await watched.told() is SECOND
-    assert watched.over.empty()
+    assert await watched.wait_for_late() is THIRD
+    assert await watched.wait_for_late() is SECOND
+    assert watched.late.empty()
 
 
-async def test_who_was_done_in_time_is_not_told_of(watched: Watched) -> None:
-    """Nor keeps others from being so, though the watch was to look when he would be over."""
+async def test_a_removed_delivery_is_not_reported(watched: Watched) -> None:
+    """And does not delay others, although the watcher was to wake for it."""
     watched.add(FIRST, 0.01)
     watched.deadlines.remove(FIRST)
     watched.add(SECOND, 0.03)
-    assert await watched.told() is SECOND
-    assert watched.over.empty()
+    assert await watched.wait_for_late() is SECOND
+    assert watched.late.empty()
 
 
-async def test_the_watch_is_not_woken_for_who_ends_later(
+async def test_a_later_deadline_does_not_wake_the_watcher(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes and goes while it waits for the first costs it nothing."""
+    """Deliveries that come and go before the next check cost nothing."""
     watched.add(FIRST, 60)
-    rung: list[Delivery] = []
-    monkeypatch.setattr(watched.deadlines._wakeup, "set", lambda: rung.append(SECOND))
+    woken: list[Delivery] = []
+    monkeypatch.setattr(watched.deadlines._wakeup, "set", lambda: woken.append(SECOND))
     watched.deadlines.remove(FIRST)
     for _ in range(3):
         watched.add(SECOND, 60)
         watched.deadlines.remove(SECOND)
-    assert not rung
+    assert not woken

@@ -1,4 +1,4 @@
-"""A coroutine function that runs in a context of its own is in all else as if it were awaited."""
+"""A coroutine function in its own context behaves in all else as if it were awaited."""
 
 import asyncio
 from contextvars import ContextVar
@@ -10,8 +10,8 @@ from jobsync.queue.executor import run_in_own_context
 _mark: ContextVar[str] = ContextVar("mark", default="")
 
 
-async def test_what_it_sets_is_seen_below_and_not_after() -> None:
-    """Also after it has waited, and in the tasks that it makes."""
+async def test_its_variables_are_visible_below_and_not_after() -> None:
+    """Also after it has waited, and in the tasks that it creates."""
 
     async def look() -> str:
         return _mark.get()
@@ -27,8 +27,8 @@ async def test_what_it_sets_is_seen_below_and_not_after() -> None:
     assert _mark.get() == "outer"
 
 
-async def test_it_runs_in_the_task_of_who_awaits_it() -> None:
-    """Scopes that cancel their task find the right one."""
+async def test_it_runs_in_the_callers_task() -> None:
+    """Scopes that cancel their task cancel the right one."""
 
     async def work() -> asyncio.Task[None] | None:
         with pytest.raises(TimeoutError):
@@ -39,7 +39,7 @@ async def test_it_runs_in_the_task_of_who_awaits_it() -> None:
     assert await run_in_own_context(work) is asyncio.current_task()
 
 
-async def test_what_it_raises_is_raised() -> None:
+async def test_its_errors_are_raised() -> None:
     """At once, or after it has waited."""
 
     async def work(waits: object) -> None:
@@ -52,8 +52,8 @@ async def test_what_it_raises_is_raised() -> None:
             await run_in_own_context(work, waits)
 
 
-async def test_a_cancellation_is_its_own_to_handle() -> None:
-    """It hears of it where it waits, within its own context, and may go on."""
+async def test_it_can_handle_a_cancellation() -> None:
+    """It is raised where it waits, within its own context, and it may continue."""
     heard: list[str] = []
 
     async def work() -> str:
@@ -76,8 +76,8 @@ async def test_a_cancellation_is_its_own_to_handle() -> None:
     assert task.result() == "done"
 
 
-async def test_it_cleans_up_when_it_is_given_up() -> None:
-    """As any coroutine does that is closed while it waits."""
+async def test_it_cleans_up_when_it_is_closed() -> None:
+    """As any coroutine that is closed while it waits."""
     closed: list[str] = []
 
     async def work() -> None:
@@ -95,8 +95,8 @@ async def test_it_cleans_up_when_it_is_given_up() -> None:
     assert closed == ["yes"]
 
 
-async def test_whatever_can_be_awaited_will_do() -> None:
-    """A function may give something else than a coroutine."""
+async def test_any_awaitable_works() -> None:
+    """A function may return an awaitable that is not a coroutine."""
 
     def work() -> asyncio.Future[str]:
         _mark.set("inner")

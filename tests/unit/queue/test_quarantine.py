@@ -1,4 +1,4 @@
-"""When a worker takes a suspect, and how long others wait for it."""
+"""When a worker claims a suspect, and how long other messages wait for it."""
 
 from typing import Any, cast
 
@@ -10,33 +10,33 @@ from jobsync.queue.reaper import Quarantine
 SUSPECT, OTHER = cast("Delivery", object()), cast("Delivery", object())
 
 
-class Still:
-    """A clock that stands until it is moved."""
+class ManualClock:
+    """A clock that stands still until it is set."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def mono(self) -> Mono:
-        """Tell the time."""
+        """Return the time."""
         return Mono(self.seconds)
 
 
-def make() -> tuple[Quarantine, Still]:
-    """Make a quarantine of ten seconds."""
-    clock: Any = Still()
+def build() -> tuple[Quarantine, ManualClock]:
+    """Return a quarantine of ten seconds, and its clock."""
+    clock: Any = ManualClock()
     return Quarantine(cast("Clock", clock), 10.0), clock
 
 
-def test_without_suspects_nobody_waits() -> None:
-    """Whatever is in hand."""
-    quarantine, _ = make()
+def test_without_suspects_nothing_waits() -> None:
+    """Whatever is in flight."""
+    quarantine, _ = build()
     assert not quarantine.is_wanted
     assert quarantine.wait(is_free=False) == 0
 
 
-def test_a_suspect_is_taken_once_nothing_is_in_hand() -> None:
+def test_a_suspect_is_claimed_once_nothing_is_in_flight() -> None:
     """Until then nothing else is claimed, for a while."""
-    quarantine, clock = make()
+    quarantine, clock = build()
     quarantine.notice()
     assert quarantine.is_wanted
     assert quarantine.wait(is_free=False) == 10
@@ -50,8 +50,8 @@ def test_a_suspect_is_taken_once_nothing_is_in_hand() -> None:
 
 
 def test_nothing_is_claimed_while_a_suspect_runs() -> None:
-    """Nor another suspect; afterwards everything goes on."""
-    quarantine, clock = make()
+    """Nor another suspect; afterwards claims continue."""
+    quarantine, clock = build()
     quarantine.notice()
     quarantine.start(SUSPECT)
     quarantine.notice()
@@ -64,9 +64,9 @@ def test_nothing_is_claimed_while_a_suspect_runs() -> None:
     assert quarantine.wait(is_free=False) == 0
 
 
-def test_a_suspect_that_takes_long_holds_nobody_up() -> None:
-    """After a while others are claimed beside it, and the next suspect may have its turn."""
-    quarantine, clock = make()
+def test_a_long_suspect_does_not_block_others() -> None:
+    """After a while others are claimed beside it, and the next suspect may start."""
+    quarantine, clock = build()
     quarantine.start(SUSPECT)
     clock.seconds = 10
     assert quarantine.wait(is_free=False) == 0
@@ -74,17 +74,17 @@ def test_a_suspect_that_takes_long_holds_nobody_up() -> None:
     assert quarantine.is_wanted
 
 
-def test_a_suspect_that_another_worker_took_is_forgotten() -> None:
-    """Nobody waits for it any longer."""
-    quarantine, _ = make()
+def test_a_suspect_that_another_worker_claimed_is_forgotten() -> None:
+    """Nothing waits for it any longer."""
+    quarantine, _ = build()
     quarantine.notice()
     quarantine.start(None)
     assert not quarantine.is_wanted
     assert quarantine.wait(is_free=False) == 0
 
 
-def test_the_clock_of_a_quarantine_is_any_clock() -> None:
-    """The machine's own, too."""
+def test_a_quarantine_accepts_any_clock() -> None:
+    """Also the machine's clock."""
     quarantine = Quarantine(Components.system().clock, 0.0)
     quarantine.notice()
     assert quarantine.wait(is_free=False) == 0

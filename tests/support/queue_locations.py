@@ -1,4 +1,4 @@
-"""Places on which the suite of queue ports runs: where messages are, apart from any open port."""
+"""Databases on which the conformance suite of queue backends runs."""
 
 import itertools
 import sqlite3
@@ -21,21 +21,21 @@ from jobsync.stores.sql import (
 )
 from jobsync.stores.sqlite.store import SqliteStore
 
-__all__ = ["PostgresQueues", "QueuePlace", "SqliteQueues", "Trouble"]
+__all__ = ["Faults", "PostgresQueues", "QueueLocation", "SqliteQueues"]
 
 T = TypeVar("T")
 _numbers = itertools.count()
 
 
-class Trouble:
-    """Loses the replies to requests, or the requests themselves, as often as it is told."""
+class Faults:
+    """Loses the next replies or requests, as many as are set."""
 
     def __init__(self) -> None:
         self.lost_replies = 0
         self.lost_requests = 0
 
-    async def around(self, work: Callable[[], Awaitable[T]], place: str) -> T:
-        """Make a request that may go wrong."""
+    async def apply(self, work: Callable[[], Awaitable[T]], place: str) -> T:
+        """Make a request that may be lost, or its reply."""
         if self.lost_requests:
             self.lost_requests -= 1
             raise OutcomeUnknown(place, "the request was lost")
@@ -46,25 +46,25 @@ class Trouble:
         return result
 
 
-class QueuePlace(Protocol):
-    """Where messages are."""
+class QueueLocation(Protocol):
+    """A database with messages."""
 
-    trouble: Trouble
+    faults: Faults
 
     async def open(self, queue: str, components: Components | None = None) -> QueueBackend:
-        """Open one more port to a queue."""
+        """Open another backend of a queue."""
         ...
 
     def open_directory(self) -> QueueDirectory:
-        """Open the directory of all queues that ports were opened to."""
+        """Open the directory of all queues."""
         ...
 
     async def close(self) -> None:
-        """Close every port."""
+        """Close all backends."""
         ...
 
-    def let_pass(self, seconds: float) -> None:
-        """Let time pass for all messages."""
+    def advance(self, seconds: float) -> None:
+        """Advance the time of all messages."""
         ...
 
     def damage(self, id: str, text: str) -> None:
@@ -72,8 +72,8 @@ class QueuePlace(Protocol):
         ...
 
 
-class _Troubled(StoreDecorator):
-    """A store whose rows are reached through trouble."""
+class _FaultyStore(StoreDecorator):
+    """A store whose SQL access has faults."""
 
     def __init__(self, inner: Store, access: SqlAccess) -> None:
         super().__init__(inner)
@@ -84,18 +84,18 @@ class _Troubled(StoreDecorator):
         return self._access
 
 
-class _TroubledFile(SqliteAccess):
-    def __init__(self, inner: SqliteAccess, trouble: Trouble) -> None:
+class _FaultySqlite(SqliteAccess):
+    def __init__(self, inner: SqliteAccess, faults: Faults) -> None:
         self.clock = inner.clock
         self.path = inner.path
         self._inner = inner
-        self._trouble = trouble
+        self._faults = faults
 
     async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
         return await self._inner.read(query, parameters)
 
     async def write(self, work: Callable[[sqlite3.Connection], T], place: str) -> T:
-        return await self._trouble.around(lambda: self._inner.write(work, place), place)
+        return await self._faults.apply(lambda: self._inner.write(work, place), place)
 
     def wake(self, topic: str) -> None:
         self._inner.wake(topic)
@@ -104,22 +104,22 @@ class _TroubledFile(SqliteAccess):
         await self._inner.wait(topic, timeout)
 
 
-class _TroubledPool(PostgresAccess):
-    def __init__(self, inner: PostgresAccess, trouble: Trouble) -> None:
+class _FaultyPostgres(PostgresAccess):
+    def __init__(self, inner: PostgresAccess, faults: Faults) -> None:
         self.schema = inner.schema
         self.channel = inner.channel
         self._inner = inner
-        self._trouble = trouble
+        self._faults = faults
 
     async def run(self, statement: str, parameters: Parameters, place: str) -> list[Any]:
-        return await self._trouble.around(
+        return await self._faults.apply(
             lambda: self._inner.run(statement, parameters, place), place
         )
 
     async def run_and_notify(
         self, quietly: str, loudly: str, parameters: Mapping[str, Any], topic: str
     ) -> list[Any]:
-        return await self._trouble.around(
+        return await self._faults.apply(
             lambda: self._inner.run_and_notify(quietly, loudly, parameters, topic), topic
         )
 
@@ -131,32 +131,32 @@ class _TroubledPool(PostgresAccess):
 
 
 class SqliteQueues:
-    """A file."""
+    """Queues in an SQLite file."""
 
     def __init__(self, path: Path) -> None:
-        self.trouble = Trouble()
+        self.faults = Faults()
         self._path = path
         self._stores: list[Store] = []
 
     async def open(self, queue: str, components: Components | None = None) -> QueueBackend:
-        """Open one more port to a queue."""
+        """Open another backend of a queue."""
         components = components or Components.system()
         store = await SqliteStore.connect(self._path, components)
         self._stores.append(store)
-        troubled = _Troubled(store, _TroubledFile(store.sql, self.trouble))
-        return open_backend(troubled, queue, components)
+        faulty = _FaultyStore(store, _FaultySqlite(store.sql, self.faults))
+        return open_backend(faulty, queue, components)
 
     def open_directory(self) -> QueueDirectory:
         """Open the directory of all queues."""
         return open_directory(self._stores[0], Components.system())
 
     async def close(self) -> None:
-        """Close every port."""
+        """Close all backends."""
         for store in self._stores:
             await store.close()
 
-    def let_pass(self, seconds: float) -> None:
-        """Let time pass for all messages."""
+    def advance(self, seconds: float) -> None:
+        """Advance the time of all messages."""
         with closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute("UPDATE jobsync_message SET due = due - ?", [seconds])
             connection.execute("UPDATE jobsync_finished SET finished = finished - ?", [seconds])
@@ -168,21 +168,21 @@ class SqliteQueues:
 
 
 class PostgresQueues:
-    """A schema of its own in a real server."""
+    """Queues in their own schema of a PostgreSQL server."""
 
     def __init__(self, url: str) -> None:
-        self.trouble = Trouble()
-        self._place = PostgresLocation(url)
+        self.faults = Faults()
+        self._location = PostgresLocation(url)
         self._stores: list[Store] = []
 
     async def open(self, queue: str, components: Components | None = None) -> QueueBackend:
-        """Open one more port to a queue."""
+        """Open another backend of a queue."""
         components = components or Components.system()
-        store = await self._place.open(components)
+        store = await self._location.open(components)
         self._stores.append(store)
         assert isinstance(store.sql, PostgresAccess)
         return open_backend(
-            _Troubled(store, _TroubledPool(store.sql, self.trouble)), queue, components
+            _FaultyStore(store, _FaultyPostgres(store.sql, self.faults)), queue, components
         )
 
     def open_directory(self) -> QueueDirectory:
@@ -190,17 +190,17 @@ class PostgresQueues:
         return open_directory(self._stores[0], Components.system())
 
     async def close(self) -> None:
-        """Close every port, and drop the schema."""
+        """Close all backends and drop the schema."""
         for store in self._stores:
             await store.close()
-        self._place.remove()
+        self._location.remove()
 
-    def let_pass(self, seconds: float) -> None:
-        """Let time pass for all messages."""
+    def advance(self, seconds: float) -> None:
+        """Advance the time of all messages."""
         by = f"interval '{seconds} seconds'"
-        self._place.execute(f"UPDATE {{}}.jobsync_message SET due = due - {by}")
-        self._place.execute(f"UPDATE {{}}.jobsync_finished SET finished = finished - {by}")
+        self._location.execute(f"UPDATE {{}}.jobsync_message SET due = due - {by}")
+        self._location.execute(f"UPDATE {{}}.jobsync_finished SET finished = finished - {by}")
 
     def damage(self, id: str, text: str) -> None:
         """Overwrite a payload behind the library's back."""
-        self._place.execute("UPDATE {}.jobsync_message SET payload = %s WHERE id = %s", text, id)
+        self._location.execute("UPDATE {}.jobsync_message SET payload = %s WHERE id = %s", text, id)
