@@ -1,4 +1,4 @@
-"""What a claim costs on PostgreSQL does not grow with what waits, nor with what was handled."""
+"""The cost of a claim on PostgreSQL does not grow with waiting or handled messages."""
 
 import contextlib
 import itertools
@@ -29,7 +29,7 @@ FROM generate_series(1, %s) AS n
 
 
 class Counting(PostgresAccess):
-    """Counts the buffers of claims: each is explained first, and that undone."""
+    """Counts the buffers of claims: explains each first, and rolls that back."""
 
     def __init__(self, inner: PostgresAccess, admin: psycopg.Connection[Any]) -> None:
         self.schema = inner.schema
@@ -62,7 +62,7 @@ class Counting(PostgresAccess):
 
 
 class Seen(StoreDecorator):
-    """A store whose rows are reached by way of a counter."""
+    """A store whose SQL access counts buffers."""
 
     access: Counting
 
@@ -82,7 +82,7 @@ async def handle(port: QueueBackend, batches: int) -> None:
 
 @contextlib.contextmanager
 def held_open(url: str, *, held: bool) -> Iterator[None]:
-    """Keep a transaction open that makes the server keep everything that is deleted."""
+    """Keep a transaction open, so that the server keeps all deleted rows."""
     if not held:
         yield
         return
@@ -93,7 +93,7 @@ def held_open(url: str, *, held: bool) -> Iterator[None]:
 
 
 async def measure(url: str, depth: int, batches: int, *, held: bool = False) -> float:
-    """Handle some of many messages; give the buffers of a claim at the end."""
+    """Handle some of many messages; return the buffers of a claim at the end."""
     components = Components.system()
     inner = await open_store(url)
     with psycopg.connect(url) as admin:
@@ -113,10 +113,10 @@ async def measure(url: str, depth: int, batches: int, *, held: bool = False) -> 
     return statistics.median(store.access.buffers)
 
 
-async def test_a_claim_reads_no_more_where_more_waits(
+async def test_a_claim_reads_no_more_in_a_deep_queue(
     postgres: Any, full_scale: bool, proof: Any
 ) -> None:
-    """At a hundred times the depth at most 1.2 times as much; 1.5 times with an old snapshot."""
+    """At most 1.2 times the buffers at 100 times the depth; 1.5 times with an old snapshot."""
     few, many, batches = (10_000, 1_000_000, 50) if full_scale else (2_000, 20_000, 14)
     urls = [postgres.create_database(f"depth_{next(_numbers)}") for _ in range(3)]
     shallow = await measure(urls[0], few, batches)
@@ -127,10 +127,10 @@ async def test_a_claim_reads_no_more_where_more_waits(
     assert old <= 1.5 * shallow
 
 
-async def test_a_worker_before_a_deep_queue_is_small(
+async def test_a_worker_of_a_deep_queue_is_small(
     postgres: Any, tmp_path: Path, full_scale: bool, proof: Any
 ) -> None:
-    """Under 200 MB, however much waits."""
+    """Under 200 MB, however many messages wait."""
     depth = 1_000_000 if full_scale else 20_000
     url = postgres.create_database(f"depth_{next(_numbers)}")
     await (await open_store(url)).close()

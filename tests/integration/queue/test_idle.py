@@ -1,4 +1,4 @@
-"""What a worker that has nothing to do asks of its database."""
+"""The statements of an idle worker."""
 
 import asyncio
 import sqlite3
@@ -19,15 +19,15 @@ QUICK: dict[str, Any] = {
     "worker_timeout": 10.0,
     "skip_cold_start": True,
 }
-"""A beat that passes quickly, a timeout that a busy machine does not reach."""
+"""A short heartbeat, and a timeout that a busy machine does not reach."""
 BEATS = 20
 BUDGET = 3.0
-"""Statements a beat. With the defaults there are 12 beats a minute, and 45 statements allowed."""
+"""Statements per heartbeat. By default there are 12 heartbeats a minute, so 45 statements."""
 
 
 @contextmanager
 def on_postgres(url: str) -> Iterator[tuple[str, Callable[[], int]]]:
-    """Give a way to a server, and the number of statements that went there."""
+    """Return a URL of a server, and a count of the statements sent to it."""
     port = int(url.partition("127.0.0.1:")[2].partition("/")[0])
     with Proxy("127.0.0.1", port) as proxy:
         yield url.replace(f":{port}/", f":{proxy.port}/"), lambda: proxy.requests
@@ -35,25 +35,25 @@ def on_postgres(url: str) -> Iterator[tuple[str, Callable[[], int]]]:
 
 @contextmanager
 def on_sqlite(path: Path) -> Iterator[tuple[str, Callable[[], int]]]:
-    """Give a file, and the number of statements that SQLite was sent in this process."""
-    told: list[str] = []
+    """Return a file, and a count of the statements that this process sent to SQLite."""
+    statements: list[str] = []
     connect = sqlite3.connect
 
     def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
         connection: sqlite3.Connection = connect(*arguments, **options)
-        connection.set_trace_callback(told.append)
+        connection.set_trace_callback(statements.append)
         return connection
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sqlite3, "connect", traced)
-        yield f"sqlite:///{path}", lambda: len(told)
+        yield f"sqlite:///{path}", lambda: len(statements)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-async def test_an_idle_worker_beats_and_looks_who_lives(
+async def test_an_idle_worker_sends_only_heartbeats_and_liveness_checks(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Hearing of messages and of elections costs nothing while there are none."""
+    """Notifications of messages and elections cost nothing while there are none."""
 
     async def handle(_: Document) -> None:
         raise AssertionError("nothing was pushed")
@@ -71,7 +71,7 @@ async def test_an_idle_worker_beats_and_looks_who_lives(
             async with asyncio.timeout(TIMEOUT):
                 while not queue.is_coordinator:
                     await beaten.acquire()
-            # What an election leaves behind is over by then.
+            # The work after an election is done by then.
             for _ in range(BEATS):
                 await beaten.acquire()
             before = count()

@@ -1,4 +1,4 @@
-"""A database that goes away and comes back: workers consume again by themselves."""
+"""After an outage of the database, workers continue by themselves."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -13,9 +13,9 @@ from jobsync import Database, Document, OutcomeUnknown, QueuePlugin, Unavailable
 
 WORKERS = 2
 NEW = 3
-"""More than a worker can have had in hand before."""
+"""More than a worker can have in flight."""
 PROMISED = 10.0
-"""Seconds within which everybody consumes again; asserted at full scale only."""
+"""Seconds within which all workers continue; asserted at full scale only."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 class Crew:
-    """Workers in one process, each with a database of its own; who handled what."""
+    """Workers in one process, each with its own database, and what they handled."""
 
     def __init__(self) -> None:
         self.handled: list[set[int]] = [set() for _ in range(WORKERS)]
@@ -36,17 +36,17 @@ class Crew:
         self._numbers = iter(range(10**9))
 
     def handler(self, worker: int) -> Any:
-        """Give the handler of a worker."""
+        """Return the handler of a worker."""
 
         async def handle(task: Document) -> None:
             self.handled[worker].add(task.n)
-            # So that the others get something too.
+            # The other workers get messages too.
             await asyncio.sleep(0.05)
 
         return handle
 
     async def consume(self) -> float:
-        """Push until every worker has handled what it claimed since; give the seconds."""
+        """Push until every worker has handled a message; return the seconds."""
         clock = asyncio.get_running_loop()
         begun, before = clock.time(), [len(each) for each in self.handled]
         async with asyncio.timeout(60):
@@ -63,7 +63,7 @@ class Crew:
 
 @pytest.fixture
 async def crew(server: PostgresServer) -> AsyncIterator[Crew]:
-    """Workers that are at work."""
+    """Running workers."""
     crew = Crew()
     async with AsyncExitStack() as stack:
         for worker in range(WORKERS):
@@ -82,23 +82,23 @@ async def crew(server: PostgresServer) -> AsyncIterator[Crew]:
 
 
 @pytest.mark.parametrize("how", ["immediate", "fast"])
-async def test_after_a_restart_every_worker_consumes_again(
+async def test_after_a_restart_every_worker_continues(
     crew: Crew, server: PostgresServer, full_scale: bool, proof: Any, how: Any
 ) -> None:
-    """Whether the server crashed or was stopped in good order."""
+    """Whether the server crashed or was stopped cleanly."""
     if how == "fast" and not full_scale:
         pytest.skip("at full scale")
-    # On the thread that started it, with which it would end.
+    # On the thread that started it: the server would end with another thread.
     server.restart(how)
     took = await crew.consume()
     assert not full_scale or took <= PROMISED
     proof.record("queue, server restarted", how=how, seconds=round(took, 1))
 
 
-async def test_without_its_listening_connection_a_worker_consumes_again(
+async def test_a_worker_continues_after_losing_its_listening_connection(
     crew: Crew, server: PostgresServer, full_scale: bool, proof: Any
 ) -> None:
-    """It listens anew, and whatever was pushed meanwhile is found."""
+    """It listens again, and finds what was pushed meanwhile."""
     async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as admin:
         cursor = await admin.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"

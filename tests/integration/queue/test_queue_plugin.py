@@ -1,4 +1,4 @@
-"""The queue as users have it: handlers, outcomes, retries, dead letters, stopping."""
+"""The queue plugin: handlers, verdicts, retries, dead letters, stopping."""
 
 import asyncio
 import gc
@@ -45,49 +45,49 @@ def url(request: pytest.FixtureRequest, locate: Locate) -> str:
 
 @pytest.fixture
 async def db(url: str) -> AsyncIterator[Database]:
-    """A database that is connected."""
+    """A connected database."""
     async with Database(url) as db:
         yield db
 
 
 def now(_: int) -> float:
-    """Try again at once."""
+    """Retry immediately."""
     return 0.0
 
 
 async def test_a_handler_gets_each_message_and_its_context(db: Database) -> None:
-    """Once, with what it needs to know; the completion is told and counted."""
+    """Once, with its context; the completion is reported and counted."""
     seen: list[tuple[Document, Context]] = []
 
     async def handle(task: Document, context: Context) -> str:
         seen.append((task, context))
         return "done"
 
-    told: list[Event] = []
+    received: list[Event] = []
     completed: list[Any] = []
     queue = QueuePlugin(
         resource="tasks",
         on_message=handle,
         on_complete=lambda task, result: completed.append((task.n, result)),
     )
-    queue.on("plg:queue:message-completed", told.append)
+    queue.on("plg:queue:message-completed", received.append)
     await db.use_plugin(queue)
     ids = await db.resources.tasks.enqueue_many([{"n": n} for n in range(20)])
-    await until(lambda: len(told) == 20)
+    await until(lambda: len(received) == 20)
     assert [task.n for task, _ in seen] == list(range(20))
     task, context = seen[0]
     assert task["n"] == 0
     assert (context.id, context.attempt, context.max_attempts, context.epoch) == (ids[0], 1, 4, 1)
     assert context.worker_id == queue.worker_id
     assert not context.lost
-    assert {event["message_id"] for event in told} == set(ids)
+    assert {event["message_id"] for event in received} == set(ids)
     assert sorted(completed) == [(n, "done") for n in range(20)]
     assert queue.stats()["completed"] == 20
     assert (await queue.count("completed"), await queue.count("all")) == (20, 20)
 
 
 async def test_a_plain_function_runs_on_a_thread(db: Database) -> None:
-    """And its context blocks where the other is awaited."""
+    """Its context has blocking methods."""
     seen: list[Any] = []
 
     def handle(task: Document, context: Any) -> None:
@@ -103,7 +103,7 @@ async def test_a_plain_function_runs_on_a_thread(db: Database) -> None:
 
 
 async def test_a_plain_function_that_overruns_keeps_its_slot(db: Database) -> None:
-    """It cannot be stopped: its message has failed, and a worker with no slot left says so."""
+    """It cannot be stopped: its message fails, and a worker without a free slot reports it."""
     go_on = threading.Event()
     overran: list[Event] = []
 
@@ -122,8 +122,8 @@ async def test_a_plain_function_that_overruns_keeps_its_slot(db: Database) -> No
     await until(lambda: queue.unready() == "" and queue.stats()["running"] == 0)
 
 
-async def test_a_failing_message_is_tried_again_and_then_found_dead(db: Database) -> None:
-    """Four attempts by default; the others flow; the dead letter has every error."""
+async def test_a_failing_message_is_retried_and_then_dead(db: Database) -> None:
+    """Four attempts by default; others continue; the dead letter has every error."""
     attempts: list[int] = []
     failures: list[tuple[str, str]] = []
 
@@ -153,8 +153,8 @@ async def test_a_failing_message_is_tried_again_and_then_found_dead(db: Database
     assert attempts == [1, 2, 3, 4, 1, 2, 3, 4]
 
 
-async def test_an_error_names_the_places_in_the_handler_alone(db: Database) -> None:
-    """Where the library called it tells nobody anything."""
+async def test_an_error_shows_only_frames_of_the_handler(db: Database) -> None:
+    """The library's own frames are left out."""
 
     async def handle(_: Document) -> None:
         raise ValueError
@@ -163,13 +163,13 @@ async def test_an_error_names_the_places_in_the_handler_alone(db: Database) -> N
     await queue.enqueue({"n": 1})
     await until(lambda: queue.stats()["dead"] == 1)
     (dead,) = await queue.dead_letters()
-    told, place, *line = dead.errors[0].error.splitlines()
-    assert told == "ValueError"
+    error, place, *line = dead.errors[0].error.splitlines()
+    assert error == "ValueError"
     assert __file__ in place
     assert [each.strip() for each in line] == ["raise ValueError"]
 
 
-async def test_a_handler_says_later_or_never(db: Database) -> None:
+async def test_a_handler_can_snooze_or_cancel(db: Database) -> None:
     """`Snooze` spends no attempt, `Cancel` ends the message."""
     seen: list[tuple[str, int]] = []
 
@@ -187,8 +187,8 @@ async def test_a_handler_says_later_or_never(db: Database) -> None:
     assert await queue.count("cancelled") == 1
 
 
-async def test_a_handler_that_hangs_fails_when_its_time_is_over(db: Database) -> None:
-    """A coroutine is cancelled; the message's own timeout wins over the queue's."""
+async def test_a_handler_that_hangs_fails_at_its_timeout(db: Database) -> None:
+    """A coroutine is cancelled; the message's own timeout has priority."""
     cancelled: list[int] = []
 
     async def handle(task: Document) -> None:
@@ -206,8 +206,8 @@ async def test_a_handler_that_hangs_fails_when_its_time_is_over(db: Database) ->
     assert "took longer than 0.05 s" in dead.errors[0].error
 
 
-async def test_a_handler_that_hears_of_its_end_and_goes_on_has_failed(db: Database) -> None:
-    """Whatever it returns then, or raises; the messages after it are handled as ever."""
+async def test_a_handler_that_ignores_its_cancellation_has_failed(db: Database) -> None:
+    """Whatever it returns or raises then; later messages are handled as usual."""
     seen: list[int] = []
 
     async def handle(task: Document) -> None:
@@ -226,12 +226,12 @@ async def test_a_handler_that_hears_of_its_end_and_goes_on_has_failed(db: Databa
     queue.handler(handle)
     await until(lambda: queue.stats()["completed"] == 2)
     assert seen == [0, 1, 2, 3]
-    letters = await queue.dead_letters()
-    assert ["took longer than 0.05 s" in each.errors[0].error for each in letters] == [True, True]
+    dead = await queue.dead_letters()
+    assert ["took longer than 0.05 s" in each.errors[0].error for each in dead] == [True, True]
 
 
-async def test_a_handler_that_cancels_itself_takes_no_slot_with_it(db: Database) -> None:
-    """Nor is the message after it cancelled, whether the handler has waited or not."""
+async def test_a_handler_that_cancels_itself_frees_its_slot(db: Database) -> None:
+    """The next message is not cancelled, whether the handler has waited or not."""
     seen: list[int] = []
 
     async def handle(task: Document, context: Context) -> None:
@@ -252,8 +252,8 @@ async def test_a_handler_that_cancels_itself_takes_no_slot_with_it(db: Database)
     assert queue.stats()["returned"] == 2
 
 
-async def test_what_a_handler_sets_in_its_context_no_other_sees(db: Database) -> None:
-    """Though one task may handle many messages."""
+async def test_context_variables_of_a_handler_are_its_own(db: Database) -> None:
+    """Although one task may handle many messages."""
     mark: ContextVar[int] = ContextVar("mark", default=-1)
     seen: list[int] = []
 
@@ -270,8 +270,8 @@ async def test_what_a_handler_sets_in_its_context_no_other_sees(db: Database) ->
     assert seen == [-1] * 20
 
 
-async def test_without_automatic_acknowledgement_the_handler_says_so(db: Database) -> None:
-    """One that forgets has failed."""
+async def test_without_automatic_acknowledgement_the_handler_acknowledges(db: Database) -> None:
+    """A handler that does not has failed."""
 
     async def handle(task: Document, context: Context) -> None:
         if task.kind == "ack":
@@ -289,8 +289,8 @@ async def test_without_automatic_acknowledgement_the_handler_says_so(db: Databas
     assert "neither context.ack() nor context.nack()" in sorted(errors)[1]
 
 
-async def test_a_handler_longer_than_the_visibility_runs_once(db: Database) -> None:
-    """Four times as long: its claim is renewed while it runs, until it has finished."""
+async def test_a_handler_longer_than_the_visibility_timeout_runs_once(db: Database) -> None:
+    """Its claim is renewed until it has finished."""
     runs: list[str] = []
 
     async def handle(task: Document) -> None:
@@ -305,8 +305,8 @@ async def test_a_handler_longer_than_the_visibility_runs_once(db: Database) -> N
     assert queue.stats()["lost"] == 0
 
 
-async def test_a_settlement_that_takes_long_is_no_loss(url: str) -> None:
-    """Longer than the visibility: the store decides, and nobody had ended the claim."""
+async def test_a_slow_settlement_is_not_lost(url: str) -> None:
+    """Slower than the visibility timeout: the store decides, and nobody ended the claim."""
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def handle(_: Document) -> None:
@@ -328,7 +328,7 @@ async def test_a_settlement_that_takes_long_is_no_loss(url: str) -> None:
 
 @contextmanager
 def locked(url: str) -> Iterator[None]:
-    """Let nobody write to the table of messages."""
+    """Lock the table of messages against writes."""
     if url.startswith("sqlite"):
         connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
         connection.execute("BEGIN IMMEDIATE")
@@ -353,8 +353,8 @@ def damage(url: str) -> None:
             server.execute(f"UPDATE {schema}.jobsync_message SET payload = '{{'".encode())
 
 
-async def test_what_cannot_be_read_holds_up_nobody(db: Database, url: str) -> None:
-    """However much of it stands before the others."""
+async def test_unreadable_messages_block_no_others(db: Database, url: str) -> None:
+    """However many of them come first."""
     handled: list[int] = []
 
     async def handle(task: Document) -> None:
@@ -369,8 +369,8 @@ async def test_what_cannot_be_read_holds_up_nobody(db: Database, url: str) -> No
     assert await queue.count("dead") == 30
 
 
-async def test_what_was_handled_is_forgotten_at_once(db: Database) -> None:
-    """Nothing of it is left to the garbage collector, whose work would be most of a worker's."""
+async def test_handled_messages_leave_no_garbage(db: Database) -> None:
+    """The garbage collector has nothing to do, which would be most of a worker's time."""
 
     async def handle(task: Document) -> None:
         if task.n % 2:
@@ -389,8 +389,8 @@ async def test_what_was_handled_is_forgotten_at_once(db: Database) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many messages each claim asks for."""
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The limits of all claims."""
     limits: list[int] = []
     claim = SqlBackend.claim
 
@@ -402,8 +402,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return limits
 
 
-async def test_more_is_claimed_when_little_is_left(db: Database, asked: list[int]) -> None:
-    """A batch costs as much as a message: most of what may be claimed ahead comes at once."""
+async def test_more_is_claimed_when_few_are_left(db: Database, limits: list[int]) -> None:
+    """A batch costs as much as a message, so most of the prefetch comes at once."""
 
     async def handle(_: Document) -> None:
         await asyncio.sleep(0)
@@ -412,15 +412,15 @@ async def test_more_is_claimed_when_little_is_left(db: Database, asked: list[int
     await queue.enqueue_many([{"n": n} for n in range(400)])
     queue.handler(handle)
     await until(lambda: queue.stats()["completed"] == 400)
-    # How long handlers take is not known at first.
-    assert min(asked[1:]) >= 30
+    # The duration of handlers is not known at first.
+    assert min(limits[1:]) >= 30
 
 
 @pytest.mark.parametrize(("seconds", "least", "most"), [(0.0, 23, 102), (0.02, 1, 22)])
-async def test_more_is_claimed_ahead_where_handlers_take_no_time(
-    db: Database, asked: list[int], seconds: float, least: int, most: int
+async def test_more_is_prefetched_for_instant_handlers(
+    db: Database, limits: list[int], seconds: float, least: int, most: int
 ) -> None:
-    """A batch takes more of a worker's time than they do, then."""
+    """There the claims take most of a worker's time."""
 
     async def handle(_: Document) -> None:
         await asyncio.sleep(seconds)
@@ -429,13 +429,13 @@ async def test_more_is_claimed_ahead_where_handlers_take_no_time(
     await queue.enqueue_many([{"n": n} for n in range(100)])
     queue.handler(handle)
     await until(lambda: queue.stats()["completed"] == 100)
-    assert least <= max(asked) <= most
+    assert least <= max(limits) <= most
 
 
-async def test_a_message_begins_before_more_is_asked_for(
+async def test_a_message_starts_before_more_are_requested(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though a claim found less than it could have, and somebody has pushed meanwhile."""
+    """Although the claim found fewer than its limit, and messages were pushed meanwhile."""
     order: list[str] = []
     claim = SqlBackend.claim
 
@@ -456,10 +456,10 @@ async def test_a_message_begins_before_more_is_asked_for(
     assert order[:3] == ["asks", "begins", "begins"]
 
 
-async def test_a_worker_that_had_work_looks_again_soon(
+async def test_a_worker_that_had_work_polls_again_soon(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To have found something, though less than there was room for, is no look in vain."""
+    """A claim that found fewer messages than its limit is not an empty poll."""
     rests: list[float] = []
     rest = Worker._wait_for_change
 
@@ -478,8 +478,8 @@ async def test_a_worker_that_had_work_looks_again_soon(
     assert rests[:2] == [7.0, 7.0]
 
 
-async def test_a_suspect_runs_while_nothing_else_does(db: Database) -> None:
-    """Each by itself, and the others flow as ever; all are at their first attempt."""
+async def test_a_suspect_runs_alone(db: Database) -> None:
+    """One at a time; others are handled as usual; all are at their first attempt."""
     queue = await db.use_plugin(QueuePlugin(resource="tasks", concurrency=4))
     port = open_backend(db.store, queue.queue, db.components)
     await queue.enqueue_many([{"n": n} for n in range(12)])
@@ -501,8 +501,8 @@ async def test_a_suspect_runs_while_nothing_else_does(db: Database) -> None:
     assert max(seen.values()) > 1
 
 
-async def test_a_message_that_is_no_document_is_set_aside(db: Database) -> None:
-    """It goes to the dead letters by itself; the others flow."""
+async def test_a_message_that_is_not_a_document_is_buried(db: Database) -> None:
+    """It is moved to the dead letters; the others are handled."""
     seen: list[int] = []
     queue = await db.use_plugin(QueuePlugin(resource="tasks"))
     port = open_backend(db.store, queue.queue, db.components)
@@ -514,8 +514,8 @@ async def test_a_message_that_is_no_document_is_set_aside(db: Database) -> None:
     assert (dead.id, dead.value, seen) == ("odd", [1, 2], [1])
 
 
-async def test_a_stop_gives_back_what_has_not_finished(url: str) -> None:
-    """No attempt is spent: the next process has all messages at their first attempt."""
+async def test_a_stop_returns_unfinished_messages(url: str) -> None:
+    """No attempt is spent: the next process gets all messages at their first attempt."""
     begun = asyncio.Event()
 
     async def hang(_: Document) -> None:
@@ -538,8 +538,8 @@ async def test_a_stop_gives_back_what_has_not_finished(url: str) -> None:
     assert attempts == [1] * 10
 
 
-async def test_a_stop_waits_for_handlers_within_the_grace(url: str) -> None:
-    """Then what has finished is finished."""
+async def test_a_stop_waits_for_handlers_within_the_grace_period(url: str) -> None:
+    """Handlers that finish in time are completed."""
     begun = asyncio.Event()
 
     async def handle(_: Document) -> None:
@@ -559,21 +559,21 @@ async def test_a_stop_waits_for_handlers_within_the_grace(url: str) -> None:
 
 
 async def stop_here(queue: QueuePlugin) -> None:
-    """Stop a queue, from the task of a handler."""
+    """Stop a queue from the task of a handler."""
     await queue.stop()
     await queue.stop()
 
 
 async def stop_below(queue: QueuePlugin) -> None:
-    """Likewise, from a task that the handler waits for."""
+    """Stop a queue from a task that the handler waits for."""
     await asyncio.gather(queue.stop(), asyncio.wait_for(queue.stop(), 60))
 
 
 @pytest.mark.parametrize("way", [stop_here, stop_below])
-async def test_a_handler_that_stops_its_queue_is_not_waited_for_by_itself(
+async def test_a_handler_can_stop_its_queue(
     url: str, way: Callable[[QueuePlugin], Awaitable[None]]
 ) -> None:
-    """It goes on to its end and its message is done; then the queue stops, with all others."""
+    """It runs to its end and its message is completed; then the queue stops."""
     ended: list[int] = []
     others = asyncio.Event()
 
@@ -598,7 +598,7 @@ async def test_a_handler_that_stops_its_queue_is_not_waited_for_by_itself(
 
 
 async def test_a_plain_function_may_stop_its_queue_too(url: str) -> None:
-    """From its thread, by way of the loop."""
+    """From its thread, through the event loop."""
     loop = asyncio.get_running_loop()
 
     def handle(_: Document) -> None:
@@ -614,7 +614,7 @@ async def test_a_plain_function_may_stop_its_queue_too(url: str) -> None:
 
 
 async def test_threads_end_with_the_queue(url: str) -> None:
-    """Nothing of a plain function's is left but what cannot be stopped."""
+    """Only functions that cannot be stopped keep theirs."""
 
     def handle(_: Document) -> None:
         return
@@ -629,7 +629,7 @@ async def test_threads_end_with_the_queue(url: str) -> None:
 
 
 async def test_a_stop_does_not_wait_for_functions_that_overran(url: str) -> None:
-    """Their messages have failed before; nobody knows when they return."""
+    """Their messages have already failed; nobody knows when they return."""
     go_on = threading.Event()
     overran: list[Event] = []
 
@@ -664,8 +664,8 @@ async def test_a_paused_queue_claims_nothing(db: Database) -> None:
         queue.handler(handle)
 
 
-async def test_a_queue_can_be_paused_for_every_process(db: Database, url: str) -> None:
-    """By one that does not handle, and for those that come later too, until it is resumed."""
+async def test_a_queue_can_be_paused_for_all_processes(db: Database, url: str) -> None:
+    """By a process without a handler, also for later processes, until it is resumed."""
 
     async def handle(_: Document) -> None:
         return
@@ -681,8 +681,8 @@ async def test_a_queue_can_be_paused_for_every_process(db: Database, url: str) -
         await until(lambda: there.stats()["completed"] == 1)
 
 
-async def test_draining_handles_what_there_is_and_ends(url: str) -> None:
-    """All, or as many as asked for."""
+async def test_draining_handles_all_messages_and_returns(url: str) -> None:
+    """All, or up to a maximum."""
     seen: list[int] = []
 
     async with Database(url) as db:
@@ -703,8 +703,8 @@ async def test_draining_handles_what_there_is_and_ends(url: str) -> None:
         assert await queue.purge() == 1
 
 
-async def test_who_drains_waits_for_what_the_process_has_in_hand(db: Database) -> None:
-    """All is done when it returns, and counted; then messages are handled as before."""
+async def test_draining_waits_for_messages_in_flight(db: Database) -> None:
+    """They are done and counted when it returns; then the background worker continues."""
     begun, seen = asyncio.Event(), list[int]()
 
     async def handle(task: Document) -> None:
@@ -723,8 +723,8 @@ async def test_who_drains_waits_for_what_the_process_has_in_hand(db: Database) -
     await until(lambda: 10 in seen)
 
 
-async def test_who_gives_up_draining_leaves_the_queue_at_work(db: Database) -> None:
-    """Though it is cancelled while it waits for what is in hand."""
+async def test_cancelled_draining_leaves_the_queue_working(db: Database) -> None:
+    """Although it is cancelled while it waits for messages in flight."""
     begun, may_end, seen = asyncio.Event(), asyncio.Event(), list[int]()
 
     async def handle(task: Document) -> None:
@@ -758,7 +758,7 @@ async def test_a_handler_may_drain(db: Database) -> None:
 
 
 async def test_draining_until_a_deadline_counts_what_was_handled(db: Database) -> None:
-    """What is given back then was not."""
+    """Returned messages are not counted."""
     seen: list[int] = []
     queue = await db.use_plugin(QueuePlugin(resource="tasks", concurrency=1, grace=5))
     queue.pause()
@@ -775,8 +775,8 @@ async def test_draining_until_a_deadline_counts_what_was_handled(db: Database) -
     assert {each.attempts for each in await queue.browse("waiting", limit=200)} <= {0}
 
 
-async def test_a_message_obeys_its_resources_schema(db: Database) -> None:
-    """All that is wrong is named, and nothing is pushed; a message is no record."""
+async def test_a_message_must_match_its_resources_schema(db: Database) -> None:
+    """The error lists every field, and nothing is pushed; a message is not a record."""
     tasks = await db.create_resource("tasks", {"type": "string|required", "n": "number|default:5"})
     with pytest.raises(Invalid, match="has no queue in this process"):
         await tasks.enqueue({"type": "a"})
@@ -824,7 +824,7 @@ async def test_wrong_options_of_a_message_are_refused(
     ],
 )
 def test_wrong_options_of_a_queue_are_refused(options: dict[str, Any], problem: str) -> None:
-    """With what was probably meant."""
+    """The error suggests a fix."""
     with pytest.raises(Invalid, match=problem):
         QueuePlugin(resource="tasks", **options)
 
@@ -841,7 +841,7 @@ def test_the_documents_names_of_options() -> None:
 
 
 def test_the_documents_names_of_events() -> None:
-    """Each event of a queue, those of its coordinator included, has the documents' name too."""
+    """Each event of a queue and of its coordinator has the documents' name as an alias."""
     queue = S3QueuePlugin(resource="tasks")
     names = [name for name in known_events() if name.startswith("plg:queue:")]
     assert {f"plg:queue:coordinator-{fact}" for fact in ("elected", "promoted")} <= {*names}
@@ -852,7 +852,7 @@ def test_the_documents_names_of_events() -> None:
 
 
 async def test_listeners_under_the_documents_names(url: str) -> None:
-    """A listener hears of an event under its alias, also of a coordinator's."""
+    """A listener receives an event under its alias, also a coordinator's."""
     received: list[Event] = []
     queue = S3QueuePlugin(resource="tasks")
     queue.on("plg:s3-queue:coordinator-promoted", received.append)
@@ -862,7 +862,7 @@ async def test_listeners_under_the_documents_names(url: str) -> None:
 
 
 async def test_a_process_works_on_several_queues(url: str) -> None:
-    """Each has a coordinator, messages and counts of its own; a resource has one queue."""
+    """Each has its own coordinator, messages and counts; a resource has one queue."""
     handled: list[tuple[str, int]] = []
 
     def make(resource: str) -> QueuePlugin:
@@ -884,8 +884,8 @@ async def test_a_process_works_on_several_queues(url: str) -> None:
                 await db.use_plugin(again)
 
 
-async def test_a_store_that_keeps_no_queues_says_so() -> None:
-    """Naming those that do."""
+async def test_a_store_without_queues_is_refused() -> None:
+    """The error lists stores that support them."""
     async with Database("memory://") as db:
         with pytest.raises(Misconfigured, match="Use sqlite:/// or postgresql://"):
             await db.use_plugin(QueuePlugin(resource="tasks"))

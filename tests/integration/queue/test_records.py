@@ -1,4 +1,4 @@
-"""Messages read as the records of a resource, on every database."""
+"""Messages as records of a resource, on every database."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from jobsync import Database, Document, Invalid, QueuePlugin
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def db(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
-    """A fresh database that is connected."""
+    """A fresh, connected database."""
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
     if request.param == "postgres":
         server = request.getfixturevalue("postgres")
@@ -26,8 +26,8 @@ async def refuse(task: Document) -> None:
     raise ValueError(task.n)
 
 
-async def test_what_waits_is_read_as_records(db: Database) -> None:
-    """By id, page by page, filtered, sorted and counted; another queue's are not there."""
+async def test_unfinished_messages_are_records(db: Database) -> None:
+    """By id, paged, filtered, sorted and counted; without those of other queues."""
     await db.use_plugin(QueuePlugin(resource="tasks", namespace="emails"))
     await db.use_plugin(QueuePlugin(resource="others", namespace="texts"), alias="others")
     await db.resources.others.enqueue({"n": 99})
@@ -54,8 +54,8 @@ async def test_what_waits_is_read_as_records(db: Database) -> None:
     assert await db.resource("plg_emails_tasks_dead").count() == 0
 
 
-async def test_dead_letters_are_records_of_their_own(db: Database) -> None:
-    """With every error; what is dead waits no more."""
+async def test_dead_letters_are_separate_records(db: Database) -> None:
+    """With every error; they are not among the unfinished messages."""
     queue = await db.use_plugin(QueuePlugin(resource="tasks"))
     died = asyncio.Event()
     queue.on("plg:queue:message-dead", lambda _: died.set())
@@ -72,7 +72,7 @@ async def test_dead_letters_are_records_of_their_own(db: Database) -> None:
 
 
 async def test_messages_cannot_be_written_as_records(db: Database) -> None:
-    """The error says what to use; nothing has changed."""
+    """The error says what to use, and nothing changes."""
     await db.use_plugin(QueuePlugin(resource="tasks"))
     name = await db.resources.tasks.enqueue({"n": 1}, delay=60)
     face = db.resources["plg_default_tasks_queue"]

@@ -1,4 +1,4 @@
-"""Queues seen from outside, and messages from processes that have no queue."""
+"""The status of queues, and messages from processes without the queue."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +17,7 @@ from jobsync import (
     QueuePlugin,
     Unavailable,
 )
-from jobsync.queue import enqueue as posting
+from jobsync.queue import enqueue
 from jobsync.queue.enqueue import enqueue_messages
 from jobsync.queue.sql.sqlite import SqliteBackend
 from jobsync.status.queues import QueuesStatus, QueueStatus, read_queues_status
@@ -25,18 +25,18 @@ from jobsync.status.queues import QueuesStatus, QueueStatus, read_queues_status
 
 @pytest.fixture
 async def db(tmp_path: Path) -> AsyncIterator[Database]:
-    """A database that is connected."""
+    """A connected database."""
     async with Database(f"sqlite:///{tmp_path / 'jobs.db'}") as db:
         yield db
 
 
 async def look(db: Database) -> QueuesStatus:
-    """Look at all queues."""
+    """Return the status of all queues."""
     return await read_queues_status(db.store, db.components)
 
 
 async def see(db: Database, name: str, holds: Callable[[QueueStatus], bool]) -> QueueStatus:
-    """Look at a queue until it is as it is bound to be: what is told comes with a beat."""
+    """Read a queue's status until it is as expected: facts arrive with a heartbeat."""
     async with asyncio.timeout(30):
         while True:
             for seen in (await look(db)).queues():
@@ -49,8 +49,8 @@ async def handle(_: Document) -> None:
     """Do nothing."""
 
 
-async def test_a_resource_names_its_queue_where_that_is_enough(db: Database) -> None:
-    """The default namespace first; another one if it is the only one."""
+async def test_a_resource_names_its_queue_if_it_is_unique(db: Database) -> None:
+    """In the default namespace first, else in the only other one."""
     for namespace, resource in [
         ("default", "emails"),
         ("bulk", "emails"),
@@ -69,8 +69,8 @@ async def test_a_resource_names_its_queue_where_that_is_enough(db: Database) -> 
             seen.queue(name)
 
 
-async def test_who_works_on_a_queue_tells_so(db: Database) -> None:
-    """From its start to its end, and that it is paused; who only pushes does not."""
+async def test_workers_report_their_status(db: Database) -> None:
+    """From start to stop, and when paused; a process that only pushes does not."""
     await db.use_plugin(QueuePlugin(resource="pushed"))
     queue = await db.use_plugin(
         QueuePlugin(resource="emails", on_message=handle, concurrency=7), "mail"
@@ -89,8 +89,8 @@ async def test_who_works_on_a_queue_tells_so(db: Database) -> None:
     await see(db, "mail/emails", lambda seen: not seen.workers)
 
 
-async def test_what_is_posted_is_checked_first(db: Database) -> None:
-    """By the schema, by the options and by its name; nothing is pushed if anything is wrong."""
+async def test_messages_are_checked_before_the_push(db: Database) -> None:
+    """Schema, options and name; nothing is pushed if anything is wrong."""
     await db.create_resource("emails", {"to": "string|required"})
     with pytest.raises(InvalidRecord, match=r"\[1\].to"):
         await enqueue_messages(db, "emails", [{"to": "a"}, {}])
@@ -103,21 +103,21 @@ async def test_what_is_posted_is_checked_first(db: Database) -> None:
     assert (await look(db)).queues() == []
 
 
-async def test_more_than_a_batch_is_posted_in_parts(
+async def test_more_than_a_batch_is_pushed_in_parts(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In order; if the store fails in between, it is told what is there and what is not."""
+    """In order; if the store fails in between, the error lists what was pushed."""
     await db.create_resource("emails")
-    monkeypatch.setattr(posting, "MAX_BATCH", 2)
+    monkeypatch.setattr(enqueue, "MAX_BATCH", 2)
     ids = await enqueue_messages(db, "emails", [{"n": n} for n in range(5)])
     assert (await look(db)).queue("emails").counts == {"ready": 5}
     push, calls = SqliteBackend.push, list[int]()
 
-    async def fail_at_second(self: SqliteBackend, letters: Any) -> None:
-        calls.append(len(letters))
+    async def fail_at_second(self: SqliteBackend, messages: Any) -> None:
+        calls.append(len(messages))
         if len(calls) == 2:
             raise Unavailable("queue", "gone")
-        await push(self, letters)
+        await push(self, messages)
 
     monkeypatch.setattr(SqliteBackend, "push", fail_at_second)
     with pytest.raises(Incomplete) as raised:

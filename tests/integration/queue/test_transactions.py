@@ -1,4 +1,4 @@
-"""Messages that are pushed in a transaction of the caller's."""
+"""Messages that are pushed in the caller's transaction."""
 
 import asyncio
 import sqlite3
@@ -17,7 +17,7 @@ from jobsync import Database, Invalid, QueuePlugin
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where an SQLite queue is."""
+    """The file of an SQLite queue."""
     return tmp_path / "jobs.db"
 
 
@@ -30,7 +30,7 @@ async def lite(path: Path) -> AsyncIterator[QueuePlugin]:
 
 @pytest.fixture
 def server_url(request: pytest.FixtureRequest) -> str:
-    """A PostgreSQL."""
+    """The URL of a PostgreSQL server."""
     return str(request.getfixturevalue("postgres").url)
 
 
@@ -43,7 +43,7 @@ async def pg(server_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Q
 
 
 async def test_an_async_transaction_is_joined(pg: QueuePlugin, server_url: str) -> None:
-    """The message is there when it commits, and never if it does not."""
+    """The message exists once it commits, and never if it does not."""
     tasks = pg.database.resources.tasks
     async with await psycopg.AsyncConnection.connect(server_url, row_factory=dict_row) as own:
         await own.execute("CREATE TEMPORARY TABLE orders (id text)")
@@ -61,7 +61,7 @@ async def test_an_async_transaction_is_joined(pg: QueuePlugin, server_url: str) 
 
 
 async def test_a_blocking_transaction_is_joined(pg: QueuePlugin, server_url: str) -> None:
-    """By psycopg's plain connection."""
+    """With psycopg's synchronous connection."""
     tasks = pg.database.resources.tasks
     with psycopg.connect(server_url) as own:
         await tasks.enqueue({"n": 1}, connection=own)
@@ -76,7 +76,7 @@ async def test_a_blocking_transaction_is_joined(pg: QueuePlugin, server_url: str
 async def test_a_transaction_wakes_the_workers_when_it_commits(
     pg: QueuePlugin, server_url: str
 ) -> None:
-    """Its notification is part of it, and idle workers hear it."""
+    """The notification is part of it, and idle workers receive it."""
     async with (
         await psycopg.AsyncConnection.connect(server_url, autocommit=True) as listener,
         await psycopg.AsyncConnection.connect(server_url) as own,
@@ -85,14 +85,14 @@ async def test_a_transaction_wakes_the_workers_when_it_commits(
         await pg.enqueue({"n": 1}, connection=own)
         await own.commit()
         async with asyncio.timeout(30):
-            # Others are told of on this channel too.
+            # The channel carries other notifications too.
             async for note in listener.notifies():
                 if note.payload == f"queue/{pg.queue}":
                     break
 
 
 def channel_of(queue: QueuePlugin) -> str:
-    """Give the channel of a queue's schema."""
+    """Return the channel of a queue's schema."""
     access: Any = queue.database.store.sql
     return str(access.channel)
 
@@ -101,7 +101,7 @@ def channel_of(queue: QueuePlugin) -> str:
 async def test_an_sqlite_transaction_is_joined(
     lite: QueuePlugin, path: Path, isolation: Any
 ) -> None:
-    """Whether sqlite3 begins transactions by itself or the caller does."""
+    """Whether sqlite3 or the caller begins transactions."""
     tasks = lite.database.resources.tasks
     with closing(sqlite3.connect(path, isolation_level=isolation)) as own:
         own.row_factory = lambda *_: {}
@@ -120,14 +120,14 @@ async def test_an_sqlite_transaction_is_joined(
 
 
 async def test_outside_of_a_transaction_a_push_is_one(lite: QueuePlugin, path: Path) -> None:
-    """All or nothing, as ever."""
+    """All or nothing."""
     with closing(sqlite3.connect(path, isolation_level=None)) as own:
         await lite.enqueue_many([{"n": 1}, {"n": 2}], connection=own)
     assert await lite.count() == 2
 
 
-async def test_sqlalchemys_connections_lead_to_the_drivers(lite: QueuePlugin, path: Path) -> None:
-    """By `driver_connection`, however deep."""
+async def test_sqlalchemy_connections_are_unwrapped(lite: QueuePlugin, path: Path) -> None:
+    """By `driver_connection`, at any depth."""
     with closing(sqlite3.connect(path)) as own:
         proxied = SimpleNamespace(driver_connection=own)
         plain = SimpleNamespace(connection=proxied)
@@ -139,10 +139,10 @@ async def test_sqlalchemys_connections_lead_to_the_drivers(lite: QueuePlugin, pa
     assert await lite.count() == 3
 
 
-async def test_a_connection_to_somewhere_else_is_refused(
+async def test_a_connection_to_another_database_is_refused(
     lite: QueuePlugin, pg: QueuePlugin, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Naming what would do."""
+    """The error says what to pass."""
     fix = "Pass a sqlite3 connection to the file that the queue is in"
     for place in (":memory:", str(tmp_path / "other.db")):
         with closing(sqlite3.connect(place)) as other, pytest.raises(Invalid, match=fix):
