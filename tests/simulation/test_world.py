@@ -415,7 +415,7 @@ def test_a_stopped_clock_does_not_forget_its_rate() -> None:
         await asyncio.sleep(10)
         clock.stop()
         await asyncio.sleep(10)
-        clock.go_on()
+        clock.resume()
         await asyncio.sleep(10)
         assert clock.mono() - start == pytest.approx(40)
 

@@ -120,7 +120,7 @@ class NodeClock:
         self._rebase()
         self._is_stopped = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Continue from where it stopped."""
         self._rebase()
         self._is_stopped = False
@@ -172,7 +172,7 @@ class Node:
         self._main: asyncio.Task[Any] | None = None
 
     def host(self, name: str = "main") -> "NodeHost":
-        """Return a thread of this node; create it at first."""
+        """Return a thread of this node; create it on first use."""
         if name not in self._hosts:
             self._hosts[name] = NodeHost(self, name)
         return self._hosts[name]
@@ -210,7 +210,7 @@ class Node:
             return
         self.world.note(self.name, "resume")
         self.is_paused = False
-        self.clock.go_on()
+        self.clock.resume()
         self._update_hosts()
 
     def block(self) -> None:
@@ -256,7 +256,7 @@ class Node:
 
     def _end(self) -> None:
         self.is_alive = False
-        self.clock.go_on()
+        self.clock.resume()
         self._update_hosts()
 
     def _update_hosts(self) -> None:

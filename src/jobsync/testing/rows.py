@@ -97,7 +97,7 @@ class SharedRows(SqliteAccess):
 
     def __init__(self, world: World) -> None:
         self.clock = world.components.clock
-        self.topics = LocalNotifier()
+        self.notifier = LocalNotifier()
         self._world = world
         self._changes: list[tuple[Any, ...]] = []
         self._tables: dict[str, dict[str, _TableRow]] = {
@@ -145,11 +145,11 @@ class SharedRows(SqliteAccess):
 
     def wake(self, topic: str) -> None:
         """Wake the callers that wait for a topic."""
-        self.topics.wake([topic])
+        self.notifier.wake([topic])
 
     async def wait(self, topic: str, timeout: float) -> None:
         """Wait; return early if the topic is woken."""
-        await self.topics.wait(topic, timeout)
+        await self.notifier.wait(topic, timeout)
 
     def _record_changes(self, node: str) -> None:
         """Record the new state of each message that was changed."""
@@ -268,5 +268,5 @@ class RowLink(SqliteAccess):
         """Wait; return early if the topic is woken and the notification passes."""
         deadline = self.clock.mono() + timeout
         while (left := deadline - self.clock.mono()) > 0:
-            if await self._rows.topics.wait(topic, left) and self._link.passes_notification():
+            if await self._rows.notifier.wait(topic, left) and self._link.passes_notification():
                 return
