@@ -113,7 +113,7 @@ def death_without_a_write(patch: pytest.MonkeyPatch) -> None:
 
 def impatience(patch: pytest.MonkeyPatch) -> None:
     """An observer waits for a third of the timeout."""
-    patch.setattr(Watch, "expires", lambda self, timeout: self.since + timeout / 3)
+    patch.setattr(Watch, "expires_at", lambda self, timeout: self.since + timeout / 3)
     patch.setattr(MemoryStore, "age", Store.age)
 
 
