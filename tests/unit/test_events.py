@@ -1,4 +1,4 @@
-"""Listeners hear every fact once per registration, in order, whatever others do."""
+"""Every registration receives each event once, in order, whatever other listeners do."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from jobsync.events import Event, Events, HandlerFailed, known_events
 
 
 class Elected(Event, frozen=True, kw_only=True):
-    """A fact with fields."""
+    """An event with fields."""
 
     name = "test:coord:elected"
     level = logging.INFO
@@ -27,14 +27,14 @@ class Elected(Event, frozen=True, kw_only=True):
 
 
 class Started(Event, frozen=True, kw_only=True):
-    """A fact with aliases, in another family."""
+    """An event with aliases, in another family."""
 
     name = "test:s3-queue:started"
     aliases = ("test:queue:started", "testStarted")
 
 
 class Lost(Event, frozen=True, kw_only=True):
-    """A fact that is always logged."""
+    """An event that is always logged."""
 
     name = "test:coord:lost"
     level = logging.WARNING
@@ -47,13 +47,13 @@ ELECTED = Elected(worker_id="w-1", epoch=41)
 
 @pytest.fixture
 def events() -> Events:
-    """A hub that nobody hosts."""
+    """Events without a host."""
     return Events()
 
 
 @pytest.fixture
-def heard(events: Events) -> list[HandlerFailed]:
-    """Whatever failed."""
+def failures(events: Events) -> list[HandlerFailed]:
+    """The failures of listeners, as they are emitted."""
     failures: list[HandlerFailed] = []
     events.on("jobsync:handler-failed", failures.append)
     return failures
@@ -97,27 +97,27 @@ def test_a_payload_reads_both_ways() -> None:
     ],
 )
 def test_an_unknown_field_is_a_key_error(event: Event, field: Any, words: str) -> None:
-    """A mistyped item names the field that was meant, or all there are."""
+    """A mistyped item gets the nearest field as a hint, or all fields."""
     with pytest.raises(KeyError, match=re.escape(words)):
         event[field]
 
 
 def test_a_name_is_not_a_field() -> None:
-    """What describes the kind is no part of the payload."""
+    """Attributes of the kind are not part of the payload."""
     with pytest.raises(KeyError):
         ELECTED["name"]
     assert "level" not in ELECTED
 
 
 def test_a_payload_cannot_be_changed() -> None:
-    """No listener can alter what the next one reads."""
+    """A listener cannot change the event for the next one."""
     event: Any = ELECTED
     with pytest.raises(AttributeError):
         event.epoch = 42
 
 
 def test_a_payload_survives_a_pickle() -> None:
-    """A fact can cross processes."""
+    """An event survives pickling."""
     assert pickle.loads(pickle.dumps(ELECTED)) == ELECTED
 
 
@@ -125,7 +125,7 @@ def test_a_payload_survives_a_pickle() -> None:
 
 
 def test_every_kind_is_known_by_its_own_name() -> None:
-    """The register gives kinds under canonical names, in order, and not under aliases."""
+    """The registry lists kinds by canonical names, sorted, without aliases."""
     known = known_events()
     assert known["test:s3-queue:started"] is Started
     assert known["jobsync:handler-failed"] is HandlerFailed
@@ -143,7 +143,7 @@ def test_every_kind_is_known_by_its_own_name() -> None:
     ],
 )
 def test_a_name_belongs_to_one_kind(name: str, aliases: tuple[str, ...], taken: str) -> None:
-    """A second kind that claims a name or an alias is refused, and leaves no trace."""
+    """A second kind with the same name or alias is refused, and is not registered."""
     before = known_events()
     with pytest.raises(
         Invalid, match=r"must not have the event name of .*\.(Elected|Started|Lost)"
@@ -157,7 +157,7 @@ def test_a_name_belongs_to_one_kind(name: str, aliases: tuple[str, ...], taken: 
 
 @pytest.mark.parametrize("name", ["", "test:*", "two words", "test:", ":test", 7])
 def test_an_ill_formed_name_is_refused(name: Any) -> None:
-    """A name that could be taken for a family, or for nothing, is no name."""
+    """A name that reads as a family, or is empty, is refused."""
     with pytest.raises(Invalid, match="must have a well-formed event name"):
         _define("Odd", name=name)
 
@@ -169,28 +169,28 @@ def test_a_field_cannot_hide_the_name() -> None:
 
 
 def test_a_reloaded_kind_replaces_itself() -> None:
-    """The same class defined again takes over its names, and gives up those it dropped."""
+    """A class that is defined again keeps its names, and loses those that it dropped."""
     old = _define("Reloaded", name="test:reloaded", aliases=("test:old-alias",))
     new = _define("Reloaded", name="test:reloaded", aliases=("test:new-alias",))
     assert known_events()["test:reloaded"] is new
-    events, heard = Events(), list[Event]()
+    events, received = Events(), list[Event]()
     with pytest.raises(Invalid):
-        events.on("test:old-alias", heard.append)
-    events.on("test:reloaded", heard.append)
+        events.on("test:old-alias", received.append)
+    events.on("test:reloaded", received.append)
     events.emit(old())
-    assert len(heard) == 1
+    assert len(received) == 1
 
 
 def test_a_kind_without_a_name_goes_by_its_parents() -> None:
-    """A refined fact reaches whoever listens to the plain one."""
+    """A refined event reaches the listeners of its parent."""
 
     class ElectedHere(Elected, frozen=True, kw_only=True):
         host: str
 
-    events, heard = Events(), list[Event]()
-    events.on("test:coord:elected", heard.append)
+    events, received = Events(), list[Event]()
+    events.on("test:coord:elected", received.append)
     events.emit(ElectedHere(worker_id="w", host="h"))
-    assert [event["host"] for event in heard] == ["h"]
+    assert [event["host"] for event in received] == ["h"]
     assert known_events()["test:coord:elected"] is Elected
 
 
@@ -209,143 +209,143 @@ def test_a_kind_without_a_name_goes_by_its_parents() -> None:
         "*",
     ],
 )
-def test_a_fact_is_heard_under_each_of_its_names(events: Events, name: str) -> None:
-    """Name, alias and family all lead to the fact, once, and to no other."""
-    heard: list[Event] = []
-    assert events.on(name, heard.append) is not None
+def test_an_event_is_received_under_each_of_its_names(events: Events, name: str) -> None:
+    """Name, alias and family all match the event, once, and no other."""
+    received: list[Event] = []
+    assert events.on(name, received.append) is not None
     events.emit(Started())
-    assert heard == [Started()]
+    assert received == [Started()]
 
 
 @pytest.mark.parametrize(
     "name", ["test:coord:lost", "test:s3-queue:*", "test:coord:l*", "test:coord:elected:*"]
 )
-def test_other_facts_are_not_heard(events: Events, name: str) -> None:
-    """A listener hears nothing but what it asked for."""
-    heard: list[Event] = []
-    events.on(name, heard.append)
+def test_other_events_are_not_received(events: Events, name: str) -> None:
+    """A listener receives only the events that it registered for."""
+    received: list[Event] = []
+    events.on(name, received.append)
     events.emit(ELECTED)
-    assert heard == []
+    assert received == []
 
 
 def test_each_registration_is_called(events: Events) -> None:
     """A callback that is registered three times is called three times."""
-    heard: list[Event] = []
+    received: list[Event] = []
     for name in ("test:s3-queue:started", "test:queue:started", "test:s3-queue:started"):
-        events.on(name, heard.append)
+        events.on(name, received.append)
     events.emit(Started())
-    assert len(heard) == 3
+    assert len(received) == 3
 
 
 def test_listeners_are_called_in_order(events: Events) -> None:
     """The order is that of registration, across names and families."""
-    heard: list[int] = []
+    received: list[int] = []
     names = ["*", "test:coord:elected", "test:coord:*", "test:coord:elected", "test:*"]
     for place, name in enumerate(names):
-        events.on(name, lambda _, place=place: heard.append(place))
+        events.on(name, lambda _, place=place: received.append(place))
     events.emit(ELECTED)
-    assert heard == [0, 1, 2, 3, 4]
+    assert received == [0, 1, 2, 3, 4]
 
 
 def test_on_and_once_decorate(events: Events) -> None:
-    """Both can stand above a function, and leave it as it is."""
-    heard: list[str] = []
+    """Both decorate a function, and return it unchanged."""
+    received: list[str] = []
 
     @events.on("test:coord:elected")
     def always(event: Elected) -> None:
-        heard.append(f"always {event.worker_id}")
+        received.append(f"always {event.worker_id}")
 
     @events.once("test:coord:elected")
     def first(event: Elected) -> None:
-        heard.append(f"first {event.worker_id}")
+        received.append(f"first {event.worker_id}")
 
     events.emit(ELECTED)
     events.emit(ELECTED)
-    assert heard == ["always w-1", "first w-1", "always w-1"]
+    assert received == ["always w-1", "first w-1", "always w-1"]
     assert events.off("test:coord:elected", always)
     assert first.__name__ == "first"
 
 
 def test_on_gives_the_callback_back(events: Events) -> None:
-    """What was registered is at hand for `off`."""
+    """`on` returns the callback, for `off`."""
     callback = _raise(ValueError())
     assert events.on("*", callback) is callback
     assert events.once("*", callback) is callback
 
 
 def test_once_is_over_before_it_runs(events: Events) -> None:
-    """A callback that emits the same fact again does not meet itself."""
-    heard: list[Event] = []
+    """A `once` callback that emits the same event is not called again."""
+    received: list[Event] = []
 
     def again(event: Event) -> None:
-        heard.append(event)
+        received.append(event)
         events.emit(event)
 
     events.once("test:coord:*", again)
     events.emit(ELECTED)
-    assert heard == [ELECTED]
+    assert received == [ELECTED]
 
 
 @pytest.mark.parametrize("once", [False, True])
 def test_off_ends_a_registration(events: Events, once: bool) -> None:
-    """`off` says whether there was anything to end; the second time there is not."""
-    heard: list[Event] = []
-    (events.once if once else events.on)("test:queue:started", heard.append)
-    assert not events.off("test:s3-queue:started", heard.append)
+    """`off` returns whether there was a registration; the second time there is none."""
+    received: list[Event] = []
+    (events.once if once else events.on)("test:queue:started", received.append)
+    assert not events.off("test:s3-queue:started", received.append)
     assert not events.off("test:queue:started", print)
-    assert events.off("test:queue:started", heard.append)
-    assert not events.off("test:queue:started", heard.append)
+    assert events.off("test:queue:started", received.append)
+    assert not events.off("test:queue:started", received.append)
     events.emit(Started())
-    assert heard == []
+    assert received == []
 
 
 def test_off_ends_every_registration_of_that_name(events: Events) -> None:
     """A callback that was registered twice under one name is gone after one `off`."""
-    heard: list[Event] = []
-    events.on("*", heard.append)
-    events.on("*", heard.append)
-    assert events.off("*", heard.append)
+    received: list[Event] = []
+    events.on("*", received.append)
+    events.on("*", received.append)
+    assert events.off("*", received.append)
     events.emit(ELECTED)
-    assert heard == []
+    assert received == []
 
 
 @pytest.mark.parametrize("once", [False, True])
 def test_off_during_an_emit_holds_at_once(events: Events, once: bool) -> None:
-    """A listener that an earlier one removed is not called any more."""
-    heard: list[Event] = []
-    events.on("*", lambda _: events.off("*", heard.append))
-    (events.once if once else events.on)("*", heard.append)
+    """A listener that an earlier one removed is not called."""
+    received: list[Event] = []
+    events.on("*", lambda _: events.off("*", received.append))
+    (events.once if once else events.on)("*", received.append)
     events.emit(ELECTED)
-    assert heard == []
+    assert received == []
 
 
 @pytest.mark.parametrize("name", ["test:coord:lost", "test:s3-queue:started", "testStarted", "*"])
 def test_whoever_listens_is_known_at_once(
     events: Events, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who would hear of a kind is asked before it is made, and follows every registration."""
+    """`has_listener` follows every registration, here and in the parent."""
     monkeypatch.setattr(logging.getLogger("jobsync"), "disabled", True)
     kind = Lost if name == "test:coord:lost" else Started
-    whole = Events()
-    events.join(whole)
-    told: list[Event] = []
-    for place in (events, whole):
+    parent = Events()
+    events.join(parent)
+    received: list[Event] = []
+    for place in (events, parent):
         assert not events.has_listener(kind)
-        place.on(name, told.append)
+        place.on(name, received.append)
         assert events.has_listener(kind)
         events.emit(kind())
-        place.off(name, told.append)
+        place.off(name, received.append)
         assert not events.has_listener(kind)
         events.emit(kind())
-        place.once(name, told.append)
+        place.once(name, received.append)
         assert events.has_listener(kind)
         events.emit(kind())
-    assert len(told) == 4
+    assert len(received) == 4
     assert not events.has_listener(kind)
 
 
-def test_a_log_hears_too(events: Events) -> None:
-    """What is logged is made, though nobody listens."""
+def test_a_log_counts_as_a_listener(events: Events) -> None:
+    """An event that is logged is built, even without a listener."""
     logger = logging.getLogger("jobsync")
     level = logger.level
     try:
@@ -357,13 +357,13 @@ def test_a_log_hears_too(events: Events) -> None:
 
 
 def test_on_during_an_emit_waits_for_the_next(events: Events) -> None:
-    """A listener that an earlier one added hears the next fact, not this one."""
-    heard: list[Event] = []
-    events.once("*", lambda _: events.on("*", heard.append))
+    """A listener that an earlier one added receives the next event, not this one."""
+    received: list[Event] = []
+    events.once("*", lambda _: events.on("*", received.append))
     events.emit(ELECTED)
-    assert heard == []
+    assert received == []
     events.emit(Started())
-    assert heard == [Started()]
+    assert received == [Started()]
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_on_during_an_emit_waits_for_the_next(events: Events) -> None:
     ],
 )
 def test_an_unknown_name_is_refused(events: Events, name: str, fix: str) -> None:
-    """A mistyped name is an error wherever it is given, also before a function is decorated."""
+    """A mistyped name is an error in every method, also before a function is decorated."""
     for call in (events.on, events.once, events.off):
         with pytest.raises(Invalid, match="must be a known event") as caught:
             call(name, print)
@@ -396,29 +396,29 @@ def test_a_decorator_without_a_name_is_refused(events: Events) -> None:
 
 
 def test_a_callback_must_be_callable(events: Events) -> None:
-    """What cannot be called is refused when it is registered."""
+    """A value that cannot be called is refused at registration."""
     callback: Any = "print"
     with pytest.raises(Invalid, match="must be callable"):
         events.on("*", callback)
 
 
 def test_a_family_may_be_empty_yet(events: Events) -> None:
-    """A family is taken before any of its facts is known."""
+    """A family may be registered before any of its events is known."""
     events.on("test:nothing-here:*", print)
 
 
 # Failures
 
 
-def test_a_failing_listener_stops_nobody(events: Events, heard: list[HandlerFailed]) -> None:
-    """The others hear the fact, and the failure becomes a fact with its fields."""
-    told: list[Event] = []
+def test_a_failing_listener_stops_no_other(events: Events, failures: list[HandlerFailed]) -> None:
+    """The others receive the event, and the failure becomes an event of its own."""
+    received: list[Event] = []
     callback = _raise(ValueError("no room"))
     events.on("test:coord:*", callback)
-    events.on("test:coord:*", told.append)
+    events.on("test:coord:*", received.append)
     events.emit(ELECTED)
-    assert told == [ELECTED]
-    (failure,) = heard
+    assert received == [ELECTED]
+    (failure,) = failures
     assert failure.event == "test:coord:elected"
     assert failure.callback.endswith("test_events._raise.<locals>.fail")
     assert failure.error == "ValueError: no room"
@@ -426,18 +426,18 @@ def test_a_failing_listener_stops_nobody(events: Events, heard: list[HandlerFail
 
 
 def test_a_callback_without_a_name_is_named_by_its_type(
-    events: Events, heard: list[HandlerFailed]
+    events: Events, failures: list[HandlerFailed]
 ) -> None:
     """A partial that fails is reported too."""
     events.on("test:*", partial(_raise(ValueError("x"))))
     events.emit(ELECTED)
-    assert [failure.callback for failure in heard] == ["functools.partial"]
+    assert [failure.callback for failure in failures] == ["functools.partial"]
 
 
 def test_a_listener_of_failures_that_fails_is_only_logged(
     events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No failure is told of a failure: nothing goes round in circles."""
+    """A failure while handling a failure is not emitted: there is no loop."""
     calls: list[str] = []
 
     def fail(event: Event) -> None:
@@ -456,57 +456,57 @@ def test_a_listener_of_failures_that_fails_is_only_logged(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), asyncio.CancelledError()])
 def test_what_is_no_error_passes_through(
-    events: Events, heard: list[HandlerFailed], error: BaseException
+    events: Events, failures: list[HandlerFailed], error: BaseException
 ) -> None:
     """An interrupt or a cancellation inside a callback reaches the emitter."""
     events.on("test:*", _raise(error))
     with pytest.raises(type(error)):
         events.emit(ELECTED)
-    assert heard == []
+    assert failures == []
 
 
 # Coroutines
 
 
 async def test_the_host_runs_coroutines() -> None:
-    """An `async def` callback runs where the host says, beside plain ones."""
-    heard: list[str] = []
+    """An `async def` callback runs on the host, beside plain ones."""
+    received: list[str] = []
 
     async def later(event: Elected) -> None:
         await asyncio.sleep(0)
-        heard.append(f"later {event.worker_id}")
+        received.append(f"later {event.worker_id}")
 
     async with asyncio.TaskGroup() as group:
         events = Events(group.create_task)
         events.on("test:coord:elected", later)
-        events.on("test:coord:elected", lambda _: heard.append("now"))
+        events.on("test:coord:elected", lambda _: received.append("now"))
         events.emit(ELECTED)
-        assert heard == ["now"]
-    assert heard == ["now", "later w-1"]
+        assert received == ["now"]
+    assert received == ["now", "later w-1"]
 
 
 async def test_coroutines_wait_for_a_host(events: Events) -> None:
-    """What arrives before a host is handed over when it comes, in order, and only once."""
-    heard: list[str] = []
+    """Coroutines from before a host are started when it is set, in order, and only once."""
+    received: list[str] = []
 
     async def later(event: Event) -> None:
-        heard.append(event.name)
+        received.append(event.name)
 
     spawned: list[Coroutine[Any, Any, None]] = []
     events.on("test:*", later)
     events.emit(ELECTED)
     events.emit(Started())
-    assert heard == []
+    assert received == []
     events.host(spawned.append)
     events.host(spawned.append)
     assert len(spawned) == 2
     for coroutine in spawned:
         await coroutine
-    assert heard == ["test:coord:elected", "test:s3-queue:started"]
+    assert received == ["test:coord:elected", "test:s3-queue:started"]
 
 
 async def test_a_host_can_leave(events: Events) -> None:
-    """After a host has left, coroutines are kept for the next one."""
+    """After a host is removed, coroutines wait for the next one."""
     first: list[Coroutine[Any, Any, None]] = []
     second: list[Coroutine[Any, Any, None]] = []
 
@@ -524,9 +524,9 @@ async def test_a_host_can_leave(events: Events) -> None:
 
 
 async def test_a_failing_coroutine_becomes_an_event(
-    events: Events, heard: list[HandlerFailed]
+    events: Events, failures: list[HandlerFailed]
 ) -> None:
-    """An `async def` that raises does not take its host down."""
+    """An `async def` that raises does not stop its host."""
 
     async def fail(_: Event) -> None:
         raise ValueError("too late")
@@ -535,7 +535,7 @@ async def test_a_failing_coroutine_becomes_an_event(
     async with asyncio.TaskGroup() as group:
         events.host(group.create_task)
         events.emit(ELECTED)
-    (failure,) = heard
+    (failure,) = failures
     assert (failure.event, failure.error) == ("test:coord:elected", "ValueError: too late")
     assert failure.callback.endswith(".<locals>.fail")
 
@@ -558,8 +558,8 @@ async def test_a_failing_coroutine_of_failures_ends_there(
     assert sum(record.levelno == logging.ERROR for record in caplog.records) == 2
 
 
-async def test_a_coroutine_can_be_cancelled(events: Events, heard: list[HandlerFailed]) -> None:
-    """Cancelling what the host runs is no failure, and is not swallowed."""
+async def test_a_coroutine_can_be_cancelled(events: Events, failures: list[HandlerFailed]) -> None:
+    """Cancelling a coroutine on the host is not a failure, and is not swallowed."""
     running = asyncio.Event()
 
     async def forever(_: Event) -> None:
@@ -574,7 +574,7 @@ async def test_a_coroutine_can_be_cancelled(events: Events, heard: list[HandlerF
     tasks[0].cancel()
     with pytest.raises(asyncio.CancelledError):
         await tasks[0]
-    assert heard == []
+    assert failures == []
 
 
 # The log
@@ -585,7 +585,7 @@ def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_an_event_is_logged_as_fields(events: Events, caplog: pytest.LogCaptureFixture) -> None:
-    """A line is the name and the fields, at the event's level, whoever listens or not."""
+    """A line has the name and the fields, at the event's level, with or without listeners."""
     caplog.set_level(logging.INFO, "jobsync")
     events.on("*", lambda _: None)
     events.on("*", lambda _: None)
@@ -597,7 +597,7 @@ def test_an_event_is_logged_as_fields(events: Events, caplog: pytest.LogCaptureF
 def test_a_quiet_event_is_logged_only_on_demand(
     events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Below the logger's level nothing is written; warnings are, without any set-up."""
+    """Below the logger's level nothing is written; warnings are, without any setup."""
     events.emit(ELECTED)
     events.emit(Lost())
     assert _lines(caplog) == ["test:coord:lost reason=None"]
@@ -627,7 +627,7 @@ def test_a_quiet_event_is_logged_only_on_demand(
 def test_a_value_is_one_word(
     events: Events, caplog: pytest.LogCaptureFixture, value: Any, shown: str
 ) -> None:
-    """No value can break the line or pass for another field, and none is endless."""
+    """No value can break the line or look like another field, and long ones are cut."""
     events.emit(Lost(reason=value))
     assert _lines(caplog) == [f"test:coord:lost reason={shown}"]
 
@@ -635,7 +635,7 @@ def test_a_value_is_one_word(
 def test_a_value_that_hides_itself_stays_hidden(
     events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Text of a derived type is shown by its own repr, never by what it holds."""
+    """Text of a derived type is shown by its own repr, never by its content."""
 
     class Masked(str):
         __slots__ = ()
@@ -647,10 +647,10 @@ def test_a_value_that_hides_itself_stays_hidden(
     assert _lines(caplog) == ["test:coord:lost reason=***"]
 
 
-def test_a_fact_is_logged_before_it_is_told(
+def test_an_event_is_logged_before_it_is_delivered(
     events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A listener that takes the process down cannot keep the fact out of the log."""
+    """A listener that ends the process cannot keep the event out of the log."""
     events.on("*", _raise(SystemExit()))
     with pytest.raises(SystemExit):
         events.emit(Lost(reason="gone"))
@@ -660,7 +660,7 @@ def test_a_fact_is_logged_before_it_is_told(
 def test_a_failure_is_logged_once_with_its_traceback(
     events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The line says which callback failed; the traceback says where."""
+    """The line names the callback that failed; the traceback shows where."""
     events.on("test:*", _raise(ValueError("no room")))
     events.emit(ELECTED)
     (record,) = caplog.records
@@ -674,13 +674,13 @@ def test_a_failure_is_logged_once_with_its_traceback(
 
 def test_threads_lose_no_registration_and_no_fact(events: Events) -> None:
     """Many threads register, emit and remove at once; nothing is lost and once means once."""
-    heard: list[str] = []
+    received: list[str] = []
     only: list[Event] = []
     start = threading.Barrier(8)
 
     def note(mark: str, event: Elected) -> None:
         if event.worker_id == mark:
-            heard.append(mark)
+            received.append(mark)
 
     def work(number: int) -> None:
         start.wait()
@@ -696,7 +696,7 @@ def test_threads_lose_no_registration_and_no_fact(events: Events) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(heard) == len(set(heard)) == 400
+    assert len(received) == len(set(received)) == 400
     assert len(only) == 1
     assert events._listeners == {}
 
@@ -704,22 +704,22 @@ def test_threads_lose_no_registration_and_no_fact(events: Events) -> None:
 async def test_a_parts_events_are_also_those_of_the_whole(
     events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who listens to a part hears of that part alone; who listens above hears of all, once."""
+    """Listeners of a part receive its events only; listeners of the parent receive all, once."""
     caplog.set_level(logging.DEBUG, "jobsync")
     one, two = Events(), Events()
     one.join(events)
     two.join(events)
-    heard: dict[str, list[Event]] = {"one": [], "two": [], "all": []}
-    one.on("test:coord:elected", heard["one"].append)
-    two.on("test:coord:elected", heard["two"].append)
-    events.on("test:coord:elected", heard["all"].append)
+    received: dict[str, list[Event]] = {"one": [], "two": [], "all": []}
+    one.on("test:coord:elected", received["one"].append)
+    two.on("test:coord:elected", received["two"].append)
+    events.on("test:coord:elected", received["all"].append)
     one.emit(ELECTED)
-    assert heard == {"one": [ELECTED], "two": [], "all": [ELECTED]}
+    assert received == {"one": [ELECTED], "two": [], "all": [ELECTED]}
     assert len(caplog.records) == 1
 
 
 async def test_what_a_part_calls_is_hosted_above(events: Events) -> None:
-    """Coroutines of a part's listeners run where the whole's do, and fail as they do."""
+    """Coroutines of a part's listeners run on the parent's host, and fail like the parent's."""
     part = Events()
     done: list[Event] = []
     failures: list[HandlerFailed] = []

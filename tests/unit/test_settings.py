@@ -1,4 +1,4 @@
-"""Each setting has one value, a known origin, and a message that helps when it is wrong."""
+"""Each setting has one value, a known origin, and a helpful message when it is wrong."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -47,23 +47,23 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 @pytest.fixture(autouse=True)
 def pace_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `Pace` known as the section `pace`, for one test."""
+    """Register `Pace` as the section `pace`, for one test."""
     monkeypatch.setattr(settings, "_sections", dict(settings._sections))
     in_section("pace")(Pace)
 
 
 def from_environ(**environ: str) -> Sources:
-    """Give sources with these variables and no file."""
+    """Return sources with these variables and no file."""
     return Sources(environ)
 
 
 def from_file(table: dict[str, Any]) -> Sources:
-    """Give sources with this jobsync.toml and no variables."""
+    """Return sources with this jobsync.toml and no variables."""
     return Sources({}, (("jobsync.toml", table),))
 
 
 def misconfigured(kind: type[msgspec.Struct], sources: Sources, section: str = "") -> Misconfigured:
-    """Give the error that sources are refused with."""
+    """Return the error of sources that are refused."""
     with pytest.raises(Misconfigured) as caught:
         resolve(kind, {}, sources, section=section)
     return caught.value
@@ -85,8 +85,8 @@ def test_the_nearest_source_wins() -> None:
         ({}, {}, documents[1:]),
         ({}, {}, ()),
     ]
-    found = [resolve(StoreSettings, code, Sources(env, files)) for code, env, files in cases]
-    assert [(each.value.url, str(each.origin("url"))) for each in found] == [
+    results = [resolve(StoreSettings, code, Sources(env, files)) for code, env, files in cases]
+    assert [(result.value.url, str(result.origin("url"))) for result in results] == [
         ("memory://code", "code"),
         ("memory://env", "environment JOBSYNC_URL"),
         ("memory://own", "file jobsync.toml url"),
@@ -96,23 +96,23 @@ def test_the_nearest_source_wins() -> None:
 
 
 def test_files_are_merged_setting_by_setting() -> None:
-    """A setting that jobsync.toml leaves out is still taken from pyproject.toml."""
+    """A setting that jobsync.toml does not have is read from pyproject.toml."""
     documents = (("jobsync.toml", {"poll": 2.0}), ("pyproject.toml", {"poll": 3.0, "batch": 4}))
-    found = resolve(Pace, {}, Sources({}, documents))
-    assert (found.value.poll, found.value.batch) == (2.0, 4)
+    resolved = resolve(Pace, {}, Sources({}, documents))
+    assert (resolved.value.poll, resolved.value.batch) == (2.0, 4)
 
 
 def test_a_section_has_its_own_names() -> None:
     """A section adds its name to the variable and opens its table."""
     sources = Sources({"JOBSYNC_PACE_POLL": "3"}, (("jobsync.toml", {"pace": {"batch": 7}}),))
-    found = resolve(Pace, {}, sources, section="pace")
-    assert (found.value.poll, found.value.batch) == (3.0, 7)
-    assert found.origin("poll") == Origin("environment", "JOBSYNC_PACE_POLL")
-    assert found.origin("batch") == Origin("file", "jobsync.toml pace.batch")
+    resolved = resolve(Pace, {}, sources, section="pace")
+    assert (resolved.value.poll, resolved.value.batch) == (3.0, 7)
+    assert resolved.origin("poll") == Origin("environment", "JOBSYNC_PACE_POLL")
+    assert resolved.origin("batch") == Origin("file", "jobsync.toml pace.batch")
 
 
 def test_a_required_setting_says_how_to_give_it() -> None:
-    """A setting without a default that nobody gives is asked for by its variable's name."""
+    """A missing setting without a default is an error that names its variable."""
 
     class Needy(msgspec.Struct, frozen=True, kw_only=True):
         name: str
@@ -134,9 +134,9 @@ def test_a_required_setting_says_how_to_give_it() -> None:
 )
 def test_variables_spell_booleans_in_many_ways(text: str, value: object) -> None:
     """All usual words for yes and no are understood in the environment."""
-    found = resolve(Pace, {}, from_environ(JOBSYNC_EAGER=text))
-    assert found.value.eager is value
-    assert found.origin("eager").kind == "environment"
+    resolved = resolve(Pace, {}, from_environ(JOBSYNC_EAGER=text))
+    assert resolved.value.eager is value
+    assert resolved.origin("eager").kind == "environment"
 
 
 def test_variables_are_read_as_their_types() -> None:
@@ -150,9 +150,9 @@ def test_variables_are_read_as_their_types() -> None:
 
 @pytest.mark.parametrize("name", ["poll", "timeout"])
 def test_a_timedelta_becomes_seconds(name: str) -> None:
-    """A duration may be given as a timedelta where seconds are meant."""
-    found = resolve(Pace, {name: timedelta(minutes=2)}, Sources())
-    assert getattr(found.value, name) == 120.0
+    """A duration in seconds may be a timedelta."""
+    resolved = resolve(Pace, {name: timedelta(minutes=2)}, Sources())
+    assert getattr(resolved.value, name) == 120.0
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,13 @@ def test_a_timedelta_becomes_seconds(name: str) -> None:
     ],
 )
 def test_a_bad_variable_is_named(name: str, value: str, fix: str) -> None:
-    """A wrong value in the environment blames the variable and says what to give."""
+    """A wrong value in the environment names the variable and the accepted values."""
     error = misconfigured(Pace, Sources({f"JOBSYNC_{name.upper()}": value}))
     assert (error.field, error.value, error.fix) == (f"JOBSYNC_{name.upper()}", value, fix)
 
 
 def test_a_bad_value_in_a_file_is_named() -> None:
-    """A wrong value in a file blames the file and the key; text is no number there."""
+    """A wrong value in a file names the file and the key; text is not a number there."""
     error = misconfigured(Pace, from_file({"poll": "5"}))
     assert (error.field, error.value) == ("jobsync.toml poll", "5")
     assert error.problem == "has a wrong value: expected `float`, got `str`"
@@ -183,7 +183,7 @@ def test_a_bad_value_in_a_file_is_named() -> None:
 
 @pytest.mark.parametrize("value", ["5", True, float("inf"), [1]])
 def test_a_bad_value_in_code_is_invalid(value: object) -> None:
-    """A wrong value in code blames the argument."""
+    """A wrong value in code names the argument."""
     with pytest.raises(Invalid) as caught:
         resolve(Pace, {"poll": value}, Sources())
     assert caught.value.field == "poll"
@@ -194,7 +194,7 @@ def test_a_bad_value_in_code_is_invalid(value: object) -> None:
 
 
 def test_a_struct_check_blames_the_origin() -> None:
-    """A struct's own check names the variable, the file's key or the argument it is about."""
+    """An error of a struct's own check names the variable, the file's key or the argument."""
     sources = from_environ(JOBSYNC_POLL="-1")
     assert misconfigured(Pace, sources).field == "JOBSYNC_POLL"
     error = misconfigured(Pace, from_file({"poll": -1}))
@@ -228,7 +228,7 @@ def test_a_bad_url_blames_its_variable_and_hides_the_password() -> None:
 
 
 def test_an_unknown_name_in_code_is_refused() -> None:
-    """A mistyped argument is answered with the nearest known one, even when it is None."""
+    """A mistyped argument gets the nearest known one as a hint, even if it is None."""
     for value in ("memory://", None):
         with pytest.raises(Invalid) as caught:
             resolve(StoreSettings, {"ulr": value}, Sources())
@@ -251,7 +251,7 @@ def test_an_unknown_name_in_code_is_refused() -> None:
 def test_an_unknown_name_in_a_file_is_refused(
     table: dict[str, Any], section: str, field: str, fix: str
 ) -> None:
-    """A mistyped key or table is answered with the nearest known one."""
+    """A mistyped key or table gets the nearest known one as a hint."""
     kind = Pace if section else StoreSettings
     error = misconfigured(kind, from_file(table), section)
     assert error.field == field
@@ -259,7 +259,7 @@ def test_an_unknown_name_in_a_file_is_refused(
 
 
 def test_other_known_names_in_a_file_are_left_alone() -> None:
-    """Another section's table, and another type's settings in the same section, are fine."""
+    """Another section's table, and another type's settings in the same section, are accepted."""
     in_section("")(Pace)
     sources = from_file({"url": "memory://", "poll": 2.0, "pace": {"pol": 1}})
     assert resolve(StoreSettings, {}, sources).value.url == "memory://"
@@ -278,7 +278,7 @@ def test_sections_are_those_registered() -> None:
     [("JOBSYNC_ULR", "JOBSYNC_URL"), ("JOBSYNC_PACE_POL", "JOBSYNC_PACE_POLL")],
 )
 def test_a_nearly_known_variable_is_refused(variable: str, hint: str) -> None:
-    """A mistyped variable is answered with the nearest one of any section."""
+    """A mistyped variable gets the nearest one of any section as a hint."""
     error = misconfigured(StoreSettings, Sources({variable: "1"}))
     assert (error.field, error.fix) == (variable, f"did you mean {hint}?")
 
@@ -301,7 +301,7 @@ def test_a_nearly_known_variable_is_refused(variable: str, hint: str) -> None:
     ],
 )
 def test_foreign_variables_are_ignored(variable: str) -> None:
-    """Known names, far names, test names and what Kubernetes sets are no mistakes."""
+    """Known, dissimilar and test names are accepted, and so are variables of Kubernetes."""
 
     class Near(msgspec.Struct, frozen=True, kw_only=True):
         service_hosts: str = "default"
@@ -314,14 +314,14 @@ def test_foreign_variables_are_ignored(variable: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMAND_LINE))
 def test_the_command_lines_own_variables_are_no_mistakes(name: str) -> None:
-    """A process of `jobsync work` makes plugins whose settings are called nearly so."""
+    """`jobsync work` creates plugins whose settings have similar names."""
     sources = Sources({f"JOBSYNC_{name}": "1"})
     assert resolve(QueueSettings, {}, sources, section="queue").value == QueueSettings()
     assert resolve(CoordinatorSettings, {}, sources).value == CoordinatorSettings()
 
 
 def test_what_kubernetes_puts_into_our_name_is_not_ours() -> None:
-    """A service's address in the variable of a port setting gives nothing."""
+    """A service's address in the variable of a port setting is ignored."""
 
     class Page(msgspec.Struct, frozen=True, kw_only=True):
         port: int = 8080
@@ -356,15 +356,15 @@ def test_reprs_show_no_secret() -> None:
     """Neither settings, nor their resolution, nor their sources show a secret."""
     url = "postgresql://u:hunter2@h/d"
     sources = Sources({"JOBSYNC_URL": url}, (("jobsync.toml", {"url": url}),))
-    found = resolve(StoreSettings, {}, sources)
-    assert repr(found.value) == "StoreSettings(url='postgresql://***@h/d')"
-    assert "hunter2" not in f"{found!r} {sources!r} {found.explain()}"
-    assert found.value.url == url
+    resolved = resolve(StoreSettings, {}, sources)
+    assert repr(resolved.value) == "StoreSettings(url='postgresql://***@h/d')"
+    assert "hunter2" not in f"{resolved!r} {sources!r} {resolved.explain()}"
+    assert resolved.value.url == url
 
 
 @given(st.text(min_size=4).map(lambda text: f"Zq{text}"))
 def test_errors_show_no_secret(text: str) -> None:
-    """Whatever is wrong, the value of a secret setting or of a URL is not in the message."""
+    """The value of a secret setting or of a URL is in no error message."""
     assume("\0" not in text)
     wrong: list[tuple[type[msgspec.Struct], dict[str, Any], Sources]] = [
         (Pace, {"password": [text]}, Sources()),
@@ -399,7 +399,7 @@ def test_a_struct_check_on_a_secret_hides_it() -> None:
 
 
 def test_a_choice_named_like_a_secret_is_not_quoted() -> None:
-    """The type checker's own words about a secret are not passed on: they quote the value."""
+    """The converter's message about a secret is not passed on: it quotes the value."""
 
     class Login(msgspec.Struct, frozen=True, kw_only=True):
         token: Literal["a", "b"] = "a"
@@ -413,7 +413,7 @@ def test_a_choice_named_like_a_secret_is_not_quoted() -> None:
 
 
 def test_load_reads_both_files(tmp_path: Path) -> None:
-    """Both files are read, the own one first; other tools' tables are not ours."""
+    """Both files are read, jobsync.toml first; tables of other tools are ignored."""
     (tmp_path / "jobsync.toml").write_text('url = "memory://a"\n[pace]\npoll = 2\n')
     (tmp_path / "pyproject.toml").write_text("[tool.jobsync.pace]\nbatch = 5\n[tool.x]\ny = 1\n")
     sources = Sources.load({"JOBSYNC_PACE_MODE": "fast"}, tmp_path)
@@ -428,7 +428,7 @@ def test_load_reads_both_files(tmp_path: Path) -> None:
 
 
 def test_load_without_files_gives_the_environment(tmp_path: Path) -> None:
-    """Missing files, and a pyproject.toml that does not mention us, give nothing."""
+    """Missing files, and a pyproject.toml without our table, count as empty."""
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     assert Sources.load({"A": "b"}, tmp_path) == Sources({"A": "b"})
 
@@ -446,7 +446,7 @@ def test_load_without_files_gives_the_environment(tmp_path: Path) -> None:
 def test_a_broken_file_is_named(
     tmp_path: Path, name: str, content: bytes, value: str, problem: str
 ) -> None:
-    """A file that cannot be understood is named, with the place in it, and not quoted."""
+    """A malformed file is named, with the place in it, and not quoted."""
     (tmp_path / name.partition(" ")[0]).write_bytes(content)
     with pytest.raises(Misconfigured) as caught:
         Sources.load({}, tmp_path)

@@ -1,4 +1,4 @@
-"""The record of who owns what: short, exact, and refused when it is not."""
+"""The stored assignment: compact, exact, and refused when it is damaged."""
 
 from itertools import pairwise
 from typing import Any
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jobsync import Corrupt, Invalid
 from jobsync.core.assignment import (
+    HASH_FUNCTIONS,
     MAX_TOKENS,
     Assignment,
     Exceptions,
@@ -32,6 +33,7 @@ from jobsync.core.assignment import (
     read_plan,
     split_exceptions,
     to_document,
+    token_of,
     tokens_of,
 )
 from jobsync.core.codec import decode, encode
@@ -46,14 +48,14 @@ MOVING = Assignment(
     holders=(1, 2),
     moves=(TokenMove(1, 2, revoked=7, starts=(4,), counts=(2,)),),
 )
-"""a has 0 to 3, b has 6 to 9, and 4 and 5 are on their way."""
+"""a has 0 to 3, b has 6 to 9, and 4 and 5 are moving."""
 
 PINNED = Exceptions(
     (A, B), (Exempt("mine", 1, 2), Exempt("moving", 2, 1, 2, 7), Exempt("waits", 3, 0))
 )
 
 
-def test_what_is_on_its_way_is_nobodys() -> None:
+def test_a_moving_token_has_no_owner() -> None:
     """The giver has lost it, and the taker does not have it yet."""
     assert owned_by(MOVING, A.incarnation) == {0, 1, 2, 3}
     assert owned_by(MOVING, B.incarnation) == {6, 7, 8, 9}
@@ -61,15 +63,15 @@ def test_what_is_on_its_way_is_nobodys() -> None:
     assert promised_to(MOVING, A.incarnation) == frozenset()
 
 
-def test_who_is_not_in_it_owns_nothing() -> None:
-    """A node that the assignment does not know, and tokens that nobody has."""
+def test_an_unlisted_node_owns_nothing() -> None:
+    """An unlisted node owns nothing, and nobody owns free tokens."""
     assert owned_by(MOVING, C.incarnation) == frozenset()
     assert promised_to(MOVING, C.incarnation) == frozenset()
     assert owned_by(Assignment(0, 10), C.incarnation) == frozenset()
 
 
 def test_exceptions_decide_before_tokens() -> None:
-    """A task with an owner of its own is that node's, on its way it is nobody's."""
+    """A task with an owner of its own belongs to that node, and to nobody while it moves."""
     plan = Plan(MOVING, PINNED)
     a, b = plan.seen_by(A.incarnation), plan.seen_by(B.incarnation)
     assert (a.covers("any", 1), b.covers("any", 1)) == (True, False)
@@ -79,8 +81,8 @@ def test_exceptions_decide_before_tokens() -> None:
     assert plan.seen_by(C.incarnation) == Ownership(7)
 
 
-def test_a_node_awaits_tokens_and_tasks_that_are_on_their_way_to_it() -> None:
-    """Either is enough; what is somebody else's, or on its way to somebody else, is not."""
+def test_a_node_has_incoming_tokens_and_tasks() -> None:
+    """Either is enough; what other nodes have, or get, does not count."""
     free = Assignment(8, 10, (A, B), (0, 6), (1, 2))
     assert has_incoming(Plan(MOVING), B.incarnation)
     assert has_incoming(Plan(free, PINNED), B.incarnation)
@@ -90,7 +92,7 @@ def test_a_node_awaits_tokens_and_tasks_that_are_on_their_way_to_it() -> None:
 
 
 def test_a_node_has_nothing_once_all_is_acknowledged() -> None:
-    """Not before: neither tokens on their way nor tasks of its own may remain."""
+    """Neither moving tokens nor tasks of its own may remain."""
     assert not has_nothing(Plan(MOVING), A.incarnation)
     assert has_nothing(Plan(MOVING), C.incarnation)
     free = Assignment(8, 10, (B,), (0,), (1,))
@@ -98,7 +100,7 @@ def test_a_node_has_nothing_once_all_is_acknowledged() -> None:
     assert not has_nothing(Plan(free, PINNED), A.incarnation)
 
 
-def test_moved_tokens_are_counted_by_where_they_are_meant_to_be() -> None:
+def test_moved_tokens_are_counted_by_destination() -> None:
     """Counted when they are revoked, and not again when they arrive."""
     before = Assignment(6, 10, (A, B), (0, 6), (1, 2))
     arrived = Assignment(8, 10, (A, B), (0, 4), (1, 2))
@@ -108,7 +110,7 @@ def test_moved_tokens_are_counted_by_where_they_are_meant_to_be() -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
-def test_runs_give_back_the_holders(holders: list[int]) -> None:
+def test_runs_unpack_to_the_holders(holders: list[int]) -> None:
     """Packing loses nothing, and neighbours differ."""
     starts, held = pack_holders(holders)
     assignment = Assignment(1, len(holders), (A, B, C), starts, held)
@@ -117,7 +119,7 @@ def test_runs_give_back_the_holders(holders: list[int]) -> None:
 
 
 @given(st.sets(st.integers(0, 60), min_size=1))
-def test_moves_give_back_their_tokens(tokens: set[int]) -> None:
+def test_moves_unpack_to_their_tokens(tokens: set[int]) -> None:
     """Packing loses nothing."""
     assert list(tokens_of(pack_move(1, 2, 3, sorted(tokens)))) == sorted(tokens)
 
@@ -130,8 +132,8 @@ def test_a_plan_survives_the_store() -> None:
     assert read_plan(first, second, "plan") == Plan(assignment, PINNED)
 
 
-def test_fields_of_newer_code_are_passed_over() -> None:
-    """A reader takes what it knows."""
+def test_fields_of_newer_code_are_ignored() -> None:
+    """A reader ignores unknown fields."""
     document = {**to_document(MOVING), "weights": [1, 2]}
     assert read_plan(document, None, "plan") == Plan(MOVING)
 
@@ -158,15 +160,15 @@ def test_fields_of_newer_code_are_passed_over() -> None:
         {"exceptions": "7-abc"},
     ],
 )
-def test_a_damaged_assignment_is_not_believed(damage: dict[str, Any]) -> None:
+def test_a_damaged_assignment_is_refused(damage: dict[str, Any]) -> None:
     """A token with two owners, or none, or out of range, is corruption."""
     with pytest.raises(Corrupt, match="assignment/x"):
         read_plan({**to_document(MOVING), **damage}, None, "assignment/x")
 
 
 @pytest.mark.parametrize("row", [["t", 1, 3], ["t", 1, 1, 3, 7], ["t", 10, 1], ["t", -1, 1], ["t"]])
-def test_damaged_exceptions_are_not_believed(row: list[Any]) -> None:
-    """Likewise; the error names which document it was."""
+def test_damaged_exceptions_are_refused(row: list[Any]) -> None:
+    """The error names the document."""
     document = {**to_document(MOVING), "exceptions": "7-abc"}
     exceptions = {**to_document(PINNED), "tasks": [row]}
     with pytest.raises(Corrupt, match="assignment/x 7-abc"):
@@ -174,7 +176,7 @@ def test_damaged_exceptions_are_not_believed(row: list[Any]) -> None:
 
 
 def test_exceptions_are_named_by_number_and_content() -> None:
-    """Two leaders that decide the same make one document; no exceptions need none."""
+    """Two leaders that decide the same write one document; no exceptions need none."""
     name = name_exceptions(7, PINNED)
     assert name.startswith("7-")
     assert name == name_exceptions(7, PINNED)
@@ -184,13 +186,13 @@ def test_exceptions_are_named_by_number_and_content() -> None:
 
 @pytest.mark.parametrize("total", [0, -1, MAX_TOKENS + 1])
 def test_impossible_numbers_of_tokens_are_refused(total: int) -> None:
-    """With the numbers that are possible."""
+    """The error states the range."""
     with pytest.raises(Invalid, match=rf"total_tokens must be 1 to 100,000 \(got {total}\)"):
         Plan.empty(total)
 
 
 def test_the_most_scattered_assignment_fits_one_record() -> None:
-    """As many tokens as there may be, no two neighbours with one node, all on their way."""
+    """The most tokens, no two neighbours with one node, and all moving."""
     nodes = tuple(NodeRef(f"worker-1700000000000-{i:012x}-{'x' * 12}", f"n{i}") for i in range(50))
     holders = [i % 50 + 1 for i in range(MAX_TOKENS)]
     starts, held = pack_holders(holders)
@@ -209,7 +211,7 @@ def _fields(assignment: Assignment) -> dict[str, Any]:
 
 
 def test_exceptions_that_do_not_fit_one_document_are_several() -> None:
-    """None of which is too large, however long the names; joined, they are what they were."""
+    """None is too large, for names of any length; joined, they are the original."""
     tasks = tuple(Exempt("\x01" * 60 + f"{n:06d}", n % 10, 1) for n in range(20_000))
     exceptions = Exceptions((NodeRef("worker-1.a", "a"),), tasks)
     documents = split_exceptions("7-abc", exceptions)
@@ -222,3 +224,31 @@ def test_exceptions_that_do_not_fit_one_document_are_several() -> None:
     few = Exceptions(exceptions.nodes, tasks[:10])
     ((name, document),) = split_exceptions("8-abc", few).items()
     assert (name, join_exceptions(document, [])) == ("8-abc", to_document(few))
+
+
+@pytest.mark.parametrize(
+    ("task", "md5", "sha256", "double"),
+    [
+        (1, 8411, 2913, 8436),
+        ("1", 8411, 2913, 8436),
+        ("customer-X", 8519, 8562, 9638),
+        (("a", 1), 1945, 5390, 2636),
+    ],
+)
+def test_tokens_equal_those_of_the_original(
+    task: object, md5: int, sha256: int, double: int
+) -> None:
+    """A fleet can migrate without a task changing its token."""
+    tokens = [token_of(task, 10_000, name) for name in ("md5", "sha256", "double_sha256")]
+    assert tokens == [md5, sha256, double]
+
+
+def test_md5_is_the_default() -> None:
+    """The guide documents it."""
+    assert token_of("customer-X", 10_000) == 8519
+
+
+@given(st.text(st.characters(codec="utf-8")), st.integers(1, 100_000))
+def test_a_token_is_in_range(task: str, total: int) -> None:
+    """Every text has a token under every hash."""
+    assert all(0 <= token_of(task, total, name) < total for name in HASH_FUNCTIONS)

@@ -1,4 +1,4 @@
-"""What is written is read back equal, or refused with the place where it is wrong."""
+"""A value reads back equal, or is refused with the place of the fault."""
 
 import enum
 import math
@@ -36,11 +36,11 @@ class Money(float):
 
 
 class Count(int):
-    """Likewise."""
+    """Another."""
 
 
 class Name(str):
-    """Likewise; what it prints is not what it holds."""
+    """Another; its repr differs from its value."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class Pair(NamedTuple):
 
 
 def _typed(value: Any) -> Any:
-    """Give a value together with its types, so that 1, 1.0 and True differ."""
+    """Return a value with its types, so that 1, 1.0 and True differ."""
     if isinstance(value, dict):
         return {name: _typed(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -66,7 +66,7 @@ def _typed(value: Any) -> Any:
 
 @given(values)
 def test_a_value_comes_back_equal(value: Any) -> None:
-    """Reading gives what was written, type for type."""
+    """Reading returns what was written, with the same types."""
     assert _typed(decode(encode(value), "k")) == _typed(value)
 
 
@@ -85,7 +85,7 @@ def test_a_value_comes_back_equal(value: Any) -> None:
         (-MAX_INTEGER, b"-9007199254740992"),
     ],
 )
-def test_derived_types_are_written_as_what_they_hold(value: Any, text: bytes) -> None:
+def test_derived_types_are_written_as_their_base_type(value: Any, text: bytes) -> None:
     """Tuples become lists; derived text and numbers become plain ones."""
     assert encode(value) == text
 
@@ -108,9 +108,9 @@ def test_derived_types_are_written_as_what_they_hold(value: Any, text: bytes) ->
         (1j, "must be JSON, and is complex"),
         (object(), "must be JSON, and is object"),
     ],
-    ids=lambda given: type(given).__name__,
+    ids=lambda value: type(value).__name__,
 )
-def test_what_json_cannot_carry_is_refused_anywhere(value: Any, problem: str) -> None:
+def test_a_value_that_is_not_json_is_refused_at_any_depth(value: Any, problem: str) -> None:
     """A bad value is refused alone and deep inside, and the error names its place."""
     with pytest.raises(Invalid, match=problem):
         encode(value)
@@ -121,7 +121,7 @@ def test_what_json_cannot_carry_is_refused_anywhere(value: Any, problem: str) ->
 
 
 @given(st.lists(values | st.tuples(values), max_size=5))
-def test_a_batch_gives_the_texts_of_its_values(batch: list[Any]) -> None:
+def test_a_batch_returns_the_texts_of_its_values(batch: list[Any]) -> None:
     """Together or one by one, the texts are the same, and in order."""
     assert encode_all(batch) == [encode(value).decode() for value in batch]
 
@@ -143,7 +143,7 @@ def test_a_batch_gives_the_texts_of_its_values(batch: list[Any]) -> None:
     ids=lambda value: repr(value)[:20],
 )
 def test_a_batch_is_refused_for_one_of_its_values(value: Any) -> None:
-    """What is refused alone is refused among others, and for the same reason."""
+    """A value that is refused alone is refused in a batch, for the same reason."""
     with pytest.raises(Invalid) as alone:
         encode([value])
     with pytest.raises(Invalid) as among:
@@ -181,7 +181,7 @@ def _nested(depth: int) -> Any:
 
 
 def test_nesting_has_a_limit() -> None:
-    """64 levels are taken, one more is refused, and a bottomless value ends too."""
+    """64 levels are accepted, one more is refused, and a recursive value too."""
     assert decode(encode(_nested(64)), "k") == _nested(64)
     with pytest.raises(Invalid, match="nested deeper than 64"):
         encode(_nested(65))
@@ -192,7 +192,7 @@ def test_nesting_has_a_limit() -> None:
 
 
 def test_size_has_a_limit() -> None:
-    """A value of exactly the limit is taken; one byte more is refused, with both numbers."""
+    """A value of exactly the limit is accepted; one byte more is refused, with both numbers."""
     assert len(encode("x" * (MAX_VALUE - 2))) == MAX_VALUE
     with pytest.raises(Invalid, match="at most 4,194,304 bytes") as caught:
         encode("x" * (MAX_VALUE - 1), "body")
@@ -223,7 +223,7 @@ def test_size_counts_encoded_bytes() -> None:
     ids=lambda data: repr(data[:12]),
 )
 def test_unreadable_text_names_its_key(data: bytes | str) -> None:
-    """What is not JSON is reported as corrupt, with the key where it was found."""
+    """Text that is not JSON is reported as corrupt, with its key."""
     with pytest.raises(Corrupt, match="not JSON") as caught:
         decode(data, "queue/1")
     assert caught.value.key == "queue/1"
@@ -234,8 +234,8 @@ def test_text_and_bytes_read_alike() -> None:
     assert decode('{"a":"é"}', "k") == decode('{"a":"é"}'.encode(), "k") == {"a": "é"}
 
 
-def test_a_decimal_is_a_number_or_nothing() -> None:
-    """One that equals a float is stored as that number; another is refused, and so is a range."""
+def test_a_decimal_is_a_number_or_refused() -> None:
+    """A Decimal that equals a float is stored as that number; others and ranges are refused."""
     assert decode(encode([Decimal("1.5"), Decimal(2)]), "n") == [1.5, 2]
     for bad in (Decimal("0.1"), range(3), {"a": [range(3)]}):
         with pytest.raises(Invalid, match="must be JSON"):

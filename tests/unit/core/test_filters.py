@@ -213,7 +213,7 @@ def test_no_filter_lets_everything_pass() -> None:
 def test_a_bad_filter_names_place_value_and_fix(
     where: Any, field: str, value: Any, words: str
 ) -> None:
-    """Each mistake is answered with where it stands, what stands there and what to write."""
+    """Each mistake is reported with its place, its value and the fix."""
     with pytest.raises(Invalid) as caught:
         parse(where)
     assert (caught.value.field, caught.value.value) == (field, value)
@@ -256,7 +256,7 @@ def test_nesting_on_one_field_has_a_limit() -> None:
 
 @given(st.lists(filters, min_size=1, max_size=3), documents)
 def test_de_morgan(parts: list[Any], document: Any) -> None:
-    """Not any of them is the same as each of them not."""
+    """The negation of `$or` equals `$and` of the negations."""
     none_of = {"$not": {"$or": parts}}
     each_not = {"$and": [{"$not": part} for part in parts]}
     assert _passes(none_of, document) == _passes(each_not, document)
@@ -267,7 +267,7 @@ def test_de_morgan(parts: list[Any], document: Any) -> None:
 @example("a", None, {})
 @example("a", 1, {"a": True})
 def test_ne_is_not_eq(name: str, value: Any, document: Any) -> None:
-    """`$ne` matches exactly what `$eq` does not, what is missing included."""
+    """`$ne` matches exactly what `$eq` does not, including missing fields."""
     equal = _passes({name: {"$eq": value}}, document)
     assert _passes({name: {"$ne": value}}, document) is not equal
     assert _passes({name: {"$not": {"$eq": value}}}, document) is not equal
@@ -275,7 +275,7 @@ def test_ne_is_not_eq(name: str, value: Any, document: Any) -> None:
 
 @given(names, operands, documents)
 def test_not_is_an_exact_negation(name: str, operand: Any, document: Any) -> None:
-    """On a field and around a document, `$not` turns the answer round, whatever is missing."""
+    """On a field and on a document, `$not` inverts the result, also for missing fields."""
     answer = _passes({name: operand}, document)
     assert _passes({name: {"$not": operand}}, document) is not answer
     assert _passes({"$not": {name: operand}}, document) is not answer
@@ -283,7 +283,7 @@ def test_not_is_an_exact_negation(name: str, operand: Any, document: Any) -> Non
 
 @given(values)
 def test_a_value_equals_itself(value: Any) -> None:
-    """Whatever can be stored can be found by its value."""
+    """Every stored value can be found by equality."""
     assert _passes({"a": {"$eq": value}}, {"a": value})
 
 
@@ -296,22 +296,22 @@ def test_in_is_any_eq(name: str, choices: list[Any], document: Any) -> None:
 
 @given(st.sampled_from([0, 1, 1.5, -1]) | st.sampled_from(["", "a", "é", "\U00010000"]), documents)
 def test_order_is_total_within_a_type_and_empty_across(value: Any, document: Any) -> None:
-    """Of less, equal and greater exactly one holds for a value of the same type, else none."""
+    """Exactly one of less, equal and greater holds within a type, and none across types."""
     answers = [
         _passes({"a": {"$lt": value}}, document),
         _passes({"a": value}, document),
         _passes({"a": {"$gt": value}}, document),
     ]
-    found = document.get("a")
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    same_type = isinstance(found, str) if isinstance(value, str) else is_number
+    actual = document.get("a")
+    is_number = isinstance(actual, int | float) and not isinstance(actual, bool)
+    same_type = isinstance(actual, str) if isinstance(value, str) else is_number
     assert sum(answers) == same_type
     assert _passes({"a": {"$lte": value}}, document) is (answers[0] or answers[1])
     assert _passes({"a": {"$gte": value}}, document) is (answers[2] or answers[1])
 
 
 def test_a_filter_has_a_bounded_number_of_conditions() -> None:
-    """What would hold up the event loop for every document is refused."""
+    """A filter that would block the event loop for every document is refused."""
     choices = {"a": {"$in": list(range(1000))}}
     parse({"$or": [choices] * 10})
     with pytest.raises(

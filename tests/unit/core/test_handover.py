@@ -1,4 +1,4 @@
-"""Who is to have what: even, with the fewest moves, and never two at a time."""
+"""The leader's plan: even, with the fewest moves, and never two users of one token."""
 
 import os
 import subprocess
@@ -29,12 +29,12 @@ A, B, C = (NodeRef(f"{name}-1", name) for name in "abc")
 
 
 def acks(plan: Plan) -> dict[str, int]:
-    """Let everybody acknowledge a plan."""
+    """Return the acknowledgements of a plan by all its nodes."""
     return {node.incarnation: plan.assignment.number for node in plan.assignment.nodes}
 
 
 def rest(plan: Plan, members: list[NodeRef], pins: tuple[Pin, ...] = ()) -> Plan:
-    """Decide until nothing changes, everybody acknowledging at once."""
+    """Decide until nothing changes; all nodes acknowledge at once."""
     for _ in range(1000):
         after = assign(plan, members, acks=acks(plan), pins=pins)
         if after is plan:
@@ -44,24 +44,24 @@ def rest(plan: Plan, members: list[NodeRef], pins: tuple[Pin, ...] = ()) -> Plan
 
 
 def counts(plan: Plan, nodes: list[NodeRef]) -> list[int]:
-    """Give how many tokens each node owns."""
+    """Return how many tokens each node owns."""
     return [len(owned_by(plan.assignment, node.incarnation)) for node in nodes]
 
 
 def make_nodes(count: int) -> list[NodeRef]:
-    """Make nodes named n0, n1 and so on."""
+    """Return nodes named n0, n1 and so on."""
     return [NodeRef(f"n{i}-1", f"n{i}") for i in range(count)]
 
 
 def pin(task: str, total: int, *patterns: str) -> Pin:
-    """Pin a task."""
+    """Return a pin of a task."""
     return Pin(task=task, token=token_of(task, total), patterns=patterns)
 
 
 # Step by step
 
 
-def test_what_nobody_has_is_given_at_once() -> None:
+def test_free_tokens_are_given_at_once() -> None:
     """The first plan needs no acknowledgement."""
     plan = assign(Plan.empty(10), [A, B, C])
     assert plan.assignment.number == 1
@@ -69,8 +69,8 @@ def test_what_nobody_has_is_given_at_once() -> None:
     assert not plan.assignment.moves
 
 
-def test_a_node_that_joins_waits_for_what_others_give_up() -> None:
-    """Revoked at one number, given at another, when the old owner has acknowledged the first."""
+def test_a_node_that_joins_waits_for_the_tokens_of_others() -> None:
+    """A token is revoked at one number, and given once its owner has acknowledged that number."""
     before = assign(Plan.empty(10), [A])
     revoked = assign(before, [A, B])
     assert counts(revoked, [A, B]) == [5, 0]
@@ -84,7 +84,7 @@ def test_a_node_that_joins_waits_for_what_others_give_up() -> None:
 
 
 def test_a_node_that_leaves_gives_up_everything_first() -> None:
-    """It is no member, but not dead: waited for."""
+    """It is neither a member nor dead, so the plan waits for it."""
     before = assign(Plan.empty(10), [A, B])
     leaving = assign(before, [B])
     assert counts(leaving, [A, B]) == [0, 5]
@@ -95,8 +95,8 @@ def test_a_node_that_leaves_gives_up_everything_first() -> None:
     assert left.assignment.nodes == (B,)
 
 
-def test_the_dead_are_not_waited_for() -> None:
-    """What they had moves in one step, even if it was on its way."""
+def test_a_plan_does_not_wait_for_dead_nodes() -> None:
+    """Their tokens move in one step, even those that were moving."""
     joined = assign(assign(Plan.empty(10), [A]), [A, B])
     died = assign(joined, [A, B], dead={A.incarnation})
     assert counts(died, [A, B]) == [0, 10]
@@ -104,7 +104,7 @@ def test_the_dead_are_not_waited_for() -> None:
 
 
 def test_a_move_whose_target_dies_is_taken_back() -> None:
-    """The old owner may have it at once: nobody else ever had it."""
+    """The old owner may have it at once: no other node ever had it."""
     before = assign(Plan.empty(10), [A])
     joined = assign(before, [A, B])
     back = assign(joined, [A], dead={B.incarnation})
@@ -114,7 +114,7 @@ def test_a_move_whose_target_dies_is_taken_back() -> None:
 
 
 def test_a_move_whose_target_dies_may_get_another_without_overlap() -> None:
-    """It still waits for the number that revoked it, and for no new one."""
+    """It still waits for the number that revoked it, not for a new one."""
     before = assign(Plan.empty(10), [A])
     joined = assign(before, [A, B])
     other = assign(joined, [A, C], dead={B.incarnation})
@@ -124,8 +124,8 @@ def test_a_move_whose_target_dies_may_get_another_without_overlap() -> None:
     assert counts(done, [A, C]) == [5, 5]
 
 
-def test_what_was_taken_back_must_be_revoked_anew() -> None:
-    """An acknowledgement of the first revocation says nothing about the second."""
+def test_a_token_that_went_back_must_be_revoked_again() -> None:
+    """An acknowledgement of the first revocation does not cover the second."""
     joined = assign(assign(Plan.empty(10), [A]), [A, B])
     first = joined.assignment.number
     back = assign(joined, [A], dead={B.incarnation})
@@ -133,8 +133,8 @@ def test_what_was_taken_back_must_be_revoked_anew() -> None:
     assert assign(again, [A, C], acks={A.incarnation: first}) is again
 
 
-def test_a_node_parts_first_with_what_it_does_not_have_yet() -> None:
-    """A third node gets what was on its way to the second; nobody gives up more."""
+def test_a_node_gives_up_first_what_it_does_not_have_yet() -> None:
+    """A third node gets what was moving to the second; no node gives up more."""
     joined = assign(assign(Plan.empty(12), [A]), [A, B])
     crowded = assign(joined, [A, B, C])
     assert counts(crowded, [A, B, C]) == [4, 0, 0]
@@ -142,8 +142,8 @@ def test_a_node_parts_first_with_what_it_does_not_have_yet() -> None:
     assert len(promised_to(crowded.assignment, C.incarnation)) == 4
 
 
-def test_without_members_tokens_are_nobodys() -> None:
-    """At once if their owners are dead, and after their word if they leave."""
+def test_without_members_tokens_have_no_owner() -> None:
+    """At once if their owners are dead, and after an acknowledgement if they leave."""
     plan = assign(Plan.empty(4), [A, B])
     nobody = assign(plan, [], dead={A.incarnation})
     assert owned_by(nobody.assignment, B.incarnation) == frozenset()
@@ -155,14 +155,14 @@ def test_without_members_tokens_are_nobodys() -> None:
 
 
 def test_a_member_without_tokens_is_in_the_plan() -> None:
-    """More nodes than tokens: each can see that it was counted."""
+    """With more nodes than tokens, each node sees that it was counted."""
     plan = assign(Plan.empty(2), [A, B, C])
     assert plan.assignment.nodes == (A, B, C)
     assert sorted(counts(plan, [A, B, C])) == [0, 1, 1]
 
 
 def test_members_may_be_given_twice_and_in_any_order() -> None:
-    """And the dead among them do not count."""
+    """Dead nodes among them do not count."""
     plain = assign(Plan.empty(10), [A, B])
     assert assign(Plan.empty(10), [B, A, C, B], dead={C.incarnation}) == plain
 
@@ -172,7 +172,7 @@ def test_members_may_be_given_twice_and_in_any_order() -> None:
 
 @given(st.integers(1, 200), st.lists(st.integers(0, 7), min_size=1, max_size=12))
 def test_counts_are_within_one_and_moves_the_fewest(total: int, sizes: list[int]) -> None:
-    """After each change of the fleet: even, and only what must move has moved."""
+    """After each change of the fleet the counts are even, and nothing moved without need."""
     nodes = make_nodes(8)
     plan = Plan.empty(total)
     for size in sizes:
@@ -181,24 +181,24 @@ def test_counts_are_within_one_and_moves_the_fewest(total: int, sizes: list[int]
         after = assign(plan, members, acks=acks(plan))
         assert count_moved(before, after.assignment) == fewest(plan, members)
         plan = rest(after, members)
-        found = counts(plan, members)
-        assert sum(found) == (total if members else 0)
-        assert not found or max(found) - min(found) <= 1
+        loads = counts(plan, members)
+        assert sum(loads) == (total if members else 0)
+        assert not loads or max(loads) - min(loads) <= 1
 
 
 def fewest(plan: Plan, members: list[NodeRef]) -> int:
-    """Give the least number of moves that evens out a plan at rest, found independently."""
+    """Return the least number of moves that evens out a plan at rest, computed independently."""
     total, had = plan.assignment.total, counts(plan, members)
     if not members:
         return total if any(plan.assignment.holders) else 0
     low, extra = divmod(total, len(members))
-    kept = sum(min(have, low) for have in had) + min(extra, sum(have > low for have in had))
-    return total - kept
+    stay = sum(min(have, low) for have in had) + min(extra, sum(have > low for have in had))
+    return total - stay
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 50])
 def test_one_node_more_or_less_moves_its_share(nodes: int) -> None:
-    """T5: a node that comes or goes moves one share, rounded up, and nothing else."""
+    """T5: a node that joins or leaves moves one share, rounded up, and nothing else."""
     fleet = make_nodes(nodes + 1)
     few = rest(Plan.empty(10_000), fleet[:-1])
     many = rest(few, fleet)
@@ -242,7 +242,7 @@ def test_nothing_ever_has_two_users(picks: list[int]) -> None:
 
 
 def check_rest(fleet: Fleet) -> None:
-    """When it is over every token is owned, every pin heeded, and nothing else waits."""
+    """At the end every token is owned, every pin is satisfied, and nothing else waits."""
     plan = fleet.plan
     members = [peer.node.name for peer in fleet.peers if peer.status == "member"]
     assert not plan.assignment.moves
@@ -251,27 +251,27 @@ def check_rest(fleet: Fleet) -> None:
         assert len(covering(fleet, task, token)) == bool(allowed(fleet, task, members))
         assert set(covering(fleet, task, token)) <= allowed(fleet, task, members)
     if members and not fleet.pins:
-        found = Counter(holders_of(plan.assignment))
-        assert max(found.values()) - min(found[i + 1] for i in range(len(members))) <= 1
+        loads = Counter(holders_of(plan.assignment))
+        assert max(loads.values()) - min(loads[i + 1] for i in range(len(members))) <= 1
         assert not plan.exceptions.tasks
 
 
 def allowed(fleet: Fleet, task: str, members: list[str]) -> set[str]:
-    """Give who may do a task, found independently."""
-    pins = [each for each in fleet.pins if each.task == task]
+    """Return the nodes that may do a task, computed independently."""
+    pins = [pin for pin in fleet.pins if pin.task == task]
     if not pins:
         return set(members)
-    found: set[str] = set()
-    for each in pins:
-        matching = ([m for m in members if like(p)(m)] for p in each.patterns)
-        found.update(next((names for names in matching if names), []))
-    return found
+    allowed: set[str] = set()
+    for one in pins:
+        matching = ([m for m in members if like(p)(m)] for p in one.patterns)
+        allowed.update(next((names for names in matching if names), []))
+    return allowed
 
 
 @settings(max_examples=50, deadline=None)
 @given(choices)
 def test_a_decision_repeated_changes_nothing(picks: list[int]) -> None:
-    """T4: a function of its arguments. A new leader finds nothing to do over again."""
+    """T4: the plan depends on the arguments alone. A new leader changes nothing."""
     fleet = start(("a", "b", "c"), 5, members=2)
     for choice in picks:
         possible = list(steps(fleet, ((), PINS_OF_FIVE)))
@@ -287,7 +287,7 @@ def test_a_decision_repeated_changes_nothing(picks: list[int]) -> None:
         fleet = step.after
 
 
-PINS_OF_FIVE = tuple(replace(each, token=token_of(each.task, 5)) for each in PINS)
+PINS_OF_FIVE = tuple(replace(one, token=token_of(one.task, 5)) for one in PINS)
 
 SCRIPT = """
 from jobsync.core.assignment import NodeRef, Plan
@@ -302,7 +302,7 @@ print(plan)
 
 
 def test_decisions_do_not_depend_on_the_hash_seed() -> None:
-    """T4: two processes decide the same, to the letter."""
+    """T4: two processes decide exactly the same."""
     texts = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT],
@@ -319,18 +319,18 @@ def test_decisions_do_not_depend_on_the_hash_seed() -> None:
 
 
 def test_a_pinned_task_draws_its_token() -> None:
-    """Where it can: then nothing is exceptional, and the balance counts it."""
+    """If possible: then there is no exception, and the balance counts the token."""
     nodes = make_nodes(2)
     pins = tuple(pin(f"t{i}", 1000, "n0") for i in range(400))
     plan = rest(rest(Plan.empty(1000), nodes), nodes, pins)
     mine = owned_by(plan.assignment, nodes[0].incarnation)
-    assert {each.token for each in pins} <= mine
+    assert {one.token for one in pins} <= mine
     assert counts(plan, nodes) == [500, 500]
     assert not plan.exceptions.tasks
 
 
 def test_more_pins_than_a_share_leave_the_rest_to_others() -> None:
-    """As even as the pins allow."""
+    """Loads are as even as the pins allow."""
     nodes = make_nodes(3)
     pins = tuple(Pin(task=f"t{i}", token=i, patterns=("n0",)) for i in range(60))
     plan = rest(Plan.empty(100), nodes, pins)
@@ -338,7 +338,7 @@ def test_more_pins_than_a_share_leave_the_rest_to_others() -> None:
 
 
 def test_pins_of_a_group_are_spread_over_it() -> None:
-    """Evenly, and the others take the unpinned ones."""
+    """Evenly; the other nodes get the unpinned tokens."""
     nodes = [
         NodeRef("1", "gpu-1"),
         NodeRef("2", "gpu-2"),
@@ -350,8 +350,8 @@ def test_pins_of_a_group_are_spread_over_it() -> None:
     assert counts(plan, nodes) == [30, 30, 20, 20]
 
 
-def test_pins_that_disagree_are_both_heeded() -> None:
-    """One task follows the token, the other has an owner of its own; others are not touched."""
+def test_pins_that_disagree_are_both_satisfied() -> None:
+    """One task follows the token, the other has an owner of its own; other tasks do not move."""
     pins = (
         Pin(task="x", token=3, patterns=("a",)),
         Pin(task="y", token=3, patterns=("b",)),
@@ -364,8 +364,8 @@ def test_pins_that_disagree_are_both_heeded() -> None:
     assert [task.task for task in plan.exceptions.tasks] == ["x"]
 
 
-def test_a_pin_that_nobody_matches_makes_its_task_wait_and_no_other() -> None:
-    """Until a node comes that does."""
+def test_a_pin_without_a_match_makes_only_its_task_wait() -> None:
+    """It waits until a matching node joins."""
     pins = (Pin(task="x", token=3, patterns=("c",)),)
     plan = rest(rest(Plan.empty(10), [A, B]), [A, B], pins)
     views = [plan.seen_by(node.incarnation) for node in (A, B)]
@@ -377,7 +377,7 @@ def test_a_pin_that_nobody_matches_makes_its_task_wait_and_no_other() -> None:
     assert not came.exceptions.tasks
 
 
-def test_a_pin_is_a_hand_over() -> None:
+def test_a_pin_is_a_handover() -> None:
     """The task's owner loses it first, with its token; the pinned node gets it afterwards."""
     plan = rest(Plan.empty(2), [A, B])
     held = owned_by(plan.assignment, A.incarnation)
@@ -391,8 +391,8 @@ def test_a_pin_is_a_hand_over() -> None:
     assert done.seen_by(B.incarnation).covers(f"x{token}", token)
 
 
-def test_a_cleared_pin_brings_its_task_home() -> None:
-    """Without an exception left behind, and without a name for what is empty."""
+def test_a_cleared_pin_returns_its_task_to_its_token() -> None:
+    """No exception is left behind, and an empty document has no name."""
     pins = (Pin(task="x", token=3, patterns=("c",)),)
     plan = rest(Plan.empty(10), [A, B], pins)
     assert plan.assignment.exceptions.startswith(f"{plan.assignment.number}-")
@@ -403,7 +403,7 @@ def test_a_cleared_pin_brings_its_task_home() -> None:
 
 
 def test_exceptions_keep_their_name_while_tokens_move() -> None:
-    """So that they are written once, and not with every change of the fleet."""
+    """So they are written once, and not with every change of the fleet."""
     pins = (Pin(task="x", token=3, patterns=("nobody",)),)
     plan = rest(Plan.empty(10), [A, B], pins)
     moved = rest(plan, [A, B, C], pins)

@@ -1,4 +1,4 @@
-"""Keys are legal on every store, and sort as what they were made from."""
+"""Keys are legal on every store, and sort like the names that they come from."""
 
 import re
 
@@ -50,8 +50,8 @@ def test_escape_keeps_the_order_of_bytes(names: list[str]) -> None:
 @example("!00")
 @example("~C0~80")
 @example("a!0Ab")
-def test_unescape_takes_only_what_escape_makes(segment: str) -> None:
-    """A segment is either refused or exactly what its text escapes to."""
+def test_unescape_accepts_only_escaped_text(segment: str) -> None:
+    """A segment is either refused or the escaped form of its text."""
     try:
         text = unescape(segment)
     except Corrupt:
@@ -86,7 +86,7 @@ def test_unescape_takes_only_what_escape_makes(segment: str) -> None:
     ],
 )
 def test_a_malformed_segment_is_refused(segment: str) -> None:
-    """What `escape` never made is corrupt, and the error names it."""
+    """A segment that `escape` cannot return is corrupt, and the error names it."""
     with pytest.raises(Corrupt, match="not an escaped name") as caught:
         unescape(segment)
     assert caught.value.key == segment
@@ -94,7 +94,7 @@ def test_a_malformed_segment_is_refused(segment: str) -> None:
 
 @pytest.mark.parametrize("text", ["Order-66", "abc", "A-z-0-9"])
 def test_plain_names_stay_readable(text: str) -> None:
-    """Letters, digits and dashes stand for themselves."""
+    """Letters, digits and dashes are unchanged."""
     assert escape(text) == text
 
 
@@ -103,7 +103,7 @@ def test_plain_names_stay_readable(text: str) -> None:
     [("snake_case", "snake__case"), ("a.b", "a.Eb"), ("a/b", "a.Fb"), ("a b", "a!20b")],
 )
 def test_common_marks_have_short_forms(text: str, segment: str) -> None:
-    """The stored form is fixed: changing it would lose what is already stored."""
+    """The stored form is fixed: changing it would lose stored records."""
     assert escape(text) == segment
 
 
@@ -117,15 +117,15 @@ def test_common_marks_have_short_forms(text: str, segment: str) -> None:
         ("é" * 34, "at most 200 bytes when escaped, and takes 204"),
     ],
 )
-def test_what_cannot_be_a_name_is_refused(text: str, problem: str) -> None:
-    """A text that fits no segment is refused with its field, its problem and a fix."""
+def test_text_that_does_not_fit_is_refused(text: str, problem: str) -> None:
+    """A text that does not fit a segment is refused with field, problem and fix."""
     with pytest.raises(Invalid, match=problem) as caught:
         escape(text, "task_id")
     assert caught.value.field == "task_id"
     assert caught.value.fix
 
 
-def test_a_name_of_exactly_the_limit_is_taken() -> None:
+def test_a_name_of_exactly_the_limit_is_accepted() -> None:
     """200 bytes fit."""
     assert escape("a" * MAX_SEGMENT) == "a" * MAX_SEGMENT
 
@@ -145,7 +145,7 @@ def test_a_name_of_exactly_the_limit_is_taken() -> None:
     ],
 )
 def test_legal_keys_pass(key: str) -> None:
-    """A key within all limits is taken, at the limits too."""
+    """A key within all limits is accepted, at the limits too."""
     check_key(key)
 
 
@@ -172,7 +172,7 @@ def test_legal_keys_pass(key: str) -> None:
     ],
 )
 def test_a_bad_key_names_its_problem(key: str, problem: str) -> None:
-    """Each way to be wrong has its own words, and a fix."""
+    """Each fault has its own message and fix."""
     with pytest.raises(Invalid, match=re.escape(problem)) as caught:
         check_key(key, "parent")
     assert (caught.value.field, caught.value.value) == ("parent", key)
@@ -180,7 +180,7 @@ def test_a_bad_key_names_its_problem(key: str, problem: str) -> None:
 
 
 def test_a_store_prefix_takes_room() -> None:
-    """With less room, shorter keys are refused, and the message gives the room."""
+    """With less room, shorter keys are refused, and the message states the room."""
     check_key("abcd", room=4)
     with pytest.raises(Invalid, match="must be at most 4 bytes long, and is 5"):
         check_key("abcde", room=4)
@@ -188,7 +188,7 @@ def test_a_store_prefix_takes_room() -> None:
 
 @pytest.mark.parametrize("prefix", ["a/", "a/b/", "/".join("a" * 7) + "/"])
 def test_legal_prefixes_pass(prefix: str) -> None:
-    """A prefix is whole segments and leaves room for one more."""
+    """A prefix consists of complete segments and leaves room for one more."""
     check_prefix(prefix)
 
 
@@ -225,7 +225,7 @@ def test_the_parent_lists_its_key(key: str, prefix: str) -> None:
 
 @given(st.lists(texts.map(escape), min_size=2, max_size=MAX_SEGMENTS))
 def test_a_parent_is_a_legal_prefix(parts: list[str]) -> None:
-    """Whatever key fits, its parent can be listed."""
+    """The parent of every legal key can be listed."""
     key = "/".join(parts)
     if len(key) <= MAX_KEY:
         check_key(key)

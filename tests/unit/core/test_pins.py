@@ -1,4 +1,4 @@
-"""Patterns as SQL's LIKE reads them, and what pins ask of a fleet."""
+"""Patterns match like SQL's LIKE, and pins select nodes of a fleet."""
 
 import pytest
 from hypothesis import given
@@ -32,45 +32,45 @@ NAMES = {1: "prod-01", 2: "prod-02-gpu", 3: "test-01"}
 def test_patterns_match_as_in_postgresql(
     pattern: str, matching: list[str], other: list[str]
 ) -> None:
-    """Wildcards, escapes, and nothing else is special."""
+    """Only wildcards and escapes are special."""
     assert all(like(pattern)(name) for name in matching)
     assert not any(like(pattern)(name) for name in other)
 
 
 @given(st.text(), st.text())
 def test_an_escaped_name_matches_itself_alone(name: str, other: str) -> None:
-    """Whatever a node is called, there is a pattern for it."""
+    """Every name has a pattern that matches only itself."""
     escaped = name.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")
     assert like(escaped)(name)
     assert like(escaped)(other) == (name == other)
 
 
 @pytest.mark.parametrize(("pattern", "fix"), [("", "Use a name"), ("a%\\", r"Write \\\\")])
-def test_patterns_without_meaning_are_refused(pattern: str, fix: str) -> None:
-    """As PostgreSQL refuses a backslash at the end."""
+def test_malformed_patterns_are_refused(pattern: str, fix: str) -> None:
+    """PostgreSQL refuses a backslash at the end, too."""
     with pytest.raises(Invalid, match=f"node_pattern.*{fix}"):
         check_pattern(pattern)
 
 
 def test_an_expired_pin_is_not_in_force() -> None:
-    """From the very moment on that it names."""
+    """It expires exactly at its moment."""
     for_ever, until = pin("a", "%"), pin("b", "%", expires_at=100.0)
     assert in_force([for_ever, until], Wall(99.9)) == [for_ever, until]
     assert in_force([for_ever, until], Wall(100.0)) == [for_ever]
 
 
 def pin(task: str, *patterns: str, token: int = 5, expires_at: float | None = None) -> Pin:
-    """Pin a task."""
+    """Return a pin of a task."""
     return Pin(task=task, token=token, patterns=patterns, expires_at=expires_at)
 
 
 def nodes(pins: list[Pin], task: str) -> set[int]:
-    """Give who may do a task."""
+    """Return the nodes that may do a task."""
     return places(resolve(pins, NAMES).tasks[task])
 
 
 def places(bits: int) -> set[int]:
-    """Give the places that bits stand for."""
+    """Return the indexes in a bit set."""
     return {place for place in range(10) if bits >> place & 1}
 
 
@@ -81,8 +81,8 @@ def test_the_first_pattern_that_anybody_matches_is_in_force() -> None:
     assert pattern_in_force(["old-%", "prod-%", "%"], NAMES.values()) == "prod-%"
 
 
-def test_a_pin_that_nobody_matches_asks_for_nobody() -> None:
-    """And wishes nothing of its token."""
+def test_a_pin_without_a_match_selects_no_node() -> None:
+    """It does not affect its token."""
     wishes = resolve([pin("t", "old-%")], NAMES)
     assert places(wishes.tasks["t"]) == set()
     assert wishes.tokens == {}
@@ -90,23 +90,23 @@ def test_a_pin_that_nobody_matches_asks_for_nobody() -> None:
 
 
 def test_several_pins_of_a_task_are_alternatives() -> None:
-    """As when a list of nodes is registered one by one."""
+    """A list of nodes may be registered one by one."""
     assert nodes([pin("t", "prod-01"), pin("t", "test-01"), pin("t", "gone")], "t") == {1, 3}
 
 
-def test_two_lives_of_one_name_both_match() -> None:
-    """A name is matched for each that bears it."""
+def test_two_runs_of_one_name_both_match() -> None:
+    """A pattern matches every node with the name."""
     wishes = resolve([pin("t", "twin")], {1: "twin", 2: "twin", 3: "other"})
     assert places(wishes.tasks["t"]) == {1, 2}
 
 
-def test_a_token_is_wished_for_by_who_satisfies_all_its_tasks() -> None:
-    """What their sets have in common."""
+def test_a_token_goes_to_nodes_that_satisfy_all_its_tasks() -> None:
+    """The nodes that all tasks of the token allow."""
     wishes = resolve([pin("t", "prod-%"), pin("u", "%-gpu"), pin("v", "gone")], NAMES)
     assert {token: places(bits) for token, bits in wishes.tokens.items()} == {5: {2}}
 
 
-def test_where_pins_disagree_most_of_them_count() -> None:
+def test_where_pins_disagree_the_majority_counts() -> None:
     """A token goes to a node that satisfies the most."""
     pins = [pin("t", "prod-01"), pin("u", "test-01"), pin("v", "test-01"), pin("w", "prod-%")]
     assert places(resolve(pins, NAMES).tokens[5]) <= {1, 3}

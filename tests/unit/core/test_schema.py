@@ -1,4 +1,4 @@
-"""Schemas: what is written is understood, what is wrong is named, all of it at once."""
+"""Schemas are parsed, and checks list all problems of a record at once."""
 
 import re
 from typing import Any
@@ -16,7 +16,7 @@ from jobsync.errors import Invalid, Problem
 
 
 def problems_of(attributes: dict[str, Any], record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Give the fields that are wrong, each with the rule that it breaks."""
+    """Return the wrong fields, each with the rule that it breaks."""
     _, problems = conform(parse(attributes), record)
     return [(problem.field, problem.rule) for problem in problems]
 
@@ -43,13 +43,13 @@ def problems_of(attributes: dict[str, Any], record: dict[str, Any]) -> list[tupl
         ("email", Field(kind="email")),
     ],
 )
-def test_a_description_is_understood(text: str, field: Field) -> None:
+def test_a_field_description_is_parsed(text: str, field: Field) -> None:
     """The first word is a type, the others are rules."""
     assert parse({"x": text}) == {"x": field}
 
 
 def test_a_dictionary_describes_an_object() -> None:
-    """Its own rules stand under `$$type`."""
+    """Its own rules are under `$$type`."""
     nested = {"city": "string|required", "geo": {"$$type": "object|required", "lat": "number"}}
     assert parse({"address": nested})["address"] == Field(
         kind="object",
@@ -101,14 +101,14 @@ def test_a_dictionary_describes_an_object() -> None:
         ([], "attributes must be a dictionary"),
     ],
 )
-def test_what_is_not_understood_is_refused(attributes: Any, message: str) -> None:
-    """The error names the field, what stands there, and what was probably meant."""
+def test_a_malformed_schema_is_refused(attributes: Any, message: str) -> None:
+    """The error has the field, its text, and what was probably meant."""
     with pytest.raises(Invalid, match=message):
         parse(attributes)
 
 
 @given(described=schemas.fields())
-def test_what_is_rendered_is_read_as_it_was(described: Any) -> None:
+def test_a_rendered_schema_parses_to_the_same_fields(described: Any) -> None:
     """The text form of a schema loses nothing, and is JSON."""
     encode(render(described))
     assert parse(render(described)) == described
@@ -135,15 +135,15 @@ def test_what_is_rendered_is_read_as_it_was(described: Any) -> None:
         ("uuid", ["018f4a2e-7b1c-7def-8abc-0123456789ab"], ["018f", 1]),
     ],
 )
-def test_a_type_takes_its_own_values(kind: str, good: list[Any], bad: list[Any]) -> None:
-    """Each type takes what it is for, and null, and nothing else."""
+def test_a_type_accepts_its_own_values(kind: str, good: list[Any], bad: list[Any]) -> None:
+    """Each type accepts its own values, and null, and nothing else."""
     for value in [*good, None]:
         assert problems_of({"x": kind}, {"x": value}) == []
     for value in bad:
         assert problems_of({"x": kind}, {"x": value}) == [("x", kind)]
 
 
-def test_every_bad_field_is_named_at_once() -> None:
+def test_every_bad_field_is_listed_at_once() -> None:
     """A check does not stop at the first problem; each has its value and its rule."""
     attributes = {
         "user_id": "string|required",
@@ -176,7 +176,7 @@ def test_every_bad_field_is_named_at_once() -> None:
 
 
 def test_defaults_are_filled_in() -> None:
-    """What is missing takes its default; what is null does so only where it is required."""
+    """A missing field gets its default; a null field only if it is required."""
     fields = parse(
         {
             "a": "number|default:1",
@@ -191,16 +191,16 @@ def test_defaults_are_filled_in() -> None:
     assert conform(fields, given_null) == (given_null | {"b": 2}, [])
 
 
-def test_a_default_is_nobodys_to_change() -> None:
-    """Records that took a default do not share it."""
+def test_a_default_cannot_be_changed_through_a_record() -> None:
+    """Records do not share a default value."""
     fields = parse({"tags": 'array|default:["x"]'})
     first, _ = conform(fields, {})
     first["tags"].append("y")
     assert conform(fields, {}) == ({"tags": ["x"]}, [])
 
 
-def test_an_object_that_is_required_is_missed() -> None:
-    """An object of optional fields may be absent, unless it says otherwise."""
+def test_a_required_object_must_be_present() -> None:
+    """An object of optional fields may be absent, unless it is required."""
     nested = {"city": "string|required"}
     assert problems_of({"address": nested}, {}) == []
     required = {"address": {"$$type": "object|required", **nested}}
@@ -208,15 +208,15 @@ def test_an_object_that_is_required_is_missed() -> None:
     assert problems_of(required, {"address": {}}) == [("address.city", "required")]
 
 
-def test_a_check_changes_nothing_that_it_is_given() -> None:
-    """The record of the caller is left as it is, inside too."""
+def test_a_check_does_not_change_its_argument() -> None:
+    """The caller's record is not changed, at any depth."""
     record: dict[str, Any] = {"a": {}}
     conform(parse({"a": {"b": "number|default:1"}, "c": "number|default:1"}), record)
     assert record == {"a": {}}
 
 
-def test_strays_are_found_with_what_was_meant() -> None:
-    """Fields that are not described are named, in objects too."""
+def test_undescribed_fields_are_found_with_a_hint() -> None:
+    """Undescribed fields are listed, in objects too."""
     fields = parse({"active": "boolean", "more": {"city": "string"}, "any": "object"})
     strays = find_strays(fields, {"actve": 1, "more": {"citi": 1}, "any": {"x": 1}, "zzz": 1})
     assert [(stray.field, stray.problem) for stray in strays] == [
@@ -227,8 +227,8 @@ def test_strays_are_found_with_what_was_meant() -> None:
 
 
 @given(described=schemas.fields(), data=st.data())
-def test_a_check_is_done_once(described: Any, data: st.DataObject) -> None:
-    """What passed passes again, unchanged: defaults pass their own rules."""
+def test_a_check_is_idempotent(described: Any, data: st.DataObject) -> None:
+    """A valid record stays valid and unchanged: defaults follow the rules."""
     passed, problems = conform(described, data.draw(schemas.records(described)))
     assume(not problems)
     assert conform(described, passed) == (passed, [])
@@ -298,7 +298,7 @@ def test_a_quick_look_doubts_what_is_wrong(attributes: Any, bad: Any) -> None:
         ({"a": "string"}, {"a": "string", "b": {"c": "string|required"}}),
     ],
 )
-def test_what_takes_all_that_was_taken_is_compatible(old: Any, new: Any) -> None:
+def test_a_wider_schema_is_compatible(old: Any, new: Any) -> None:
     """Widening a schema needs no migration."""
     assert list(find_breaks(parse(old), parse(new))) == []
 
@@ -321,14 +321,14 @@ def test_what_takes_all_that_was_taken_is_compatible(old: Any, new: Any) -> None
         ({"a": {"b": "string"}}, {"a": {"b": "string", "c": "number|required"}}, "a.c:"),
     ],
 )
-def test_what_would_refuse_records_that_are_there_is_told(old: Any, new: Any, reason: str) -> None:
+def test_a_narrower_schema_is_reported(old: Any, new: Any, reason: str) -> None:
     """The reason names the field."""
-    (found,) = find_breaks(parse(old), parse(new))
-    assert re.search(reason, str(found))
+    (broken,) = find_breaks(parse(old), parse(new))
+    assert re.search(reason, str(broken))
 
 
 def test_a_field_that_is_no_longer_mentioned_stays_as_an_optional_one() -> None:
-    """Code of an earlier release that starts again takes nothing away."""
+    """Code of an earlier release that starts again removes nothing."""
     old = Schema(fields=parse({"a": "string|required", "b": {"c": "number|required"}}))
     new = Schema(fields=parse({"b": {"d": "number"}}), strict=True)
     assert evolve(old, new) == Schema(

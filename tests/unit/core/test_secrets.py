@@ -1,4 +1,4 @@
-"""A secret shows itself only when asked to."""
+"""A secret is shown by `reveal` only."""
 
 import copy
 import pickle
@@ -13,8 +13,8 @@ from jobsync.core.secrets import Secret
 
 
 @pytest.mark.parametrize("shown", [repr, str, "{}".format, "{!r:>20}".format, "{:.1}".format])
-def test_every_way_to_print_it_gives_the_mask(shown: Callable[[object], str]) -> None:
-    """No way of turning a secret into text lets it out."""
+def test_every_way_to_print_it_shows_the_mask(shown: Callable[[object], str]) -> None:
+    """No conversion to text reveals a secret."""
     assert shown(Secret("hunter2")).strip() == "***"
 
 
@@ -24,8 +24,8 @@ def test_containers_of_it_hide_it_too() -> None:
     assert f"{ {'password': Secret('hunter2')} }" == "{'password': ***}"
 
 
-def test_reveal_gives_the_text() -> None:
-    """Only reveal gives the text, unchanged."""
+def test_reveal_returns_the_text() -> None:
+    """Only `reveal` returns the text, unchanged."""
     assert Secret("hunter2").reveal() == "hunter2"
 
 

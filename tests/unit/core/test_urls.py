@@ -30,7 +30,7 @@ AWS = {
 
 
 def refused(text: str, environ: dict[str, str] | None = None) -> Invalid:
-    """Give the error that a URL is refused with."""
+    """Return the error of a URL that is refused."""
     with pytest.raises(Invalid) as caught:
         parse_url(text, environ or {})
     assert caught.value.field == "url"
@@ -52,7 +52,7 @@ def objects(text: str, environ: dict[str, str] | None = None) -> ObjectsUrl:
 
 
 def everything_said_by(error: BaseException) -> str:
-    """All that a log or a crash reporter would show, causes and contexts included."""
+    """Return all that a log or a crash reporter would show, with causes and contexts."""
     said = []
     link: BaseException | None = error
     while link is not None:
@@ -89,7 +89,7 @@ def test_memory_takes_a_plain_name_only(text: str) -> None:
         ("SQLite:///jobs.db", "jobs.db"),
     ],
 )
-def test_sqlite_slashes_tell_relative_from_absolute(text: str, path: str) -> None:
+def test_sqlite_slashes_mark_relative_and_absolute_paths(text: str, path: str) -> None:
     """Three slashes are relative, four absolute, and escapes are decoded."""
     url = parse_url(text)
     assert url == SqliteUrl(path)
@@ -109,8 +109,8 @@ def test_sqlite_slashes_tell_relative_from_absolute(text: str, path: str) -> Non
         ("sqlite:///a.db?timeout=5", "has no parameters"),
     ],
 )
-def test_sqlite_refusals_say_what_to_write(text: str, fix: str) -> None:
-    """A SQLite URL that names no file is refused with the right form."""
+def test_sqlite_refusals_state_what_to_write(text: str, fix: str) -> None:
+    """A SQLite URL without a file is refused with the right form."""
     assert fix in refused(text).fix
 
 
@@ -185,7 +185,7 @@ def test_a_socket_is_a_host() -> None:
     ],
 )
 def test_postgres_refusals_name_the_problem(text: str, problem: str) -> None:
-    """What libpq or the server would misread is refused here, by name."""
+    """A URL that libpq or the server would misread is refused here."""
     assert problem in refused(text).problem
 
 
@@ -216,8 +216,10 @@ def test_an_ambiguous_password_must_be_encoded(odd: str) -> None:
         ("s3://K:S@localhost:1/bucket?tls=true", "bucket", "", "https://localhost:1"),
     ],
 )
-def test_s3_tells_hosts_from_buckets(text: str, bucket: str, prefix: str, endpoint: str) -> None:
-    """A port, localhost or an IP marks a host; loopback speaks http unless told otherwise."""
+def test_s3_distinguishes_hosts_from_buckets(
+    text: str, bucket: str, prefix: str, endpoint: str
+) -> None:
+    """A port, localhost or an IP marks a host; loopback uses http by default."""
     assert objects(text) == ObjectsUrl(
         provider="s3",
         bucket=bucket,
@@ -235,8 +237,8 @@ def test_s3_credentials_are_decoded_and_plus_is_kept() -> None:
     assert (url.key, url.secret) == (Secret("AK+"), Secret("a/b+c@d"))
 
 
-def test_s3_takes_the_rest_from_the_environment() -> None:
-    """What the URL leaves out comes from Amazon's own variables."""
+def test_s3_reads_the_rest_from_the_environment() -> None:
+    """Parts that the URL does not have come from Amazon's own variables."""
     environ = {**AWS, "AWS_DEFAULT_REGION": "eu-west-1", "AWS_ENDPOINT_URL": "http://s3:9000/"}
     url = objects("s3://bucket/p", environ)
     assert url == ObjectsUrl(
@@ -285,7 +287,7 @@ def test_s3_specific_variables_come_first() -> None:
     ],
 )
 def test_a_bad_environment_is_named(name: str, environ: dict[str, str]) -> None:
-    """Half a credential or a strange endpoint blames the variable, and shows no secret."""
+    """Half a credential or a malformed endpoint names the variable, and shows no secret."""
     with pytest.raises(Misconfigured) as caught:
         parse_url("s3://bucket", environ)
     assert caught.value.field == name
@@ -314,15 +316,15 @@ def test_a_bad_environment_is_named(name: str, environ: dict[str, str]) -> None:
         ("gs://bucket/p?region=x", "unknown parameter 'region'", "has no parameters"),
     ],
 )
-def test_object_store_refusals_say_what_to_write(text: str, problem: str, fix: str) -> None:
-    """A bucket that cannot be meant is refused with the problem and the right form."""
+def test_object_store_refusals_state_what_to_write(text: str, problem: str, fix: str) -> None:
+    """A malformed bucket is refused with the problem and the right form."""
     error = refused(text)
     assert problem in error.problem
     assert fix in error.fix
 
 
 def test_a_prefix_leaves_room_for_keys() -> None:
-    """A prefix of 300 bytes is taken, one more is refused."""
+    """A prefix of 300 bytes is accepted, one byte more is refused."""
     longest = f"{'a' * 150}/{'b' * (MAX_PREFIX - 151)}"
     assert objects(f"s3://bucket/{longest}").prefix == longest
     assert "at most 300 bytes" in refused(f"s3://bucket/{longest}b").problem
@@ -362,7 +364,7 @@ def test_other_providers_name_a_bucket_and_a_prefix(provider: Literal["gs", "az"
     ],
 )
 def test_an_unknown_scheme_gets_a_suggestion(text: str, problem: str, fix: str) -> None:
-    """A missing or unknown scheme is answered with the nearest known one."""
+    """A missing or unknown scheme gets the nearest known one as a hint."""
     error = refused(text)
     assert problem in error.problem
     assert fix in error.fix
@@ -401,9 +403,9 @@ def test_redact_hides_what_may_be_secret(text: str, shown: str) -> None:
 
 @given(st.text(alphabet="ab:/@?#&=%[]., *", max_size=30))
 def test_redacting_twice_changes_nothing(text: str) -> None:
-    """What was made safe to show stays as it is."""
-    for whole in (text, f"s3://{text}"):
-        assert redact(redact(whole)) == redact(whole)
+    """A redacted text stays as it is."""
+    for url in (text, f"s3://{text}"):
+        assert redact(redact(url)) == redact(url)
 
 
 # Whatever the password
@@ -440,17 +442,17 @@ MALFORMED = [
 ]
 
 
-# A password that is one of our own words ("host", "bucket") tells nothing when it is found.
+# A password that is one of our own words ("host", "bucket") may occur without a leak.
 OWN_WORDS = "\n".join([*map(inspect.getsource, (urls, keys, errors)), *MALFORMED])
 
 
 def is_telling(password: str) -> bool:
-    """Say whether finding the password in a message would mean that it leaked."""
+    """Whether finding the password in a message means that it leaked."""
     return password not in OWN_WORDS and password.strip("*") != "" and not password.isdigit()
 
 
 def shown_for(text: str) -> str:
-    """All that anybody gets to see of a URL, good or bad."""
+    """Return all that is ever shown of a URL, valid or not."""
     try:
         url = parse_url(text)
     except JobsyncError as error:
@@ -460,7 +462,7 @@ def shown_for(text: str) -> str:
 
 @given(PASSWORDS, st.sampled_from(MALFORMED))
 def test_no_error_shows_a_password(password: str, form: str) -> None:
-    """Whatever is wrong with a URL and whatever its password holds, the error hides it."""
+    """For any malformed URL and any password, the error hides the password."""
     encoded = quote(password, safe="")
     assume(is_telling(password) and is_telling(encoded))
     # With an '@' of its own it is a well-formed URL with another password.
@@ -480,7 +482,7 @@ MARK = "Zq7Xw9"
     st.sampled_from([form for form in MALFORMED if "{}@" in form]),
 )
 def test_no_error_shows_a_part_of_a_password(before: str, after: str, form: str) -> None:
-    """A password that ends in '@' is hidden as a whole, wherever its odd characters stand."""
+    """A password that ends in '@' is hidden completely, wherever its special characters are."""
     assert MARK not in shown_for(form.format(before + MARK + after))
 
 
