@@ -150,7 +150,7 @@ def check_tasks(
 
 
 def _in_flight(facts: Sequence[Fact], who: str, at: float, loop: job_worker.Loop) -> set[str]:
-    """Return the task that a worker had in flight at a moment, or the two of which one was.
+    """Return the task that a worker had in flight at a moment, or two if it may be either.
 
     A task that was claimed and not yet begun shows as the first that the worker begins later. With
     `job.tasks` a task is in flight until it is marked as done, when the next one is asked for.

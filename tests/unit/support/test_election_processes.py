@@ -53,7 +53,7 @@ def test_a_write_that_was_lost_is_noticed() -> None:
 
 
 def test_a_write_that_nobody_made_is_noticed() -> None:
-    """Somebody made every write, and the stored one too."""
+    """A worker made every write, also the stored one."""
     assert check_writes(accepted((1, 1), (3, 1)), ROLE, stored(3, 1))
     assert check_writes(accepted((1, 1)), ROLE, stored(1, 7))
 
