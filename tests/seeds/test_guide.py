@@ -18,7 +18,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, locate: Locate, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A store of its own for each block; the guide names none, so the environment does."""
+    """An own store for each block, set in the environment because the guide names none."""
     url = locate(request.param)
     monkeypatch.setenv("SYNC_SQL_URL", url)
     return url
@@ -31,31 +31,31 @@ def world(url: str) -> World:
 
 
 @contextlib.contextmanager
-def look(**options: Any) -> Iterator[Job]:
-    """Look at the fleet from outside, as a node that takes nothing."""
+def observe(**options: Any) -> Iterator[Job]:
+    """Enter the fleet as an observer."""
     with Job("looker", "production", observer=True, **options) as job:
         yield job
 
 
 def audited(day: date | None = None, **options: Any) -> set[str]:
-    """Give what is marked as done."""
-    with look(date=day, **options) as job:
+    """Return the tasks that are marked as done."""
+    with observe(date=day, **options) as job:
         return {row["task_id"] for row in job.get_audit()}
 
 
 def is_postgres() -> bool:
-    """Say which database it is."""
+    """Whether the store is PostgreSQL."""
     return os.environ["SYNC_SQL_URL"].startswith("postgresql")
 
 
 def texts(tasks: Any) -> set[str]:
-    """Give the texts of ids."""
+    """Return the texts of ids."""
     return {str(task) for task in tasks}
 
 
 def make_table(rows: list[tuple[Any, ...]], name: str, columns: str) -> None:
-    """Make a table of the reader's, in the database that jobs use."""
-    with look() as job:
+    """Create a table of the reader, in the database of the jobs."""
+    with observe() as job:
         job.connection.execute(f"CREATE TABLE {name} ({columns})")
         for row in rows:
             marks = ", ".join(["%s"] * len(row))
@@ -63,7 +63,7 @@ def make_table(rows: list[tuple[Any, ...]], name: str, columns: str) -> None:
 
 
 def owners(task: object, *names: str) -> list[str]:
-    """Give which nodes of these names would do a task, were they alone together."""
+    """Return which of these nodes would do a task in a fleet of only them."""
     with contextlib.ExitStack() as stack:
         jobs = [
             stack.enter_context(Job(name, "production", config=None, wait_on_enter=30))
@@ -76,14 +76,14 @@ PLAYS: dict[int, Callable[[World], None]] = {}
 
 
 def plays(block: int) -> Callable[[Callable[[World], None]], Callable[[World], None]]:
-    """Say which block a play is of."""
+    """Register a function as the test of a block."""
 
-    def keep(play: Callable[[World], None]) -> Callable[[World], None]:
+    def register(play: Callable[[World], None]) -> Callable[[World], None]:
         assert block not in PLAYS
         PLAYS[block] = play
         return play
 
-    return keep
+    return register
 
 
 @plays(0)
@@ -104,7 +104,7 @@ def _simple_job(world: World) -> None:
 @plays(2)
 def _historical_date(world: World) -> None:
     day = date(2026, 3, 9)
-    # SQLite compares text, so that a date is to be given as a date.
+    # SQLite compares text, so a date must be passed as a date.
     given = datetime(2026, 3, 9) if is_postgres() else day  # noqa: DTZ001 - as readers write it
     rows = [(1, "2026-03-09", "pending"), (2, "2026-03-09", "done"), (3, "2026-03-10", "pending")]
     make_table([(n, date.fromisoformat(d), s) for n, d, s in rows], "tasks", _TASKS)
@@ -137,11 +137,11 @@ def _without_coordination(world: World) -> None:
     assert audited() == set()
 
 
-def tune(world: World, block: int, beat: float, total: int) -> None:
-    """Run a block that makes settings, and a node by them."""
+def tune(world: World, block: int, heartbeat: float, total: int) -> None:
+    """Run a block that creates settings, and a node with them."""
     world.run(block)
     settings = world.names["coord_config"]
-    assert settings.heartbeat_interval_sec == beat
+    assert settings.heartbeat_interval_sec == heartbeat
     with Job("a", "tuned", coordination_config=settings) as job:
         assert len(job.my_tokens) == total
 
@@ -175,7 +175,7 @@ def _single_lock(world: World) -> None:
     world.run(9)
     world.call("process_with_lock")
     assert world.processed == world.tasks
-    with look() as job:
+    with observe() as job:
         (lock,) = job.list_locks()
     assert (lock["task_id"], lock["node_pattern"]) == ("12345", "worker-01")
     assert lock["expires_at"] - lock["created_at"] == timedelta(days=7)
@@ -192,7 +192,7 @@ def _bulk_locks(world: World) -> None:
     world.run(10)
     world.call("process_with_bulk_locks")
     assert world.processed == [1, 2]
-    with look() as job:
+    with observe() as job:
         assert len(job.list_locks()) == 5
     assert owners(3, "worker-01", "worker-02") == ["worker-02"]
     assert owners(4, "worker-01", "worker-04") == ["worker-04"]
@@ -219,7 +219,7 @@ def _dynamic_locks(world: World) -> None:
         world.processed.clear()
         world.call("process_with_dynamic_locks")
         assert texts(world.processed) == texts(world.tasks) - expected
-        with look() as job:
+        with observe() as job:
             assert {lock["task_id"] for lock in job.list_locks()} == expected
 
 
@@ -229,7 +229,7 @@ def _static_locks(world: World) -> None:
     world.run(13)
     for _ in range(2):
         world.call("process_with_static_locks")
-        with look() as job:
+        with observe() as job:
             assert len(job.list_locks()) == 2
     assert set(world.processed) == {"customer-Z"}
     assert owners("customer-X", "node-east-7", "node-west-7") == ["node-east-7"]
@@ -243,7 +243,7 @@ def _manual_management(world: World) -> None:
     for reset, left in ((False, 2), (True, 0)):
         world.run(14, need_complete_reset=reset, print=world.log.printed)
         world.call("manage_locks_manually")
-        with look() as job:
+        with observe() as job:
             assert len(job.list_locks()) == left
     printed = [text for level, text in world.log.lines if level == "printed"]
     assert len(printed) == 6
@@ -272,7 +272,7 @@ def _gpu_tasks(world: World) -> None:
     world.tasks = [1, 2, 3]
     world.run(16)
     world.call("process_gpu_tasks")
-    # A pin binds a task, not a node: this one does the other tasks too.
+    # A pin restricts a task, not a node: this node does the other tasks too.
     assert world.processed == [1, 2, 3]
     assert owners(1, "worker-01", "worker-gpu-02") == ["worker-gpu-02"]
 
@@ -300,14 +300,14 @@ def _recovery(world: World) -> None:
     world.call("process_with_recovery")
     assert world.processed == ["failed", "new"]
     assert ("warning", "Found 1 incomplete tasks, reprocessing") in world.log.lines
-    with look() as job:
+    with observe() as job:
         assert world.call("get_incomplete_tasks", job) == []
     assert audited() == {"failed", "new", "done"}
 
 
 def move_back(*tasks: str) -> None:
-    """Let claims have been made ten minutes ago, and those of other dates a day before that."""
-    with look() as job:
+    """Move claims ten minutes back, and those of other dates a day more."""
+    with observe() as job:
         set_value = (
             "jsonb_set(value::jsonb, '{started}', to_jsonb((value::jsonb ->> 'started')::float8"
             " - 600))::text"
@@ -332,7 +332,7 @@ def _idempotent(world: World) -> None:
     world.run(19)
     for _ in range(2):
         world.call("process_idempotent_tasks")
-    with look() as job:
+    with observe() as job:
         rows = job.connection.execute("SELECT task_id, result FROM results ORDER BY 1").fetchall()
     assert [tuple(row) for row in rows] == [(1, "there"), (2, "result of 2"), (3, "result of 3")]
 
@@ -393,7 +393,7 @@ def _wait_times(world: World) -> None:
 @plays(26)
 def _safely(world: World) -> None:
     world.run(26)
-    with look() as job:
+    with observe() as job:
         for _ in range(2):
             world.call("process_task_safely", 7, job._cn)
     assert world.saved == {7: "result of 7"}
@@ -460,7 +460,7 @@ def _lock_lifecycle(world: World) -> None:
     world.call("manage_lock_lifecycle")
     assert set(world.processed) == {*world.tasks} - {1, 2, 3}
     world.call("cleanup_orphaned_locks")
-    with look() as job:
+    with observe() as job:
         assert [lock["created_by"] for lock in job.list_locks()] == ["worker-01"]
 
 
@@ -471,7 +471,7 @@ def _health_loop(world: World) -> None:
 
     def process(job: Job) -> None:
         if next(rounds) == 2:
-            # As after a partition: the session's trust has run out.
+            # As after a partition: the session's trust has expired.
             job._node.membership.session._trusted_until = None  # type: ignore[union-attr]
 
     world.run(32, start_health_server=started.append, process_tasks=process)
@@ -495,19 +495,19 @@ def _logging(world: World) -> None:
 
 @plays(34)
 def _clear_existing(world: World) -> None:
-    asked: list[date] = []
+    days: list[date] = []
     gpu = [[1, 2], [2]]
 
     def query(day: date) -> list[int]:
-        asked.append(day)
+        days.append(day)
         return gpu.pop(0)
 
     world.run(34, query_gpu_requirements=query)
     for expected in ({"1", "2"}, {"2"}):
         world.call("process_with_dynamic_locks")
-        with look() as job:
+        with observe() as job:
             assert {lock["task_id"] for lock in job.list_locks()} == expected
-    assert asked == [datetime.now().astimezone().date()] * 2
+    assert days == [datetime.now().astimezone().date()] * 2
 
 
 @plays(35)
@@ -523,11 +523,11 @@ _IN_A_PROCESS = {24: "test_guide_signals.py"}
 
 @pytest.mark.parametrize("block", sorted(PLAYS))
 def test_a_block_runs_as_printed(block: int, world: World) -> None:
-    """And does what the guide says that it does."""
+    """It does what the guide says."""
     PLAYS[block](world)
 
 
-def test_every_block_is_played() -> None:
-    """The one about signals in a process of its own."""
+def test_every_block_is_tested() -> None:
+    """The block about signals runs in its own process, in another test."""
     assert len(PYTHON) == 36
     assert PLAYS.keys() | _IN_A_PROCESS.keys() == set(range(36))

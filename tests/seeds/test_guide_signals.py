@@ -1,7 +1,7 @@
-"""The guide's SIGTERM handler, as it is printed, interrupting whatever a job is at.
+"""The guide's SIGTERM handler, as it is printed, interrupts any call of a job.
 
-It leaves the job from inside a call of the job. What had been added and not marked as done by
-then is nowhere marked, is in `incomplete_tasks`, and is done again by another node.
+It leaves the job from inside that call. Tasks that were added and not yet marked as done stay
+unmarked, are in `incomplete_tasks`, and are done again by another node.
 """
 
 import itertools
@@ -27,39 +27,39 @@ from jobsync import Job
 _numbers = itertools.count()
 ROOT = Path(__file__).parents[1]
 
-# What the reader's program does when the signal comes; it writes down what it knows.
+# What the reader's program does when the signal arrives; it reports each step.
 _PROCESS = {
     "add_task": """
         for number in itertools.count():
             if job.can_claim_task(Task(number)):
-                tell("adding", number)
+                report("adding", number)
                 job.add_task(Task(number))
-                tell("added", number)
+                report("added", number)
     """,
     "write_audit": """
         for number in itertools.count():
             wanted = range(number * 20, number * 20 + 20)
             for task in wanted:
-                tell("adding", task)
+                report("adding", task)
             batch = [task.id for task in job.add_tasks(wanted)]
             for task in batch:
-                tell("added", task)
+                report("added", task)
             job.write_audit()
             for task in batch:
-                tell("marked", task)
+                report("marked", task)
     """,
     "a wait": """
         for number in range(20):
             if job.can_claim_task(Task(number)):
                 job.add_task(Task(number))
-                tell("added", number)
-        tell("adding", None)
+                report("added", number)
+        report("adding", None)
         threading.Event().wait()
     """,
     "a wait for others": """
         job.add_task(Task(0))
-        tell("added", 0)
-        # Another node has a task of the list in hand, and does not finish it.
+        report("added", 0)
+        # Another node runs a task of the list and does not finish it.
         for task in job.tasks(["in-hand"]):
             raise AssertionError(task)
     """,
@@ -74,12 +74,12 @@ def url(request: pytest.FixtureRequest, locate: Locate) -> str:
 
 @pytest.fixture
 def patience(full_scale: bool) -> float:
-    """Seconds within which the program ends; more where the machine does other things too."""
+    """Seconds within which the program ends; more on a busy machine."""
     return 5 if full_scale else 15
 
 
 class Program:
-    """The guide's block about signals, in a process of its own."""
+    """The guide's block about signals, in its own process."""
 
     def __init__(self, url: str, process: str) -> None:
         program = f"""
@@ -87,7 +87,7 @@ class Program:
             from guide import World
             from jobsync import Task
 
-            def tell(what, task):
+            def report(what, task):
                 print(json.dumps([what, task]), flush=True)
 
             def process_tasks(job):
@@ -109,31 +109,31 @@ class Program:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.told: list[tuple[str, object]] = []
+        self.steps: list[tuple[str, object]] = []
 
     def read(self, count: int) -> None:
-        """Wait until it has told of so many things."""
+        """Wait until it has reported `count` steps."""
         assert self.process.stdout is not None
         for _ in range(count):
             if not (line := self.process.stdout.readline()):
                 assert self.process.stderr is not None
                 raise AssertionError(self.process.stderr.read())
-            self.told.append(tuple(json.loads(line)))
+            self.steps.append(tuple(json.loads(line)))
 
     def interrupt(self, patience: float, *signals: signal.Signals) -> None:
-        """Send a signal, or several, and wait for the end."""
+        """Send one or more signals, and wait for the end."""
         for each in signals or (signal.SIGTERM,):
             self.process.send_signal(each)
         code = self.process.wait(patience)
-        # Not by `communicate`, which forgets what was read ahead.
+        # Not with `communicate`, which loses what was read ahead.
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         assert code == 0, self.process.stderr.read()
-        self.told += [tuple(json.loads(line)) for line in self.process.stdout]
+        self.steps += [tuple(json.loads(line)) for line in self.process.stdout]
 
     def about(self, what: str) -> set[str]:
-        """Give the tasks of which it has told something."""
-        return {str(task) for each, task in self.told if each == what}
+        """Return the tasks for which it has reported a step."""
+        return {str(task) for step, task in self.steps if step == what}
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def running(url: str, process: str) -> Iterator[Program]:
 
 
 def do_again(job: Job, tasks: set[str]) -> set[str]:
-    """Do what is left of some tasks elsewhere; give what was done."""
+    """Do the remaining tasks on another node; return those that were done."""
     return {str(task.id) for task in job.tasks(sorted(tasks))}
 
 
@@ -156,13 +156,13 @@ def do_again(job: Job, tasks: set[str]) -> set[str]:
 def test_the_handler_ends_the_program_and_loses_nothing(
     url: str, call: str, patience: float
 ) -> None:
-    """Whatever was interrupted; what it did not mark is done again elsewhere."""
+    """Whatever it interrupts; tasks that are not marked are done again elsewhere."""
     with start_team(url) as team:
         with running(url, _PROCESS[call]) as program:
             program.read(21 if call == "a wait" else 200)
             program.interrupt(patience)
         added, marked = program.about("added"), program.about("marked")
-        # Nobody can know of what was under way: it is done, or it is not, and no third thing.
+        # The outcome of a call in flight is unknown: its task is done or it is not.
         under_way = program.about("adding")
         job = team.add("b", settings={"reclaim_after": 0.1})
         audited = {row["task_id"] for row in job.get_audit()}
@@ -174,8 +174,8 @@ def test_the_handler_ends_the_program_and_loses_nothing(
         assert {row["task_id"] for row in job.get_audit()} >= added
 
 
-def test_a_wait_for_others_is_interrupted_too(url: str, patience: float) -> None:
-    """As that of `tasks`, which goes on until nothing is left undone."""
+def test_waiting_for_other_nodes_is_interrupted_too(url: str, patience: float) -> None:
+    """For example in `tasks`, which waits until all tasks are done."""
     with start_team(url) as team:
         other = team.add("other")
         other.add_task("in-hand")
@@ -187,10 +187,10 @@ def test_a_wait_for_others_is_interrupted_too(url: str, patience: float) -> None
         assert {row["task_id"] for row in other.incomplete_tasks()} == {"0", "in-hand"}
 
 
-def test_a_store_that_stands_still_holds_nobody(
+def test_a_frozen_store_does_not_block_the_program(
     request: pytest.FixtureRequest, patience: float
 ) -> None:
-    """The program ends all the same; what it had begun is there when the store goes on."""
+    """The program still ends; its claims are there when the store continues."""
     server = request.getfixturevalue("postgres")
     schema = f"signals_{os.getpid()}_{next(_numbers)}"
     url = f"{server.url}?schema={schema}"
@@ -207,7 +207,7 @@ def test_a_store_that_stands_still_holds_nobody(
         assert added <= incomplete <= added | program.about("adding")
 
 
-def test_two_signals_are_as_one(url: str, patience: float) -> None:
+def test_two_signals_work_like_one(url: str, patience: float) -> None:
     """The second comes while the handler is leaving."""
     with running(url, _PROCESS["add_task"]) as program:
         program.read(50)

@@ -1,6 +1,6 @@
-"""Every SQL block of the JobSync guide, run as it is printed, with answers that are true.
+"""Every SQL block of the JobSync guide, run as it is printed, with correct results.
 
-In a process whose day is not UTC's day: of the two zones one always is a day apart.
+The process's date differs from UTC's: in one of the two time zones it always does.
 """
 
 import itertools
@@ -29,8 +29,8 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 @contextmanager
-def living_in(zone: str) -> Iterator[None]:
-    """Let this process be in a time zone."""
+def in_time_zone(zone: str) -> Iterator[None]:
+    """Set the time zone of this process."""
     before = os.environ.get("TZ")
     os.environ["TZ"] = zone
     time.tzset()
@@ -44,17 +44,17 @@ def living_in(zone: str) -> Iterator[None]:
 
 
 class Fleet:
-    """Nodes that live, one that was killed, one that has left, and all kinds of work."""
+    """Live nodes, one that was killed, one that has left, and all kinds of tasks."""
 
     def __init__(self, team: Team) -> None:
         self.team = team
         self.jobs = [team.add(name) for name in ("a", "b-gpu", "c")]
-        team.until(self.is_whole)
+        team.until(self.is_owned)
         with team.make("left") as job:
             job.register_task_lock("by-left", "%", "stays")
         kill_one(team.url)
-        team.until(self.is_whole)
-        # The view shows when it was last heard of.
+        team.until(self.is_owned)
+        # The view shows its last heartbeat.
         self.run(
             "UPDATE jobsync_record SET written = written - interval '2 hours' WHERE value"
             " LIKE '%\"state\":\"dead\"%' AND key LIKE 'session/%'"
@@ -65,18 +65,18 @@ class Fleet:
         c.register_lock("waits", ["gone-%", "lost-%"])
         team.until(lambda: not any(job.can_claim_task("waits") for job in self.jobs))
         team.until(lambda: b.can_claim_task("gpu"))
-        team.until(self.is_whole)
+        team.until(self.is_owned)
 
     def read_history(self) -> set[str]:
-        """Give the lines of the history of rebalances."""
+        """Return the lines of the history of rebalances."""
         return {row["id"] for row in self.run("SELECT id FROM sync_rebalance")}
 
-    def is_whole(self) -> bool:
-        """Say whether all tokens are owned."""
+    def is_owned(self) -> bool:
+        """Whether all tokens are owned."""
         return sum(len(job.my_tokens) for job in self.jobs) == TOTAL
 
     def run(self, statement: str) -> list[dict[str, Any]]:
-        """Run a statement on a job's connection; give its rows, if it has any."""
+        """Run a statement on a job's connection; return its rows, if any."""
         cursor = self.jobs[0].connection.execute(statement)
         if cursor.description is None:
             return []
@@ -89,7 +89,7 @@ class Fleet:
 
 
 def kill_one(url: str) -> None:
-    """Let a node join, pin and claim tasks, and be killed."""
+    """Start a node that pins and claims tasks, and kill it."""
     program = f"""
         import os, signal
         from jobsync import CoordinationConfig, Job
@@ -105,23 +105,23 @@ def kill_one(url: str) -> None:
 
 
 @contextmanager
-def found_fleet(server: servers.PostgresServer, zone: str) -> Iterator[Fleet]:
-    """Found a fleet in a time zone."""
+def start_fleet(server: servers.PostgresServer, zone: str) -> Iterator[Fleet]:
+    """Start a fleet in a time zone."""
     url = f"{server.url}?schema=guide_sql_{os.getpid()}_{next(_numbers)}"
-    with living_in(zone), start_team(url) as team:
+    with in_time_zone(zone), start_team(url) as team:
         yield Fleet(team)
 
 
 @pytest.fixture(scope="module", params=ZONES)
 def fleet(request: pytest.FixtureRequest, postgres: servers.PostgresServer) -> Iterator[Fleet]:
-    """A fleet that has done some work, to be looked at."""
-    with found_fleet(postgres, request.param) as fleet:
+    """A fleet that has done some tasks, for queries."""
+    with start_fleet(postgres, request.param) as fleet:
         work(fleet)
         yield fleet
 
 
 def work(fleet: Fleet) -> None:
-    """Do work of today and of yesterday, and leave some of both undone."""
+    """Do tasks of today and of yesterday, and leave some of both undone."""
     yesterday = fleet.jobs[0].date - timedelta(days=1)
     with fleet.team.make("late", date=yesterday) as job:
         fleet.team.until(lambda: bool(job.my_tokens))
@@ -130,24 +130,24 @@ def work(fleet: Fleet) -> None:
         job._call(job._entered_node.finish(mine[:3]))
         job._call(job._entered_node.finish(mine[3:4], "failed"))
         fleet.failed_yesterday = mine[3]  # type: ignore[attr-defined]
-    fleet.team.until(fleet.is_whole)
+    fleet.team.until(fleet.is_owned)
     for job in fleet.jobs:
         mine = [f"t{n}" for n in range(200) if job.can_claim_task(f"t{n}")]
         job.add_tasks(mine[:10])
         job._call(job._entered_node.finish(mine[:7]))
 
 
-def test_the_clock_is_apart() -> None:
+def test_the_zones_have_different_dates() -> None:
     """In one of the zones it is another day than in UTC, whenever this runs."""
     days = set()
     for zone in ZONES:
-        with living_in(zone):
+        with in_time_zone(zone):
             days.add(time.strftime("%F") == time.strftime("%F", time.gmtime()))
     assert False in days
 
 
 def test_active_nodes(fleet: Fleet) -> None:
-    """Those that live are, the killed one is dead, the one that left is no more."""
+    """Live nodes are active, the killed one is dead, the one that left is gone."""
     rows = fleet.ask(0)
     assert {row["name"]: row["status"] for row in rows} == {
         "a": "ACTIVE",
@@ -158,13 +158,13 @@ def test_active_nodes(fleet: Fleet) -> None:
     known = {node["name"]: node for node in fleet.jobs[1].get_active_nodes()}
     for row in rows:
         if row["name"] in known and row["name"] != "a":
-            # A float's last digit may be rounded up here and down there.
+            # The last digit of a float may be rounded differently.
             assert abs(row["created_on"] - known[row["name"]]["created_on"]) <= MICROSECOND
         assert row["time_since_heartbeat"] >= timedelta(0)
 
 
 def test_token_distribution(fleet: Fleet) -> None:
-    """Each node has what it says that it has."""
+    """Each node has the tokens that it reports."""
     rows = {row["node"]: row for row in fleet.ask(1)}
     assert rows.keys() == {"a", "b-gpu", "c"}
     for job in fleet.jobs:
@@ -178,7 +178,7 @@ def test_token_distribution(fleet: Fleet) -> None:
 
 
 def test_token_balance(fleet: Fleet) -> None:
-    """As the nodes' own counts give it."""
+    """Equal to the counts of the nodes."""
     counts = [len(job.my_tokens) for job in fleet.jobs]
     (row,) = fleet.ask(2)
     assert row["max_imbalance"] == max(counts) - min(counts)
@@ -187,14 +187,14 @@ def test_token_balance(fleet: Fleet) -> None:
 
 
 def test_current_leader(fleet: Fleet) -> None:
-    """The node that deals the tokens."""
+    """The node that assigns the tokens."""
     (row,) = fleet.ask(3)
     assert [job.node_name for job in fleet.jobs if job.am_i_leader()] == [row["leader_node"]]
     assert fleet.run("SELECT node FROM sync_leader") == [{"node": row["leader_node"]}]
 
 
 def test_all_locks(fleet: Fleet) -> None:
-    """Every pin is counted, with the pattern that is in force."""
+    """Every pin is counted, with the pattern in force."""
     locks = fleet.jobs[0].list_locks()
     assert len(locks) == 44
     expected = Counter((lock["node_pattern"], lock["reason"], lock["expires_at"]) for lock in locks)
@@ -209,7 +209,7 @@ def test_all_locks(fleet: Fleet) -> None:
 
 
 def test_orphaned_locks(fleet: Fleet) -> None:
-    """Those of the node that left and of the one that died two hours ago; they still hold."""
+    """Pins of the node that left and of the one that died; they are still in force."""
     rows = fleet.ask(5)
     assert {row["created_by"] for row in rows} == {"left", "doomed"}
     assert all(timedelta(0) <= row["orphaned_duration"] < timedelta(hours=1) for row in rows)
@@ -217,7 +217,7 @@ def test_orphaned_locks(fleet: Fleet) -> None:
 
 
 def test_incorrectly_assigned_locks(fleet: Fleet) -> None:
-    """None: each pinned task is with a node that may do it, or waits."""
+    """None: each pinned task is on a node that may do it, or waits."""
     assert fleet.ask(6) == []
     assert [job.node_name for job in fleet.jobs if job.can_claim_task("gpu")] == ["b-gpu"]
     owners = {
@@ -226,7 +226,7 @@ def test_incorrectly_assigned_locks(fleet: Fleet) -> None:
     assert owners <= {"a", "c"}
 
 
-def test_a_lock_that_is_not_heeded_is_found(postgres: servers.PostgresServer) -> None:
+def test_a_lock_that_is_not_in_force_is_found(postgres: servers.PostgresServer) -> None:
     """The query can find something: pins that a leader has switched off."""
     url = f"{postgres.url}?schema=guide_sql_{os.getpid()}_{next(_numbers)}"
     with start_team(url) as team:
@@ -240,19 +240,21 @@ def test_a_lock_that_is_not_heeded_is_found(postgres: servers.PostgresServer) ->
 
 
 def test_recent_rebalances(fleet: Fleet) -> None:
-    """What the leaders have told of, the latest first."""
-    told = [event for event in fleet.team.events if isinstance(event, Rebalanced)]
+    """The rebalances that the leaders have reported, the latest first."""
+    rebalances = [event for event in fleet.team.events if isinstance(event, Rebalanced)]
     rows = fleet.ask(7)
     assert [
         (row["trigger_reason"], row["leader_node"], row["nodes_before"], row["nodes_after"])
         for row in rows
-    ] == [(e.reason, e.node, e.nodes_before, e.nodes_after) for e in reversed(told)][:10]
-    assert [row["tokens_moved"] for row in rows] == [e.tokens_moved for e in reversed(told)][:10]
+    ] == [(e.reason, e.node, e.nodes_before, e.nodes_after) for e in reversed(rebalances)][:10]
+    assert [row["tokens_moved"] for row in rows] == [e.tokens_moved for e in reversed(rebalances)][
+        :10
+    ]
     assert all(row["duration_ms"] > 0 for row in rows)
 
 
 def test_rebalance_frequency(fleet: Fleet) -> None:
-    """All of them are of the last hour or two."""
+    """All are of the last hour or two."""
     rows = fleet.ask(8)
     assert sum(row["rebalance_count"] for row in rows) == fleet.team.count(Rebalanced)
     assert 1 <= len(rows) <= 2
@@ -262,13 +264,13 @@ def test_rebalance_frequency(fleet: Fleet) -> None:
 
 
 def test_tasks_by_node(fleet: Fleet) -> None:
-    """What each node has claimed today; the dead one's too."""
+    """The tasks that each node has claimed today, including the dead one."""
     rows = {row["node"]: row["task_count"] for row in fleet.ask(9)}
     assert rows == {"a": 10, "b-gpu": 10, "c": 10, "doomed": 1, "late": 1}
 
 
 def test_incomplete_tasks(fleet: Fleet) -> None:
-    """What was begun today and is not done, of whatever date; nothing that is."""
+    """Tasks of any date that were started today and are not done."""
     rows = {row["item"] for row in fleet.ask(10)}
     today = {row["task_id"] for row in fleet.jobs[0].incomplete_tasks()}
     assert len(today) == 10
@@ -276,7 +278,7 @@ def test_incomplete_tasks(fleet: Fleet) -> None:
 
 
 def test_completion_rate(fleet: Fleet) -> None:
-    """Claims of today, and which of them are done."""
+    """Today's claims, and how many are done."""
     (row,) = fleet.ask(11)
     assert (row["claimed_count"], row["audited_count"], row["incomplete_count"]) == (32, 21, 11)
     assert float(row["completion_pct"]) == 65.6
@@ -284,13 +286,13 @@ def test_completion_rate(fleet: Fleet) -> None:
 
 @pytest.fixture
 def live(postgres: servers.PostgresServer) -> Iterator[Fleet]:
-    """A fleet to be maintained."""
-    with found_fleet(postgres, ZONES[0]) as fleet:
+    """A fleet for maintenance."""
+    with start_fleet(postgres, ZONES[0]) as fleet:
         yield fleet
 
 
 def test_maintenance_on_a_live_fleet(live: Fleet) -> None:
-    """Every DELETE of the guide, one after the other, and all is whole."""
+    """Every DELETE of the guide, one after the other; all tokens are owned afterwards."""
     locks = {lock["task_id"] for lock in live.jobs[0].list_locks()}
     # Stale nodes: the one that was killed.
     live.ask(12)
@@ -299,17 +301,17 @@ def test_maintenance_on_a_live_fleet(live: Fleet) -> None:
         "b-gpu",
         "c",
     ]
-    # A live one's heartbeats are as good as lost for a moment: it comes back.
+    # The record of a live node is deleted: it comes back.
     live.run("DELETE FROM sync_node WHERE name = 'c'")
-    # Orphaned tokens: of nodes that are not there.
+    # Orphaned tokens: of nodes that do not exist.
     live.ask(13)
     live.team.until(lambda: len(live.run("SELECT name FROM sync_node")) == 3)
-    live.team.until(live.is_whole)
+    live.team.until(live.is_owned)
     live.team.until(lambda: len(live.run("SELECT token_id FROM sync_token")) == TOTAL)
     # Old history: there is none yet; then there is.
     before = live.read_history()
     live.ask(14)
-    # A fleet that lives may add to it at any time.
+    # A running fleet may add to it at any time.
     assert live.read_history() >= before
     live.run(
         "UPDATE jobsync_entry SET id = '1700000000000' || substr(id, 14) WHERE id = "
@@ -319,11 +321,11 @@ def test_maintenance_on_a_live_fleet(live: Fleet) -> None:
     left = live.read_history()
     assert left & before == before - {min(before)}
     assert not [line for line in left if line.startswith("1700000000000")]
-    # Orphaned locks: of nodes that no longer are.
+    # Orphaned locks: of nodes that no longer exist.
     live.ask(15)
     pinned = {lock["task_id"] for lock in live.jobs[0].list_locks()}
     assert pinned == locks - {"by-left", "by-doomed"}
-    # Expired ones: removed by the leader, or by this.
+    # Expired locks: removed by the leader or by this statement.
     live.jobs[0].register_task_lock("brief", "gone", expires_in_days=1e-7)
     live.ask(16)
     live.team.until(lambda: not live.run("SELECT 1 FROM sync_lock WHERE task_id = 'brief'"))
@@ -332,11 +334,11 @@ def test_maintenance_on_a_live_fleet(live: Fleet) -> None:
     for view in ("node", "token", "rebalance", "lock"):
         live.run(f"DELETE FROM sync_{view}")
     live.team.until(lambda: len(live.run("SELECT name FROM sync_node")) == 3)
-    live.team.until(live.is_whole)
+    live.team.until(live.is_owned)
     assert live.jobs[0].list_locks() == []
     assert sum(job.can_claim_task("anything") for job in live.jobs) == 1
 
 
 def test_there_are_seventeen() -> None:
-    """And each stands in one of these tests."""
+    """Each is in one of these tests."""
     assert len(SQL) == 17

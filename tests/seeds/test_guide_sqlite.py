@@ -1,4 +1,4 @@
-"""SQLite's forms of the guide's queries, as the SQL reference prints them, with true answers."""
+"""The guide's queries for SQLite, as the SQL reference prints them, with correct results."""
 
 import re
 import sqlite3
@@ -17,46 +17,46 @@ from teams import Team, start_team
 from jobsync.jobs.events import Rebalanced
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "sql-views.md"
-FORMS = re.findall(
+QUERIES = re.findall(
     r"^```sql\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
 )
 TOTAL = 60
 
 
 class Fleet:
-    """Nodes on one file, and a way to ask."""
+    """Nodes on one file, and queries."""
 
     def __init__(self, team: Team) -> None:
         self.team = team
         self.jobs = [team.add(name) for name in ("a", "b-gpu", "c")]
-        team.until(self.is_whole)
+        team.until(self.is_owned)
         with team.make("left") as job:
             job.register_task_lock("by-left", "%", "stays")
         kill_one(team.url)
-        team.until(self.is_whole)
+        team.until(self.is_owned)
         a, b, c = self.jobs
         a.register_task_lock("gpu", "%-gpu", "needs one", expires_in_days=2)
         b.register_task_locks_bulk([(f"any-{n}", node) for n in range(20) for node in ("a", "c")])
         c.register_task_lock("waits", "gone-%")
         team.until(lambda: not any(job.can_claim_task("waits") for job in self.jobs))
-        team.until(lambda: b.can_claim_task("gpu") and self.is_whole())
+        team.until(lambda: b.can_claim_task("gpu") and self.is_owned())
 
-    def is_whole(self) -> bool:
-        """Say whether all tokens are owned."""
+    def is_owned(self) -> bool:
+        """Whether all tokens are owned."""
         return sum(len(job.my_tokens) for job in self.jobs) == TOTAL
 
     def run(self, statement: str) -> list[dict[str, Any]]:
-        """Run a statement on a job's connection; give its rows."""
+        """Run a statement on a job's connection; return its rows."""
         cursor = self.jobs[0].connection.execute(statement)
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def ask(self, form: int) -> list[dict[str, Any]]:
-        """Run a form."""
-        return self.run(FORMS[form])
+    def ask(self, query: int) -> list[dict[str, Any]]:
+        """Run a query of the reference."""
+        return self.run(QUERIES[query])
 
-    def forget_a_day(self) -> None:
-        """Let the node that was killed have been silent for two hours."""
+    def age_killed_node(self) -> None:
+        """Make the killed node silent for two hours."""
         with sqlite3.connect(f"{self.team.url.removeprefix('sqlite:///')}-sessions") as connection:
             connection.execute(
                 "UPDATE jobsync_record SET written = written - 7200"
@@ -66,7 +66,7 @@ class Fleet:
 
 
 def kill_one(url: str) -> None:
-    """Let a node join, pin a task, and be killed."""
+    """Start a node that pins a task, and kill it."""
     program = f"""
         import os, signal
         from jobsync import CoordinationConfig, Job
@@ -81,32 +81,32 @@ def kill_one(url: str) -> None:
 
 
 @contextmanager
-def found_fleet(path: Path) -> Iterator[Fleet]:
-    """Found a fleet on a file."""
+def start_fleet(path: Path) -> Iterator[Fleet]:
+    """Start a fleet on a file."""
     with start_team(f"sqlite:///{path}") as team:
         yield Fleet(team)
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A fleet that has done some work, to be looked at."""
-    with found_fleet(tmp_path_factory.mktemp("fleet") / "jobs.db") as fleet:
+    """A fleet that has done some tasks, for queries."""
+    with start_fleet(tmp_path_factory.mktemp("fleet") / "jobs.db") as fleet:
         yesterday = fleet.jobs[0].date - timedelta(days=1)
         with fleet.team.make("late", date=yesterday) as job:
             fleet.team.until(lambda: bool(job.my_tokens))
             mine = [f"y{n}" for n in range(200) if job.can_claim_task(f"y{n}")]
             job.add_tasks(mine[:3])
-        fleet.team.until(fleet.is_whole)
+        fleet.team.until(fleet.is_owned)
         for job in fleet.jobs:
             mine = [f"t{n}" for n in range(200) if job.can_claim_task(f"t{n}")]
             job.add_tasks(mine[:10])
             job._call(job._entered_node.finish(mine[:7]))
-        fleet.forget_a_day()
+        fleet.age_killed_node()
         yield fleet
 
 
 def test_nodes_and_their_leader(fleet: Fleet) -> None:
-    """As the nodes themselves say."""
+    """Equal to what the nodes report."""
     found = {row["name"]: (row["status"], row["seconds_since_heartbeat"]) for row in fleet.ask(0)}
     assert {name: status for name, (status, _) in found.items()} == {
         "a": "ACTIVE",
@@ -121,7 +121,7 @@ def test_nodes_and_their_leader(fleet: Fleet) -> None:
 
 
 def test_tokens(fleet: Fleet) -> None:
-    """Each node has what it says that it has."""
+    """Each node has the tokens that it reports."""
     rows = {row["node"]: row for row in fleet.ask(1)}
     for job in fleet.jobs:
         mine, row = job.my_tokens, rows[job.node_name]
@@ -142,17 +142,17 @@ def test_locks(fleet: Fleet) -> None:
 
 
 def test_rebalances(fleet: Fleet) -> None:
-    """What the leaders have told of."""
-    told = [event for event in fleet.team.events if isinstance(event, Rebalanced)]
+    """The rebalances that the leaders have reported."""
+    rebalances = [event for event in fleet.team.events if isinstance(event, Rebalanced)]
     rows = fleet.ask(7)
     assert sorted((row["trigger_reason"], row["tokens_moved"]) for row in rows) == sorted(
-        (event.reason, event.tokens_moved) for event in told[-10:]
+        (event.reason, event.tokens_moved) for event in rebalances[-10:]
     )
-    assert sum(row["rebalance_count"] for row in fleet.ask(8)) == len(told)
+    assert sum(row["rebalance_count"] for row in fleet.ask(8)) == len(rebalances)
 
 
 def test_work(fleet: Fleet) -> None:
-    """Of today; yesterday's, which was finished today, is not incomplete."""
+    """Today's tasks; yesterday's task, which was finished today, is not incomplete."""
     assert {row["node"]: row["task_count"] for row in fleet.ask(9)} == {
         "a": 10,
         "b-gpu": 10,
@@ -165,9 +165,9 @@ def test_work(fleet: Fleet) -> None:
 
 
 def test_maintenance(tmp_path: Path) -> None:
-    """Every DELETE, on a fleet that lives, leaves it whole."""
-    with found_fleet(tmp_path / "jobs.db") as fleet:
-        fleet.forget_a_day()
+    """After every DELETE on a running fleet all tokens are owned."""
+    with start_fleet(tmp_path / "jobs.db") as fleet:
+        fleet.age_killed_node()
         fleet.ask(12)
         names = [row["name"] for row in fleet.run("SELECT name FROM sync_node ORDER BY 1")]
         assert names == ["a", "b-gpu", "c"]
@@ -184,11 +184,11 @@ def test_maintenance(tmp_path: Path) -> None:
         for view in ("node", "token", "rebalance", "lock"):
             fleet.run(f"DELETE FROM sync_{view}")
         fleet.team.until(lambda: len(fleet.run("SELECT name FROM sync_node")) == 3)
-        fleet.team.until(fleet.is_whole)
+        fleet.team.until(fleet.is_owned)
         assert fleet.jobs[0].list_locks() == []
         assert sum(job.can_claim_task("anything") for job in fleet.jobs) == 1
 
 
-def test_there_is_a_form_of_each() -> None:
+def test_there_is_a_query_for_each() -> None:
     """Seventeen, as in the guide."""
-    assert len(FORMS) == 17
+    assert len(QUERIES) == 17

@@ -1,6 +1,6 @@
-"""The JobSync guide, and what it takes for granted: its helpers and the packages it imports.
+"""The JobSync guide, and what it assumes: its helper functions and the packages it imports.
 
-Everything here is what a reader of the guide would have written or installed; the guide's own
+A reader of the guide would have written or installed everything here; the guide's own
 text is executed as it is printed.
 """
 
@@ -20,7 +20,7 @@ GUIDE = Path(__file__).parents[1] / "seeds" / "documents" / "jobsync-usage-guide
 
 
 def read_blocks(language: str) -> list[str]:
-    """Give the guide's blocks of a language, in order."""
+    """Return the guide's code blocks of a language, in order."""
     text = GUIDE.read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
@@ -30,36 +30,36 @@ SQL = read_blocks("sql")
 
 
 class Frame:
-    """What `database.select` gives: rows with names, as a data frame has them."""
+    """The result of `database.select`: rows with names, like a data frame."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self._rows = rows
 
     def to_dict(self, orient: str) -> list[dict[str, Any]]:
-        """Give the rows."""
+        """Return the rows."""
         assert orient == "records"
         return self._rows
 
 
 def select(cn: Any, sql: str, *parameters: Any) -> Frame:
-    """Stand in for `database.select`."""
+    """Replacement of `database.select`."""
     cursor = cn.execute(sql, parameters)
     names = [column[0] for column in cursor.description]
     return Frame([dict(zip(names, row, strict=True)) for row in cursor.fetchall()])
 
 
 def select_scalar(cn: Any, sql: str, *parameters: Any) -> Any:
-    """Stand in for `database.select_scalar`."""
+    """Replacement of `database.select_scalar`."""
     return cn.execute(sql, parameters).fetchone()[0]
 
 
 def execute(cn: Any, sql: str, *parameters: Any) -> None:
-    """Stand in for `database.execute`."""
+    """Replacement of `database.execute`."""
     cn.execute(sql, parameters)
 
 
 class Setting:
-    """Stands in for `libb.Setting`: attributes of attributes, while it is unlocked."""
+    """Replacement of `libb.Setting`: nested attributes, while it is unlocked."""
 
     is_locked = True
 
@@ -74,9 +74,9 @@ class Setting:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or Setting.is_locked:
             raise AttributeError(name)
-        made = Setting()
-        object.__setattr__(self, name, made)
-        return made
+        nested = Setting()
+        object.__setattr__(self, name, nested)
+        return nested
 
     def __setattr__(self, name: str, value: Any) -> None:
         assert not Setting.is_locked
@@ -84,7 +84,7 @@ class Setting:
 
 
 class Flask:
-    """Stands in for `flask.Flask`: keeps routes, and serves nobody."""
+    """Replacement of `flask.Flask`: records routes and serves nothing."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -92,11 +92,11 @@ class Flask:
         self.served: list[tuple[str, int]] = []
 
     def route(self, path: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-        def keep(handler: Callable[[], Any]) -> Callable[[], Any]:
+        def register(handler: Callable[[], Any]) -> Callable[[], Any]:
             self.routes[path] = handler
             return handler
 
-        return keep
+        return register
 
     def run(self, host: str, port: int) -> None:
         self.served.append((host, port))
@@ -108,7 +108,7 @@ def _make_module(name: str, **content: Any) -> types.ModuleType:
     return module
 
 
-STAND_INS = {
+REPLACEMENTS = {
     "database": _make_module(
         "database", select=select, select_scalar=select_scalar, execute=execute
     ),
@@ -119,17 +119,17 @@ STAND_INS = {
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Let the guide's imports find what they name."""
-    sys.modules.update(STAND_INS)
+    """Install the replacements of the packages that the guide imports."""
+    sys.modules.update(REPLACEMENTS)
     try:
         yield
     finally:
-        for name in STAND_INS:
+        for name in REPLACEMENTS:
             del sys.modules[name]
 
 
 class _Log:
-    """Stands in for a logger."""
+    """Replacement of a logger."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
@@ -139,7 +139,7 @@ class _Log:
 
 
 class _Config:
-    """The reader's config module: whatever `sync` a block has made, or none."""
+    """The reader's config module: the `sync` that a block has created, or None."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
@@ -150,19 +150,19 @@ class _Config:
 
 
 class _Time:
-    """Stands in for `time`, in a hurry."""
+    """Replacement of `time` that does not wait."""
 
     @staticmethod
     def sleep(_: float) -> None:
-        """Let no time pass."""
+        """Return at once."""
 
 
 class World:
-    """One reader's program: the names that a block uses and does not define.
+    """A reader's program: the names that a block uses and does not define.
 
     Args:
-        tasks: the ids that there are to do.
-        site: where the guide prints none.
+        tasks: the ids of the tasks.
+        site: used where the guide prints none.
     """
 
     def __init__(self, tasks: Sequence[Any] = tuple(range(12)), site: str = "production") -> None:
@@ -173,7 +173,7 @@ class World:
         self.saved: dict[Any, Any] = {}
         self.jobs: list[jobsync.Job] = []
         self.during: Callable[[jobsync.Job], None] = lambda _: None
-        """What else is done while a job processes tasks."""
+        """Called while a job processes tasks."""
         self.log = _Log()
         self.defined: dict[str, list[Any]] = {}
         self.names: dict[str, Any] = {}
@@ -182,7 +182,7 @@ class World:
             Job=self.make_job,
             Task=jobsync.Task,
             CoordinationConfig=jobsync.CoordinationConfig,
-            db=STAND_INS["database"],
+            db=REPLACEMENTS["database"],
             config=_Config(self.names),
             logger=self.log,
             time=_Time,
@@ -204,11 +204,11 @@ class World:
         exec("from datetime import datetime, timedelta", self.names)
 
     def run(self, block: int, **names: Any) -> None:
-        """Execute a block as it is printed; keep every value that it gives to a name."""
+        """Execute a block as it is printed; record every value that it assigns to a name."""
         self.names.update(names)
         world = self
 
-        class Keeping(dict[str, Any]):
+        class RecordingNames(dict[str, Any]):
             def __setitem__(self, name: str, value: Any) -> None:
                 world.defined.setdefault(name, []).append(value)
                 world.names[name] = value
@@ -218,7 +218,7 @@ class World:
 
         code = compile(PYTHON[block], f"the guide's Python block {block}", "exec")
         with installed():
-            exec(code, self.names, Keeping())
+            exec(code, self.names, RecordingNames())
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function that a block has defined."""
@@ -226,7 +226,7 @@ class World:
             return self.names[name](*arguments)
 
     def make_job(self, *arguments: Any, **options: Any) -> jobsync.Job:
-        """Make a job as printed; where the guide prints dots, with a name, a site and a config."""
+        """Create a job as printed; with a name, a site and a config where the guide prints dots."""
         if arguments == (...,):
             arguments = ("worker-01", self.site, self.names["config"])
         job = jobsync.Job(*arguments, **options)
@@ -245,7 +245,7 @@ class World:
         return f"result of {task_id}"
 
     def process_all(self, job: jobsync.Job) -> None:
-        """Do all tasks that are the job's."""
+        """Do all tasks that the job may claim."""
         for task_id in self.tasks:
             if job.can_claim_task(jobsync.Task(task_id)):
                 job.add_task(jobsync.Task(task_id))
@@ -253,5 +253,5 @@ class World:
         job.write_audit()
 
     def pending(self, _: Any = None) -> list[Any]:
-        """Give the tasks that were not processed."""
+        """Return the tasks that were not processed."""
         return [task_id for task_id in self.tasks if task_id not in self.processed]
