@@ -19,12 +19,21 @@ from jobsync.database.document import Document
 from jobsync.errors import Unavailable
 from jobsync.queue.backend import Message, QueueBackend
 from jobsync.queue.context import Context
+from jobsync.queue.settings import QueueSettings
 from jobsync.stores.contract import Record
 
-__all__ = ["Delivery", "InFlight"]
+__all__ = ["Delivery", "InFlight", "Prefetch"]
 
 _SHORTEST_WAIT = 0.01
 _SHORTEST_MARGIN = 0.05
+_PREFETCH = 10
+_MAX_PREFETCH = 50
+"""Messages per handler to claim in advance, and at most if they are little work."""
+_LITTLE_WORK = 0.02
+"""Seconds of work that count as little."""
+_LATEST_WEIGHT = 0.2
+"""Weight of the latest handler in the average duration."""
+_INSTANT = 0.002
 
 
 class Delivery(msgspec.Struct, eq=False):
@@ -197,6 +206,43 @@ class InFlight:
         if not ends:
             return None
         return now + max(_SHORTEST_WAIT, min(self._membership.trust_left, *ends))
+
+
+class Prefetch:
+    """How many messages to claim in advance, by the measured durations of handlers.
+
+    At most a second of work, and half the visibility timeout.
+
+    Args:
+        settings: the concurrency, the visibility timeout and the configured limit.
+    """
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self._settings = settings
+        self._average = 0.0
+
+    @property
+    def is_instant(self) -> bool:
+        """Whether handlers take no time."""
+        return self._average < _INSTANT
+
+    @property
+    def limit(self) -> int:
+        """How many messages to claim in advance now."""
+        most, concurrency = self._settings.prefetch, self._settings.concurrency
+        if not self._average:
+            return concurrency if most is None else min(most, concurrency)
+        rate = concurrency / self._average
+        if most is None:
+            # For instant handlers the batch is the cost, and less per message if it is larger.
+            little = min(_MAX_PREFETCH * concurrency, int(rate * _LITTLE_WORK))
+            most = max(_PREFETCH * concurrency, little)
+        return min(most, int(rate * min(1.0, self._settings.visibility_timeout / 2)))
+
+    def measure(self, seconds: float) -> None:
+        """Record how long a handler took."""
+        known = self._average
+        self._average = seconds if known == 0.0 else known + _LATEST_WEIGHT * (seconds - known)
 
 
 def _build_document(message: Message) -> Document:

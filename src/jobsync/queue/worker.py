@@ -27,28 +27,20 @@ from jobsync.queue.backend import ClaimResult, EndedClaim, Message, QueueBackend
 from jobsync.queue.completer import Completer
 from jobsync.queue.context import Context
 from jobsync.queue.executor import Deadlines, Executor
-from jobsync.queue.in_flight import Delivery, InFlight
+from jobsync.queue.in_flight import Delivery, InFlight, Prefetch
 from jobsync.queue.reaper import Quarantine, Reaper
 from jobsync.queue.settings import QueueSettings
 
 __all__ = ["Worker", "WorkerListener", "find_calling_worker"]
 
-_PREFETCH = 10
-_MAX_PREFETCH = 50
-"""Messages per handler to claim in advance, and at most where they are little work."""
-_LITTLE_WORK = 0.02
-"""Seconds of work that count as little."""
 _REFILL_SHARE = 4
 """More is claimed when a quarter of the prefetched messages is left."""
-_LATEST_WEIGHT = 0.2
-"""Weight of the latest handler in the average duration."""
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
 _SHORTEST_WAIT = 0.02
 _DISTRUST_WAIT = 0.25
 """Seconds between checks whether the session is trusted again: nothing notifies of it."""
 _MAX_EMPTY_POLLS = 3
-_INSTANT = 0.002
 _TURN = 0.002
 """Seconds for which handlers that never wait may run before everything else has a turn."""
 _DEFAULT_RETRIES = Retries()
@@ -146,7 +138,7 @@ class Worker:
         self._empty_polls = 0
         self._unanswered_since: Mono | None = None
         """When the first claim was sent that is unanswered."""
-        self._average = 0.0
+        self._prefetch = Prefetch(settings)
         self._refill_at = 0
         """More is claimed when at most this many messages are ready."""
         self._changed = asyncio.Event()
@@ -275,7 +267,7 @@ class Worker:
 
     def _find_room(self) -> int:
         """Return how many messages may be claimed now."""
-        prefetch = self._find_prefetch()
+        prefetch = self._prefetch.limit
         most = self._settings.concurrency + prefetch
         # Not one by one: a batch costs as much as a single message. Nor while the store accepts
         # no settlements: the messages in flight are limited.
@@ -286,21 +278,6 @@ class Worker:
         if self._quota is None:
             return room
         return min(room, self._quota - self.handled - len(self._in_flight))
-
-    def _find_prefetch(self) -> int:
-        """Return how many messages to claim in advance.
-
-        At most a second of measured work, and half the visibility timeout.
-        """
-        most, concurrency = self._settings.prefetch, self._settings.concurrency
-        if not self._average:
-            return concurrency if most is None else min(most, concurrency)
-        rate = concurrency / self._average
-        if most is None:
-            # For instant handlers the batch is the cost, and less per message if it is larger.
-            little = min(_MAX_PREFETCH * concurrency, int(rate * _LITTLE_WORK))
-            most = max(_PREFETCH * concurrency, little)
-        return min(most, int(rate * min(1.0, self._visibility / 2)))
 
     async def _claim(self, limit: int, *, suspects: bool) -> ClaimResult:
         """Claim messages and start them; end claims of others that have lapsed."""
@@ -380,7 +357,7 @@ class Worker:
                 self._overrun.add(delivery)
                 await asyncio.wait([overrun])
             ended = self._clock.mono()
-            self._measure(ended - started)
+            self._prefetch.measure(ended - started)
         except asyncio.CancelledError:
             # A plain function continues: nobody else may claim its message before it lapses.
             if self._executor.is_async:
@@ -442,11 +419,7 @@ class Worker:
 
     def _expects_more(self) -> bool:
         """Whether instant handlers are about to end."""
-        return bool(self._ready) and self._average < _INSTANT
-
-    def _measure(self, seconds: float) -> None:
-        known = self._average
-        self._average = seconds if known == 0.0 else known + _LATEST_WEIGHT * (seconds - known)
+        return bool(self._ready) and self._prefetch.is_instant
 
     def _on_answer(self, delivery: Delivery | None, is_accepted: bool) -> None:  # noqa: FBT001 - the answer itself
         if delivery is not None and delivery.verdict is not None:
