@@ -542,8 +542,8 @@ async def test_purging_removes_messages_in_the_given_states(backend: QueueBacken
 async def test_unreadable_messages_are_buried(location: QueueLocation) -> None:
     """Reported once, stored unchanged among the dead letters; the others are delivered."""
     components = Components.system()
-    told: list[Event] = []
-    components.events.on("store:record-set-aside", told.append)
+    reported: list[Event] = []
+    components.events.on("store:record-set-aside", reported.append)
     backend = await location.open("emails", components)
     await backend.push(new_messages(1, 2, 3))
     location.damage("id-2", '{"n": 2')
@@ -551,7 +551,7 @@ async def test_unreadable_messages_are_buried(location: QueueLocation) -> None:
     (dead,) = await backend.browse("dead")
     assert (dead.id, dead.value) == ("id-2", '{"n": 2')
     assert "not JSON" in dead.errors[0].error
-    assert [event["key"] for event in told] == ["message id-2"]
+    assert [event["key"] for event in reported] == ["message id-2"]
 
 
 async def test_each_message_of_a_claim_is_settled_separately(
@@ -724,10 +724,10 @@ class Walk:
         self.model.take(claimed, suspects=suspects)
 
     async def settle(self, backend: QueueBackend) -> None:
-        held = [receipt for receipt in self.model.live.values() if receipt is not None]
+        claimed = [receipt for receipt in self.model.live.values() if receipt is not None]
         batch = [
             Settlement(receipt=each, move=self._rng.choice(list(ENDS)), error="boom")
-            for each in self._rng.sample(held, min(len(held), self._rng.randint(1, 4)))
+            for each in self._rng.sample(claimed, min(len(claimed), self._rng.randint(1, 4)))
         ]
         self._place.faults.lost_replies = int(self._rng.random() < 0.1)
         assert all(await backend.settle(batch))
@@ -801,16 +801,16 @@ async def test_a_paused_queue_delivers_nothing(
     other, beside = await location.open("emails"), await location.open("beside")
     await backend.push(new_messages(1, 2, 3))
     await beside.push(new_messages(9))
-    held, lapsed = await claim(backend, 2)
+    kept, lapsed = await claim(backend, 2)
     location.advance(61)
-    assert await backend.extend([held.receipt], 600) == [True]
+    assert await backend.extend([kept.receipt], 600) == [True]
     assert [each.id for each in await backend.end_claims()] == [lapsed.id]
     assert await other.pause("a deployment") is True
     claimed = await backend.claim(10, session=ME, visibility=60)
     assert (claimed.messages, claimed.suspects) == ([], False)
     assert await claim(backend, 1, suspects=True) == []
     assert await backend.count() == {"claimed": 1, "ready": 1, "waiting": 1}
-    assert await settle(backend, held.receipt)
+    assert await settle(backend, kept.receipt)
     assert values(await claim(beside)) == [9]
     assert await backend.resume() is True
     assert values(await claim(backend, suspects=True)) == [2]

@@ -77,8 +77,8 @@ def name_queue(namespace: str, resource: str) -> str:
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One process's work on a queue, as its session reports it.
 
-    Reported when the process starts, pauses and stops, so that readers can tell a queue with
-    busy workers from one without workers. Each report costs one heartbeat.
+    Reported when the process starts, pauses and stops, so that readers can distinguish a
+    queue with busy workers from one without workers. Each report costs one heartbeat.
     """
 
     concurrency: int
@@ -403,7 +403,7 @@ class QueueBackend(ABC):
 
     @abstractmethod
     async def wait(self, timeout: float) -> None:
-        """Return early if there may be something new to claim. A hint: only a claim tells."""
+        """Return early if there may be something new to claim. A hint: only a claim is certain."""
 
 
 def check_finished(state: MessageState) -> None:

@@ -81,9 +81,9 @@ async def handle(port: QueueBackend, batches: int) -> None:
 
 
 @contextlib.contextmanager
-def held_open(url: str, *, held: bool) -> Iterator[None]:
+def keep_snapshot(url: str, *, is_kept: bool) -> Iterator[None]:
     """Keep a transaction open, so that the server keeps all deleted rows."""
-    if not held:
+    if not is_kept:
         yield
         return
     with psycopg.connect(url) as stranger:
@@ -92,7 +92,7 @@ def held_open(url: str, *, held: bool) -> Iterator[None]:
         yield
 
 
-async def measure(url: str, depth: int, batches: int, *, held: bool = False) -> float:
+async def measure(url: str, depth: int, batches: int, *, old_snapshot: bool = False) -> float:
     """Handle some of many messages; return the buffers of a claim at the end."""
     components = Components.system()
     inner = await open_store(url)
@@ -105,7 +105,7 @@ async def measure(url: str, depth: int, batches: int, *, held: bool = False) -> 
         assert isinstance(inner.sql, PostgresAccess)
         store.access = Counting(inner.sql, admin)
         port = open_backend(store, "default/tasks", components)
-        with held_open(url, held=held):
+        with keep_snapshot(url, is_kept=old_snapshot):
             await handle(port, batches)
             store.access.is_counting = True
             await handle(port, 5)
@@ -121,7 +121,7 @@ async def test_a_claim_reads_no_more_in_a_deep_queue(
     urls = [postgres.create_database(f"depth_{next(_numbers)}") for _ in range(3)]
     shallow = await measure(urls[0], few, batches)
     deep = await measure(urls[1], many, batches)
-    old = await measure(urls[2], many, batches, held=True)
+    old = await measure(urls[2], many, batches, old_snapshot=True)
     proof.record("buffers of a claim", few=few, many=many, found=[shallow, deep, old])
     assert deep <= 1.2 * shallow
     assert old <= 1.5 * shallow

@@ -54,14 +54,14 @@ async def test_its_errors_are_raised() -> None:
 
 async def test_it_can_handle_a_cancellation() -> None:
     """It is raised where it waits, within its own context, and it may continue."""
-    heard: list[str] = []
+    cancelled_in: list[str] = []
 
     async def work() -> str:
         _mark.set("inner")
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
-            heard.append(_mark.get())
+            cancelled_in.append(_mark.get())
         await asyncio.sleep(0)
         return "done"
 
@@ -72,7 +72,7 @@ async def test_it_can_handle_a_cancellation() -> None:
         task = group.create_task(run())
         await asyncio.sleep(0)
         task.cancel()
-    assert heard == ["inner"]
+    assert cancelled_in == ["inner"]
     assert task.result() == "done"
 
 

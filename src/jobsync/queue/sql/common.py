@@ -47,10 +47,10 @@ __all__ = [
 MAX_BATCH = 10_000
 """The largest number of messages in a batch."""
 
-LAPSED = "nobody settled it: its worker died, or fell silent for too long"
+LAPSED = "nobody settled it: its worker died, or did not renew its claim in time"
 """The error stored for a claim that was ended."""
 
-SPARED = f"{LAPSED}; with others in hand, so that no attempt is spent"
+SPARED = f"{LAPSED}; other messages were in flight, so no attempt is spent"
 """The error stored for a claim that was ended while other messages were in flight."""
 
 _GIVE_UP_AFTER = 30.0
@@ -292,8 +292,8 @@ class SqlBackend(QueueBackend):
         try:
             await self._settle(batch)
         except (OutcomeUnknown, Unavailable):
-            # Readable messages do not wait for this. The claim lapses, and whoever claims the
-            # message next buries it.
+            # Readable messages do not wait for this. The claim lapses, and the next claim buries
+            # the message.
             return
 
 
