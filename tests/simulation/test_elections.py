@@ -139,10 +139,10 @@ def test_one_leads_two_timeouts_and_a_heartbeat_after_the_last_fault(
     fleet.run(story)
 
 
-@pytest.mark.parametrize(("store", "beats"), [(MemoryStore, 0.3), (BilledStore, 1.0)])
+@pytest.mark.parametrize(("store", "intervals"), [(MemoryStore, 0.3), (BilledStore, 1.0)])
 @pytest.mark.parametrize("seed", [70, 71, 72])
 def test_a_clean_release_hands_over_within_a_heartbeat(
-    seed: int, store: type[MemoryStore], beats: float
+    seed: int, store: type[MemoryStore], intervals: float
 ) -> None:
     """The oldest remaining worker follows one that stops, at once where the store notifies.
 
@@ -163,7 +163,7 @@ def test_a_clean_release_hands_over_within_a_heartbeat(
             leader.stop()
             assert leader.task is not None
             await leader.task
-            await asyncio.sleep(beats * TIMING.heartbeat)
+            await asyncio.sleep(intervals * TIMING.heartbeat)
             assert one(fleet.leaders()) is not leader
             fleet.restart(leader)
             await asyncio.sleep(fleet.world.dice.uniform(60, 70))
@@ -583,8 +583,8 @@ def test_a_cold_start_can_be_skipped() -> None:
             {"cold_start_observation_window": 15_000},
             "observation_window .*got 15000.*Did you mean 15",
         ),
-        ({"cold_start_preparation_delay": -1}, "preparation_delay .*got -1.*Give 0 or more"),
-        ({"coordinator_work_interval": 0}, "coordinator_work_interval .*got 0.*Give more than 0"),
+        ({"cold_start_preparation_delay": -1}, "preparation_delay .*got -1.*Use 0 or more"),
+        ({"coordinator_work_interval": 0}, "coordinator_work_interval .*got 0.*Use more than 0"),
         (
             {"min_epoch_duration": 400},
             r"must be between 0 and max_epoch_duration=300 \(got 400\)\. Lower it",

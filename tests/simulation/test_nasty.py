@@ -32,9 +32,9 @@ from jobsync.stores.memory import MemoryStore
 from jobsync.testing.network import CALM, Weather
 from jobsync.testing.world import Node
 
-BEATS = 1.06 * TIMING.heartbeat
+HEARTBEAT = 1.06 * TIMING.heartbeat
 """A heartbeat interval by the slowest clock, with a request to the store."""
-TIMEOUTS = 1.06 * TIMING.timeout
+TIMEOUT = 1.06 * TIMING.timeout
 
 
 def one(workers: list[Worker]) -> Worker:
@@ -84,7 +84,7 @@ def test_a_corrupt_session_is_left_alone(junk: Any, store: Any) -> None:
         leader, victim = one(fleet.leaders()), followers(fleet)[0]
         key = f"session/{incarnation_of(victim)}"
         await fleet.overwrite(key, junk)
-        await asyncio.sleep(4 * TIMEOUTS)
+        await asyncio.sleep(4 * TIMEOUT)
         assert one(fleet.leaders()) is leader
         assert incarnation_of(victim) not in key
         record = await fleet.store.get(key)
@@ -112,7 +112,7 @@ def test_a_corrupt_session_of_the_leader_costs_one_term() -> None:
         leader = one(fleet.leaders())
         epoch = leader.held_epochs["work"]
         await fleet.overwrite(f"session/{incarnation_of(leader)}", "junk")
-        await asyncio.sleep(2 * TIMEOUTS)
+        await asyncio.sleep(2 * TIMEOUT)
         assert one(fleet.leaders()) is leader
         assert leader.held_epochs["work"] == epoch + 1
         assert len(leader.events_named("coord:session-lost")) == 1
@@ -138,7 +138,7 @@ def test_a_dead_leader_with_a_corrupt_record_is_replaced_after_the_repair(repair
         assert intact is not None
         leader.node.kill()
         await fleet.overwrite(key, ["junk"])
-        await asyncio.sleep(4 * TIMEOUTS)
+        await asyncio.sleep(4 * TIMEOUT)
         assert fleet.leaders() == []
         match repair:
             case "drop":
@@ -149,7 +149,7 @@ def test_a_dead_leader_with_a_corrupt_record_is_replaced_after_the_repair(repair
                 await fleet.operator.write([corrupt.delete()])
             case _:
                 await fleet.overwrite(key, intact.value)
-        await asyncio.sleep(2 * TIMEOUTS + BEATS)
+        await asyncio.sleep(2 * TIMEOUT + HEARTBEAT)
         assert one(fleet.leaders()) is not leader
 
     fleet.run(story)
@@ -165,7 +165,7 @@ def test_a_session_that_the_store_cannot_read_disturbs_nobody() -> None:
         leader, victim = one(fleet.leaders()), followers(fleet)[0]
         victim.node.kill()
         fleet.corrupt(f"session/{incarnation_of(victim)}")
-        await asyncio.sleep(4 * TIMEOUTS)
+        await asyncio.sleep(4 * TIMEOUT)
         assert len(leader.events_named("store:record-set-aside")) == 1
         before = leader.link.requests
         await asyncio.sleep(20 * TIMING.heartbeat)
@@ -191,7 +191,7 @@ def test_a_session_of_a_newer_format_is_neither_declared_dead_nor_rewritten() ->
         assert record is not None
         victim.node.kill()
         await fleet.overwrite(key, record.value, format=2)
-        await asyncio.sleep(4 * TIMEOUTS)
+        await asyncio.sleep(4 * TIMEOUT)
         after = await fleet.store.get(key)
         assert after is not None
         assert (after.format, after.value) == (2, record.value)
@@ -212,7 +212,7 @@ def test_a_session_that_ended_cleanly_is_not_declared_dead_again() -> None:
         fleet.start_all()
         await asyncio.sleep(60)
         followers(fleet)[0].stop()
-        await asyncio.sleep(6 * TIMEOUTS)
+        await asyncio.sleep(6 * TIMEOUT)
         assert [each.events_named("coord:worker-died") for each in fleet.workers] == [[]] * 4
         fleet.check_steady()
 
@@ -271,11 +271,11 @@ def test_a_corrupt_role_is_reported_and_left_alone(junk: Any) -> None:
         # Nobody took it, and its holder keeps it.
         assert fleet.leaders() == [leader]
         await fleet.overwrite(ROLE, intact.value)
-        await asyncio.sleep(TIMEOUTS)
+        await asyncio.sleep(TIMEOUT)
         fleet.check_steady()
         assert fleet.leaders() == [leader]
         leader.node.kill()
-        await asyncio.sleep(2 * TIMEOUTS)
+        await asyncio.sleep(2 * TIMEOUT)
         assert one(fleet.leaders()) is not leader
 
     fleet.world.run(story)
@@ -295,7 +295,7 @@ def test_a_role_of_a_newer_format_is_neither_taken_nor_rewritten() -> None:
         assert intact is not None
         leader.node.kill()
         await fleet.overwrite(ROLE, intact.value, format=2)
-        await asyncio.sleep(4 * TIMEOUTS)
+        await asyncio.sleep(4 * TIMEOUT)
         assert fleet.leaders() == []
         after = await fleet.store.get(ROLE)
         assert after is not None
@@ -365,7 +365,7 @@ def test_a_corrupt_request_is_ignored_and_replaced(junk: Any) -> None:
                 force=True, desired_coordinator=other.membership.worker_id
             )
         )
-        await asyncio.sleep(2 * BEATS)
+        await asyncio.sleep(2 * HEARTBEAT)
         assert fleet.leaders() == [other]
         assert all(worker.events_named("coord:election-halted") == [] for worker in fleet.workers)
 
@@ -386,7 +386,7 @@ def test_a_worker_that_died_before_the_first_election_is_waited_for_once() -> No
         first.node.kill()
         for worker in others:
             fleet.start(worker)
-        await asyncio.sleep(TIMING.heartbeat / 2 + 3 * BEATS)
+        await asyncio.sleep(TIMING.heartbeat / 2 + 3 * HEARTBEAT)
         fleet.check_steady()
 
     fleet.run(story)
@@ -408,7 +408,7 @@ def test_a_role_that_was_removed_is_taken_again_above_its_epoch() -> None:
                 await fleet.operator.write([record.delete()])
             else:
                 await fleet.store.drop([ROLE])
-            await asyncio.sleep(4 * TIMEOUTS)
+            await asyncio.sleep(4 * TIMEOUT)
             leader = one(fleet.leaders())
             assert leader.held_epochs["work"] > epoch
         fleet.check_steady()
@@ -433,7 +433,7 @@ def test_epochs_do_not_restart_when_all_workers_restart() -> None:
         await fleet.store.drop([ROLE])
         for worker in list(fleet.workers):
             fleet.restart(worker)
-        await asyncio.sleep(3 * TIMEOUTS)
+        await asyncio.sleep(3 * TIMEOUT)
         assert one(fleet.leaders()).held_epochs["work"] > epoch
 
     fleet.world.run(story)
@@ -452,10 +452,10 @@ def test_a_store_restored_from_an_older_copy_halts_the_election() -> None:
         slots = dict(fleet.store._data.records)
         former = one(fleet.leaders())
         former.node.kill()
-        await asyncio.sleep(3 * TIMEOUTS)
+        await asyncio.sleep(3 * TIMEOUT)
         assert one(fleet.leaders()) is not former
         fleet.store._data.records |= {ROLE: slots[ROLE]}
-        await asyncio.sleep(3 * TIMEOUTS)
+        await asyncio.sleep(3 * TIMEOUT)
         assert fleet.leaders() == []
         halted = [
             worker for worker in followers(fleet) if worker.events_named("coord:election-halted")
@@ -464,7 +464,7 @@ def test_a_store_restored_from_an_older_copy_halts_the_election() -> None:
         for worker in halted:
             (event,) = worker.events_named("coord:election-halted")
             assert "restored from an older copy" in event.reason
-        await asyncio.sleep(10 * TIMEOUTS)
+        await asyncio.sleep(10 * TIMEOUT)
         assert fleet.leaders() == []
 
     fleet.world.run(story)
@@ -487,7 +487,7 @@ def test_a_take_that_lands_after_the_work_was_stopped_blocks_nobody() -> None:
         await asyncio.sleep(60)
         late.link.delayed_writes = None
         fleet.start(other)
-        await asyncio.sleep(2 * TIMEOUTS)
+        await asyncio.sleep(2 * TIMEOUT)
         assert fleet.leaders() == [other]
         fleet.check_steady()
 
@@ -516,7 +516,7 @@ def test_a_work_can_be_stopped_at_any_moment(latency: float) -> None:
             if "work" in first.coordinators:
                 await first.run(first.coordinators.pop("work").stop())
             first.link.weather = CALM
-            await asyncio.sleep(4 * TIMEOUTS)
+            await asyncio.sleep(4 * TIMEOUT)
             assert fleet.leaders() == [second]
 
         fleet.run(story)
@@ -574,7 +574,7 @@ def test_hooks_that_never_return_do_not_block_other_leaders(hooks: Any) -> None:
         assert fleet.leaders() == []
         for link in fleet.links:
             link.requests_pass = True
-        await asyncio.sleep(2 * TIMEOUTS + BEATS)
+        await asyncio.sleep(2 * TIMEOUT + HEARTBEAT)
         assert one(fleet.leaders()) is not first
         assert first.is_trusted
 
@@ -662,7 +662,7 @@ def test_access_denied_for_a_while_costs_the_lead_and_nothing_else() -> None:
         await asyncio.sleep(60)
         for link in fleet.links:
             link.refusal = Misconfigured("url", "…", "access was denied", "check the rights")
-        await asyncio.sleep(TIMEOUTS)
+        await asyncio.sleep(TIMEOUT)
         assert fleet.leaders() == []
         before = [link.requests for link in fleet.links]
         await asyncio.sleep(600)
@@ -670,7 +670,7 @@ def test_access_denied_for_a_while_costs_the_lead_and_nothing_else() -> None:
             # A heartbeat and a check, and nobody leads.
             assert link.requests - sent <= 2 * 1.05 * 600 / TIMING.heartbeat + 4
             link.refusal = None
-        await asyncio.sleep(2 * TIMEOUTS)
+        await asyncio.sleep(2 * TIMEOUT)
         fleet.check_steady()
         for worker in fleet.workers:
             assert len(worker.events_named("coord:store-silent")) == 1
@@ -707,7 +707,7 @@ def test_a_singleton_that_cannot_be_sealed_yet_is_sealed_later(refusal: Exceptio
         assert leader.link.requests - sent <= 20 * 1.05 * 6
         for link in fleet.links:
             link.refusal = None
-        await asyncio.sleep(3 * BEATS)
+        await asyncio.sleep(3 * HEARTBEAT)
         written = await fleet.store.get(f"{SINGLETON}-work")
         assert written is not None
         assert written.value["epoch"] == leader.held_epochs["work"]
@@ -794,9 +794,9 @@ def try_every_await(story: Callable[[Fleet, Worker, int], Awaitable[bool]]) -> i
 
 async def check_gone(fleet: Fleet, worker: Worker) -> None:
     """Check that a worker sends nothing any more, and that the other one leads."""
-    await asyncio.sleep(4 * TIMEOUTS)
+    await asyncio.sleep(4 * TIMEOUT)
     sent = worker.link.requests
-    await asyncio.sleep(4 * TIMEOUTS)
+    await asyncio.sleep(4 * TIMEOUT)
     assert worker.link.requests == sent
     assert fleet.leaders() == [fleet.workers[1]]
 
@@ -830,7 +830,7 @@ def test_a_candidacy_can_be_cancelled_at_any_await() -> None:
         await worker.run(membership.start())
         is_over = await cancel_at(fleet, lambda: membership.coordinate("work"), at)
         fleet.start(fleet.workers[1])
-        await asyncio.sleep(4 * TIMEOUTS)
+        await asyncio.sleep(4 * TIMEOUT)
         if not is_over:
             assert fleet.leaders() == [fleet.workers[1]]
             await worker.run(membership.coordinate("work"))
@@ -852,7 +852,7 @@ def test_a_stop_can_be_cancelled_at_any_await() -> None:
         coordinator = worker.coordinators["work"]
         assert coordinator.is_coordinator
         is_over = await cancel_at(fleet, coordinator.stop, at)
-        await asyncio.sleep(4 * TIMEOUTS)
+        await asyncio.sleep(4 * TIMEOUT)
         assert fleet.leaders() == [fleet.workers[1]]
         await worker.run(coordinator.stop())
         return is_over
@@ -901,7 +901,7 @@ def term_of(worker: Worker) -> Term:
 
 async def await_successor(fleet: Fleet, leader: Worker) -> Worker:
     """Wait until another worker leads, and has written."""
-    await asyncio.sleep(2 * TIMEOUTS + 2 * BEATS)
+    await asyncio.sleep(2 * TIMEOUT + 2 * HEARTBEAT)
     successor = one([worker for worker in fleet.leaders() if worker is not leader])
     assert (await read_ledger(fleet))["epoch"] == successor.held_epochs["work"]
     return successor
@@ -927,7 +927,7 @@ def test_a_leader_that_was_paused_during_its_replacement_writes_nothing(strike: 
         assert term.lasts == (strike == "suspend")
         with pytest.raises(Fenced):
             await leader.run(term.put(LEDGER, {"epoch": term.epoch, "count": -1}))
-        await asyncio.sleep(2 * TIMEOUTS)
+        await asyncio.sleep(2 * TIMEOUT)
         assert (await read_ledger(fleet))["epoch"] == successor.held_epochs["work"]
         assert not term.lasts
         fleet.check_steady()
@@ -952,7 +952,7 @@ def test_a_heartbeat_without_a_reply_does_not_count() -> None:
         assert leader.held_epochs == {}
         await await_successor(fleet, leader)
         leader.link.replies_pass = True
-        await asyncio.sleep(2 * TIMEOUTS)
+        await asyncio.sleep(2 * TIMEOUT)
         assert incarnation_of(leader) != before
         fleet.check_steady()
 
@@ -969,7 +969,7 @@ def test_a_write_that_lands_after_its_sender_left_is_refused() -> None:
         leader = one(fleet.leaders())
         epoch = leader.held_epochs["work"]
         leader.link.delayed_writes = (SINGLETON, 25.0)
-        await asyncio.sleep(2 * BEATS)
+        await asyncio.sleep(2 * HEARTBEAT)
         leader.stop()
         await asyncio.sleep(60)
         (successor,) = fleet.leaders()
@@ -994,7 +994,7 @@ def test_two_memberships_of_one_process_are_two_workers() -> None:
         await asyncio.sleep(30)
         assert [each.is_coordinator for each in coordinators] == [True, False]
         await worker.run(first.leave())
-        await asyncio.sleep(BEATS)
+        await asyncio.sleep(HEARTBEAT)
         assert [each.is_coordinator for each in coordinators] == [False, True]
         await worker.run(second.leave())
 
@@ -1045,7 +1045,7 @@ def test_clocks_beyond_the_assumption_break_no_record() -> None:
         await storm(fleet)
         for link in fleet.links:
             link.weather = CALM
-        await asyncio.sleep(20 * TIMEOUTS)
+        await asyncio.sleep(20 * TIMEOUT)
         fleet.check_steady()
 
     fleet.run(story)
@@ -1070,7 +1070,7 @@ def test_a_store_that_refuses_gets_few_requests() -> None:
             assert worker.link.requests - sent <= 5 * 1.05 * 600 / TIMING.heartbeat
         for link in fleet.links:
             link.weather = CALM
-        await asyncio.sleep(2 * TIMEOUTS + BEATS)
+        await asyncio.sleep(2 * TIMEOUT + HEARTBEAT)
         fleet.check_steady()
 
     fleet.run(story)
@@ -1083,7 +1083,7 @@ def test_all_start_at_once_and_elect_once(store: type[MemoryStore]) -> None:
 
     async def story() -> None:
         fleet.start_all()
-        await asyncio.sleep(2 * TIMEOUTS)
+        await asyncio.sleep(2 * TIMEOUT)
         fleet.check_steady()
         elected = {
             (event.worker_id, event.epoch)
@@ -1108,7 +1108,7 @@ def test_all_die_and_others_start_a_week_later() -> None:
         await asyncio.sleep(7 * 86_400)
         for worker in list(fleet.workers):
             fleet.restart(worker)
-        await asyncio.sleep(2 * TIMEOUTS + BEATS)
+        await asyncio.sleep(2 * TIMEOUT + HEARTBEAT)
         assert one(fleet.leaders()).held_epochs["work"] == epoch + 1
         fleet.check_steady()
         # Each leader counts from its own start; the oldest may lead after a mandate.
@@ -1134,7 +1134,7 @@ def test_a_link_that_flaps_at_the_heartbeat_changes_little(period: float) -> Non
             leader.link.requests_pass = bool(number % 2)
             await asyncio.sleep(period)
         leader.link.requests_pass = True
-        await asyncio.sleep(2 * TIMEOUTS)
+        await asyncio.sleep(2 * TIMEOUT)
         fleet.check_steady()
         changes = followers(fleet)[0].events_named("coord:coordinator-elected")
         assert len(changes) <= 4
@@ -1159,7 +1159,7 @@ def test_a_take_whose_reply_was_lost_is_repeated() -> None:
         assert found is not None
         assert found.value["owner"] == incarnation_of(worker)
         worker.link.delayed_writes, worker.link.slow_replies = None, 0.0
-        await asyncio.sleep(TIMEOUTS)
+        await asyncio.sleep(TIMEOUT)
         assert worker.held_epochs["work"] > found.value["epoch"]
 
     fleet.run(story)
@@ -1186,7 +1186,7 @@ def test_a_role_that_the_store_cannot_read_disturbs_nothing_else() -> None:
         assert len(fleet.leaders("other")) == 1
         fleet.store._data.records[ROLE] = slot
         leader.node.kill()
-        await asyncio.sleep(2 * TIMEOUTS)
+        await asyncio.sleep(2 * TIMEOUT)
         fleet.check_steady()
 
     fleet.run(story)

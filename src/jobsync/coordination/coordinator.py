@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jobsync.coordination.election import Election, HeldTerm
+from jobsync.coordination.election import Election
 from jobsync.coordination.events import CoordinatorDemoted, CoordinatorPromoted
 from jobsync.coordination.observer import Candidates
 from jobsync.coordination.role import (
     ROLES,
     HandoverRequest,
+    HeldTerm,
     Role,
     read_role,
     request_handover,

@@ -28,9 +28,9 @@ from jobsync.coordination.role import (
     ROLES,
     ColdStart,
     HandoverRequest,
+    HeldTerm,
+    Mandate,
     Role,
-    decide_mandate,
-    read_request,
     read_role,
     request_handover,
     worker_of,
@@ -44,17 +44,7 @@ from jobsync.errors import Corrupt, NewerFormat
 from jobsync.stores.contract import Applied, Put, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["Election", "HeldTerm"]
-
-
-class HeldTerm(msgspec.Struct, frozen=True, eq=False):
-    """A term of this worker. `Election.held_term` returns it only while it lasts."""
-
-    epoch: int
-    incarnation: str
-    lapses: int
-    """The session's count when the term began: a term that lapsed never comes back."""
-    since: Mono
+__all__ = ["Election"]
 
 
 class Election:
@@ -109,7 +99,7 @@ class Election:
         """Whether the role may have changed after the latest read of it was sent."""
         self._next_read = components.clock.mono()
         self._defer_until: Mono | None = None
-        self._renewed_at = components.clock.mono()
+        self._mandate = Mandate(components.clock, timing, settings, self._corruption_log.report)
         self._highest_epoch = 0
         self._epoch_floor = 0
         self._announced_leader: str | None = None
@@ -117,9 +107,6 @@ class Election:
         """The epoch whose holder we have asked to hand over."""
         self._former_incarnations: set[str] = set()
         self._is_closed = False
-        self._request: Record | None = None
-        self._considered: tuple[str | None, Mono] | None = None
-        """The version of the request that was considered last, and when."""
         self._unresolved: tuple[str | None] | None = None
         """The base version of a write of ours that may still land, or was replaced unseen."""
 
@@ -207,7 +194,7 @@ class Election:
         """
         self._held_term = self.held_term
         key = f"{ROLES}{self.name}"
-        self._request = found.get(f"{REQUESTS}{self.name}", self._request)
+        self._mandate.request = found.get(f"{REQUESTS}{self.name}", self._mandate.request)
         if key in found:
             self._update(found[key])
             self._is_confirmed = self._held_term is not None
@@ -325,7 +312,7 @@ class Election:
         await self._take(session, [worker_of(each) for each in (*eligible, session.incarnation)])
 
     async def _give_up_own(self, session: Session) -> None:
-        """Give up a role that names us, or that a late write may give us, while we cannot take it.
+        """Clear a role that names us, or that a late write may give us, while we cannot take it.
 
         Otherwise nobody could have it: we live, so it is not taken from us.
         """
@@ -400,7 +387,7 @@ class Election:
         # `held_term` checks the clock: the write may have taken longer than trust lasts.
         if record is not None:
             self._held_term = HeldTerm(role.epoch, incarnation, lapses, self._clock.mono())
-            self._renewed_at = self._held_term.since
+            self._mandate.renewed_at = self._held_term.since
             self._update(record)
             self.cold_start.on_leader_seen(is_self=True)
             if self._is_closed:
@@ -419,40 +406,13 @@ class Election:
     async def _check_mandate(self, term: HeldTerm, candidates: Candidates) -> None:
         """Renew the mandate when it is over, or hand over when that was requested."""
         self.cold_start.on_leader_seen(is_self=True)
-        now = self._clock.mono()
-        request = self._read_request(term)
-        is_over = now - self._renewed_at >= self._settings.max_epoch_duration
-        may_end = now - term.since >= self._settings.min_epoch_duration
-        is_forced = request is not None and request.forced and may_end
-        if not is_over and not (is_forced and self._should_consider(now)):
-            return
-        self._considered = (_version(self._request), now)
-        eligible: list[str] = []
-        if request is not None and may_end:
-            eligible = await candidates.list_for(self.name)
-        decision = decide_mandate(
-            request, holder=term.incarnation, eligible=eligible, may_end=may_end, is_over=is_over
-        )
-        match decision:
+        match await self._mandate.decide(self.name, term, candidates):
             case "keep":
                 return
             case "renew":
                 await self._renew(term)
             case (_, successor):
                 await self.release("handed over", successor)
-
-    def _should_consider(self, now: Mono) -> bool:
-        """Whether to list the candidates for a request, which costs a request to the store."""
-        # One without a candidate may find one later, but is not considered at every heartbeat.
-        considered, when = self._considered or (None, now)
-        return considered != _version(self._request) or now - when >= self._timing.timeout
-
-    def _read_request(self, term: HeldTerm) -> HandoverRequest | None:
-        try:
-            return read_request(self._request, term.epoch)
-        except Corrupt as corrupt:
-            self._corruption_log.report(corrupt)
-            return None
 
     async def _renew(self, term: HeldTerm) -> None:
         record, role = self._record, self._role
@@ -461,7 +421,7 @@ class Election:
         until = self._clock.wall().seconds + self._settings.max_epoch_duration
         renewed = await self._write(record, msgspec.structs.replace(role, until=until))
         if renewed is not None:
-            self._renewed_at = self._clock.mono()
+            self._mandate.renewed_at = self._clock.mono()
             self._update(renewed)
             self._events.emit(
                 EpochRenewed(

@@ -63,7 +63,7 @@ class MemberLoop:
     ) -> None:
         self.elections: dict[str, Election] = {}
         self.watched: frozenset[str] = frozenset()
-        """The sessions whose end somebody in this process waits for."""
+        """The sessions whose end a caller in this process waits for."""
         self.has_ended = False
         """Whether `run` has ended, cleanly or by an error."""
         self.seen: Mapping[str, SessionRecord] = {}

@@ -1,20 +1,22 @@
-"""A role as it is stored, requests to hand it over, and the cold start of its election.
+"""A role as it is stored, its mandate and requests to hand over, and its cold start.
 
 Epochs of a role only grow, and each has one owner. A role is never taken from an owner that
 lives: it must never have been taken, have been released, or its owner's death must be written.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.events import ColdStartPhaseChanged, Phase
+from jobsync.coordination.observer import Candidates
 from jobsync.coordination.settings import ElectionSettings
-from jobsync.core.clock import Mono
+from jobsync.core.clock import Clock, Mono
 from jobsync.core.codec import MAX_INTEGER
 from jobsync.core.keys import check_key, escape
+from jobsync.core.trust import Timing
 from jobsync.errors import Corrupt, Invalid, NewerFormat
 from jobsync.stores.contract import Applied, Put, Record, Store
 
@@ -24,6 +26,8 @@ __all__ = [
     "ROLES",
     "ColdStart",
     "HandoverRequest",
+    "HeldTerm",
+    "Mandate",
     "MandateDecision",
     "PastTerm",
     "Role",
@@ -255,6 +259,77 @@ def _choose_successor(
         return next(desired, None)
     # Once the mandate is over, the first that sorts before the holder leads next.
     return next((other for other in others if other < holder), None) if is_over else None
+
+
+class HeldTerm(msgspec.Struct, frozen=True, eq=False):
+    """A term of this worker. `Election.held_term` returns it only while it lasts."""
+
+    epoch: int
+    incarnation: str
+    lapses: int
+    """The session's count when the term began: a term that lapsed never comes back."""
+    since: Mono
+
+
+class Mandate:
+    """A holder's mandate, and the request to hand over that it has read.
+
+    Args:
+        clock: the clock that measures it.
+        timing: the session's.
+        settings: the minimum and maximum duration.
+        report: called with a request that cannot be decoded.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        timing: Timing,
+        settings: ElectionSettings,
+        report: Callable[[Corrupt], object],
+    ) -> None:
+        self.request: Record | None = None
+        self.renewed_at = clock.mono()
+        self._clock = clock
+        self._timing = timing
+        self._settings = settings
+        self._report = report
+        self._considered: tuple[str | None, Mono] | None = None
+        """The version of the request that was considered last, and when."""
+
+    async def decide(self, role: str, term: HeldTerm, candidates: Candidates) -> MandateDecision:
+        """Return what the holder does now: keep the mandate, renew it, or hand over."""
+        now = self._clock.mono()
+        request = self._read_request(term.epoch)
+        is_over = now - self.renewed_at >= self._settings.max_epoch_duration
+        may_end = now - term.since >= self._settings.min_epoch_duration
+        is_forced = request is not None and request.forced and may_end
+        if not is_over and not (is_forced and self._should_consider(now)):
+            return "keep"
+        self._considered = (self._version, now)
+        eligible: list[str] = []
+        if request is not None and may_end:
+            eligible = await candidates.list_for(role)
+        return decide_mandate(
+            request, holder=term.incarnation, eligible=eligible, may_end=may_end, is_over=is_over
+        )
+
+    @property
+    def _version(self) -> str | None:
+        return None if self.request is None else self.request.version
+
+    def _should_consider(self, now: Mono) -> bool:
+        """Whether to list the candidates for a request, which costs a request to the store."""
+        # One without a candidate may find one later, but is not considered at every heartbeat.
+        considered, when = self._considered or (None, now)
+        return considered != self._version or now - when >= self._timing.timeout
+
+    def _read_request(self, epoch: int) -> HandoverRequest | None:
+        try:
+            return read_request(self.request, epoch)
+        except Corrupt as corrupt:
+            self._report(corrupt)
+            return None
 
 
 class ColdStart:

@@ -344,9 +344,9 @@ class RoleModel(Model[State]):
         act = node.act
         if act is None:
             if self.believes(node):
-                begun = replace(node, act=Act(node.term, node.id))
+                started = replace(node, act=Act(node.term, node.id))
                 yield Step(
-                    f"{node.id} starts to act in epoch {node.term}", _with(state, number, begun)
+                    f"{node.id} starts to act in epoch {node.term}", _with(state, number, started)
                 )
             return
         who = f"{act.who}, of epoch {act.epoch},"
