@@ -1,1 +1,1 @@
-"""Where records live. Everything above sees the contract alone."""
+"""The stores. The packages above use only their contract."""
