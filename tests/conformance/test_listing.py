@@ -77,8 +77,8 @@ async def test_fewer_than_asked_means_the_end(store: Store) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prefix": "a"}, "does not end in '/'"),
-        ({"prefix": ""}, "does not end in '/'"),
+        ({"prefix": "a"}, "must end in '/'"),
+        ({"prefix": ""}, "must end in '/'"),
         ({"prefix": "a//"}, "empty segment"),
         ({"prefix": "a/", "limit": 0}, r"limit .*\(got 0\)"),
         ({"prefix": "a/", "limit": 10**9}, r"limit .*\(got 1000000000\)"),
