@@ -15,7 +15,7 @@
     ├── OutcomeUnknown    a write may or may not have happened: assume neither
     └── Corrupt           the store holds something unreadable: it is left as it is
 
-Messages are built from the fields, so nobody has to parse them. No message and no
+Messages are built from the fields, so they need no parsing. No message and no
 repr shows a secret: values that may hold one are masked before they get here.
 
 How to write `problem` and `fix` (`Invalid`, `Misconfigured`, `Problem`). The message is

@@ -10,7 +10,7 @@ plain data and never hold a secret.
 
 Callbacks run on the thread that emits. Coroutines go to the host, once there is one; until
 then they are queued, in order. No lock is needed: registering, removing and emitting from
-several threads rely on single dictionary and deque operations, each of which is atomic.
+several threads rely on single dictionary and deque operations, which are atomic.
 """
 
 import itertools

@@ -78,7 +78,7 @@ class Randomness(Protocol):
     """Source of randomness."""
 
     def bytes(self, count: int) -> bytes:
-        """Return bytes that nobody can guess or repeat."""
+        """Return bytes that cannot be guessed or repeated."""
         ...
 
     def uniform(self, low: float, high: float) -> float:
@@ -140,7 +140,7 @@ class SystemRandomness:
         self._random = random.SystemRandom()
 
     def bytes(self, count: int) -> bytes:
-        """Return bytes that nobody can guess or repeat."""
+        """Return bytes that cannot be guessed or repeated."""
         return os.urandom(count)
 
     def uniform(self, low: float, high: float) -> float:

@@ -16,7 +16,7 @@ A message is in one state at a time, and changes only by these transitions:
 
 `deliveries` counts the claims, `returned` the claims that count as no attempt; the attempts
 are the difference. A message whose claim was never settled may have killed its worker, or may
-only have been there when another message did. The two cannot be told apart, so it is spared,
+only have been there when another message did. Both look the same, so it is spared,
 becomes a suspect, and runs alone until it is settled. A worker that dies with a suspect dies
 of that suspect alone: that counts as an attempt, and the last attempt makes a dead letter.
 """
@@ -57,7 +57,7 @@ LIVE: tuple[MessageState, ...] = ("ready", "waiting", "claimed")
 """States of messages that are yet to be handled."""
 
 FINISHED: tuple[MessageState, ...] = ("completed", "cancelled", "dead")
-"""States of messages that are handled no more, unless somebody redrives them."""
+"""States of messages that are no longer handled, unless they are redriven."""
 
 Transition: TypeAlias = Literal[
     "claim", "complete", "cancel", "retry", "bury", "release", "snooze", "lapse", "spare", "redrive"

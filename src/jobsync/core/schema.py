@@ -1,7 +1,7 @@
 """Schemas of a resource's records: checks, defaults and compatible changes. Pure.
 
 A check lists every wrong field at once, and fills in defaults. Fields that the schema does not
-describe are kept as they are; `find_strays` finds them, for strict schemas.
+describe are left as they are; `find_strays` finds them, for strict schemas.
 
 Missing and null differ, except that an optional field may be either. A required field that is
 missing or null gets its default, if it has one.
