@@ -44,13 +44,16 @@ def race(
     for process in processes:
         process.start()
     try:
+        # A process may send its next result before a slow one has sent that of this round.
+        received: dict[int, list[Any]] = {i: [] for i in range(len(rounds))}
         for i in range(len(rounds)):
-            received = [results.get(timeout=TIMEOUT) for _ in processes]
-            failed = [text for ok, text in received if not ok]
-            assert not failed, failed[0]
+            while len(received[i]) < PROCESSES:
+                index, error, result = results.get(timeout=TIMEOUT)
+                assert not error, error
+                received[index].append(result)
             if i % 20 == 19:
                 progress(f"{runner.__name__}: {i + 1} of {len(rounds)} rounds")
-            yield [result for _, result in received]
+            yield received[i]
     finally:
         for process in processes:
             process.terminate()
@@ -65,14 +68,14 @@ def _run(
     results: Any,
 ) -> None:
     async def run() -> None:
-        for url, key in rounds:
-            results.put((True, await runner(url, key, number, lambda: _wait(barrier))))
+        for i, (url, key) in enumerate(rounds):
+            results.put((i, "", await runner(url, key, number, lambda: _wait(barrier))))
 
     try:
         asyncio.run(run())
     except BaseException:  # noqa: BLE001 - sent to the parent, which fails with it
         barrier.abort()
-        results.put((False, traceback.format_exc()))
+        results.put((0, traceback.format_exc(), None))
 
 
 def _wait(barrier: multiprocessing.synchronize.Barrier) -> None:
