@@ -1,4 +1,4 @@
-"""Leader election, durable queues, cron and task ownership on the storage you already have.
+"""Leader election, durable queues and task ownership on the storage you already have.
 
 Every public name is here. Its module is loaded when the name is first used: a command line
 that only prints its help does not load a database.

@@ -184,7 +184,7 @@ class Conflict(_RecordError):
 
 
 class OutcomeUnknown(_RecordError):
-    """The write may have happened, may yet happen, or may never happen. Assume neither."""
+    """The write may have happened, may yet happen, or may never happen. Assume none of them."""
 
     _message = "The outcome of the write to {key} is unknown{detail}. Read it before you act."
 

@@ -193,7 +193,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 @contextmanager
 def serve_probes(address: tuple[str, int], state: HealthState) -> Iterator[str]:
-    """Answer probes over HTTP, on a thread so that a busy event loop fails no probe; yield the URL.
+    """Answer probes over HTTP, on a thread so that a busy loop does not fail it; yield the URL.
 
     Raises:
         Misconfigured: the address cannot be listened on.

@@ -268,8 +268,7 @@ def _build_schema(url: StoreUrl, keys: JobKeys) -> str:
             tables = "\n".join(f"{text.strip()};" for step in SQLITE_STEPS for text in step)
             return f"{tables}\n{sqlite_views_sql(keys)}"
         case MemoryUrl():
-            fix = "prepare nothing: it needs no tables"
-            raise Misconfigured("url", str(url), "has no schema", fix)
+            raise Misconfigured("url", str(url), "needs no schema", "skip this step")
 
 
 def _build_policy(url: ObjectsUrl) -> dict[str, object]:

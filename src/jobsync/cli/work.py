@@ -26,7 +26,7 @@ __all__ = ["work"]
     envvar="JOBSYNC_GRACE",
     show_envvar=True,
     show_default=True,
-    help="Seconds to finish after SIGTERM; handlers get three quarters of them.",
+    help="Seconds to finish after SIGTERM; handlers get most of them.",
 )
 @click.option(
     "--log-format",

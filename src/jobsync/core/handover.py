@@ -53,8 +53,8 @@ class Transfers(Generic[U]):
             ▲                       │        ▲ │
             └──── A has it back ────┘        └─┘ another target
 
-    A is done with the units that a number revoked when it has applied that number or a higher
-    one, or is dead. A unit that nobody holds is given at once. A moving unit may get another
+    A has given up the units revoked by number N once it has applied N or a higher number, or is
+    dead. A unit that nobody holds is given at once. A moving unit may get another
     target, or go back to A: neither lets anybody use what A may still be using.
 
     Nodes are indexes; `NOBODY` holds what is free.

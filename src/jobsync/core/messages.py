@@ -17,8 +17,8 @@ A message is in one state at a time, and changes only by these transitions:
 `deliveries` counts the claims, `returned` the claims that count as no attempt; the attempts
 are the difference. A message whose claim was never settled may have killed its worker, or may
 only have been there when another message did. Both look the same, so it is spared,
-becomes a suspect, and runs alone until it is settled. A worker that dies with a suspect dies
-of that suspect alone: that counts as an attempt, and the last attempt makes a dead letter.
+becomes a suspect, and runs alone until it is settled. If its worker dies then, the death
+counts as an attempt of the suspect, and the last attempt makes a dead letter.
 """
 
 from collections.abc import Callable, Mapping

@@ -3,7 +3,7 @@
 Guarantees: records that exist and have not expired are never touched. A cleanup is safe at any
 time, in any process, also in several at once. Of all processes that have a session and know a
 prefix, one cleans it: an hour after the last time on SQL, a day on object stores, where listing
-names costs money. A process that finds that another was faster has made three requests.
+names costs money. Losing the race to another process costs three requests.
 
 Tombstones are buried once they are an hour old (`BURIAL_AGE`). What cannot be removed now is
 removed next time.

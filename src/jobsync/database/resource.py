@@ -430,4 +430,4 @@ def _refuse_duplicates(values: Mapping[str, Json], documents: Sequence[Json]) ->
     if len(values) < len(documents):
         names = Counter(document["id"] for document in documents)
         ((duplicate, _),) = names.most_common(1)
-        raise Invalid("id", duplicate, "is given twice", "give each record its own id")
+        raise Invalid("id", duplicate, "is given twice", "use a different id for each record")

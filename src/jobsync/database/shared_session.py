@@ -146,5 +146,5 @@ def _check_timing(membership: Membership, settings: CoordinatorSettings) -> None
                 field,
                 requested,
                 f"must be {current:g}, as in the session that all plugins share",
-                "give all plugins the same value",
+                "pass the same value to all plugins",
             )

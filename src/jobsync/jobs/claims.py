@@ -303,7 +303,7 @@ class Claims:
         self.foreign.clear()
 
     async def settle(self, is_ours: Callable[[str, int], bool]) -> None:
-        """Wait until no claim of a task that is no longer ours is in flight, and all are closed."""
+        """Wait until claims of tasks that this node no longer owns have ended and are closed."""
         while True:
             foreign = [t for t, token in self._in_flight.items() if not is_ours(t, token)]
             if not foreign and not self._unclosed:

@@ -91,7 +91,7 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
         heartbeat_interval_sec: how often a node sends a heartbeat. If not given, 5 on SQL and
             30 on objects, where every heartbeat is billed.
         heartbeat_timeout_sec: after how much silence a node is dead. At least three heartbeats,
-            so that one lost heartbeat kills no node. If not given, 15 on SQL, 90 on objects.
+            so that a node survives one lost heartbeat. If not given, 15 on SQL, 90 on objects.
         reclaim_after: how long after a node's death its running tasks may be started again.
             By default four timeouts and at least a minute: its last task may still be running.
         handover_memory: how long after a handover a node refuses tasks that another node has
@@ -156,12 +156,12 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
         check_total(self.total_tokens)
         if self.minimum_nodes < 1:
             raise Invalid(
-                "minimum_nodes", self.minimum_nodes, "must be 1 or more", "give 1 or more"
+                "minimum_nodes", self.minimum_nodes, "must be 1 or more", "use 1 for a single node"
             )
         for name in _DURATIONS:
             seconds = getattr(self, name)
             if seconds is not None and seconds <= 0:
-                raise Invalid(name, seconds, "must be above 0", "give a number of seconds")
+                raise Invalid(name, seconds, "must be above 0", "pass a number of seconds")
         for name in _TIMING:
             if (seconds := getattr(self, name)) > _MAX_TIMING:
                 fix = f"did you mean {seconds / 1000:g}?"
@@ -172,7 +172,9 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
         if self.url is not None:
             parse_url(self.url)
         if self.port is not None and not 1 <= self.port <= _MAX_PORT:
-            raise Invalid("port", self.port, "is not a port", f"give 1 to {_MAX_PORT}")
+            raise Invalid(
+                "port", self.port, f"must be between 1 and {_MAX_PORT}", "pass a TCP port"
+            )
         if not _is_prefix(self.appname):
             raise Invalid(
                 "appname",

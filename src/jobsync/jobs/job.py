@@ -31,7 +31,7 @@ from jobsync.jobs.background import ExitGuard
 from jobsync.jobs.config import CoordinationConfig, check_no_other_jobsync, resolve_coordination
 from jobsync.jobs.events import Callbacks
 from jobsync.jobs.foreign_claims import Claim
-from jobsync.jobs.job_session import JobSession, describe_local_node
+from jobsync.jobs.job_lifecycle import JobLifecycle, describe_local_node
 from jobsync.jobs.pins import LockInfo
 from jobsync.jobs.registration import NodeInfo
 from jobsync.jobs.task import Task, check_callables, read_date, read_name, read_seconds, to_task
@@ -40,7 +40,7 @@ from jobsync.jobs.task_loop import TaskLoop, run_blocking
 __all__ = ["Job"]
 
 
-class Job(JobSession):
+class Job(JobLifecycle):
     """One node. Use it in a `with` statement.
 
     Args:

@@ -1,9 +1,9 @@
 """The tokens that this node owns, and how they change without two owners at once.
 
 A node owns what its latest assignment gives it, and only while its session is trusted; so a
-node that was paused refuses by itself. It gives up first: once it knows of a revocation it
-claims nothing of it, and it acknowledges when no such claim is in flight any more. It uses the
-tokens that it gains only after it has read what other nodes were doing under them.
+node that was paused refuses by itself. It gives up first: after a revocation it stops
+claiming those tasks, and acknowledges once their claims in flight have ended. It uses the tokens
+that it gains only after it has read what other nodes were doing under them.
 
 A positive answer to "may I claim this?" holds for a moment: a revocation that comes between the
 answer and the claim waits for the claim, so a loop that asks first does not lose the race.

@@ -302,7 +302,7 @@ class Pins:
         """Read one registration. Its times are set when it is written."""
         if isinstance(lock, str) or len(lock) not in _LOCK_LENGTHS:
             raise Invalid(
-                f"locks[{index}]", lock, "is not a lock", "give (task_id, pattern, reason)"
+                f"locks[{index}]", lock, "is not a lock", "pass (task_id, pattern, reason)"
             )
         task = lock[0].text if isinstance(lock[0], Task) else Task(lock[0]).text
         reason = lock[2] if len(lock) > _LOCK_LENGTHS[0] else None
@@ -320,7 +320,7 @@ class Pins:
 def _read_patterns(value: Any) -> tuple[str, ...]:
     patterns = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not patterns:
-        raise Invalid("node_patterns", value, "is empty", "give at least one pattern")
+        raise Invalid("node_patterns", value, "is empty", "pass at least one pattern")
     for pattern in patterns:
         _check_pattern(pattern)
     return patterns
@@ -329,7 +329,7 @@ def _read_patterns(value: Any) -> tuple[str, ...]:
 @lru_cache(maxsize=1024)
 def _check_pattern(pattern: Hashable) -> None:
     if not isinstance(pattern, str):
-        raise Invalid("node_pattern", pattern, "is not text", "give a pattern such as prod-%")
+        raise Invalid("node_pattern", pattern, "is not text", "pass a pattern such as prod-%")
     check_pattern(pattern)
     check_json(pattern, "node_pattern")
 
@@ -338,7 +338,7 @@ def _check_lifetime(days: float | None) -> float | None:
     if days is None:
         return None
     if not 0 < days < math.inf:
-        raise Invalid("expires_in_days", days, "must be above 0", "give days above 0, or None")
+        raise Invalid("expires_in_days", days, "must be above 0", "pass days above 0, or None")
     return days * _DAY
 
 

@@ -218,7 +218,7 @@ async def check_fleet_settings(store: Store, keys: JobKeys, **ours: Json) -> Non
                 field,
                 value,
                 f"must be {theirs.get(field)!r} as on the other nodes of {keys.name!r}",
-                "give the same, or use another appname",
+                "use the same value, or another appname",
             )
 
 
@@ -263,7 +263,7 @@ async def check_locks_enabled(
                     "locks_enabled",
                     enabled,
                     f"must be {not enabled} as on the live node {alive[0].name}",
-                    "give the same on every node, or stop the others first",
+                    "use the same value on every node, or stop the others first",
                 )
             wait = min(_POLL_INTERVAL, until - clock.mono())
             await membership.store.wait(SESSIONS, wait)

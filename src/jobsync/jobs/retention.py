@@ -67,7 +67,7 @@ async def forget(
         Invalid: `days` is less than one.
     """
     if not days >= 1:
-        raise Invalid("older_than_days", days, "must be 1 or more", "give 1 or more")
+        raise Invalid("older_than_days", days, "must be 1 or more", "pass at least one day")
     before = now - days * _DAY
     dates = claims = 0
     for day in await _find_dates(store, keys, before):

@@ -89,21 +89,23 @@ def _check_kind(id: Any) -> None:
     """Refuse an id whose text may differ in another process."""
     kind: Any = type(id)
     if id is None or id is ...:
-        raise Invalid("id", id, "is not an id", "give a name or a number")
+        raise Invalid("id", id, "is not an id", "pass a name or a number")
     if not isinstance(id, Hashable):
         raise Invalid(
             "id", id, f"is a {kind.__name__}, which can change", "use a name, a number or a tuple"
         )
     if isinstance(id, frozenset):
-        raise Invalid("id", id, "has another order on every node", "use tuple(sorted(id))")
+        raise Invalid(
+            "id", id, "iterates in a different order on each node", "use tuple(sorted(id))"
+        )
     if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
         fix = f"give {kind.__name__} a __str__, or pass a name or a number"
-        raise Invalid("id", id, "has another text on every node", fix)
+        raise Invalid("id", id, "has a different str() on each node", fix)
 
 
 def _check_text(text: str) -> None:
     if not text:
-        raise Invalid("id", text, "is empty", "give a name or a number")
+        raise Invalid("id", text, "is empty", "pass a name or a number")
     if text.isascii() and "\0" not in text:
         return
     if "\0" in text:
@@ -127,7 +129,7 @@ def read_date(value: dt.date | dt.datetime | None, components: Components) -> dt
         return value.date()
     if isinstance(value, dt.date):
         return value
-    raise Invalid("date", value, "is not a date", "give a datetime.date")
+    raise Invalid("date", value, "is not a date", "pass a datetime.date")
 
 
 def read_name(field: str, value: object) -> str:
@@ -138,7 +140,7 @@ def read_name(field: str, value: object) -> str:
     """
     if isinstance(value, str) and value:
         return value
-    raise Invalid(field, value, "is not a name", "give a text that is not empty")
+    raise Invalid(field, value, "must be a text that is not empty", "pass a name")
 
 
 def read_seconds(field: str, value: object) -> float:
@@ -150,7 +152,7 @@ def read_seconds(field: str, value: object) -> float:
     seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
     if isinstance(seconds, int | float) and seconds >= 0:
         return seconds
-    raise Invalid(field, value, "is not a duration", "give seconds, 0 or more")
+    raise Invalid(field, value, "is not a duration", "pass seconds, 0 or more")
 
 
 def check_callables(**arguments: object) -> None:
@@ -161,4 +163,4 @@ def check_callables(**arguments: object) -> None:
     """
     for field, value in arguments.items():
         if value is not None and not callable(value):
-            raise Invalid(field, value, "cannot be called", "give a function")
+            raise Invalid(field, value, "cannot be called", "pass a function")

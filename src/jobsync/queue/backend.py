@@ -176,7 +176,7 @@ class ClaimResult(msgspec.Struct, frozen=True):
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How a claim shall end.
+    """How a claim ends.
 
     Raises:
         Invalid: the move does not end a claim.

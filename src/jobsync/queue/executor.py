@@ -2,8 +2,8 @@
 
 Whatever a handler does or raises becomes a verdict. A coroutine that exceeds its timeout is
 cancelled by the watcher of the deadlines. A plain function cannot be cancelled and keeps its
-thread until it returns. Each handler has its own context: what it sets in context variables, no
-other handler sees.
+thread until it returns. Each handler has its own context: context variables that
+it sets are invisible to other handlers.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Opens the store of a URL, after a proof that it keeps the contract.
+"""Opens the store at a URL and checks that it meets the contract.
 
 Stores across a network are probed once, at the first connect ever; the verdict is kept in
 the store. Their writes are settled: after a lost reply the outcome is found out.

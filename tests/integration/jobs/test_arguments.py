@@ -105,10 +105,10 @@ def test_the_date(value: Any, found: date) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"node_name": ""}, "node_name is not a name (got '')"),
-        ({"node_name": 7}, "node_name is not a name (got 7)"),
-        ({"site": ""}, "site is not a name (got '')"),
-        ({"date": "2026-01-05"}, "is not a date (got '2026-01-05'). Give a datetime.date"),
+        ({"node_name": ""}, "node_name must be a text that is not empty (got '')"),
+        ({"node_name": 7}, "node_name must be a text that is not empty (got 7)"),
+        ({"site": ""}, "site must be a text that is not empty (got '')"),
+        ({"date": "2026-01-05"}, "is not a date (got '2026-01-05'). Pass a datetime.date"),
         ({"wait_on_enter": -1}, "wait_on_enter is not a duration (got -1)"),
         ({"wait_on_exit": "5"}, "wait_on_exit is not a duration (got '5')"),
         ({"on_rebalance": 1}, "on_rebalance cannot be called (got 1)"),
@@ -161,7 +161,7 @@ def test_a_heartbeat_too_long_for_the_store_s_timeout_is_refused(memory: str) ->
         ),
         (
             {"coordination_config": CoordinationConfig(total_tokens=20)},
-            r"total_tokens must be 10 as on the other nodes of 'sync_' \(got 20\)\. Give the same",
+            r"total_tokens must be 10 as on the other nodes of 'sync_' \(got 20\)\. Use the same",
         ),
         (
             {"coordination_config": CoordinationConfig(total_tokens=10, hash_function="sha256")},

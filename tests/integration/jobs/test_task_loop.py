@@ -8,7 +8,7 @@ from chance import FakeClock
 from claim_nodes import TOKEN, ClaimNodes
 
 from jobsync.errors import Unavailable
-from jobsync.jobs.job_session import LocalNode
+from jobsync.jobs.job_lifecycle import LocalNode
 from jobsync.jobs.task import Task
 from jobsync.jobs.task_loop import Source, TaskLoop, run_blocking
 

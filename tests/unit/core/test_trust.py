@@ -71,7 +71,7 @@ def test_absence_is_a_version_like_any_other() -> None:
 
 
 def test_an_observer_that_was_blind_starts_again() -> None:
-    """An outage of the store kills nobody."""
+    """An outage of the store makes no session dead."""
     watch = Watch("a", Mono(0), Mono(0)).observe("a", Mono(600), TIMING)
     assert not watch.has_expired(TIMING.timeout)
     assert watch.since == Mono(600)

@@ -71,7 +71,10 @@ def test_the_guide_s_configurations_are_accepted(options: dict[str, Any]) -> Non
         ({"total_tokens": 0}, r"total_tokens must be 1 to 100,000 \(got 0\)"),
         ({"total_tokens": 1.5}, r"total_tokens .* \(got 1.5\)\. Use a whole number"),
         ({"total_tokens": "5"}, r"total_tokens .* \(got '5'\)\. Use a whole number"),
-        ({"minimum_nodes": 0}, r"minimum_nodes must be 1 or more \(got 0\)\. Give 1 or more"),
+        (
+            {"minimum_nodes": 0},
+            r"minimum_nodes must be 1 or more \(got 0\)\. Use 1 for a single node",
+        ),
         ({"hash_function": "sha1"}, r"hash_function .* \(got 'sha1'\)\. Use 'md5' or 'sha256'"),
         (
             {"heartbeat_interval_sec": 5, "heartbeat_timeout_sec": 14},
@@ -86,7 +89,7 @@ def test_the_guide_s_configurations_are_accepted(options: dict[str, Any]) -> Non
         ({"health_check_interval_sec": float("nan")}, "health_check_interval_sec must be finite"),
         ({"heartbeat_intervall_sec": 5}, r"Did you mean heartbeat_interval_sec\?"),
         ({"tokens": 5}, "tokens .*is not a setting of CoordinationConfig.*got "),
-        ({"port": 0}, r"port is not a port \(got 0\)\. Give 1 to 65535"),
+        ({"port": 0}, r"port must be between 1 and 65535 \(got 0\)"),
         ({"appname": "Sync-"}, "appname .*lower-case letters"),
         ({"appname": 'x"; drop table'}, "appname"),
         (

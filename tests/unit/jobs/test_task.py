@@ -53,9 +53,9 @@ def test_order_and_equality_agree(left: Any, right: Any) -> None:
 @pytest.mark.parametrize(
     ("id", "fix"),
     [
-        (None, "Give a name or a number"),
-        (..., "Give a name or a number"),
-        ("", "Give a name or a number"),
+        (None, "Pass a name or a number"),
+        (..., "Pass a name or a number"),
+        ("", "Pass a name or a number"),
         ([1], "Use a name, a number or a tuple"),
         (frozenset({"a"}), r"Use tuple\(sorted\(id\)\)"),
         (object(), "Give object a __str__"),

@@ -29,7 +29,7 @@ from jobsync.jobs.retention import Forgotten
 from jobsync.jobs.sql_views import SqlViews
 from jobsync.stores.opening import read_url
 
-__all__ = ["JobSession", "LocalNode", "describe_local_node"]
+__all__ = ["JobLifecycle", "LocalNode", "describe_local_node"]
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ def describe_local_node(name: str) -> NodeInfo:
     return {"name": name, "created_on": None, "last_heartbeat": None, **facts}
 
 
-class JobSession:
+class JobLifecycle:
     """What a `Job` has while it is entered: a background loop, a session and a node.
 
     Args:
