@@ -136,7 +136,7 @@ async def test_plugins_with_different_heartbeats_are_refused() -> None:
     async with Database("memory://") as db:
         await db.use_plugin(Sweeper())
         with pytest.raises(
-            Invalid, match=r"heartbeat_interval must be 0.2.*session.*\(got 0.3\)\. Pass the same value"
+            Invalid, match=r"heartbeat_interval must be 0.2.*session.*\(got 0.3\)\. Pass the same"
         ):
             await db.use_plugin(Clock(heartbeat_interval=0.3))
 
