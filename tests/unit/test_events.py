@@ -210,7 +210,7 @@ def test_a_kind_without_a_name_goes_by_its_parents() -> None:
     ],
 )
 def test_an_event_is_received_under_each_of_its_names(events: Events, name: str) -> None:
-    """Name, alias and family all match the event, once, and no other."""
+    """A listener on its name, alias or family receives it once, and no other event."""
     received: list[Event] = []
     assert events.on(name, received.append) is not None
     events.emit(Started())

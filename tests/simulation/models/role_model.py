@@ -207,7 +207,7 @@ class RoleModel(Model[State]):
         return replace(request, fresh=False)
 
     def lapse(self, node: Node) -> Node:
-        """Let trust lapse; the term is over, and does not come back with trust."""
+        """End the trust; the term is over, and does not come back with trust."""
         return replace(node, trust="lapsed", term=0, over=node.over or node.term > 0)
 
     def die(self, node: Node) -> Node:

@@ -262,7 +262,7 @@ class SessionModel(Model[State]):
         )
 
     def _tick(self, state: State, rate: int) -> State:
-        """Let a tick pass; the observer's clock measures `rate`."""
+        """Advance time by a tick; the observer's clock measures `rate`."""
         cap = self._timeout
         watched, read = state.watched, state.read
         if watched is not None:
