@@ -351,6 +351,8 @@ class Worker:
         try:
             verdict, overrun = await self._executor.run(delivery)
             self._conclude(delivery, verdict)
+            # Not kept: an error refers to the frames of its callers, and this is one of them.
+            del verdict
             if overrun is not None:
                 self._listener.on_overrun(delivery.message, delivery.timeout or 0.0)
                 # Its thread is occupied until it returns.
