@@ -10,10 +10,7 @@ creates the record if it is absent. A write of an earlier term then finds its ba
 again, and sees the higher epoch.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
-
-import msgspec
 
 from jobsync.components import Ids
 from jobsync.core.codec import Json
@@ -21,9 +18,6 @@ from jobsync.errors import Fenced
 from jobsync.stores.contract import Applied, Put, Record, Store, Unknown, unwrap
 
 __all__ = ["Term"]
-
-_MAX_NONCES = 1000
-"""How many of its own writes a term recognises; only the latest of each record matters."""
 
 
 class Term:
@@ -34,7 +28,7 @@ class Term:
         epoch: its number, higher than that of every earlier term; 0 without an election, where
             the stored epoch is kept.
         lasts: returns whether it still lasts; reads the clock.
-        ids: nonces that mark this term's own writes.
+        ids: nonces that mark this term's seals.
         replaced: called with the higher epoch when this term turns out to be replaced.
     """
 
@@ -52,7 +46,9 @@ class Term:
         self._ids = ids
         self._replaced = replaced
         self._sealed: dict[str, Record] = {}
-        self._nonces: deque[str] = deque(maxlen=_MAX_NONCES)
+        """The latest version of each singleton that this term has written, or read as its own."""
+        self._open_seals: dict[str, set[str]] = {}
+        """By key, the nonces of seals of which none is known to be written: any may be."""
 
     def __repr__(self) -> str:
         return f"Term(epoch={self.epoch}, lasts={self.lasts})"
@@ -96,15 +92,23 @@ class Term:
     async def _seal(self, key: str) -> Record:
         """Read a singleton; write this term's epoch to it if it has a lower one."""
         while True:
+            before = self._sealed.get(key)
             found = await self._store.get(key, tombstones=True)
+            if self._sealed.get(key) is not before:
+                # Another task of this term has written it meanwhile: this may be older.
+                continue
+            if before is not None and (found is None or found.seq < before.seq):
+                # Somebody has removed what we wrote.
+                del self._sealed[key]
             if found is not None and self._is_foreign(found):
                 self._replaced(found.epoch)
                 raise Fenced(key, self.epoch, found.epoch)
             if found is not None and not found.deleted and self.epoch in {0, found.epoch}:
-                self._sealed[key] = found
-                return found
+                return self._keep(found)
             value = None if found is None or found.deleted else found.value
-            if await self._write(Put(key, value, found, epoch=self.epoch or None)):
+            (nonce,) = self._ids.nonces(1)
+            self._open_seals.setdefault(key, set()).add(nonce)
+            if await self._write(Put(key, value, found, epoch=self.epoch or None, nonce=nonce)):
                 return self._sealed[key]
 
     def _is_foreign(self, found: Record) -> bool:
@@ -112,23 +116,32 @@ class Term:
 
         An equal epoch is not always ours: if the role's record was lost before anything was
         sealed, two terms may have the same one. The term that sealed first keeps the record.
+
+        Ours descends from the latest version that we know, by one write at most: a further write
+        needs a base that a task of this term has read, or was told.
         """
-        if self.epoch == 0:
+        if self.epoch == 0 or found.epoch < self.epoch:
             return False
-        is_twin = found.epoch == self.epoch and found.nonce not in self._nonces
-        return found.epoch > self.epoch or is_twin
+        known = self._sealed.get(found.key)
+        marks = self._open_seals.get(found.key, ()) if known is None else (known.nonce,)
+        return found.epoch > self.epoch or not any(map(found.remembers, marks))
+
+    def _keep(self, record: Record) -> Record:
+        """Remember a version as the latest, unless a later one is known; return the record."""
+        known = self._sealed.get(record.key)
+        if known is None or known.seq < record.seq:
+            self._sealed[record.key] = record
+        self._open_seals.pop(record.key, None)
+        return record
 
     async def _write(self, change: Put) -> bool:
         """Send a change while the term lasts; return whether it was applied."""
         if not self.lasts:
             raise Fenced(change.key, self.epoch)
-        self._sealed.pop(change.key, None)
-        (nonce,) = self._ids.nonces(1)
-        self._nonces.append(nonce)
-        (outcome,) = await self._store.write([msgspec.structs.replace(change, nonce=nonce)])
+        (outcome,) = await self._store.write([change])
         match outcome:
             case Applied(record):
-                self._sealed[change.key] = record
+                self._keep(record)
                 return True
             case Unknown():
                 unwrap(outcome, change.key)
