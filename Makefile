@@ -3,7 +3,9 @@
 # make lint    style, types, layers
 # make help    the rest
 
-PY := .venv/bin/python
+# PYTHON=python3.13 uses another interpreter than python3, in an environment of its own.
+VENV := .venv$(if $(PYTHON),-$(subst /,-,$(patsubst /%,%,$(PYTHON))))
+PY := $(VENV)/bin/python
 ELECTION := tests/processes/test_election.py tests/processes/test_idle_cost.py
 SHARING := tests/processes/test_jobs.py
 QUEUE := tests/processes/test_queue.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py
@@ -18,21 +20,21 @@ FULL := --scale=full --timeout=7200 -s
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: ## create .venv with everything that the tests need
-	@bash scripts/setup
+setup: ## create .venv with everything that the tests need; PYTHON=python3.13 creates .venv-python3.13
+	@PYTHON=$(PYTHON) bash scripts/setup $(VENV)
 
-test: setup ## all tests, on two cores
+test: setup ## all tests, on two cores; PYTHON=python3.13 runs them with that interpreter
 	$(PY) -m pytest -n 4 --dist loadfile $(ARGS)
 
 lint: setup ## ruff, mypy, import-linter
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 	$(PY) -m mypy
-	.venv/bin/lint-imports
+	$(VENV)/bin/lint-imports
 
 format: setup ## rewrite the code in the project's format
-	.venv/bin/ruff check --fix-only .
-	.venv/bin/ruff format .
+	$(VENV)/bin/ruff check --fix-only .
+	$(VENV)/bin/ruff format .
 
 demo: setup ## no update is lost, and no message when the leader is killed
 	@$(PY) examples/increment.py
@@ -91,4 +93,4 @@ bench-compare: setup ## bench-queue and bench-jobs of BASE and of this tree in t
 	@$(PY) benchmarks/compare.py $(BASE) --pairs $(or $(PAIRS),9) $(ARGS)
 
 clean: ## remove what setup and the tests created
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
