@@ -448,6 +448,134 @@ async def test_dead_letters_can_be_redriven(backend: QueueBackend) -> None:
     assert [each.error for each in dead.errors] == ["boom", "still"]
 
 
+async def bury(backend: QueueBackend, count: int) -> list[str]:
+    """Make dead letters; return their ids."""
+    await backend.push(new_messages(*range(count)))
+    messages = await claim(backend, count)
+    await backend.settle([Settlement(receipt=each.receipt, move="bury") for each in messages])
+    return [message.id for message in messages]
+
+
+async def test_all_dead_letters_are_redriven(backend: QueueBackend) -> None:
+    """However many there are; `limit` is the most of them, the oldest first."""
+    ids = await bury(backend, 2_345)
+    assert await backend.redrive(limit=1_040) == 1_040
+    left = {each.id for each in await backend.browse("dead", limit=5_000)}
+    assert {each.id for each in await claim(backend, 5_000)} == {*ids} - left
+    assert await backend.redrive() == 1_305
+    assert await backend.count() == {"claimed": 1_040, "waiting": 1_305}
+
+
+async def test_all_named_dead_letters_are_redriven(backend: QueueBackend) -> None:
+    """However many are named, and once if one is named twice; `limit` holds here too."""
+    ids = await bury(backend, 2_345)
+    assert await backend.redrive([*ids[:1_500], *ids[:10], "nobody"]) == 1_500
+    assert await backend.redrive(ids[1_500:], limit=5) == 5
+    assert await backend.redrive([]) == 0
+    assert await backend.count() == {"dead": 840, "waiting": 1_505}
+
+
+async def test_a_message_that_dies_again_is_not_redriven_again(
+    backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a call would last as long as workers fail quickly."""
+    await bury(backend, 2_345)
+    redrive = type(backend)._redrive  # type: ignore[attr-defined]
+
+    async def redrive_and_fail(self: Any, ids: Any, limit: int) -> int:
+        count: int = await redrive(self, ids, limit)
+        again = [
+            Settlement(receipt=each.receipt, move="bury") for each in await claim(self, limit)
+        ]
+        await self.settle(again)
+        return count
+
+    monkeypatch.setattr(type(backend), "_redrive", redrive_and_fail)
+    assert 2_345 <= await backend.redrive() <= 3_345
+    assert await backend.count() == {"dead": 2_345}
+
+
+async def test_a_redrive_that_fails_halfway_says_so(
+    location: QueueLocation, backend: QueueBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Unavailable` would mean that nothing was done."""
+    await bury(backend, 1_500)
+    redrive = type(backend)._redrive  # type: ignore[attr-defined]
+    answers = iter([None, Unavailable("emails", "the network is down")])
+
+    async def fail(self: Any, ids: Any, limit: int) -> int:
+        if (error := next(answers)) is not None:
+            raise error
+        return int(await redrive(self, ids, limit))
+
+    monkeypatch.setattr(type(backend), "_redrive", fail)
+    with pytest.raises(OutcomeUnknown, match="1,000 messages were queued again before"):
+        await backend.redrive()
+    monkeypatch.undo()
+    assert await backend.redrive() == 500
+    location.faults.lost_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        await backend.redrive()
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("after", lambda it: it.browse("ready", after="abc")),
+    ("after", lambda it: it.browse("ready", after="-1")),
+    ("after", lambda it: it.browse("ready", after="9" * 19)),
+    ("after", lambda it: it.browse("waiting", after="1.5 x")),
+    ("after", lambda it: it.browse("claimed", after="1\0")),
+    ("after", lambda it: it.browse("dead", after="abc")),
+    ("after", lambda it: it.browse("dead", after="1e300 x")),
+    ("after", lambda it: it.browse("dead", after="9999999999999 x")),
+    ("after", lambda it: it.browse("dead", after="nan x")),
+    ("after", lambda it: it.browse("dead", after="1 \0")),
+    ("after", lambda it: it.browse("completed", after="1 \ud800")),
+    ("after", lambda it: it.browse("ready", after=None)),
+    ("after", lambda it: it.browse("ready", after=7)),
+    ("limit", lambda it: it.browse("ready", limit=-1)),
+    ("limit", lambda it: it.browse("ready", limit=0)),
+    ("limit", lambda it: it.browse("ready", limit="10")),
+    ("limit", lambda it: it.browse("ready", limit=10**20)),
+    ("state", lambda it: it.browse("redy")),
+    ("state", lambda it: it.browse(["ready"])),
+    ("state", lambda it: it.browse("dead\0")),
+    ("state", lambda it: it.purge(["pending"])),
+    ("states", lambda it: it.purge("dead")),
+    ("ids", lambda it: it.redrive("id-1")),
+    ("ids", lambda it: it.redrive(5)),
+    ("ids", lambda it: it.redrive([5])),
+    ("ids", lambda it: it.redrive(["id-1", "a\0b"])),
+    ("ids", lambda it: it.redrive(["a\nb"])),
+    ("ids", lambda it: it.redrive(["\ud800"])),
+    ("limit", lambda it: it.redrive(limit=-1)),
+    ("limit", lambda it: it.redrive(limit=2.5)),
+    ("limit", lambda it: it.forget("dead", older_than=1, limit=-1)),
+    ("older_than", lambda it: it.forget("dead", older_than=1e300)),
+    ("older_than", lambda it: it.forget("dead", older_than=float("nan"))),
+    ("reason", lambda it: it.pause("why\0")),
+    ("reason", lambda it: it.pause("\ud800")),
+    ("reason", lambda it: it.pause(None)),
+    ("seconds", lambda it: it.extend([Receipt("id-1", 1, "x")], 1e300)),
+    ("seconds", lambda it: it.extend([Receipt("id-1", 1, "x")], float("nan"))),
+    ("seconds", lambda it: it.extend([Receipt("id-1", 1, "x")], "60")),
+]
+
+
+async def test_wrong_arguments_are_refused_before_anything_is_sent(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """The error names the argument, its value and the fix, and is the same on every backend."""
+    await backend.push(new_messages(1))
+    location.faults.lost_requests = 1
+    for number, (field, call) in enumerate(WRONG):
+        with pytest.raises(Invalid) as refused:
+            await call(backend)
+        assert (number, refused.value.field) == (number, field)
+        assert refused.value.fix
+    location.faults.lost_requests = 0
+    assert await backend.count() == {"ready": 1}
+
+
 async def test_cancelled_messages_are_redriven_only_by_id(backend: QueueBackend) -> None:
     """Completed messages never are."""
     await backend.push(new_messages(1, 2))
@@ -893,4 +1021,6 @@ async def test_a_directory_finds_messages_in_any_queue(
     assert msgspec.structs.replace(found["id-1"], seen=ready.seen) == ready
     assert (found["id-2"].value, found["id-2"].is_readable) == ("{broken", False)
     assert [each.error for each in found["id-3"].errors] == ["no"]
-    assert await location.open_directory().find(["id-4"]) == []
+    assert await location.open_directory().find(["id-4", "id\0", "id\n", "\ud800"]) == []
+    with pytest.raises(Invalid, match="after must not contain NUL"):
+        await location.open_directory().list("emails", "queue", after="\0", limit=1)

@@ -209,9 +209,7 @@ def redrive(url: str | None, queue: str, ids: tuple[str, ...], *, as_json: bool)
     """
 
     async def change(backend: QueueBackend) -> tuple[str, int]:
-        # Each of them once, even if some die again meanwhile.
-        limit = len(ids) or (await backend.count()).get("dead", 0)
-        return backend.queue, await backend.redrive(ids or None, limit=limit)
+        return backend.queue, await backend.redrive(ids or None)
 
     name, count = _run_on_queue(url, queue, change)
     _show_change(name, "redriven", messages=count, as_json=as_json)

@@ -14,7 +14,16 @@ import msgspec
 
 from jobsync.errors import Corrupt, Invalid
 
-__all__ = ["MAX_INTEGER", "MAX_VALUE", "Json", "check_json", "decode", "encode", "encode_all"]
+__all__ = [
+    "MAX_INTEGER",
+    "MAX_VALUE",
+    "Json",
+    "check_json",
+    "check_text",
+    "decode",
+    "encode",
+    "encode_all",
+]
 
 # A JSON value. `Any`, because a recursive union would make every reader narrow types that
 # only a schema can promise.
@@ -127,13 +136,13 @@ def check_json(value: Json, field: str = "value", depth: int = 0) -> None:
         Invalid: names the place within the value.
     """
     if isinstance(value, str):
-        _check_text(value, field)
+        check_text(value, field)
     elif isinstance(value, dict):
         _check_nesting(depth, field)
         for name, item in value.items():
             if not isinstance(name, str):
                 raise Invalid(field, name, "must have text as keys", "use str(key)")
-            _check_text(name, field)
+            check_text(name, field)
             check_json(item, f"{field}.{name}", depth + 1)
     elif isinstance(value, list | tuple):
         _check_nesting(depth, field)
@@ -169,7 +178,12 @@ def _check_nesting(depth: int, field: str) -> None:
         )
 
 
-def _check_text(text: str, field: str) -> None:
+def check_text(text: str, field: str) -> None:
+    """Check that every store can keep a text.
+
+    Raises:
+        Invalid: it contains NUL or a lone surrogate.
+    """
     if "\0" in text:
         raise Invalid(
             field, text, "must not contain NUL: SQL text cannot hold it", "remove or encode it"

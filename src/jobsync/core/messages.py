@@ -33,6 +33,8 @@ from jobsync.errors import Invalid
 __all__ = [
     "FINISHED",
     "LIVE",
+    "LONGEST_DELAY",
+    "MAX_ATTEMPTS",
     "TRANSITIONS",
     "Backoff",
     "Cancel",
@@ -45,6 +47,7 @@ __all__ = [
     "Snooze",
     "Transition",
     "TransitionRule",
+    "check_max_attempts",
     "decide",
     "decide_lapse",
     "default_backoff",
@@ -94,8 +97,24 @@ Backoff: TypeAlias = Callable[[int], float]
 LONGEST_PAUSE: Seconds = 32.0
 """The pause after the sixth failure and all later ones."""
 
+LONGEST_DELAY: Seconds = 366 * 86_400.0
+"""The longest delay of a message, and the longest time for its handler."""
+
+MAX_ATTEMPTS = 1_000_000
+"""The highest limit of the attempts of a message."""
+
 _JITTER = 0.1
-_MAX_DELAY = 366 * 86_400.0
+
+
+def check_max_attempts(value: object) -> None:
+    """Check how often a message may be tried.
+
+    Raises:
+        Invalid: it is not a whole number from 1 to 1,000,000.
+    """
+    if type(value) is not int or not 1 <= value <= MAX_ATTEMPTS:
+        problem = f"must be a whole number from 1 to {MAX_ATTEMPTS:,}"
+        raise Invalid("max_attempts", value, problem, "use 1 for no retry")
 
 
 def default_backoff(failures: int) -> Seconds:
@@ -112,17 +131,14 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True):
             that failed together do not come back together.
 
     Raises:
-        Invalid: `max_attempts` is below 1.
+        Invalid: `max_attempts` is out of range.
     """
 
     max_attempts: int = 4
     backoff: Backoff = default_backoff
 
     def __post_init__(self) -> None:
-        if self.max_attempts < 1:
-            raise Invalid(
-                "max_attempts", self.max_attempts, "must be 1 or more", "use 1 for no retry"
-            )
+        check_max_attempts(self.max_attempts)
 
     def pause(self, failures: int, draw: float) -> Seconds:
         """Return the pause after a failure; `draw` is between 0 and 1.
@@ -131,7 +147,7 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True):
             Invalid: the user's own function did not return a duration.
         """
         pause: Any = self.backoff(failures)
-        if not (isinstance(pause, int | float) and 0 <= pause <= _MAX_DELAY):
+        if not (isinstance(pause, int | float) and 0 <= pause <= LONGEST_DELAY):
             raise Invalid("backoff", pause, "must return 0 seconds to 366 days", "return a number")
         return float(pause) * (1 + _JITTER * draw)
 
@@ -164,7 +180,7 @@ class Snooze(msgspec.Struct, frozen=True):
     seconds: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seconds <= _MAX_DELAY:
+        if not 0 <= self.seconds <= LONGEST_DELAY:
             raise Invalid("seconds", self.seconds, "must be 0 seconds to 366 days", "use fewer")
 
 

@@ -324,6 +324,7 @@ class QueueBackend(ABC):
         """Extend claims to this many seconds from now; False means that the receipt is stale.
 
         Raises:
+            Invalid: the number of seconds is out of range.
             Unavailable: no answer; sending the same again is safe.
         """
 
@@ -352,20 +353,32 @@ class QueueBackend(ABC):
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
     ) -> list[MessageInfo]:
-        """Return messages in a state, the oldest first; fewer than `limit` means the end."""
+        """Return messages in a state, the oldest first; fewer than `limit` means the end.
+
+        Raises:
+            Invalid: an argument is wrong.
+            Unavailable: the store does not answer.
+        """
 
     @abstractmethod
     async def count(self) -> Mapping[MessageState, int]:
         """Count the messages in each state."""
 
     @abstractmethod
-    async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
+    async def redrive(self, ids: Collection[str] | None = None, *, limit: int | None = None) -> int:
         """Queue dead letters again with all their attempts; return how many.
 
-        Without ids, all dead letters. Cancelled messages are queued again only by id.
+        In several transactions if there are many. A message that dies again meanwhile stays dead.
+
+        Args:
+            ids: the messages; without ids, all dead letters. Cancelled messages are queued again
+                only by id.
+            limit: the most messages to queue again, the oldest first; None for no limit.
 
         Raises:
-            OutcomeUnknown: it may or may not have happened; calling again is safe.
+            Invalid: an argument is wrong.
+            OutcomeUnknown: all, some or none were queued again; calling again is safe.
+            Unavailable: nothing was queued again.
         """
 
     @abstractmethod
@@ -373,6 +386,7 @@ class QueueBackend(ABC):
         """Remove the messages in these states for good; return how many.
 
         Raises:
+            Invalid: there is no such state.
             OutcomeUnknown: it may or may not have happened; calling again is safe.
         """
 
@@ -381,7 +395,7 @@ class QueueBackend(ABC):
         """Remove messages that were finished this many seconds ago; return how many.
 
         Raises:
-            Invalid: messages in this state are not finished.
+            Invalid: messages in this state are not finished, or a number is out of range.
             OutcomeUnknown: it may or may not have happened; calling again is safe.
         """
 
@@ -390,6 +404,7 @@ class QueueBackend(ABC):
         """Stop all claims from now on; False means that it was paused, and nothing changed.
 
         Raises:
+            Invalid: the reason is not text that a database can store.
             Unavailable: no answer; calling again is safe.
         """
 

@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jobsync.core.codec import Json
+from jobsync.core.messages import check_max_attempts
 from jobsync.database.database import Database
+from jobsync.database.document import as_list
 from jobsync.database.plugin import check_plugin_name
 from jobsync.database.resource import Resource
 from jobsync.errors import Incomplete, Invalid, OutcomeUnknown, Unavailable
+from jobsync.queue.arguments import check_seconds
 from jobsync.queue.backend import DEFAULT_NAMESPACE, NewMessage, QueueBackend, name_queue
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.sql import open_backend
@@ -20,9 +23,6 @@ from jobsync.queue.sql.common import MAX_BATCH
 from jobsync.settings import Sources, resolve
 
 __all__ = ["build_messages", "enqueue_messages"]
-
-_LONGEST_DELAY = 366 * 86_400.0
-_MOST_ATTEMPTS = 1_000_000
 
 
 def build_messages(
@@ -74,6 +74,7 @@ async def enqueue_messages(
         Invalid: something is wrong; nothing was pushed.
         Incomplete: some parts were pushed and others not; the error lists them.
     """
+    data = as_list("data", data)
     namespace, name = _parse_name(queue)
     if max_attempts is None:
         sources = Sources.load(os.environ, Path.cwd())
@@ -119,9 +120,7 @@ async def _push_part(backend: QueueBackend, new_messages: Sequence[NewMessage], 
 
 
 def _check_options(delay: float, timeout: float | None, max_attempts: int) -> None:
-    if not 0 <= delay <= _LONGEST_DELAY:
-        raise Invalid("delay", delay, "must be 0 to 366 days", "pass seconds")
-    if timeout is not None and not 0 < timeout <= _LONGEST_DELAY:
-        raise Invalid("timeout", timeout, "must be more than 0, up to 366 days", "pass seconds")
-    if not 1 <= max_attempts <= _MOST_ATTEMPTS:
-        raise Invalid("max_attempts", max_attempts, "must be 1 to 1,000,000", "pass another number")
+    check_seconds("delay", delay)
+    if timeout is not None:
+        check_seconds("timeout", timeout, is_zero_allowed=False)
+    check_max_attempts(max_attempts)

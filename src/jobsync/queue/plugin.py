@@ -44,9 +44,11 @@ from jobsync.core.messages import (
     has_spent,
 )
 from jobsync.database.coordinator_plugin import CoordinatorPlugin
+from jobsync.database.document import as_list
 from jobsync.errors import Invalid, Unavailable, closest_name
 from jobsync.events import Event, HandlerFailed
 from jobsync.queue import events
+from jobsync.queue.arguments import check_count, check_seconds, check_state
 from jobsync.queue.backend import (
     EndedClaim,
     Message,
@@ -128,6 +130,8 @@ class QueuePlugin(CoordinatorPlugin):
         sources = Sources.load(os.environ, Path.cwd())
         passed = {name: value for name, value in options.items() if name in own}
         self.settings = resolve(QueueSettings, passed, sources, section="queue").value
+        if timeout is not None:
+            check_seconds("timeout", timeout, is_zero_allowed=False)
         self.resource = resource
         self._timeout = timeout
         self._retries = Retries(max_attempts=self.settings.max_attempts, backoff=backoff)
@@ -201,6 +205,7 @@ class QueuePlugin(CoordinatorPlugin):
     ) -> list[str]:
         """Push messages in order, all or none; return their ids. See `Resource.enqueue`."""
         attempts = self.settings.max_attempts if max_attempts is None else max_attempts
+        data = as_list("data", data)
         ids = self.database.components.ids.records(len(data))
         new_messages = build_messages(
             self.database.resource(self.resource),
@@ -223,10 +228,7 @@ class QueuePlugin(CoordinatorPlugin):
 
     async def count(self, state: str = "pending") -> int:
         """Count messages that are pending, processing, completed, dead, cancelled, or all."""
-        if state not in _COUNTED:
-            hint = closest_name(state, _COUNTED)
-            fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_COUNTED)}"
-            raise Invalid("state", state, "is not a message state", fix)
+        check_state(state, _COUNTED)
         counts = await self._get_backend().count()
         return sum(counts.get(counted, 0) for counted in _COUNTED[state])
 
@@ -246,8 +248,13 @@ class QueuePlugin(CoordinatorPlugin):
         """Return the messages without attempts left, with every error."""
         return await self._get_backend().browse("dead", after=after, limit=limit)
 
-    async def redrive(self, ids: Sequence[str] | None = None, *, limit: int = 1000) -> int:
-        """Queue dead letters again, all or by id, with all their attempts; return how many."""
+    async def redrive(self, ids: Sequence[str] | None = None, *, limit: int | None = None) -> int:
+        """Queue dead letters again, all or by id, with all their attempts; return how many.
+
+        Args:
+            ids: the messages; without ids, all dead letters.
+            limit: the most messages to queue again, the oldest first; None for no limit.
+        """
         return await self._get_backend().redrive(ids, limit=limit)
 
     async def purge(self, *, include_dead: bool = False) -> int:
@@ -287,8 +294,9 @@ class QueuePlugin(CoordinatorPlugin):
             deadline: claim no more after this many seconds.
 
         Raises:
-            Invalid: the queue has no handler, or is not running.
+            Invalid: the queue has no handler, or is not running, or an argument is wrong.
         """
+        _check_drain(max_messages, deadline)
         clock = self.database.components.clock
         start = clock.mono()
         # A handler would wait for its own end.
@@ -546,6 +554,13 @@ async def _run_for(worker: Worker, seconds: float | None) -> int:
 def _find_grace(left: float | None) -> float | None:
     """Return the seconds that handlers have of those left: some are reserved for settlements."""
     return None if left is None else max(0.0, left - min(left / 4, _RETURN_TIME))
+
+
+def _check_drain(max_messages: int | None, deadline: float | None) -> None:
+    if max_messages is not None:
+        check_count("max_messages", max_messages, least=0)
+    if deadline is not None:
+        check_seconds("deadline", deadline)
 
 
 def _check_known(options: Mapping[str, Any], own: set[str]) -> None:

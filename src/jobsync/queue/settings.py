@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jobsync.core.messages import MAX_ATTEMPTS, check_max_attempts
 from jobsync.core.trust import check_duration
 from jobsync.errors import Invalid
+from jobsync.queue.arguments import check_count, check_seconds
 from jobsync.settings import Settings, in_section
 
 __all__ = ["QueueSettings", "translate"]
 
 _LONGEST_VISIBILITY = 43_200.0
+_LONGEST_RETENTION = 10_000 * 86_400.0
 _ALIASES = {"workers": "concurrency", "ticket_interval": "dispatch_interval"}
 
 
@@ -49,19 +52,16 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
     ticket_batch_size: int = 10
 
     def __post_init__(self) -> None:
-        for field in ("concurrency", "max_attempts", "ticket_batch_size"):
-            _check_count(field, getattr(self, field), least=1)
-        _check_count("prefetch", self.prefetch, least=0)
+        check_max_attempts(self.max_attempts)
+        for field in ("concurrency", "ticket_batch_size"):
+            check_count(field, getattr(self, field), least=1)
+        if self.prefetch is not None:
+            check_count("prefetch", self.prefetch, least=0)
         check_duration("poll_interval", self.poll_interval)
         check_duration("dispatch_interval", self.dispatch_interval)
         _check_visibility(self.visibility_timeout)
         for field in ("grace", "completed_ttl", "dead_ttl"):
             _check_positive(field, getattr(self, field))
-
-
-def _check_count(field: str, value: int | None, *, least: int) -> None:
-    if value is not None and value < least:
-        raise Invalid(field, value, f"must be {least} or more", "pass a larger number")
 
 
 def _check_visibility(value: float) -> None:
@@ -72,8 +72,8 @@ def _check_visibility(value: float) -> None:
 
 
 def _check_positive(field: str, value: float | None) -> None:
-    if value is not None and value < 0:
-        raise Invalid(field, value, "must be 0 or more", "pass seconds")
+    if value is not None:
+        check_seconds(field, value, most=_LONGEST_RETENTION)
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
             translated[name] = translated.pop(alias)
     if translated.get("max_retries") is not None:
         _refuse_both(translated, "max_retries", "max_attempts")
-        _check_count("max_retries", translated["max_retries"], least=0)
+        check_count("max_retries", translated["max_retries"], least=0, most=MAX_ATTEMPTS - 1)
         translated["max_attempts"] = translated["max_retries"] + 1
     translated.pop("max_retries", None)
     return translated

@@ -113,6 +113,7 @@ class PostgresAccess(SqlAccess):
         """Run one statement, which is one transaction, and return its rows.
 
         Raises:
+            Corrupt: it cannot process a stored value; nothing was done.
             OutcomeUnknown: it may have happened or not; the error names `place`.
         """
 

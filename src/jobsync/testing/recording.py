@@ -166,7 +166,7 @@ class RecordingBackend(QueueBackend):
         """Count the messages in each state."""
         return await self._inner.count()
 
-    async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
+    async def redrive(self, ids: Collection[str] | None = None, *, limit: int | None = None) -> int:
         """Retry dead letters."""
         return await self._call("redrive", lambda: self._inner.redrive(ids, limit=limit))
 

@@ -86,6 +86,40 @@ async def test_a_handler_gets_each_message_and_its_context(db: Database) -> None
     assert (await queue.count("completed"), await queue.count("all")) == (20, 20)
 
 
+async def test_wrong_arguments_never_reach_the_database(db: Database) -> None:
+    """Every method refuses them with the argument's name; the queue goes on."""
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=lambda _: None))
+    wrong: list[tuple[str, Callable[[], Awaitable[Any]]]] = [
+        ("delay", lambda: queue.enqueue({}, delay=1e300)),
+        ("delay", lambda: queue.enqueue({}, delay="5")),  # type: ignore[arg-type]
+        ("delay", lambda: queue.enqueue({}, delay=float("nan"))),
+        ("timeout", lambda: queue.enqueue({}, timeout=0)),
+        ("timeout", lambda: queue.enqueue({}, timeout=float("inf"))),
+        ("max_attempts", lambda: queue.enqueue({}, max_attempts=2**31)),
+        ("max_attempts", lambda: queue.enqueue({}, max_attempts=1.5)),  # type: ignore[arg-type]
+        ("data", lambda: queue.enqueue_many(5)),  # type: ignore[arg-type]
+        ("data", lambda: queue.enqueue_many("abc")),  # type: ignore[arg-type]
+        ("n", lambda: queue.enqueue({"n": "a\0b"})),
+        ("state", lambda: queue.count("pendig")),
+        ("state", lambda: queue.count(["pending"])),  # type: ignore[arg-type]
+        ("after", lambda: queue.browse("ready", after="abc")),
+        ("limit", lambda: queue.browse("ready", limit=-1)),
+        ("after", lambda: queue.dead_letters(after="abc")),
+        ("limit", lambda: queue.dead_letters(limit=0)),
+        ("ids", lambda: queue.redrive(["a\0b"])),
+        ("limit", lambda: queue.redrive(limit=-1)),
+        ("reason", lambda: queue.pause_everywhere("a\0b")),
+        ("max_messages", lambda: queue.drain(max_messages=-1)),
+        ("deadline", lambda: queue.drain(deadline=float("nan"))),
+    ]
+    for number, (field, call) in enumerate(wrong):
+        with pytest.raises(Invalid) as refused:
+            await call()
+        assert (number, refused.value.field.rpartition(".")[2]) == (number, field)
+    await queue.enqueue({"n": 1})
+    await until(lambda: queue.stats()["completed"] == 1)
+
+
 async def test_a_plain_function_runs_on_a_thread(db: Database) -> None:
     """Its context has blocking methods."""
     seen: list[Any] = []

@@ -13,7 +13,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core import filters
-from jobsync.core.codec import Json
+from jobsync.core.codec import Json, check_text
 from jobsync.core.keys import escape, unescape
 from jobsync.core.messages import MessageState
 from jobsync.errors import Invalid, Misconfigured
@@ -21,6 +21,7 @@ from jobsync.queue.backend import MessageInfo, Pause, QueueBackend, QueueContent
 from jobsync.queue.sql.common import read_infos
 from jobsync.stores.contract import Change, Head, Outcome, Record, Store, StoreDecorator, Where
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.scan import check_limit
 from jobsync.stores.sql import PostgresAccess, SqliteAccess
 
 __all__ = [
@@ -110,7 +111,9 @@ class QueueDirectory(ABC):
         Raises:
             Unavailable: the store does not answer.
         """
-        return read_infos(await self._find(ids), self._corruption_log)
+        # No other message has an id; some of these cannot even be sent.
+        printable = [name for name in ids if name.isprintable()]
+        return read_infos(await self._find(printable), self._corruption_log)
 
     async def list(
         self, queue: str, part: QueuePart, *, after: str, limit: int
@@ -118,8 +121,11 @@ class QueueDirectory(ABC):
         """Return messages of a queue by id, starting after an id.
 
         Raises:
+            Invalid: an argument is wrong.
             Unavailable: the store does not answer.
         """
+        check_text(after, "after")
+        check_limit(limit)
         return read_infos(await self._list(queue, part, after, limit), self._corruption_log)
 
     @abstractmethod

@@ -5,8 +5,10 @@ database's clock. A settlement whose reply was lost is sent again until an answe
 row, or its copy among the finished messages, records how its latest claims were settled.
 """
 
+import itertools
+import sys
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -15,6 +17,15 @@ from jobsync.components import Components
 from jobsync.core.codec import decode, encode
 from jobsync.core.messages import LIVE, TRANSITIONS, MessageState
 from jobsync.errors import Corrupt, Invalid, JobsyncError, OutcomeUnknown, Unavailable
+from jobsync.queue.arguments import (
+    check_count,
+    check_cursor,
+    check_ids,
+    check_reason,
+    check_seconds,
+    check_state,
+    check_states,
+)
 from jobsync.queue.backend import (
     MAX_MESSAGE,
     ClaimResult,
@@ -29,6 +40,7 @@ from jobsync.queue.backend import (
     check_finished,
 )
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.scan import check_age, check_limit
 from jobsync.stores.sql import SqlAccess
 
 __all__ = [
@@ -46,6 +58,9 @@ __all__ = [
 
 MAX_BATCH = 10_000
 """The largest number of messages in a batch."""
+
+_REDRIVE_BATCH = 1_000
+"""How many dead letters one transaction puts back: each is written twice, with its payload."""
 
 LAPSED = "nobody settled it: its worker died, or did not renew its claim in time"
 """The error stored for a claim that was ended."""
@@ -171,11 +186,28 @@ class SqlBackend(QueueBackend):
             self._notifications.wake(self.topic)
         return ended
 
-    async def redrive(self, ids: Collection[str] | None = None, *, limit: int = 1000) -> int:
-        """Queue dead letters again."""
-        count = await self._redrive(ids, limit)
-        self._notifications.wake(self.topic)
-        return count
+    async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
+        """Extend claims."""
+        check_seconds("seconds", visibility, is_zero_allowed=False)
+        return await self._extend(receipts, visibility) if receipts else []
+
+    async def redrive(self, ids: Collection[str] | None = None, *, limit: int | None = None) -> int:
+        """Queue dead letters again, in batches."""
+        chosen = None if ids is None else check_ids(ids)
+        if limit is not None:
+            check_count("limit", limit, least=1)
+        done = 0
+        try:
+            async for count in self._redrive_batches(chosen, limit):
+                done += count
+        except Unavailable as error:
+            if not done:
+                raise
+            detail = f"{done:,} messages were queued again before: {error.reason}"
+            raise OutcomeUnknown(self.topic, detail) from error
+        finally:
+            self._notifications.wake(self.topic)
+        return done
 
     async def wait(self, timeout: float) -> None:
         """Return early if there may be something new to claim."""
@@ -186,12 +218,17 @@ class SqlBackend(QueueBackend):
     ) -> int:
         """Remove messages that were finished long ago."""
         check_finished(state)
+        check_age(older_than)
+        check_limit(limit)
         return await self._forget(state, older_than, limit)
 
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
     ) -> list[MessageInfo]:
         """Return messages; skip and report those that cannot be read."""
+        check_state(state)
+        check_cursor(state, after)
+        check_limit(limit)
         rows = await (
             self._browse_live(state, after, limit)
             if state in LIVE
@@ -202,6 +239,15 @@ class SqlBackend(QueueBackend):
     async def count(self) -> Mapping[MessageState, int]:
         """Count the messages in each state."""
         return {state: count for state, count in await self._count() if count}
+
+    async def purge(self, states: Collection[MessageState]) -> int:
+        """Remove messages for good."""
+        return await self._purge(check_states(states))
+
+    async def pause(self, reason: str = "") -> bool:
+        """Stop all claims."""
+        check_reason(reason)
+        return await self._pause(reason)
 
     async def resume(self) -> bool:
         """Allow claims again, and wake the workers."""
@@ -233,12 +279,22 @@ class SqlBackend(QueueBackend):
         """End claims; return the ids of those settled so, by this call or an earlier one."""
 
     @abstractmethod
+    async def _extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]: ...
+
+    @abstractmethod
     async def _end_claims(
         self, dead: Collection[str], keep: Collection[str]
     ) -> list[EndedClaim]: ...
 
     @abstractmethod
-    async def _redrive(self, ids: Collection[str] | None, limit: int) -> int: ...
+    async def _redrive(self, ids: Collection[str] | None, limit: int) -> int:
+        """Queue dead letters again, in one transaction; return how many."""
+
+    @abstractmethod
+    async def _purge(self, states: Collection[MessageState]) -> int: ...
+
+    @abstractmethod
+    async def _pause(self, reason: str) -> bool: ...
 
     @abstractmethod
     async def _browse_live(self, state: MessageState, after: str, limit: int) -> list[Any]: ...
@@ -262,6 +318,22 @@ class SqlBackend(QueueBackend):
         except JobsyncError:
             # A failed check says nothing about the push.
             return False
+
+    async def _redrive_batches(
+        self, ids: Sequence[str] | None, limit: int | None
+    ) -> AsyncIterator[int]:
+        """Queue dead letters again; yield how many each transaction has queued."""
+        left = sys.maxsize if limit is None else limit
+        for chosen in _split(ids):
+            size = min(left, _REDRIVE_BATCH)
+            count = await self._redrive(chosen, size)
+            yield count
+            left -= count
+            if left <= 0 or (ids is None and count < size):
+                return
+            if limit is None and ids is None:
+                # As many as there are now: those that die again meanwhile are newer.
+                limit = left = (await self.count()).get("dead", 0)
 
     async def _settle_until_answered(self, batch: Sequence[SettlementRow]) -> set[str]:
         """Settle; once a request may have arrived, repeat it until an answer or the time limit."""
@@ -295,6 +367,15 @@ class SqlBackend(QueueBackend):
             # Readable messages do not wait for this. The claim lapses, and the next claim buries
             # the message.
             return
+
+
+def _split(ids: Sequence[str] | None) -> Iterator[Sequence[str] | None]:
+    """Yield parts of a list; without a list, None again and again."""
+    if ids is None:
+        yield from itertools.repeat(None)
+    else:
+        for start in range(0, len(ids), _REDRIVE_BATCH):
+            yield ids[start : start + _REDRIVE_BATCH]
 
 
 def _unwrap_connection(connection: object) -> object:

@@ -211,8 +211,7 @@ class PostgresBackend(SqlBackend):
             settled.update(name for (name,) in await self._run("was_settled", parameters))
         return settled
 
-    async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
-        """Extend claims."""
+    async def _extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
         parameters = {
             "ids": as_array([receipt.id for receipt in receipts]),
             "claims": as_array([receipt.claim for receipt in receipts]),
@@ -263,14 +262,12 @@ class PostgresBackend(SqlBackend):
         ((count,),) = await self._run("redrive", parameters)
         return int(count)
 
-    async def purge(self, states: Collection[MessageState]) -> int:
-        """Remove messages for good."""
+    async def _purge(self, states: Collection[MessageState]) -> int:
         parameters = {"queue": self.queue, "states": as_array(list(states))}
         ((count,),) = await self._run("purge", parameters)
         return int(count)
 
-    async def pause(self, reason: str = "") -> bool:
-        """Stop all claims."""
+    async def _pause(self, reason: str) -> bool:
         return bool(await self._run_repeatable("pause", {"queue": self.queue, "reason": reason}))
 
     async def _resume(self) -> bool:

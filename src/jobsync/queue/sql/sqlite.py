@@ -159,8 +159,7 @@ class SqliteBackend(SqlBackend):
 
         return await self._access.write(work, self.topic)
 
-    async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
-        """Extend claims."""
+    async def _extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
 
         def work(connection: sqlite3.Connection) -> list[bool]:
             boot, mono = self._since_boot()
@@ -245,8 +244,7 @@ class SqliteBackend(SqlBackend):
 
         return await self._access.write(work, self.topic)
 
-    async def purge(self, states: Collection[MessageState]) -> int:
-        """Remove messages for good."""
+    async def _purge(self, states: Collection[MessageState]) -> int:
 
         def work(connection: sqlite3.Connection) -> int:
             parameters = {"queue": self.queue, "states": _json(list(states))}
@@ -255,8 +253,7 @@ class SqliteBackend(SqlBackend):
 
         return await self._access.write(work, self.topic)
 
-    async def pause(self, reason: str = "") -> bool:
-        """Stop all claims."""
+    async def _pause(self, reason: str) -> bool:
         return await self._set_pause(SQL["pause"], {"now": self._now(), "reason": reason})
 
     async def _resume(self) -> bool:

@@ -17,9 +17,9 @@ from typing import Any
 import psycopg
 
 from jobsync.components import Components
-from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.postgres.connection import PostgresConnection
-from jobsync.stores.postgres.pool import PostgresPool, ReplyLost
+from jobsync.stores.postgres.pool import MalformedJson, PostgresPool, ReplyLost
 from jobsync.stores.sql import Parameters, PostgresAccess
 
 __all__ = ["Notifier", "PoolAccess", "channel_of", "receives_notifications"]
@@ -236,6 +236,8 @@ class PoolAccess(PostgresAccess):
             return await self._pool.run(statement, parameters)
         except ReplyLost as lost:
             raise OutcomeUnknown(place, str(lost)) from lost
+        except MalformedJson as malformed:
+            raise Corrupt(place, str(malformed)) from malformed
 
     async def run_and_notify(
         self, statement: str, notifying: str, parameters: Mapping[str, Any], topic: str

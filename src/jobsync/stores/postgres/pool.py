@@ -241,7 +241,7 @@ class PostgresPool:
         if severity != "ERROR":
             return ReplyLost(first_line(self._url, error))
         if isinstance(error, psycopg.DataError) or error.sqlstate == "54001":
-            return MalformedJson()
+            return MalformedJson(first_line(self._url, error))
         return statement_error(self._url, error)
 
 

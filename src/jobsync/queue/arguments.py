@@ -1,0 +1,106 @@
+"""Checks of what callers pass to a queue, made before anything is sent.
+
+A driver's error neither names the argument nor says what to do instead, and some wrong arguments
+cause none: SQLite takes a negative limit for no limit. Each function here raises `Invalid`, which
+names the argument, its value and the fix.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from jobsync.core.clock import Seconds
+from jobsync.core.codec import check_text
+from jobsync.core.messages import FINISHED, LIVE, LONGEST_DELAY, MessageState
+from jobsync.errors import Invalid, closest_name
+
+__all__ = [
+    "check_count",
+    "check_cursor",
+    "check_ids",
+    "check_reason",
+    "check_seconds",
+    "check_state",
+    "check_states",
+]
+
+_STATES = (*LIVE, *FINISHED)
+_MAX_POSITION = 2**63 - 1
+_MAX_TIME = 1e12
+"""Unix seconds in the year 33658: a database has room for more."""
+
+_is_live_cursor = re.compile(r"[0-9]{1,19}").fullmatch
+_is_finished_cursor = re.compile(r"[0-9]{1,13}(\.[0-9]{1,20})? .*").fullmatch
+
+
+def check_count(field: str, value: object, *, least: int, most: int | None = None) -> None:
+    """Check a whole number."""
+    if type(value) is not int or value < least or (most is not None and value > most):
+        wanted = f"{least} or more" if most is None else f"{least} to {most:,}"
+        raise Invalid(field, value, f"must be {wanted}", "pass a whole number")
+
+
+def check_seconds(
+    field: str, value: object, *, is_zero_allowed: bool = True, most: Seconds = LONGEST_DELAY
+) -> None:
+    """Check a duration; by default it is 0 to 366 days."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and 0 <= value <= most and (value or is_zero_allowed):  # type: ignore[operator]
+        return
+    wanted = "0" if is_zero_allowed else "more than 0"
+    problem = f"must be {wanted} to {most / 86_400:,.0f} days, in seconds"
+    raise Invalid(field, value, problem, "pass a number of seconds")
+
+
+def check_state(state: object, known: Iterable[str] = _STATES) -> None:
+    """Check the name of a state, or of a group of states."""
+    names = list(known)
+    if state not in names:
+        hint = closest_name(state, names) if isinstance(state, str) else None
+        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(names)}"
+        raise Invalid("state", state, "is not a message state", fix)
+
+
+def check_states(states: Collection[MessageState]) -> list[MessageState]:
+    """Return the names of states as a list."""
+    listed = _as_list("states", states)
+    for state in listed:
+        check_state(state)
+    return listed
+
+
+def check_ids(ids: Collection[str]) -> list[str]:
+    """Return ids without repetitions."""
+    listed = _as_list("ids", ids)
+    for name in listed:
+        if not isinstance(name, str) or not name.isprintable():
+            problem = "must be ids of messages, which are printable text"
+            raise Invalid("ids", name, problem, "pass ids as enqueue or browse has returned them")
+    return list(dict.fromkeys(listed))
+
+
+def check_cursor(state: MessageState, after: object) -> None:
+    """Check that a position is empty or the cursor of a message in this state."""
+    if after == "":
+        return
+    if isinstance(after, str) and after.isprintable():
+        if state in LIVE:
+            if _is_live_cursor(after) and int(after) <= _MAX_POSITION:
+                return
+        elif _is_finished_cursor(after) and float(after.partition(" ")[0]) <= _MAX_TIME:
+            return
+    problem = f"must be the cursor of a message that is {state}"
+    raise Invalid("after", after, problem, "pass the cursor of the last message that was returned")
+
+
+def check_reason(reason: object) -> None:
+    """Check a reason, which people read."""
+    if not isinstance(reason, str):
+        raise Invalid("reason", reason, "must be text", "use str(reason)")
+    check_text(reason, "reason")
+
+
+def _as_list(field: str, items: Iterable[Any]) -> list[Any]:
+    if isinstance(items, str) or not isinstance(items, Iterable):
+        raise Invalid(field, items, "must be a list", "write [...]")
+    return list(items)

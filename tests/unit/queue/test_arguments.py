@@ -1,0 +1,82 @@
+"""Checks of the arguments of a queue: the error names the argument, its value and the fix."""
+
+from typing import Any
+
+import pytest
+
+from jobsync import Invalid, QueuePlugin
+from jobsync.queue.arguments import check_count, check_cursor, check_ids, check_seconds, check_state
+
+
+@pytest.mark.parametrize("value", [0, 0.5, 366 * 86_400])
+def test_durations_up_to_a_year_are_accepted(value: Any) -> None:
+    """In seconds, whole or not."""
+    check_seconds("delay", value)
+
+
+@pytest.mark.parametrize("value", [-1, 1e300, float("nan"), float("inf"), "5", None, True, [], 1j])
+def test_other_durations_are_refused(value: Any) -> None:
+    """Whatever their type."""
+    with pytest.raises(Invalid, match=r"delay must be 0 to 366 days, in seconds \(got") as refused:
+        check_seconds("delay", value)
+    assert refused.value.value is value
+    assert str(refused.value).endswith("Pass a number of seconds.")
+
+
+def test_a_duration_may_have_to_be_more_than_zero() -> None:
+    """A handler without time could not run."""
+    with pytest.raises(Invalid, match="timeout must be more than 0 to 366 days"):
+        check_seconds("timeout", 0, is_zero_allowed=False)
+
+
+def test_a_number_may_have_an_upper_limit() -> None:
+    """The error names both ends."""
+    check_count("limit", 10, least=1)
+    with pytest.raises(Invalid, match=r"limit must be 1 or more \(got 0\)"):
+        check_count("limit", 0, least=1)
+    with pytest.raises(Invalid, match=r"limit must be 1 to 1,000 \(got 1001\)"):
+        check_count("limit", 1001, least=1, most=1000)
+
+
+def test_a_mistyped_state_is_recognised() -> None:
+    """If it is close to one; otherwise all are listed."""
+    with pytest.raises(Invalid, match="Did you mean waiting?"):
+        check_state("waitng")
+    with pytest.raises(Invalid, match="Use one of ready, waiting"):
+        check_state(5)
+
+
+def test_cursors_are_those_of_their_state() -> None:
+    """A cursor of an unfinished message is no position among the finished ones."""
+    check_cursor("ready", "")
+    check_cursor("ready", "12")
+    check_cursor("dead", "1763280000.123456 01ABC")
+    for state, after in (("ready", "1763280000.123456 01ABC"), ("dead", "12")):
+        with pytest.raises(Invalid, match="Pass the cursor of the last message"):
+            check_cursor(state, after)  # type: ignore[arg-type]
+
+
+def test_an_id_occurs_once() -> None:
+    """In the order in which they were passed, from any iterable."""
+    assert check_ids(name for name in ("b", "a", "b")) == ["b", "a"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_retries": "3"}, r"max_retries must be 0 to 999,999 \(got '3'\). Pass a whole"),
+        ({"max_retries": -1}, r"max_retries must be 0 to 999,999 \(got -1\)"),
+        ({"max_retries": 10**7}, r"max_retries must be 0 to 999,999 \(got 10000000\)"),
+        ({"max_attempts": 0}, r"max_attempts must be .* \(got 0\). Use 1 for no retry"),
+        ({"max_attempts": 10**7}, r"max_attempts must be .* 1,000,000 \(got 10000000\). Use 1 for"),
+        ({"max_attempts": "3"}, r"max_attempts has a wrong value: .* Use a whole number"),
+        ({"timeout": "5"}, r"timeout must be more than 0 to 366 days, in seconds \(got '5'\)"),
+        ({"timeout": 1e300}, "timeout must be more than 0 to 366 days"),
+        ({"completed_ttl": 1e300}, "completed_ttl must be 0 to 10,000 days"),
+        ({"dead_ttl": -1}, "dead_ttl must be 0 to 10,000 days"),
+    ],
+)
+def test_wrong_options_of_a_queue_are_refused(options: dict[str, Any], message: str) -> None:
+    """When it is created, by their own names."""
+    with pytest.raises(Invalid, match=message):
+        QueuePlugin(resource="tasks", **options)
