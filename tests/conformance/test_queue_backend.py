@@ -484,9 +484,7 @@ async def test_a_message_that_dies_again_is_not_redriven_again(
 
     async def redrive_and_fail(self: Any, ids: Any, limit: int) -> int:
         count: int = await redrive(self, ids, limit)
-        again = [
-            Settlement(receipt=each.receipt, move="bury") for each in await claim(self, limit)
-        ]
+        again = [Settlement(receipt=each.receipt, move="bury") for each in await claim(self, limit)]
         await self.settle(again)
         return count
 

@@ -40,7 +40,7 @@ def test_a_number_may_have_an_upper_limit() -> None:
 
 def test_a_mistyped_state_is_recognised() -> None:
     """If it is close to one; otherwise all are listed."""
-    with pytest.raises(Invalid, match="Did you mean waiting?"):
+    with pytest.raises(Invalid, match=r"Did you mean waiting\?"):
         check_state("waitng")
     with pytest.raises(Invalid, match="Use one of ready, waiting"):
         check_state(5)
