@@ -3,12 +3,15 @@
 The stories are in `job_stories`; the judge of `job_fleet` checks what must hold meanwhile.
 """
 
+import asyncio
 import logging
 
 import pytest
+from job_fleet import TIMEOUT, TOKENS, JobFleet, SimulatedProcess
 from job_stories import STORIES, Story, begins, stormy, stormy_with_suspends
+from waiting import until
 
-from jobsync.testing import check_repeats, check_story, run_story
+from jobsync.testing import World, check_repeats, check_story, require, run_story
 
 SEEDS = range(3)
 
@@ -51,3 +54,29 @@ def test_a_world_ends_without_errors(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         run_story(begins, 0)
     assert caplog.messages == []
+
+
+async def a_node_fails(world: World) -> None:
+    """An error ends a node's loop, while its process lives and does not look at it."""
+    fleet = JobFleet(world)
+    for name in ("a", "b"):
+        fleet.add(name)
+    await asyncio.sleep(60)
+    failing = SimulatedProcess(fleet, world.node("failing"), "task_loop", {})
+    await failing.machine.run(failing._join())
+    node = failing.node
+    assert node is not None
+    assert node.tokens
+
+    async def fail() -> None:
+        raise RuntimeError("a bad record")
+
+    node._apply_assignment = fail  # type: ignore[method-assign]
+    await until(lambda: node.failure is not None, interval=0.1)
+    await asyncio.sleep(2 * TIMEOUT)
+    require(len(fleet.owners) == TOKENS, "TL1", f"only {len(fleet.owners)} tokens are owned")
+
+
+def test_a_node_that_has_failed_leaves_its_tokens_to_others() -> None:
+    """As if its process had died. Found: its session lived on, and nobody got its tokens."""
+    check_story(a_node_fails, SEEDS)

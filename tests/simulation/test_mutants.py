@@ -16,6 +16,7 @@ from jobsync import Applied
 from jobsync.components import Components
 from jobsync.coordination.election import Election
 from jobsync.coordination.member_loop import MemberLoop
+from jobsync.coordination.membership import Membership
 from jobsync.coordination.observer import Observer
 from jobsync.coordination.role import Role
 from jobsync.coordination.session import Session, SessionRecord, read_session_record
@@ -346,6 +347,11 @@ def blind_retry(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SettlingStore, "_settle", again)
 
 
+def failed_database_stays(patch: pytest.MonkeyPatch) -> None:
+    """A database that has failed keeps its session and its roles."""
+    patch.setattr(Membership, "start_leaving", lambda _: None)
+
+
 def an_hour(seed: int) -> scenarios.Scenario:
     """Return a scenario: one stormy hour."""
 
@@ -379,6 +385,7 @@ KILLERS: dict[Patch, tuple[scenarios.Scenario, str]] = {
     epochs_that_restart_on_removal: (scenarios.a_removed_role, "E2"),
     endless_deferring: (scenarios.a_dead_oldest_worker, "EL1"),
     ignored_successor: (scenarios.a_forced_handover, "EL5"),
+    failed_database_stays: (scenarios.a_failed_database, "EL7"),
     no_fencing: (scenarios.a_long_suspend, "E3"),
     no_seal: (scenarios.a_late_write, "E3"),
     hasty_settling: (an_hour(4), "C4"),

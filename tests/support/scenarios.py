@@ -13,14 +13,16 @@ from fleets import SINGLETON, TIMING, BilledStore, Fleet, Worker, record_hooks
 
 from jobsync.coordination.session import SESSIONS
 from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.database.coordinator_plugin import CoordinatorPlugin
 from jobsync.errors import Unavailable
 from jobsync.stores.contract import Put
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
+from jobsync.testing.databases import NodeDatabase
 from jobsync.testing.invariants import Violation, check_replies
 from jobsync.testing.network import CALM, Link, Weather
 from jobsync.testing.recording import RecordingStore
-from jobsync.testing.world import World
+from jobsync.testing.world import Node, World
 
 __all__ = [
     "Scenario",
@@ -28,6 +30,7 @@ __all__ = [
     "a_dead_oldest_worker",
     "a_death_declared_by_others",
     "a_duplicated_heartbeat",
+    "a_failed_database",
     "a_forced_handover",
     "a_handover_seen_late",
     "a_heartbeat_at_the_last_moment",
@@ -436,3 +439,40 @@ def a_lost_reply() -> list[Violation]:
 
     world.run(story)
     return check_replies(world.history)
+
+
+class _Central(CoordinatorPlugin):
+    """Central work of a database."""
+
+    async def coordinator_work(self) -> None:
+        """Do nothing."""
+
+
+def a_failed_database() -> list[Violation]:
+    """Background work of the leader's database raises, and its process lives on."""
+    world = World(17)
+    shared = MemoryStore(components=world.node("store").components)
+    plugins: list[_Central] = []
+
+    async def connect(node: Node) -> None:
+        plugins.append(_Central())
+        await NodeDatabase(node, shared, plugins=plugins[-1:]).connect()
+
+    async def fail() -> None:
+        raise RuntimeError("a bug")
+
+    async def story() -> None:
+        for name in ("one", "two"):
+            node = world.node(name)
+            await node.run(connect(node))
+            await asyncio.sleep(TIMING.heartbeat)
+        assert plugins[0].is_coordinator
+        plugins[0].run_in_background(fail)
+        await asyncio.sleep(TIMING.heartbeat)
+        leads = [plugin.is_coordinator for plugin in plugins]
+        if leads != [False, True]:
+            found = f"the failed one leads: {leads[0]}; the other one: {leads[1]}"
+            world.violations.append(Violation("EL7", found))
+
+    world.run(story)
+    return world.violations

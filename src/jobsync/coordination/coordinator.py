@@ -180,6 +180,13 @@ class Coordinator:
         if not task.cancelled():
             task.result()
 
+    def start_stopping(self) -> None:
+        """End the candidacy when the session ends; `on_stop` is called after the work."""
+        self._is_stopping = True
+        if isinstance(self.election, StandaloneElection):
+            self.election.end()
+        self._membership.wake_waiters()
+
     def abandon(self) -> None:
         """Stop leading, without waiting for anything."""
         self._is_stopping = True

@@ -242,6 +242,15 @@ class Membership:
             if self._owned is not None:
                 await self._owned.close()
 
+    def start_leaving(self) -> None:
+        """Start to release everything held and to end the session, without waiting.
+
+        For a process that cannot go on working: others take over at once.
+        """
+        for coordinator in self._coordinators.values():
+            coordinator.start_stopping()
+        self._host.post(self._member.stop)
+
     async def coordinate(
         self,
         work: str,

@@ -1,6 +1,7 @@
 """The one session that a database's plugins share. All their roles and locks depend on it.
 
-The first user opens it; the last one to leave ends it, or the database when it disconnects.
+The first user opens it; the last one to leave ends it, or the database when it disconnects or
+fails: another process then does the work.
 """
 
 import asyncio
@@ -100,7 +101,7 @@ class SharedSession:
         await membership.start()
         try:
             self._check_open()
-            self._run(membership.ended, "session")
+            self._run(partial(_stay, membership), "session")
         except BaseException:
             await membership.leave()
             raise
@@ -126,6 +127,14 @@ class SharedSession:
 
     async def _borrow_store(self) -> Store:
         return _BorrowedStore(self._store)
+
+
+async def _stay(membership: Membership) -> None:
+    """Wait until a session has ended; end it if the database fails, which cancels this."""
+    try:
+        await membership.ended()
+    finally:
+        membership.start_leaving()
 
 
 class _BorrowedStore(StoreDecorator):

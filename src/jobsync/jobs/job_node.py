@@ -397,10 +397,11 @@ class JobNode:
         await wait_for_change(self.settings.refresh_interval)
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
-        """Own nothing once the loop that applies assignments has failed."""
+        """Own nothing once the loop that applies assignments has failed; others take over."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failure = error
             self.owned_tokens.reset(None)
+            self.membership.start_leaving()
             self._events.emit(NodeFailed(node=self.settings.node, error=repr(error)))
 
     async def _apply_assignment(self) -> None:

@@ -61,6 +61,8 @@ INVARIANTS: Mapping[str, str] = {
     "EL2": "After a clean stop another worker leads within two heartbeats.",
     "EL4": "A role is never taken from an owner whose session is live.",
     "EL5": "A worker that was chosen by name leads next.",
+    "EL6": "A dead leader is replaced within its timeout, one heartbeat and a moment.",
+    "EL7": "A database that has failed gives up its roles, and another one leads.",
     # Ownership of tokens and tasks.
     "T1": "A token has at most one owner, which the current assignment names.",
     "T2": "A claim of a former owner can neither run nor finish.",

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from servers import Locate
 from waiting import until
 
 from jobsync import CoordinatorPlugin, Database, Event, Invalid
@@ -118,6 +119,58 @@ async def test_work_that_raises_is_reported_and_continues() -> None:
         await until(lambda: failing.calls.count("work") > 2)
         assert failing.is_coordinator
         assert failures[0]["error"] == "ValueError: broken"
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
+async def test_another_instance_leads_after_a_database_has_failed(
+    locate: Locate, kind: str
+) -> None:
+    """It gives up its role and ends its session at once; its process and its loop live on.
+
+    Found: it went on to send heartbeats, so its role was never free.
+    """
+    url = locate(kind)
+    # Only the end of the session frees the role in time, not its timeout.
+    patient = {"heartbeat_interval": 100, "worker_timeout": 400}
+    failing, other = Database(url), Database(url)
+    first, second = Sweeper(**patient), Sweeper(**patient)
+    failed: list[Event] = []
+    failing.on("db:failed", failed.append)
+
+    async def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    await failing.use_plugin(first)
+    await failing.connect()
+    await first.worked.wait()
+    async with other:
+        await other.use_plugin(second)
+        failing.run_in_background(fail, "failing")
+        await asyncio.wait_for(second.worked.wait(), 20)
+        assert second.is_coordinator
+        assert not first.is_coordinator
+        await until(lambda: first.calls[-1] == "stop")
+        assert first.calls.count("stop") == 1
+        assert [event["error"] for event in failed] == ["ZeroDivisionError: a bug"]
+        assert [peer.worker_id for peer in await second.members()] == [second.worker_id]
+        await failing.disconnect()
+        assert first.calls.count("stop") == 1
+
+
+async def test_work_without_an_election_ends_when_the_database_fails() -> None:
+    """Otherwise it would go on and raise at every call."""
+
+    async def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    database = await Database("memory://alone").connect()
+    sweeper = await database.use_plugin(Sweeper(enable_coordinator=False))
+    await sweeper.worked.wait()
+    database.run_in_background(fail, "failing")
+    await until(lambda: sweeper.calls[-1] == "stop")
+    assert not sweeper.is_coordinator
+    await database.disconnect()
+    assert sweeper.calls.count("stop") == 1
 
 
 async def test_without_elections_every_instance_works() -> None:
