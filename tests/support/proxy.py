@@ -19,7 +19,9 @@ __all__ = ["Proxy", "Request", "Splitter"]
 
 T = TypeVar("T")
 When = Callable[[bytes], bool]
-Fault = Literal["drop request", "drop reply", "hold request"]
+Fault = Literal[
+    "drop request", "drop reply", "hold request", "cut reply", "fail request", "fail reply"
+]
 
 _HOST = "127.0.0.1"
 _CHUNK = 1 << 16
@@ -46,6 +48,7 @@ class Proxy:
         self._target = (target_host, target_port)
         self._changed = threading.Condition()
         self._delay = 0.0
+        self._rewrite: Callable[[bytes], bytes] = lambda request: request
         self._armed: list[_Armed] = []
         self._held: list[_Held] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,6 +118,22 @@ class Proxy:
         """Close the client's side when a request comes, and hold the request until `release`."""
         self._call(self._arm("hold request", count, when))
 
+    def cut_reply(self, count: int = 1, when: When | None = None) -> None:
+        """Forward a request, and only the first half of its reply; then close the client's side."""
+        self._call(self._arm("cut reply", count, when))
+
+    def fail_request(self, status: int, count: int = 1, when: When | None = None) -> None:
+        """Answer with an HTTP status and close, before the server sees any of the request."""
+        self._call(self._arm("fail request", count, when, status))
+
+    def fail_reply(self, status: int, count: int = 1, when: When | None = None) -> None:
+        """Forward a request; when its reply comes, answer with an HTTP status and close."""
+        self._call(self._arm("fail reply", count, when, status))
+
+    def rewrite(self, change: Callable[[bytes], bytes]) -> None:
+        """Change each request before it is forwarded, so that a server seems to be another."""
+        self._call(self._set_rewrite(change))
+
     def release(self) -> list[bytes]:
         """Deliver the held requests, oldest first, each on its own connection.
 
@@ -177,6 +196,9 @@ class Proxy:
             self._listening.close()
             self._listening = None
 
+    async def _set_rewrite(self, change: Callable[[bytes], bytes]) -> None:
+        self._rewrite = change
+
     async def _pass_through(self) -> None:
         self._delay = 0.0
         self._armed.clear()
@@ -185,8 +207,8 @@ class Proxy:
     async def _set_delay(self, seconds: float) -> None:
         self._delay = seconds
 
-    async def _arm(self, fault: Fault, count: int, when: When | None) -> None:
-        self._armed.append(_Armed(fault, count, when or (lambda _: True)))
+    async def _arm(self, fault: Fault, count: int, when: When | None, status: int = 0) -> None:
+        self._armed.append(_Armed(fault, count, when or (lambda _: True), status))
 
     async def _cut(self) -> None:
         tasks = self._tasks - {held.link.task for held in self._held}
@@ -228,7 +250,8 @@ class Proxy:
         splitter = Splitter()
         while data := await link.client.read():
             for request in splitter.feed(data):
-                match self._find_fault(request):
+                found = self._find_fault(request)
+                match found and found.fault:
                     case "drop request":
                         link.client.abort()
                         link.server.abort()
@@ -240,8 +263,17 @@ class Proxy:
                         return
                     case "drop reply":
                         link.muted = True
+                    case "cut reply":
+                        link.muted, link.cut = True, True
+                    case "fail request" if found:
+                        await link.client.write(found.answer)
+                        link.client.end()
+                        link.server.abort()
+                        return
+                    case "fail reply" if found:
+                        link.muted, link.answer = True, found.answer
                 link.awaiting = True
-                await link.server.write(request.data)
+                await link.server.write(self._rewrite(request.data))
         # A request that the client left incomplete is forwarded as it is.
         await link.server.write(splitter.rest)
         link.server.end()
@@ -249,7 +281,7 @@ class Proxy:
     async def _forward_replies(self, link: "_Link") -> None:
         while reply := await link.server.read():
             if link.muted:
-                link.client.abort()
+                await link.end_client(reply)
                 # There is no client left to cut.
                 self._tasks.discard(link.task)
                 await link.swallow(reply)
@@ -260,7 +292,7 @@ class Proxy:
             link.awaiting = False
             await link.client.write(reply)
 
-    def _find_fault(self, request: "Request") -> Fault | None:
+    def _find_fault(self, request: "Request") -> "_Armed | None":
         """Count a request and return the fault that hits it."""
         if request.is_formality:
             return None
@@ -271,7 +303,7 @@ class Proxy:
         found.left -= 1
         if not found.left:
             self._armed.remove(found)
-        return found.fault
+        return found
 
 
 class Request(NamedTuple):
@@ -393,6 +425,11 @@ class _Link:
         self.task: asyncio.Task[None] = task
         self.awaiting = False
         self.muted = False
+        """Whether the client does not get the whole reply."""
+        self.cut = False
+        """Whether it gets half of the reply."""
+        self.answer = b""
+        """What it gets instead of the reply."""
         self._answer: asyncio.Future[bytes] = asyncio.Future()
 
     async def __aenter__(self) -> Self:
@@ -406,6 +443,14 @@ class _Link:
         """Deliver a held request; return the server's answer."""
         await self.server.write(request)
         return await self._answer
+
+    async def end_client(self, reply: bytes) -> None:
+        """Close the client's side, after the part of the reply or the answer that it gets."""
+        if not (self.cut or self.answer):
+            self.client.abort()
+            return
+        await self.client.write(reply[: len(reply) // 2] if self.cut else self.answer)
+        self.client.end()
 
     async def swallow(self, reply: bytes) -> None:
         """Read an answer to its end without forwarding it."""
@@ -421,10 +466,12 @@ class _Link:
 class _Armed:
     """A fault that waits for its request."""
 
-    def __init__(self, fault: Fault, left: int, when: When) -> None:
+    def __init__(self, fault: Fault, left: int, when: When, status: int) -> None:
         self.fault = fault
         self.left = left
         self.when = when
+        head = f"HTTP/1.1 {status} Fault\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        self.answer = head.encode()
 
 
 class _Held(NamedTuple):

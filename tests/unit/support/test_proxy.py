@@ -132,6 +132,49 @@ def test_new_connections_are_refused_and_old_ones_go_on(
     socket.create_connection(("127.0.0.1", proxy.port)).close()
 
 
+def test_a_cut_reply_ends_in_its_middle(
+    proxy: Proxy, client: http.client.HTTPConnection, server: RecordingServer
+) -> None:
+    """The server has carried out the request; the client sees that the rest is missing."""
+    proxy.cut_reply(when=is_put)
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        ask(client, f"/{'a' * 1000}", b"1")
+    assert [body for _, body in server.puts] == [b"1"]
+    client.close()
+    assert ask(client, "/b") == b"/b"
+
+
+def test_a_failed_request_does_not_reach_the_server(
+    proxy: Proxy, client: http.client.HTTPConnection, server: RecordingServer
+) -> None:
+    """The client gets the status; its next request passes."""
+    proxy.fail_request(503)
+    client.request("PUT", "/a", b"1")
+    assert client.getresponse().status == 503
+    client.close()
+    assert server.puts == []
+    assert ask(client, "/b", b"2") == b"/b"
+
+
+def test_a_failed_reply_hides_what_the_server_did(
+    proxy: Proxy, client: http.client.HTTPConnection, server: RecordingServer
+) -> None:
+    """The server has carried out the request, and the client gets the status."""
+    proxy.fail_reply(500)
+    client.request("PUT", "/a", b"1")
+    assert client.getresponse().status == 500
+    assert server.puts == [("/a", b"1")]
+
+
+def test_requests_are_rewritten(
+    proxy: Proxy, client: http.client.HTTPConnection, server: RecordingServer
+) -> None:
+    """The server sees what the change returns."""
+    proxy.rewrite(lambda request: request.replace(b"/a", b"/z"))
+    assert ask(client, "/a", b"1") == b"/z"
+    assert server.puts == [("/z", b"1")]
+
+
 def test_passing_through_ends_all_faults(proxy: Proxy, client: http.client.HTTPConnection) -> None:
     """One call ends every fault."""
     proxy.refuse()
