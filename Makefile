@@ -10,6 +10,7 @@ ELECTION := tests/processes/test_election.py tests/processes/test_idle_cost.py
 SHARING := tests/processes/test_jobs.py
 QUEUE := tests/processes/test_queue.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py
 OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py
+STORES := tests/integration/stores/test_objects.py tests/integration/stores/test_first_connect.py
 OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE)
 FULL := --scale=full --timeout=7200 -s
 .DEFAULT_GOAL := help
@@ -40,8 +41,8 @@ demo: setup ## no update is lost, and no message when the leader is killed
 	@$(PY) examples/increment.py
 	@$(PY) examples/drain.py
 
-prove-stores: setup ## races, lost replies and process exits at full scale; appends to proof/runs.jsonl
-	$(PY) -m pytest tests/processes tests/integration/stores/test_objects.py $(OTHERS:%=--ignore=%) $(FULL) $(ARGS)
+prove-stores: setup ## races, lost replies, first connects and exits at full scale; appends to proof/runs.jsonl
+	$(PY) -m pytest tests/processes $(STORES) $(OTHERS:%=--ignore=%) $(FULL) $(ARGS)
 
 prove-election: setup ## elections of real processes that are killed, frozen and blocked; appends to proof/runs.jsonl
 	$(PY) -m pytest $(ELECTION) $(FULL) $(ARGS)

@@ -17,7 +17,7 @@ from chance import FakeClock, SeededRandomness
 from jobsync import Components
 from jobsync.components import Ids
 from jobsync.core.urls import ObjectsUrl, parse_url
-from jobsync.stores.objects.quirks import Quirks, detect_quirks
+from jobsync.stores.objects.quirks import Quirks, open_and_detect
 
 
 @pytest.fixture
@@ -144,4 +144,10 @@ def quirks(s3: servers.S3Server) -> Quirks:
     """Return the quirks of that server."""
     url = parse_url(s3.url(BUCKET, next(_names)))
     assert isinstance(url, ObjectsUrl)
-    return asyncio.run(detect_quirks(url, Components.system()))
+
+    async def detect() -> Quirks:
+        store = await open_and_detect(url, Components.system())
+        await store.close()
+        return Quirks.from_traits(store.traits)
+
+    return asyncio.run(detect())

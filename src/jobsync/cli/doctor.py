@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from jobsync.core.codec import Json
     from jobsync.core.urls import StoreUrl
-    from jobsync.stores.probe import Finding
+    from jobsync.stores.contract import Store
+    from jobsync.stores.probe import Finding, ProbeVerdict
 
 __all__ = ["doctor"]
 
@@ -28,8 +29,9 @@ __all__ = ["doctor"]
 def doctor(url: str | None, *, as_json: bool) -> None:
     """Check that the store at URL provides everything that jobsync needs.
 
-    Writes under a key of its own and removes it afterwards. Exits with 0 if every check passes
-    and with 3 otherwise.
+    Writes under keys of its own and removes them afterwards. If the store passes, the verdict of
+    an earlier probe that is stored there is renewed. Exits with 0 if every check passes and with 3
+    otherwise.
     """
     import asyncio
 
@@ -48,23 +50,35 @@ def doctor(url: str | None, *, as_json: bool) -> None:
 
 async def _examine(url: StoreUrl) -> list[Finding]:
     from jobsync.components import Components
-    from jobsync.stores.opening import open_bare
-    from jobsync.stores.probe import Finding, probe
-    from jobsync.stores.settling import SettlingStore
+    from jobsync.stores.opening import open_unjudged
+    from jobsync.stores.probe import Finding, probe, renew_verdict
 
     components = Components.system()
     try:
-        store = await open_bare(url, components)
+        store = await open_unjudged(url, components)
     except JobsyncError as error:
         return [_failure("the store can be opened", error)]
     opened = Finding("the store can be opened", ok=True, detail=store.name)
     try:
-        findings = await probe(SettlingStore(store, components), components)
+        findings = await probe(store, components)
+        if all(finding.ok for finding in findings):
+            findings += _compare_verdict(await renew_verdict(store, findings, components), store)
     except JobsyncError as error:
         return [opened, _failure("the store can be written", error)]
     finally:
         await store.close()
     return [opened, *findings, *_describe_traits(store.traits)]
+
+
+def _compare_verdict(replaced: ProbeVerdict | None, store: Store) -> list[Finding]:
+    """Return what the stored verdict, which has been replaced, said about the server's traits."""
+    from jobsync.stores.probe import Finding
+
+    if replaced is None or replaced.traits == store.traits:
+        return []
+    detail = "it had other traits of this server, and was corrected"
+    fix = "restart the workers, which use the traits that they found when they connected"
+    return [Finding("the stored verdict", ok=True, detail=detail, fix=fix)]
 
 
 def _describe_traits(traits: Mapping[str, Json]) -> list[Finding]:

@@ -1,7 +1,8 @@
 """Opens the store at a URL and checks that it meets the contract.
 
-Stores across a network are probed once, at the first connect ever; the verdict is kept in
-the store. Their writes are settled: after a lost reply the outcome is found out.
+Stores across a network are probed at the first connect, and again when the verdict that is
+kept in the store is out of date. Their writes are settled: after a lost reply the outcome is
+found out.
 """
 
 import importlib.util
@@ -25,7 +26,7 @@ from jobsync.stores.probe import probe_and_record, read_verdict
 from jobsync.stores.settling import SettlingStore
 from jobsync.stores.sqlite.store import SqliteStore
 
-__all__ = ["open_another", "open_bare", "open_store", "read_url", "require"]
+__all__ = ["open_another", "open_bare", "open_store", "open_unjudged", "read_url", "require"]
 
 
 async def open_store(url: str | None = None, components: Components | None = None) -> Store:
@@ -46,14 +47,13 @@ async def open_store(url: str | None = None, components: Components | None = Non
     store = await open_bare(read_url(url), components)
     if isinstance(store, MemoryStore | SqliteStore):
         return store
-    settling = SettlingStore(store, components)
     try:
-        if await read_verdict(store) is None:
-            await probe_and_record(settling, components)
+        if await read_verdict(store, components) is None:
+            await probe_and_record(store, components)
     except BaseException:
         await store.close()
         raise
-    return settling
+    return SettlingStore(store, components)
 
 
 def read_url(url: str | None = None) -> StoreUrl:
@@ -89,10 +89,28 @@ async def open_bare(url: StoreUrl, components: Components) -> Store:
             return await open_with_quirks(url, components)
 
 
+async def open_unjudged(url: StoreUrl, components: Components) -> Store:
+    """Open a store as `open_bare` does, but detect its traits now, whatever its verdict says."""
+    if not isinstance(url, ObjectsUrl):
+        return await open_bare(url, components)
+    require(url.provider, "obstore", "s3")
+    from jobsync.stores.objects.quirks import open_and_detect  # noqa: PLC0415 - an extra
+
+    return await open_and_detect(url, components)
+
+
 async def open_another(store: Store, url: StoreUrl, components: Components) -> Store:
     """Open the same store again, for another thread, without probing and settling."""
-    # A memory store is thread-safe; a second one would have other records.
-    return store if isinstance(url, MemoryUrl) else await open_bare(url, components)
+    match url:
+        case MemoryUrl():
+            # A memory store is thread-safe; a second one would have other records.
+            return store
+        case ObjectsUrl():
+            from jobsync.stores.objects.quirks import open_like  # noqa: PLC0415 - an extra
+
+            return await open_like(store, url, components)
+        case _:
+            return await open_bare(url, components)
 
 
 def require(scheme: str, package: str, extra: str) -> None:

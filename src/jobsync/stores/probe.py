@@ -1,27 +1,71 @@
 """Probe: checks that a store keeps the contract, before anything relies on it.
 
-All checks use keys that nobody else uses, and remove them afterwards. A store that ignores
-conditions fails here, instead of losing updates silently.
+Guarantee: a finding rests on the store's own answers. An answer that is lost, late or damaged
+proves nothing: its check starts again under another key. If that goes on for 30 seconds, the
+probe ends in `Unavailable`, and nothing is recorded. A store that ignores conditions fails
+here, instead of losing updates silently.
+
+The store must not settle its writes. Settling infers from a later read what became of a write;
+a request that never arrived then looks like one that the store refused.
+
+The verdict is stored. It is renewed after 30 days, because a server may be upgraded or
+replaced, and when the checks have changed since.
+
+Every check uses keys that nobody else uses, and they are removed afterwards. A probe that was
+interrupted may leave small records under `probe/`; a later probe removes them, a day later.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from contextlib import suppress
+from functools import partial
+from typing import Self, TypeAlias, TypeVar
 
 import msgspec
 
 from jobsync.components import Components
-from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown
-from jobsync.stores.contract import Applied, Conflicted, Put, Store, Unknown
+from jobsync.core.clock import Wall
+from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.stores.contract import Applied, Change, Conflicted, Put, Record, Store, Unknown, unwrap
+from jobsync.stores.record_codec import first_id_at
+from jobsync.stores.settling import SettlingStore
 
-__all__ = ["VERDICT_KEY", "Finding", "ProbeVerdict", "probe", "probe_and_record", "read_verdict"]
+__all__ = [
+    "PROBE_DEADLINE",
+    "PROBE_KEYS",
+    "VERDICT_KEY",
+    "Finding",
+    "ProbeVerdict",
+    "Trials",
+    "apply_change",
+    "probe",
+    "probe_and_record",
+    "read_verdict",
+    "renew_verdict",
+]
 
 VERDICT_KEY = "meta/probe"
-"""The key of the first probe's verdict, which later connects read instead of probing again."""
+"""The key of the latest verdict, which later connects read instead of probing again."""
 
+PROBE_KEYS = "probe/"
+"""The prefix of the keys that checks use. A key has the time of its trial."""
+
+PROBE_DEADLINE = 30.0
+"""Seconds after which a check without definite answers is given up."""
+
+_REVISION = 1
+"""The revision of the checks. Verdicts of an earlier one may rest on answers that were lost."""
+
+_DAY = 86400.0
+_VERDICT_LIFETIME = 30 * _DAY
+_REMOVAL_TIMEOUT = 5.0
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 1.0
 _RACERS = 8
 _MAX_SKEW = 30.0
 _FIX = "use a store that honours conditional writes; jobsync would lose updates on this one"
+
+T = TypeVar("T")
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -37,36 +81,135 @@ _CheckResult: TypeAlias = tuple[bool, str]
 _Check: TypeAlias = Callable[[Store, str], Awaitable[_CheckResult]]
 
 
+class Trials:
+    """Runs checks until their answers are definite, and removes their records at the end.
+
+    Args:
+        store: the store; it must not settle its writes.
+        components: time, randomness and ids.
+        deadline: seconds after which a check is not started again.
+    """
+
+    def __init__(
+        self, store: Store, components: Components, deadline: float = PROBE_DEADLINE
+    ) -> None:
+        self._store = store
+        self._clock = components.clock
+        self._randomness = components.randomness
+        self._ids = components.ids
+        self._deadline = deadline
+        self._give_up_at = self._clock.mono() + deadline
+        self._keys: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # A request that is still in flight may write after this, and a lost reply may hide that
+        # nothing was removed. Whatever stays is removed by a later probe.
+        with suppress(OutcomeUnknown, Unavailable, TimeoutError):
+            async with asyncio.timeout(_REMOVAL_TIMEOUT):
+                await self._store.drop(self._keys)
+
+    async def run(self, check: Callable[[str], Awaitable[T]]) -> T:
+        """Run a check on a new key, again and again until all its answers are definite.
+
+        Raises:
+            Unavailable: they were not, within the deadline.
+        """
+        pause = _FIRST_PAUSE
+        while True:
+            key = f"{PROBE_KEYS}{self._ids.batch()}"
+            self._keys.append(key)
+            try:
+                return await check(key)
+            except Unavailable:
+                if self._clock.mono() >= self._give_up_at:
+                    raise
+            except (Corrupt, OutcomeUnknown) as error:
+                if self._clock.mono() >= self._give_up_at:
+                    reason = f"no definite answer came within {self._deadline:g} s ({error.detail})"
+                    raise Unavailable(self._store.name, reason) from error
+            await self._clock.sleep(self._randomness.uniform(0, pause))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+
 async def probe(store: Store, components: Components) -> list[Finding]:
-    """Run all checks at once, each on its own key.
+    """Run all checks at once, each on its own keys.
+
+    Args:
+        store: the store; it must not settle its writes.
+        components: time, randomness and ids.
 
     Raises:
         Misconfigured: the store cannot be written at all, with the fix.
-        Unavailable: it does not answer.
+        Unavailable: it does not answer, or a check had no definite answer.
     """
-    (tag,) = components.ids.nonces(1)
-    prefix = f"probe/{tag.strip('-_')}x"
-    try:
-        results = await asyncio.gather(
-            *(_run_check(store, f"{prefix}/{i}", *check) for i, check in enumerate(_CHECKS)),
-            _compare_clocks(store, components),
-            return_exceptions=True,
-        )
-    finally:
-        await store.drop([head.key for head in await store.heads(f"{prefix}/")])
-        await store.drop([f"{prefix}/{i}" for i in range(len(_CHECKS))])
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if isinstance(result, Finding)]
+    async with Trials(store, components) as trials:
+        try:
+            async with asyncio.TaskGroup() as group:
+                checks = [
+                    group.create_task(_run_check(trials, name, partial(check, store)))
+                    for name, check in _CHECKS
+                ]
+                clocks = group.create_task(_compare_clocks(trials, store, components))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+    await _remove_leftovers(store, components)
+    return [check.result() for check in [*checks, clocks]]
 
 
-async def _run_check(store: Store, key: str, name: str, check: _Check) -> Finding:
+async def _remove_leftovers(store: Store, components: Components) -> None:
+    """Remove what interrupted probes have left. Those that may still run are younger."""
+    end = f"{PROBE_KEYS}{first_id_at(components.clock.wall() + -_DAY)}"
+    # Nothing depends on it: a later probe tries again.
+    with suppress(OutcomeUnknown, Unavailable, TimeoutError):
+        async with asyncio.timeout(_REMOVAL_TIMEOUT):
+            heads = await store.heads(PROBE_KEYS)
+            await store.drop([head.key for head in heads if head.key < end])
+            await store.bury(PROBE_KEYS)
+
+
+async def _run_check(
+    trials: Trials, name: str, check: Callable[[str], Awaitable[_CheckResult]]
+) -> Finding:
     try:
-        ok, detail = await check(store, key)
-    except (Conflict, OutcomeUnknown) as error:
-        ok, detail = False, str(error)
+        ok, detail = await trials.run(check)
+    except Conflict:
+        ok, detail = False, "a write that met its condition was refused"
     return Finding(name, ok, detail, "" if ok else _FIX)
+
+
+async def apply_change(store: Store, change: Change) -> Record:
+    """Apply a change that no other writer can conflict with; return the new record.
+
+    Raises:
+        Conflict: it was refused, and the record is still the one that it replaces.
+        OutcomeUnknown: no definite answer came.
+    """
+    (outcome,) = await store.write([change])
+    if isinstance(outcome, Conflicted):
+        found = await store.get(change.key, tombstones=True)
+        # Something between here and the store may have sent the change twice.
+        if _version(found) != _version(change.base):
+            raise OutcomeUnknown(change.key, "a refused write was stored")
+    return unwrap(outcome, change.key)
+
+
+def _version(record: Record | None) -> str | None:
+    return None if record is None else record.version
+
+
+async def _refuses(store: Store, change: Change) -> bool:
+    """Whether the store refuses a change.
+
+    Raises:
+        OutcomeUnknown: no definite answer came.
+    """
+    (outcome,) = await store.write([change])
+    if isinstance(outcome, Unknown):
+        raise OutcomeUnknown(change.key, outcome.reason)
+    return isinstance(outcome, Conflicted)
 
 
 class ProbeVerdict(msgspec.Struct, frozen=True):
@@ -75,14 +218,41 @@ class ProbeVerdict(msgspec.Struct, frozen=True):
     at: float
     passed: list[str]
     traits: dict[str, bool]
+    revision: int = 0
+    """The revision of the checks that were passed."""
+
+    def is_current(self, now: Wall) -> bool:
+        """Whether it may be relied on: its checks are not out of date, and it is not too old."""
+        is_recent = abs(now.seconds - self.at) < _VERDICT_LIFETIME
+        return is_recent and self.revision >= _REVISION
 
 
-async def read_verdict(store: Store) -> ProbeVerdict | None:
-    """Read the verdict of an earlier probe; None if there is none.
+async def read_verdict(store: Store, components: Components) -> ProbeVerdict | None:
+    """Read the verdict of an earlier probe; None if the store must be probed.
+
+    An outdated verdict is good enough for a process that may only read: it cannot probe, and what
+    a probe checks concerns those who write.
 
     Raises:
         Misconfigured: the record is not a verdict.
+        Unavailable: the store does not answer.
     """
+    verdict = await _find_verdict(store)
+    if verdict is None or verdict.is_current(components.clock.wall()):
+        return verdict
+    return None if await _may_replace(verdict, store) else verdict
+
+
+async def _may_replace(verdict: ProbeVerdict, store: Store) -> bool:
+    """Whether this process may write. Changes nothing: the record exists, and has this value."""
+    try:
+        await store.write([Put(VERDICT_KEY, msgspec.to_builtins(verdict))])
+    except Misconfigured:
+        return False
+    return True
+
+
+async def _find_verdict(store: Store) -> ProbeVerdict | None:
     try:
         record = await store.get(VERDICT_KEY)
         return None if record is None else msgspec.convert(record.value, ProbeVerdict)
@@ -98,78 +268,112 @@ async def read_verdict(store: Store) -> ProbeVerdict | None:
 async def probe_and_record(store: Store, components: Components) -> None:
     """Probe a store and write the verdict.
 
+    Args:
+        store: the store; it must not settle its writes.
+        components: time, randomness and ids.
+
     Raises:
         Misconfigured: it does not keep the contract.
+        Unavailable: it does not answer, or a check had no definite answer.
     """
     findings = await probe(store, components)
     failed = [finding.check for finding in findings if not finding.ok]
     if failed:
         raise Misconfigured("url", store.name, f"fails the probe: {', '.join(failed)}", _FIX)
+    await _record(store, findings, components)
+
+
+async def renew_verdict(
+    store: Store, findings: list[Finding], components: Components
+) -> ProbeVerdict | None:
+    """Replace the stored verdict, if there is one, with the findings of a probe that passed.
+
+    Returns the verdict that was replaced.
+    """
+    replaced = await _find_verdict(store)
+    if replaced is not None:
+        await _record(store, findings, components)
+    return replaced
+
+
+async def _record(store: Store, findings: list[Finding], components: Components) -> None:
     verdict = ProbeVerdict(
         components.clock.wall().seconds,
         [finding.check for finding in findings],
         {name: bool(trait) for name, trait in store.traits.items()},
+        _REVISION,
     )
     base = await store.get(VERDICT_KEY, tombstones=True)
-    # On a conflict another process has written the same verdict first.
-    await store.write([Put(VERDICT_KEY, msgspec.to_builtins(verdict), base)])
+    # On a conflict another process has written its verdict first. If it is not current, or if
+    # this one is lost, the next connect probes again.
+    settling = SettlingStore(store, components)
+    await settling.write([Put(VERDICT_KEY, msgspec.to_builtins(verdict), base)])
 
 
 async def _create_twice(store: Store, key: str) -> _CheckResult:
-    first, second = [(await store.write([Put(key, n)]))[0] for n in range(2)]
-    ok = isinstance(first, Applied) and isinstance(second, Conflicted)
+    await apply_change(store, Put(key, 0))
+    ok = await _refuses(store, Put(key, 1))
     return ok, "" if ok else "a second create of one name was not refused"
 
 
 async def _write_stale(store: Store, key: str) -> _CheckResult:
-    old = await store.create(key, 0)
-    new = await store.put(old, 1)
-    (outcome,) = await store.write([old.replace(2)])
-    found = await store.get(key)
-    ok = isinstance(outcome, Conflicted) and found is not None and found.version == new.version
+    old = await apply_change(store, Put(key, 0))
+    new = await apply_change(store, old.replace(1))
+    is_refused = await _refuses(store, old.replace(2))
+    ok = is_refused and _version(await store.get(key)) == new.version
     return ok, "" if ok else "a write based on an old version was not refused"
 
 
 async def _return_to_equal(store: Store, key: str) -> _CheckResult:
-    first = await store.create(key, "a")
-    again = await store.put(await store.put(first, "b"), "a")
-    (outcome,) = await store.write([first.replace("c")])
-    ok = isinstance(outcome, Conflicted) and first.version != again.version
+    first = await apply_change(store, Put(key, "a"))
+    between = await apply_change(store, first.replace("b"))
+    again = await apply_change(store, between.replace("a"))
+    ok = await _refuses(store, first.replace("c")) and first.version != again.version
     return ok, "" if ok else "equal content was taken for an unchanged record"
 
 
 async def _create_at_once(store: Store, key: str) -> _CheckResult:
     outcomes = await asyncio.gather(*(store.write([Put(key, n)]) for n in range(_RACERS)))
-    kinds = [type(outcome) for (outcome,) in outcomes]
-    # A creator with an unknown outcome may have won; then no other may have.
-    winners = kinds.count(Applied)
-    ok = winners == 1 or (winners == 0 and Unknown in kinds)
-    return ok, f"{winners} of {_RACERS} concurrent creators won"
+    winners = [outcome.record for (outcome,) in outcomes if isinstance(outcome, Applied)]
+    # A creator without an answer may be the winner.
+    if not winners and Unknown in {type(outcome) for (outcome,) in outcomes}:
+        raise OutcomeUnknown(key, "the winner of a race is unknown")
+    detail = f"{len(winners)} of {_RACERS} concurrent creators won"
+    if len(winners) != 1:
+        return False, detail
+    # If others had no answer: none of them has replaced the record, and a late one would not.
+    is_kept = _version(await store.get(key)) == winners[0].version
+    ok = is_kept and await _refuses(store, Put(key, _RACERS))
+    return ok, detail if ok else "the record of a creator that won was replaced"
 
 
 async def _list_after_write(store: Store, key: str) -> _CheckResult:
-    prefix = key[: key.rfind("/") + 1]
-    created = await store.create(key, 0)
-    listed = {head.key: head.version for head in await store.heads(prefix)}
-    is_listed = listed.get(key) == created.version
-    await store.delete(created)
-    is_hidden = key not in {head.key for head in await store.heads(prefix)}
-    ok = is_listed and is_hidden
+    created = await apply_change(store, Put(key, 0))
+    is_listed = await _listed_version(store, key) == created.version
+    await apply_change(store, created.delete())
+    ok = is_listed and await _listed_version(store, key) is None
     return ok, "" if ok else "a listing did not show what had been written before it"
 
 
+async def _listed_version(store: Store, key: str) -> str | None:
+    # Starts just before the key: others may probe too.
+    heads = await store.heads(PROBE_KEYS, after=key[:-1], limit=1)
+    return next((head.version for head in heads if head.key == key), None)
+
+
 async def _stay_deleted(store: Store, key: str) -> _CheckResult:
-    tombstone = await store.delete(await store.create(key, 0))
-    (outcome,) = await store.write([Put(key, 1)])
-    back = await store.put(tombstone, 2)
-    ok = isinstance(outcome, Conflicted) and (await store.get(key)) == back
-    return ok, "" if ok else "a deleted name was created over its tombstone"
+    tombstone = await apply_change(store, (await apply_change(store, Put(key, 0))).delete())
+    if not await _refuses(store, Put(key, 1)):
+        return False, "a deleted name was created over its tombstone"
+    back = await apply_change(store, tombstone.replace(2))
+    ok = await store.get(key) == back
+    return ok, "" if ok else "a write over a tombstone was not found"
 
 
-async def _compare_clocks(store: Store, components: Components) -> Finding:
+async def _compare_clocks(trials: Trials, store: Store, components: Components) -> Finding:
     """Compare clocks. A difference is reported; it affects only the times shown to people."""
     check = "clocks agree"
-    store_time = await store.now()
+    store_time = await trials.run(lambda _: store.now())
     if store_time is None:
         return Finding(check, ok=True, detail="the store has no clock")
     skew = components.clock.wall() - store_time

@@ -1,15 +1,22 @@
 """`jobsync doctor` and `jobsync schema`, run as a user runs them."""
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 import servers
 from proxy import Proxy
 from terminal import jobsync
+
+from jobsync import Components
+from jobsync.core.urls import ObjectsUrl, parse_url
+from jobsync.stores.objects.store import ObjectsStore
+from jobsync.stores.probe import VERDICT_KEY
 
 
 def findings(run: subprocess.CompletedProcess[str]) -> dict[str, bool]:
@@ -56,6 +63,36 @@ def test_a_bucket_passes_every_check(bucket_url: str) -> None:
     assert run.returncode == 0, run.stdout
     assert set(findings(run)) >= CHECKS
     assert "testsecret123" not in run.stdout + run.stderr
+
+
+def test_a_false_verdict_is_corrected(bucket_url: str) -> None:
+    """What is stored is not relied on: the server's traits are found out again."""
+    traits = {"bare_etags": True, "conditional_delete": False}
+
+    async def read_or_keep(verdict: dict[str, object] | None = None) -> Any:
+        url = parse_url(bucket_url)
+        assert isinstance(url, ObjectsUrl)
+        store = await ObjectsStore.connect(url)
+        record = await store.get(VERDICT_KEY)
+        if verdict is not None:
+            record = await store.create(VERDICT_KEY, verdict)
+        await store.close()
+        return record and record.value
+
+    first = jobsync("doctor", "--json", bucket_url)
+    assert "the stored verdict" not in findings(first)
+    assert asyncio.run(read_or_keep()) is None
+    now = Components.system().clock.wall().seconds
+    false = {"at": now, "passed": [], "traits": traits, "revision": 1}
+    asyncio.run(read_or_keep(false))
+    run = jobsync("doctor", "--json", bucket_url)
+    assert run.returncode == 0, run.stdout
+    assert findings(run)["the stored verdict"]
+    kept = asyncio.run(read_or_keep())
+    assert kept["traits"] != traits
+    assert kept["passed"]
+    again = jobsync("doctor", "--json", bucket_url)
+    assert "the stored verdict" not in findings(again)
 
 
 def test_a_server_that_ignores_conditions_is_rejected() -> None:

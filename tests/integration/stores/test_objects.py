@@ -219,6 +219,19 @@ async def test_an_unsent_change_is_unknown_if_another_was_sent(
         await store.write([Put("n/1", 1)])
 
 
+async def test_a_create_is_not_in_conflict_with_a_missing_name(
+    store: ObjectsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """404 refuses a replacement, but decides nothing about a create, and stores no entries."""
+    record = await store.create("n/1", 1)
+    missing = FailedRequest(status=404, code="NoSuchKey")
+    monkeypatch.setattr(store._bucket, "_put", lambda *_: missing)
+    kinds = [type(outcome) for outcome in await store.write([Put("n/2", 2), record.replace(3)])]
+    assert kinds == [Unknown, Conflicted]
+    with pytest.raises(OutcomeUnknown, match="404 NoSuchKey"):
+        await store.append("history/a", [1])
+
+
 async def test_an_append_whose_reply_was_lost_can_be_sent_again(
     behind: ObjectsStore, proxy: Proxy
 ) -> None:

@@ -1,14 +1,32 @@
 """The probe of a store."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from chance import FakeClock
 
-from jobsync import Applied, Components, Conflicted, Misconfigured, Put, Unknown
+from jobsync import (
+    Applied,
+    Components,
+    Conflicted,
+    Misconfigured,
+    OutcomeUnknown,
+    Put,
+    Unavailable,
+    Unknown,
+)
 from jobsync.stores.contract import Change, Outcome, StoreDecorator
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.probe import VERDICT_KEY, probe, probe_and_record, read_verdict
+from jobsync.stores.probe import (
+    PROBE_KEYS,
+    VERDICT_KEY,
+    probe,
+    probe_and_record,
+    read_verdict,
+)
+from jobsync.stores.record_codec import assign_nonces
 
 COMPONENTS = Components.system()
 
@@ -34,6 +52,49 @@ class UnconditionalStore(StoreDecorator):
         return outcomes
 
 
+class TwiceSendingStore(StoreDecorator):
+    """Sends the first write twice, and returns the answer to the second copy."""
+
+    sent_twice = 0
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        changes = assign_nonces(changes, COMPONENTS.ids)
+        if not self.sent_twice:
+            self.sent_twice += 1
+            await self.inner.write(changes)
+        return await self.inner.write(changes)
+
+
+class ForbiddenStore(StoreDecorator):
+    """Has no answer at first, and then refuses a write for lack of permission."""
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        self.writes = getattr(self, "writes", 0) + 1
+        if self.writes == 3:
+            raise Misconfigured("url", self.name, "must be writable", "allow it")
+        return [Unknown("no answer") for _ in changes]
+
+
+class UnremovableStore(StoreDecorator):
+    """Loses the requests that remove records."""
+
+    async def drop(self, keys: Sequence[str]) -> None:
+        raise OutcomeUnknown(f"{len(keys)} keys", "no answer")
+
+
+class SilentStore(StoreDecorator):
+    """Never answers a request that removes records."""
+
+    async def drop(self, keys: Sequence[str]) -> None:
+        del keys
+        await asyncio.Event().wait()
+
+
+def at(clock: FakeClock) -> Components:
+    """Return components with this clock."""
+    return Components(clock=clock, randomness=COMPONENTS.randomness, events=COMPONENTS.events)
+
+
 async def test_a_good_store_passes_and_is_left_as_it_was() -> None:
     """Every check passes, and no key is left."""
     store = MemoryStore()
@@ -56,28 +117,77 @@ async def test_a_store_that_ignores_conditions_fails() -> None:
         await probe_and_record(UnconditionalStore(MemoryStore()), COMPONENTS)
 
 
-@pytest.mark.parametrize("outcome", [Conflicted(), Unknown("no answer")])
-async def test_a_store_that_refuses_everything_fails(outcome: Outcome) -> None:
+async def test_a_store_that_refuses_everything_fails() -> None:
     """It is a misconfigured store, not a conflict that a caller could resolve."""
     store = FixedOutcomeStore(MemoryStore())
-    store.outcome = outcome
     with pytest.raises(Misconfigured, match="fails the probe"):
         await probe_and_record(store, COMPONENTS)
+
+
+async def test_a_store_that_never_answers_is_unavailable(clock: FakeClock) -> None:
+    """An unknown outcome is not a refusal: nothing is recorded after 30 seconds of trials."""
+    memory = MemoryStore()
+    store = FixedOutcomeStore(memory)
+    store.outcome = Unknown("no answer")
+    with pytest.raises(Unavailable, match=r"no definite answer came within 30 s \(no answer\)"):
+        await probe_and_record(store, at(clock))
+    assert memory._data.records == {}
+
+
+async def test_a_write_that_was_refused_and_stored_is_tried_again() -> None:
+    """Something in between sent it twice, and returned the second answer."""
+    store = TwiceSendingStore(MemoryStore())
+    findings = await probe(store, COMPONENTS)
+    assert store.sent_twice == 1
+    assert [finding.check for finding in findings if not finding.ok] == []
+
+
+async def test_a_store_that_cannot_be_written_ends_the_probe_at_once(clock: FakeClock) -> None:
+    """The other checks do not go on until their deadline."""
+    store = ForbiddenStore(MemoryStore())
+    begun = clock.mono()
+    with pytest.raises(Misconfigured, match="must be writable"):
+        await probe(store, at(clock))
+    assert clock.mono() - begun < 1
+
+
+async def test_a_lost_removal_does_not_spoil_the_findings() -> None:
+    """What stays in the store is removed by the next probe a day later; younger keys stay."""
+    memory = MemoryStore()
+    findings = await probe(UnremovableStore(memory), COMPONENTS)
+    assert all(finding.ok for finding in findings)
+    left = {head.key for head in await memory.heads(PROBE_KEYS)}
+    assert len(left) >= 5
+    await probe(memory, COMPONENTS)
+    assert {head.key for head in await memory.heads(PROBE_KEYS)} == left
+    clock = FakeClock()
+    clock.wall_seconds = COMPONENTS.clock.wall().seconds + 86400 + 60
+    await probe(memory, at(clock))
+    assert await memory.heads(PROBE_KEYS) == []
+
+
+async def test_a_removal_without_an_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The findings are complete without it."""
+    monkeypatch.setattr("jobsync.stores.probe._REMOVAL_TIMEOUT", 0.01)
+    findings = await probe(SilentStore(MemoryStore()), COMPONENTS)
+    assert all(finding.ok for finding in findings)
 
 
 async def test_the_verdict_is_stored() -> None:
     """It is read back, and written again after it was deleted."""
     store = MemoryStore()
-    assert await read_verdict(store) is None
+    assert await read_verdict(store, COMPONENTS) is None
     await probe_and_record(store, COMPONENTS)
-    verdict = await read_verdict(store)
+    verdict = await read_verdict(store, COMPONENTS)
     assert verdict is not None
     assert "a name is created once" in verdict.passed
     record = await store.get(VERDICT_KEY)
     assert record is not None
     await store.delete(record)
     await probe_and_record(store, COMPONENTS)
-    assert await read_verdict(store) is not None
+    assert await read_verdict(store, COMPONENTS) is not None
 
 
 @pytest.mark.parametrize("value", [5, {}, {"at": 1, "passed": [], "traits": 3}])
@@ -87,4 +197,4 @@ async def test_a_record_that_is_not_a_verdict_is_refused(value: Any) -> None:
     outcomes = await store.write([Put(VERDICT_KEY, value)])
     assert isinstance(outcomes[0], Applied)
     with pytest.raises(Misconfigured, match="remove meta/probe by hand"):
-        await read_verdict(store)
+        await read_verdict(store, COMPONENTS)

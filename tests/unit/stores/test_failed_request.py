@@ -28,11 +28,16 @@ def unanswered(kind: str) -> FailedRequest:
     return FailedRequest.from_error(ValueError(f"{_PUT}HTTP error: error sending request\n{debug}"))
 
 
+def metadata(text: str) -> FailedRequest:
+    """Return the failure of a request for credentials, from the client's text."""
+    return FailedRequest.from_error(ValueError(f"PUT http://169.254.169.254/latest/token - {text}"))
+
+
 @pytest.mark.parametrize(
     ("failure", "absent", "conflict", "rejected"),
     [
         (answered(412, "PreconditionFailed"), False, True, False),
-        (answered(404, "NoSuchKey"), True, True, False),
+        (answered(404, "NoSuchKey"), True, False, False),
         (answered(409, "BlobAlreadyExists"), False, True, False),
         (answered(409, "ConditionalRequestConflict"), False, False, False),
         (answered(500, "InternalError"), False, False, False),
@@ -55,12 +60,40 @@ def unanswered(kind: str) -> FailedRequest:
 def test_only_a_definite_answer_decides(
     failure: FailedRequest, *, absent: bool, conflict: bool, rejected: bool
 ) -> None:
-    """412 and a missing key are conflicts; 409, 5xx, lost and late replies decide nothing."""
+    """412 is a conflict, 404 a missing key; 409, 5xx, lost and late replies decide nothing."""
     assert (failure.is_absent, failure.is_conflict, failure.is_rejected) == (
         absent,
         conflict,
         rejected,
     )
+
+
+@pytest.mark.parametrize(
+    ("failure", "refused"),
+    [
+        (answered(412, "PreconditionFailed"), True),
+        (answered(404, "NoSuchKey"), True),
+        (answered(501, "NotImplemented"), True),
+        (answered(405), True),
+        (answered(400, "InvalidArgument"), True),
+        (answered(400), False),
+        (answered(400, "RequestTimeout"), False),
+        (answered(400, "ExpiredToken"), False),
+        (answered(403, "AccessDenied"), False),
+        (answered(404), False),
+        (answered(408), False),
+        (answered(409, "OperationAborted"), False),
+        (answered(429), False),
+        (answered(500, "InternalError"), False),
+        (answered(503, "SlowDown"), False),
+        (unanswered("Connect"), False),
+        (unanswered("Request"), False),
+        (FailedRequest(), False),
+    ],
+)
+def test_a_condition_is_refused_only_by_an_answer(failure: FailedRequest, *, refused: bool) -> None:
+    """One that was not met or that the server does not know; not one without an answer."""
+    assert failure.is_refused is refused
 
 
 @pytest.mark.parametrize(
@@ -78,11 +111,10 @@ def test_only_a_definite_answer_decides(
         (unanswered("Connect"), Unavailable, r"no connection to the server.*\. Check that it runs"),
         (unanswered("Timeout"), Unavailable, "no answer came in time"),
         (unanswered("Request"), Unavailable, "the connection was lost"),
-        (
-            FailedRequest.from_error(ValueError("PUT http://169.254.169.254/latest/api/token")),
-            Misconfigured,
-            "without credentials",
-        ),
+        (metadata("status code: 404 Not Found"), Misconfigured, "without credentials"),
+        (metadata("status code: 429 Slow"), Unavailable, "no credentials came"),
+        (metadata("status code: 500 Oh"), Unavailable, "no credentials came.*set AWS_…; or try"),
+        (metadata("HTTP error: error sending request"), Unavailable, "no credentials came"),
     ],
 )
 def test_the_error_has_the_fix(failure: FailedRequest, kind: type[Exception], words: str) -> None:

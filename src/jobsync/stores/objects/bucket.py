@@ -86,6 +86,7 @@ _A_FEW_TIMES: "RetryConfig" = {
 _NOT_FOUND_CODES = ("NoSuchKey", "BlobNotFound")
 _NO_CREDENTIALS = "NoCredentials"
 _RIGHTS_FIX = "allow s3:ListBucket, s3:GetObject, s3:PutObject and s3:DeleteObject on it"
+_CREDENTIALS_FIX = "write s3://KEY:SECRET@…, or set AWS_…"
 
 # The server's code, its meaning, and the fix.
 _REFUSALS = {
@@ -97,7 +98,7 @@ _REFUSALS = {
     "ExpiredToken": ("was given a session token that has expired", "renew it, connect again"),
     "InvalidAccessKeyId": ("does not know this access key", "correct the key"),
     "InvalidToken": ("does not accept the session token", "renew it, connect again"),
-    _NO_CREDENTIALS: ("comes without credentials", "write s3://KEY:SECRET@…, or set AWS_…"),
+    _NO_CREDENTIALS: ("comes without credentials", _CREDENTIALS_FIX),
     "NoSuchBucket": ("names a bucket that does not exist", "create it first"),
     "NotImplemented": ("has no conditional writes", "use a server that has them"),
     "PermanentRedirect": ("is in another region", "name it: ?region=…"),
@@ -106,6 +107,9 @@ _REFUSALS = {
 }
 _RENEWABLE = ("ExpiredToken", "InvalidToken")
 _FORBIDDEN = (401, 403)
+_UNSUPPORTED = (405, 501)
+_BUSY = ("408", "429")
+_REQUEST_TIMEOUT = "RequestTimeout"
 
 _find_status = re.compile(r"status code: ([0-9]{3})").search
 # In a response body, and in the client's text for one of many deletes in a request.
@@ -126,16 +130,22 @@ class FailedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the request may have reached the server."""
     is_timeout: bool = False
     """Whether the request timed out."""
+    lacks_credentials: bool = False
+    """Whether the machine's metadata service, which has the credentials, did not answer."""
 
     @classmethod
     def from_error(cls, error: Exception) -> "FailedRequest":
         """Read an exception of the client library."""
         text = str(error)
+        status = _find_status(text)
         if any(address in text for address in _METADATA_SERVICES):
-            return cls(code=_NO_CREDENTIALS, was_sent=False)
+            # The service answers 4xx if there are no credentials; anything else may be a fault.
+            answer = status.group(1) if status else ""
+            has_none = answer.startswith("4") and answer not in _BUSY
+            code = _NO_CREDENTIALS if has_none else ""
+            return cls(code=code, was_sent=False, lacks_credentials=not has_none)
         if "BareRedirect" in text:
             return cls(code="PermanentRedirect")
-        status = _find_status(text)
         if status or _find_code(text):
             return cls.from_response(int(status.group(1)) if status else 0, text)
         found = _find_kind(text)
@@ -157,10 +167,19 @@ class FailedRequest(msgspec.Struct, frozen=True, kw_only=True):
     def is_conflict(self) -> bool:
         """Whether a write was refused because its condition was not met.
 
-        If the object to replace is missing, Amazon answers 404, others 412; if the name is in
-        use, Azure answers 409 with its own code.
+        If the object to replace is missing, some servers answer 412, and Amazon 404: see
+        `is_absent`. If the name is in use, Azure answers 409 with its own code.
         """
-        return self.status == 412 or self.is_absent or self.code == "BlobAlreadyExists"  # noqa: PLR2004
+        return self.status == 412 or self.code == "BlobAlreadyExists"  # noqa: PLR2004 - HTTP's number
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a request was refused for its condition: not met, or not supported at all."""
+        has_no_condition = self.status in _UNSUPPORTED or (
+            self.status == 400  # noqa: PLR2004 - HTTP's number
+            and self.code not in ("", _REQUEST_TIMEOUT, *_REFUSALS)
+        )
+        return self.is_conflict or self.is_absent or has_no_condition
 
     @property
     def is_rejected(self) -> bool:
@@ -174,6 +193,8 @@ class FailedRequest(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         if answer := " ".join(filter(None, [str(self.status or ""), self.code])):
             return f"the server answered {answer}"
+        if self.lacks_credentials:
+            return "no credentials came from the metadata service of this machine"
         if not self.was_sent:
             return "no connection to the server"
         return "no answer came in time" if self.is_timeout else "the connection was lost"
@@ -189,6 +210,9 @@ class FailedRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self._is_forbidden and not (renews_credentials and self.code in _RENEWABLE):
             problem, fix = _REFUSALS.get(self.code, _REFUSALS["AccessDenied"])
             return Misconfigured("url", store, f"{problem} ({self})", fix)
+        if self.lacks_credentials:
+            fix = f"{_CREDENTIALS_FIX}; or try again later"
+            return Unavailable(store, str(self), fix)
         if not self.was_sent:
             return Unavailable(store, str(self), "check that it runs, and its address")
         return Unavailable(store, str(self))

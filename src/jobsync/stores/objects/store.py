@@ -113,11 +113,7 @@ class ObjectsStore(Store):
         self.name = bucket.name
         self._bucket = bucket
         self._names = ObjectNames(url.prefix)
-        self._conditional_delete = conditional_delete
-        self.traits = {
-            "bare_etags": bucket.bare_etags,
-            "conditional_delete": conditional_delete,
-        }
+        self.set_quirks(bare_etags=bucket.bare_etags, conditional_delete=conditional_delete)
         self._clock = components.clock
         self._ids = components.ids
         self._corruption_log = CorruptionLog(self.name, components.events)
@@ -156,6 +152,12 @@ class ObjectsStore(Store):
             raise
         return store
 
+    def set_quirks(self, *, bare_etags: bool, conditional_delete: bool) -> None:
+        """Set how the server treats conditions, for all later requests."""
+        self._bucket.bare_etags = bare_etags
+        self._conditional_delete = conditional_delete
+        self.traits = {"bare_etags": bare_etags, "conditional_delete": conditional_delete}
+
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
     ) -> list[Record | None]:
@@ -182,7 +184,7 @@ class ObjectsStore(Store):
         contents = [*map(encode_object, records, texts)]
         replies = await gather_results([*map(self._send, changes, contents)])
         self._raise_if_all_rejected(replies)
-        outcomes = [*map(_outcome, records, replies)]
+        outcomes = [*map(_outcome, changes, records, replies)]
         self._notifier.wake(
             {parent(outcome.record.key) for outcome in outcomes if isinstance(outcome, Applied)}
         )
@@ -347,15 +349,22 @@ class ObjectsStore(Store):
             [(folder + item.name, item.etag) for item in old if prefix + item.name in tombstones]
         )
         for failure in failures:
-            # On a conflict somebody has re-created the record or removed the tombstone.
-            if failure and not failure.is_conflict:
+            # Somebody has re-created the record, or removed the tombstone.
+            if failure and not (failure.is_conflict or failure.is_absent):
                 raise self._to_error(prefix, failure)
         return failures.count(None)
 
     async def erase_unchanged(self, record: Record) -> bool:
-        """Delete one object if it still has that version; return whether the server did."""
+        """Delete one object if it still has that version; return whether the server did.
+
+        Raises:
+            Misconfigured: the server does not allow it.
+            OutcomeUnknown: no definite answer came.
+        """
         name = self._names.of_record(record.key)
         (failure,) = await self._bucket.delete_unchanged([(name, record.version)])
+        if failure and not failure.is_refused:
+            raise self._to_error(record.key, failure)
         return failure is None
 
     async def _find_tombstones(self, keys: Sequence[str]) -> set[str]:
@@ -396,10 +405,12 @@ def _is_live(item: ListedObject) -> bool:
     return item.size >= LIVE_SIZE and is_segment(item.name)
 
 
-def _outcome(record: Record, reply: str | FailedRequest) -> Outcome:
+def _outcome(change: Change, record: Record, reply: str | FailedRequest) -> Outcome:
     if isinstance(reply, str):
         return Applied(msgspec.structs.replace(record, version=reply))
-    return Conflicted() if reply.is_conflict else Unknown(str(reply))
+    # A name that is missing is a reason to refuse a replacement, but not a create.
+    is_conflict = reply.is_conflict or (reply.is_absent and change.base is not None)
+    return Conflicted() if is_conflict else Unknown(str(reply))
 
 
 def _decode(key: str, found: StoredObject) -> Record:
