@@ -8,14 +8,15 @@ VENV := .venv$(if $(PYTHON),-$(subst /,-,$(patsubst /%,%,$(PYTHON))))
 PY := $(VENV)/bin/python
 ELECTION := tests/processes/test_election.py tests/processes/test_idle_cost.py
 SHARING := tests/processes/test_jobs.py
-QUEUE := tests/processes/test_queue.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py
+RETENTION := tests/integration/queue/test_maintenance.py
+QUEUE := tests/processes/test_queue.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py $(RETENTION)
 OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py
 STORES := tests/integration/stores/test_objects.py tests/integration/stores/test_first_connect.py
 OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE)
 FULL := --scale=full --timeout=7200 -s
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue prove-operate \
-  certify-s3 simulate api histories bench-stores bench-resources bench-jobs bench-queue \
+.PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue \
+  prove-retention prove-operate certify-s3 simulate api histories bench-stores bench-resources bench-jobs bench-queue \
   bench-compare clean
 
 help: ## list the targets
@@ -53,6 +54,9 @@ prove-jobs: setup ## task sharing by real processes that join, leave, are killed
 prove-queue: setup ## 300 simulated hours, then real processes that are killed and frozen; appends to proof/runs.jsonl
 	@$(PY) tests/simulation/simulate.py queue --hours 300 --jobs $(or $(JOBS),2)
 	$(PY) -m pytest $(QUEUE) $(FULL) $(ARGS)
+
+prove-retention: setup ## the part of prove-queue with 60,000 messages a minute for ten minutes, on each database
+	$(PY) -m pytest $(RETENTION) $(FULL) $(ARGS)
 
 prove-operate: setup ## rolling restarts under load, and a store that is gone for 30 s; appends to proof/runs.jsonl
 	$(PY) -m pytest $(OPERATE) $(FULL) $(ARGS)

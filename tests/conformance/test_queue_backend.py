@@ -680,6 +680,132 @@ async def test_unreadable_messages_are_buried(location: QueueLocation) -> None:
     assert [event["key"] for event in reported] == ["message id-2"]
 
 
+MAX_COUNT = 2**31 - 1
+
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "deliveries at their end": {"deliveries": MAX_COUNT},
+    "returned more often than delivered": {"returned": MAX_COUNT},
+    "a negative number of returns": {"returned": -1},
+    "negative deliveries": {"deliveries": -5},
+    "both counters at their ends": {"deliveries": MAX_COUNT, "returned": -MAX_COUNT - 1},
+    "a timeout that is no time": {"timeout": -1.0},
+    "an endless timeout": {"timeout": float("inf")},
+    "a timeout of 1e300 s": {"timeout": 1e300},
+}
+
+
+@pytest.mark.parametrize("columns", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+async def test_impossible_messages_are_buried(
+    location: QueueLocation, columns: dict[str, Any]
+) -> None:
+    """One row fails no claim: it is set aside with the reason, and the others are delivered."""
+    components = Components.system()
+    reported: list[Event] = []
+    components.events.on("store:record-set-aside", reported.append)
+    backend = await location.open("emails", components)
+    await backend.push(new_messages(1, 2, 3))
+    location.overwrite("jobsync_message", "id-2", **columns)
+    assert values(await claim(backend)) == [1, 3]
+    (dead,) = await backend.browse("dead")
+    assert (dead.id, dead.value) == ("id-2", {"n": 2})
+    ((field, *_),) = [columns]
+    assert field in dead.errors[0].error
+    assert [event["key"] for event in reported] == ["message id-2"]
+
+
+@pytest.mark.parametrize("column", ["deliveries", "returned"])
+async def test_a_full_counter_fails_neither_a_settlement_nor_the_end_of_a_claim(
+    location: QueueLocation, backend: QueueBackend, column: str
+) -> None:
+    """Whatever ends the claim of such a row, the other rows of the batch are not affected."""
+    await backend.push(new_messages(1, 2, 3, 4))
+    one, two, three, _ = await claim(backend)
+    for name in ("id-1", "id-2", "id-3", "id-4"):
+        location.overwrite("jobsync_message", name, **{column: MAX_COUNT})
+    batch = [
+        Settlement(receipt=one.receipt, move="release"),
+        Settlement(receipt=two.receipt, move="retry", error="boom"),
+        Settlement(receipt=three.receipt, move="bury", error="boom"),
+    ]
+    assert await backend.settle(batch) == [True, True, True]
+    (ended,) = await backend.end_claims({ME})
+    assert ended.id == "id-4"
+    assert await claim(backend) == []
+    assert await claim(backend, suspects=True) == []
+    assert await backend.count() == {"dead": 4}
+
+
+async def test_a_counter_beyond_its_end_fails_no_claim(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """SQLite's integers are larger, and so are the counters that somebody can write there."""
+    if not isinstance(location, SqliteQueues):
+        pytest.skip("a column of PostgreSQL holds no such number")
+    await backend.push(new_messages(1, 2))
+    location.overwrite("jobsync_message", "id-1", deliveries=2**63 - 1, returned=-1)
+    assert values(await claim(backend)) == [2]
+    (dead,) = await backend.browse("dead")
+    assert dead.deliveries == 2**63 - 1
+
+
+async def test_a_message_that_is_never_due_fails_no_claim(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """Somebody parked it: it waits, and so does a claim whose end is infinitely far away."""
+    await backend.push(new_messages(1, 2, 3))
+    await take(backend, 1)
+    endless = float("inf") if isinstance(location, SqliteQueues) else "infinity"
+    location.overwrite("jobsync_message", "id-1", due=endless)
+    location.overwrite("jobsync_message", "id-2", state="waiting", due=endless)
+    assert values(await claim(backend)) == [3]
+    assert await backend.end_claims() == []
+    assert await backend.count() == {"claimed": 2, "waiting": 1}
+
+
+async def test_messages_of_newer_code_are_left_alone(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """Neither claimed, ended, redriven, purged nor forgotten; but counted, shown and reported."""
+    await backend.push(new_messages(1, 2, 3, 4, 5))
+    await backend.push(new_messages(6, 7, delay=10))
+    lapsed, dead, *_ = await claim(backend, 2)
+    assert await settle(backend, dead.receipt, "bury", error="boom")
+    location.overwrite("jobsync_finished", "id-2", format=99)
+    for name in ("id-1", "id-3", "id-4", "id-6"):
+        location.overwrite("jobsync_message", name, format=99)
+    location.advance(100)
+    found = await backend.claim(10, session=OTHER, visibility=60)
+    assert values(found.messages) == [5, 7]
+    assert (found.suspects, found.due) == (False, None)
+    assert found.lapse is None or found.lapse > 0
+    assert await backend.list_holders() == [OTHER]
+    assert await backend.end_claims({ME}) == []
+    assert await backend.redrive() == await backend.redrive(["id-2"]) == 0
+    assert await backend.purge([*LIVE, *FINISHED]) == 2
+    assert await backend.forget("dead", older_than=1) == 0
+    assert await backend.count() == {"claimed": 1, "ready": 2, "waiting": 1, "dead": 1}
+    assert await backend.find_newer() == {99: 4}
+    (shown,) = await backend.browse("waiting")
+    assert (shown.id, shown.format) == ("id-6", 99)
+    location.overwrite("jobsync_message", "id-1", format=1)
+    assert [each.id for each in await backend.end_claims()] == [lapsed.id]
+
+
+async def test_an_old_queue_of_newer_messages_is_idle(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """A worker that has nothing else to do waits, and does not poll for them."""
+    await backend.push(new_messages(1))
+    await backend.push(new_messages(2, delay=5))
+    await take(backend)
+    location.overwrite("jobsync_message", "id-1", format=99)
+    location.overwrite("jobsync_message", "id-2", format=99)
+    for _ in range(2):
+        assert (await backend.claim(10, session=ME, visibility=60)).next is None
+        location.advance(100)
+    assert (await backend.claim(10, session=ME, visibility=60, suspects=True)).next is None
+
+
 async def test_each_message_of_a_claim_is_settled_separately(
     location: QueueLocation, backend: QueueBackend
 ) -> None:

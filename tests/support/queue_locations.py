@@ -71,6 +71,10 @@ class QueueLocation(Protocol):
         """Overwrite a payload behind the library's back."""
         ...
 
+    def overwrite(self, table: str, id: str, **columns: Any) -> None:
+        """Overwrite columns of a message, in one of its tables, behind the library's back."""
+        ...
+
 
 class _FaultyStore(StoreDecorator):
     """A store whose SQL access has faults."""
@@ -166,6 +170,12 @@ class SqliteQueues:
         with closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute("UPDATE jobsync_message SET payload = ? WHERE id = ?", (text, id))
 
+    def overwrite(self, table: str, id: str, **columns: Any) -> None:
+        """Overwrite columns of a message behind the library's back."""
+        names = ", ".join(f"{name} = ?" for name in columns)
+        with closing(sqlite3.connect(self._path)) as connection, connection:
+            connection.execute(f"UPDATE {table} SET {names} WHERE id = ?", (*columns.values(), id))
+
 
 class PostgresQueues:
     """Queues in their own schema of a PostgreSQL server."""
@@ -204,3 +214,10 @@ class PostgresQueues:
     def damage(self, id: str, text: str) -> None:
         """Overwrite a payload behind the library's back."""
         self._location.execute("UPDATE {}.jobsync_message SET payload = %s WHERE id = %s", text, id)
+
+    def overwrite(self, table: str, id: str, **columns: Any) -> None:
+        """Overwrite columns of a message behind the library's back."""
+        names = ", ".join(f"{name} = %s" for name in columns)
+        self._location.execute(
+            f"UPDATE {{}}.{table} SET {names} WHERE id = %s", *columns.values(), id
+        )

@@ -13,7 +13,9 @@ Guarantees of every backend:
   payload and every error. When a worker dies, its messages in flight spend no attempt, except
   one that ran alone: see `core.messages`.
 - A delayed message is not claimed before its time, by the store's clock.
-- An unreadable message is moved to the dead letters unchanged, and reported.
+- An unreadable message is moved to the dead letters unchanged, and reported. So is one whose
+  counters or timeout are impossible. No row fails the claim of another.
+- A message of newer code, by its format, is counted and shown, and otherwise left alone.
 - While a queue is paused, no claim that starts after `pause` has returned gets a message.
   Messages in flight continue.
 
@@ -37,6 +39,7 @@ from jobsync.errors import Invalid
 __all__ = [
     "DEFAULT_NAMESPACE",
     "MAX_MESSAGE",
+    "MESSAGE_FORMAT",
     "ClaimResult",
     "EndedClaim",
     "Failure",
@@ -61,6 +64,9 @@ DEFAULT_NAMESPACE = "default"
 
 MAX_MESSAGE = 256 * 1024
 """The largest encoded message, in bytes."""
+
+MESSAGE_FORMAT = 1
+"""The format of stored messages that this code writes, and the highest that it understands."""
 
 _ENDINGS: tuple[Transition, ...] = ("complete", "cancel", "retry", "bury", "release", "snooze")
 _FACT_PREFIX = "queue:"
@@ -238,6 +244,8 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """When this was read."""
     is_readable: bool = True
     """Whether its payload is JSON; if not, `value` is its text."""
+    format: int = MESSAGE_FORMAT
+    """A higher one than `MESSAGE_FORMAT` is of newer code: this code leaves the message alone."""
     cursor: str
     """Pass it as `after` to continue from here."""
 
@@ -363,6 +371,14 @@ class QueueBackend(ABC):
     @abstractmethod
     async def count(self) -> Mapping[MessageState, int]:
         """Count the messages in each state."""
+
+    @abstractmethod
+    async def find_newer(self) -> Mapping[int, int]:
+        """Count the unfinished messages of newer code, by their format.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
 
     @abstractmethod
     async def redrive(self, ids: Collection[str] | None = None, *, limit: int | None = None) -> int:

@@ -16,6 +16,7 @@ __all__ = [
     "MessageRetried",
     "MessageReturned",
     "MessagesEnqueued",
+    "NewerMessages",
     "QueueError",
     "QueueStats",
     "TicketsPublished",
@@ -133,6 +134,20 @@ class HandlerOverran(_MessageEvent, frozen=True, kw_only=True):
     level: ClassVar[int] = logging.WARNING
 
     timeout: float
+
+
+class NewerMessages(_QueueEvent, frozen=True, kw_only=True):
+    """Newer code has stored messages that this process leaves alone; once for each format.
+
+    Upgrade this process, or start one with the newer code: nobody else handles them.
+    """
+
+    name: ClassVar[str] = "plg:queue:newer-messages"
+    aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:newer-messages",)
+    level: ClassVar[int] = logging.WARNING
+
+    count: int
+    format: int
 
 
 class WorkersStarted(_QueueEvent, frozen=True, kw_only=True):

@@ -26,7 +26,6 @@ from msgspec.structs import fields
 
 from jobsync.coordination.events import WorkerDied
 from jobsync.coordination.settings import CoordinatorSettings
-from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.messages import (
     FINISHED,
@@ -62,6 +61,7 @@ from jobsync.queue.backend import (
 from jobsync.queue.enqueue import build_messages
 from jobsync.queue.executor import Executor, Handler, describe_error
 from jobsync.queue.in_flight import Delivery
+from jobsync.queue.maintenance import Maintenance
 from jobsync.queue.settings import QueueSettings, translate
 from jobsync.queue.sql import MessageRecords, open_backend
 from jobsync.queue.worker import Worker, WorkerListener, find_calling_worker
@@ -81,8 +81,6 @@ _COUNTED: Mapping[str, tuple[MessageState, ...]] = {
 _RETURN_TIME = 5.0
 """Seconds of a shutdown for the last settlements and the end of the session."""
 _STATS_INTERVAL = 60.0
-_CLEANUP_INTERVAL = 60.0
-"""Seconds between removals of messages that were finished long ago."""
 
 
 class QueuePlugin(CoordinatorPlugin):
@@ -142,7 +140,7 @@ class QueuePlugin(CoordinatorPlugin):
         self._worker: Worker | None = None
         self._worker_task: asyncio.Task[None] | None = None
         self._is_paused = False
-        self._next_cleanup = Mono(float("-inf"))
+        self._maintenance = Maintenance(self.settings, self._on_newer)
         self._counters: Counter[str] = Counter()
         if on_message is not None:
             self.handler(on_message)
@@ -396,17 +394,8 @@ class QueuePlugin(CoordinatorPlugin):
             self.emit(events.QueueStats(queue=self.queue, **self.stats()))
 
     async def coordinator_work(self) -> None:
-        """Remove messages that were finished long ago."""
-        now = self.database.components.clock.mono()
-        if now >= self._next_cleanup:
-            self._next_cleanup = now + _CLEANUP_INTERVAL
-            await self._clean_up()
-
-    async def _clean_up(self) -> None:
-        backend = self._get_backend()
-        await backend.forget("completed", older_than=self.settings.completed_ttl)
-        if self.settings.dead_ttl is not None:
-            await backend.forget("dead", older_than=self.settings.dead_ttl)
+        """Remove messages that were finished long ago, and report those of newer code."""
+        await self._maintenance.run(self._get_backend(), self.database.components.clock)
 
     def _get_backend(self) -> QueueBackend:
         if self._backend is None:
@@ -508,6 +497,9 @@ class QueuePlugin(CoordinatorPlugin):
 
     def _on_progress(self, message: Message, progress: float) -> None:
         self._report(events.MessageProgressed, message, progress=progress)
+
+    def _on_newer(self, count: int, format: int) -> None:
+        self.emit(events.NewerMessages(queue=self.queue, count=count, format=format))
 
     def _on_failure(self, error: Exception, message_id: str | None) -> None:
         text = f"{type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.errors import NotFound
 from jobsync.jobs.foreign_claims import Claim
-from jobsync.queue.backend import MessageInfo
+from jobsync.queue.backend import MESSAGE_FORMAT, MessageInfo
 from jobsync.status.jobs import TaskStatus, read_fleet_status
 from jobsync.status.queues import MessageStatus, QueueStatus, read_queues_status
 from jobsync.stores.contract import Store
@@ -120,6 +120,9 @@ def _explain_orphan(status: MessageStatus, code: str, text: str) -> Reason:
 def _explain_pending_message(status: MessageStatus) -> Reason:
     """Explain a message that is not claimed."""
     message, queue = status.message, status.queue
+    if message.format > MESSAGE_FORMAT:
+        text = f"newer code has stored it (format {message.format}): only its workers handle it"
+        return Reason("newer", text, since=message.enqueued)
     if message.due is not None and message.due > message.seen:
         return _explain_delay(message)
     if queue.pause is not None:

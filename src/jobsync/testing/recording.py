@@ -166,6 +166,10 @@ class RecordingBackend(QueueBackend):
         """Count the messages in each state."""
         return await self._inner.count()
 
+    async def find_newer(self) -> Mapping[int, int]:
+        """Count the messages of newer code."""
+        return await self._inner.find_newer()
+
     async def redrive(self, ids: Collection[str] | None = None, *, limit: int | None = None) -> int:
         """Retry dead letters."""
         return await self._call("redrive", lambda: self._inner.redrive(ids, limit=limit))

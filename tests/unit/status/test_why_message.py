@@ -158,6 +158,7 @@ DEAD: dict[str, Any] = {"state": "dead", "attempts": 4, "errors": FAILED, "finis
             None,
         ),
         (status(worker(), is_readable=False), "unreadable", "is not JSON", None, None),
+        (status(worker(), format=99), "newer", "newer code has stored it (format 99)", 900.0, None),
         (
             status(**DEAD),
             "dead",

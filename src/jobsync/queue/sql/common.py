@@ -15,7 +15,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.codec import decode, encode
-from jobsync.core.messages import LIVE, TRANSITIONS, MessageState
+from jobsync.core.messages import LIVE, LONGEST_DELAY, TRANSITIONS, MessageState
 from jobsync.errors import Corrupt, Invalid, JobsyncError, OutcomeUnknown, Unavailable
 from jobsync.queue.arguments import (
     check_count,
@@ -70,6 +70,9 @@ SPARED = f"{LAPSED}; other messages were in flight, so no attempt is spent"
 
 _GIVE_UP_AFTER = 30.0
 """Seconds after which a settlement with an unknown outcome is not sent again."""
+
+_MAX_DELIVERIES = 2**31 - 1
+"""The end of the counters. Nothing is delivered so often: somebody has written the number."""
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 4.0
@@ -240,6 +243,10 @@ class SqlBackend(QueueBackend):
         """Count the messages in each state."""
         return {state: count for state, count in await self._count() if count}
 
+    async def find_newer(self) -> Mapping[int, int]:
+        """Count the messages of newer code by format."""
+        return dict(await self._find_newer())
+
     async def purge(self, states: Collection[MessageState]) -> int:
         """Remove messages for good."""
         return await self._purge(check_states(states))
@@ -304,6 +311,9 @@ class SqlBackend(QueueBackend):
 
     @abstractmethod
     async def _count(self) -> list[tuple[MessageState, int]]: ...
+
+    @abstractmethod
+    async def _find_newer(self) -> list[tuple[int, int]]: ...
 
     @abstractmethod
     async def _forget(self, state: MessageState, older_than: float, limit: int) -> int: ...
@@ -427,6 +437,11 @@ def encode_error(text: str) -> str:
 
 def _read_message(receipt: Receipt, row: ClaimedRow) -> Message:
     name, payload, deliveries, returned, max_attempts, timeout, suspect, enqueued = row
+    if not 0 <= returned < deliveries < _MAX_DELIVERIES:
+        detail = f"its deliveries are {deliveries}, of which {returned} count as returned"
+        raise Corrupt(f"message {name}", detail)
+    if timeout is not None and not 0 < timeout <= LONGEST_DELAY:
+        raise Corrupt(f"message {name}", f"its timeout is {timeout} s")
     return Message(
         receipt=receipt,
         value=decode(payload, f"message {name}"),
@@ -456,6 +471,7 @@ class _InfoRow(NamedTuple):
     claimed: float | None
     finished: float | None
     seen: float
+    format: int
     cursor: str
 
 
@@ -489,6 +505,7 @@ def _read_info(row: _InfoRow) -> MessageInfo:
         finished=row.finished,
         seen=row.seen,
         is_readable=is_readable,
+        format=row.format,
         cursor=row.cursor,
     )
 

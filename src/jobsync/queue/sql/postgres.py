@@ -252,6 +252,9 @@ class PostgresBackend(SqlBackend):
     async def _count(self) -> list[tuple[MessageState, int]]:
         return await self._run_repeatable("count", {"queue": self.queue})
 
+    async def _find_newer(self) -> list[tuple[int, int]]:
+        return await self._run_repeatable("find_newer", {"queue": self.queue})
+
     async def _redrive(self, ids: Collection[str] | None, limit: int) -> int:
         parameters = {
             "queue": self.queue,

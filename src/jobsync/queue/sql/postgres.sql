@@ -10,6 +10,18 @@
 -- Whether the queue is not paused. Evaluated once in a statement.
 NOT EXISTS (SELECT 1 FROM {schema}.jobsync_pause WHERE queue = %(queue)s)
 
+-- fragment: is_known
+-- Whether this code understands a message. Messages of newer code are only counted and shown.
+format <= 1
+
+-- fragment: next_delivery
+-- The number of the next delivery. A counter at its end stays there; the message is then set aside.
+CASE WHEN deliveries < 2147483647 THEN deliveries + 1 ELSE deliveries END
+
+-- fragment: attempt
+-- The number of the current attempt, whatever somebody has written into the counters.
+greatest(0, least(2147483647, m.deliveries::bigint - m.returned))
+
 -- fragment: now
 -- The time. Evaluated once in a statement, so that an index can be used.
 (SELECT clock_timestamp())
@@ -33,7 +45,7 @@ FROM gone
 -- fragment: error_line
 -- One line of JSON for the errors of a message, if there is an error.
 CASE WHEN g.error IS NOT NULL THEN json_build_object(
-  'attempt', m.deliveries - m.returned, 'error', g.error::json,
+  'attempt', {attempt}, 'error', g.error::json,
   'at', extract(epoch FROM clock_timestamp())::float8, 'session', m.session
 )::text || E'\n' END
 
@@ -43,13 +55,13 @@ queue, id, state, payload, deliveries, returned, max_attempts, errors, session, 
 extract(epoch FROM enqueued)::float8,
 CASE WHEN state <> 'ready' THEN extract(epoch FROM due)::float8 END,
 CASE WHEN state = 'claimed' THEN extract(epoch FROM claimed)::float8 END,
-NULL::float8, extract(epoch FROM clock_timestamp())::float8, position::text
+NULL::float8, extract(epoch FROM clock_timestamp())::float8, format, position::text
 
 -- fragment: finished
 -- A finished message, for display.
 queue, id, state, payload, deliveries, returned, max_attempts, errors, session, false,
 extract(epoch FROM enqueued)::float8, NULL::float8, NULL::float8,
-extract(epoch FROM finished)::float8, extract(epoch FROM clock_timestamp())::float8,
+extract(epoch FROM finished)::float8, extract(epoch FROM clock_timestamp())::float8, format,
 extract(epoch FROM finished)::text || ' ' || id
 
 -- fragment: push_many
@@ -110,16 +122,17 @@ SELECT EXISTS (SELECT 1 FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::t
 WITH late AS MATERIALIZED (
   SELECT ctid AS place FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'waiting' AND suspect = %(suspects)s AND due <= {now}
-  AND due >= {now} - %(since)s * interval '1 second' AND {is_open}
+  AND due >= {now} - %(since)s * interval '1 second' AND {is_known} AND {is_open}
   ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), fresh AS MATERIALIZED (
   SELECT ctid AS place, position FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'ready' AND position >= %(floor)s AND NOT %(suspects)s
-  AND {is_open}
+  AND {is_known} AND {is_open}
   ORDER BY position LIMIT (SELECT %(limit)s - count(*) FROM late) FOR UPDATE SKIP LOCKED
 ), taken AS (
   UPDATE {schema}.jobsync_message
-  SET state = 'claimed', deliveries = deliveries + 1, claim = %(claim)s, session = %(session)s,
+  SET state = 'claimed', deliveries = {next_delivery}, claim = %(claim)s,
+    session = %(session)s,
     due = clock_timestamp() + %(visibility)s * interval '1 second', claimed = clock_timestamp()
   -- They are locked: no other transaction moves them meanwhile.
   WHERE ctid = ANY (ARRAY (SELECT place FROM late UNION ALL SELECT place FROM fresh))
@@ -129,22 +142,23 @@ WITH late AS MATERIALIZED (
     EXISTS (
       SELECT 1 FROM {schema}.jobsync_message
       WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due <= {now}
-      AND due >= {now} - %(since)s * interval '1 second' AND {is_open}
+      AND due >= {now} - %(since)s * interval '1 second' AND {is_known} AND {is_open}
     ) AS suspects,
+    -- Not the difference of two times: a time may be infinite, and the difference may not.
     extract(epoch FROM least(
       (SELECT due FROM {schema}.jobsync_message
        WHERE queue = %(queue)s AND state = 'waiting' AND NOT suspect AND due > {now}
-       ORDER BY due LIMIT 1),
+       AND {is_known} ORDER BY due LIMIT 1),
       (SELECT due FROM {schema}.jobsync_message
        WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due > {now}
-       ORDER BY due LIMIT 1)
-    ) - clock_timestamp())::float8 AS due,
+       AND {is_known} ORDER BY due LIMIT 1)
+    ))::float8 - extract(epoch FROM clock_timestamp())::float8 AS due,
     extract(epoch FROM (
       SELECT due FROM {schema}.jobsync_message
       WHERE queue = %(queue)s AND state = 'claimed'
-      AND due >= {now} - %(since)s * interval '1 second'
+      AND due >= {now} - %(since)s * interval '1 second' AND {is_known}
       ORDER BY due LIMIT 1
-    ) - clock_timestamp())::float8 AS lapse
+    ))::float8 - extract(epoch FROM clock_timestamp())::float8 AS lapse
 )
 SELECT rest.*, taken.* FROM rest LEFT JOIN taken ON true ORDER BY taken.position;
 
@@ -173,7 +187,8 @@ WITH given AS (
 ), put AS (
   UPDATE {schema}.jobsync_message AS m
   SET state = 'waiting', due = clock_timestamp() + g.delay * interval '1 second',
-    returned = m.returned + g.back, suspect = false, claim = '', session = '',
+    returned = CASE WHEN m.returned < 2147483647 THEN m.returned + g.back ELSE m.returned END,
+    suspect = false, claim = '', session = '',
     trail = left(concat_ws(' ', g.mark, m.trail), 120), errors = m.errors || coalesce({error_line}, '')
   FROM locked AS g
   WHERE m.id = g.id AND m.claim = g.claim AND m.state = 'claimed' AND g.target = 'waiting'
@@ -201,12 +216,13 @@ WHERE m.id = g.id AND m.claim = g.claim AND m.state = 'claimed' RETURNING m.id;
 -- End the claims that lapsed and those of dead sessions. A message that was a suspect has spent an
 -- attempt and may be dead; the others become suspects.
 WITH ended AS MATERIALIZED (
-  SELECT id, session, deliveries - returned AS attempt, suspect,
-    suspect AND deliveries - returned >= max_attempts AS spent,
+  SELECT id, session, {attempt} AS attempt, suspect,
+    suspect AND {attempt} >= max_attempts AS spent,
     CASE WHEN suspect THEN %(lapsed)s ELSE %(spared)s END AS error
-  FROM {schema}.jobsync_message
+  FROM {schema}.jobsync_message AS m
   WHERE queue = %(queue)s AND state = 'claimed'
   AND (due <= {now} OR session = ANY (%(dead)s::text[])) AND id <> ALL (%(keep)s::text[])
+  AND {is_known}
   ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), gone AS (
   DELETE FROM {schema}.jobsync_message AS m USING ended AS g
@@ -216,8 +232,9 @@ WITH ended AS MATERIALIZED (
   {finish}
 ), put AS (
   UPDATE {schema}.jobsync_message AS m
-  SET state = 'waiting', due = clock_timestamp(), returned = m.returned + (NOT g.suspect)::integer,
-    suspect = true, claim = '', session = '', errors = m.errors || {error_line}
+  SET state = 'waiting', due = clock_timestamp(), suspect = true,
+    returned = m.returned + (NOT g.suspect AND m.returned < 2147483647)::integer,
+    claim = '', session = '', errors = m.errors || {error_line}
   FROM ended AS g WHERE m.id = g.id AND NOT g.spent
 )
 SELECT id, CASE WHEN spent THEN 'dead' ELSE 'waiting' END, attempt, session FROM ended;
@@ -225,7 +242,7 @@ SELECT id, CASE WHEN spent THEN 'dead' ELSE 'waiting' END, attempt, session FROM
 -- name: list_holders
 -- The sessions that hold claims.
 SELECT DISTINCT session FROM {schema}.jobsync_message
-WHERE queue = %(queue)s AND state = 'claimed' ORDER BY session;
+WHERE queue = %(queue)s AND state = 'claimed' AND {is_known} ORDER BY session;
 
 -- name: browse_live
 -- List messages in a state, in their order.
@@ -288,11 +305,16 @@ SELECT state, count(*) FROM {schema}.jobsync_message WHERE queue = %(queue)s GRO
 UNION ALL
 SELECT state, count(*) FROM {schema}.jobsync_finished WHERE queue = %(queue)s GROUP BY state;
 
+-- name: find_newer
+-- Count the messages of newer code by format.
+SELECT format, count(*) FROM {schema}.jobsync_message
+WHERE queue = %(queue)s AND format > 1 GROUP BY format ORDER BY format;
+
 -- name: redrive
 -- Put dead letters back. Their attempts so far count as returned; deliveries only grow.
 WITH chosen AS MATERIALIZED (
   SELECT id FROM {schema}.jobsync_finished
-  WHERE queue = %(queue)s AND payload IS NOT NULL
+  WHERE queue = %(queue)s AND payload IS NOT NULL AND {is_known}
   AND (id = ANY (%(ids)s::text[]) OR (state = 'dead' AND %(all)s))
   ORDER BY finished, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), gone AS (
@@ -312,10 +334,10 @@ SELECT count(*) FROM done;
 -- Delete messages in these states.
 WITH live AS (
   DELETE FROM {schema}.jobsync_message
-  WHERE queue = %(queue)s AND state = ANY (%(states)s::text[]) RETURNING 1
+  WHERE queue = %(queue)s AND state = ANY (%(states)s::text[]) AND {is_known} RETURNING 1
 ), finished AS (
   DELETE FROM {schema}.jobsync_finished
-  WHERE queue = %(queue)s AND state = ANY (%(states)s::text[]) RETURNING 1
+  WHERE queue = %(queue)s AND state = ANY (%(states)s::text[]) AND {is_known} RETURNING 1
 )
 SELECT (SELECT count(*) FROM live) + (SELECT count(*) FROM finished);
 
@@ -324,7 +346,7 @@ SELECT (SELECT count(*) FROM live) + (SELECT count(*) FROM finished);
 WITH old AS MATERIALIZED (
   SELECT id FROM {schema}.jobsync_finished
   WHERE queue = %(queue)s AND state = %(state)s
-  AND finished < {now} - %(older_than)s * interval '1 second'
+  AND finished < {now} - %(older_than)s * interval '1 second' AND {is_known}
   ORDER BY finished LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), gone AS (
   DELETE FROM {schema}.jobsync_finished AS f USING old WHERE f.id = old.id RETURNING 1

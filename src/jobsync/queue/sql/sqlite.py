@@ -228,6 +228,9 @@ class SqliteBackend(SqlBackend):
     async def _count(self) -> list[tuple[MessageState, int]]:
         return await self._access.read(SQL["count"], {"queue": self.queue})
 
+    async def _find_newer(self) -> list[tuple[int, int]]:
+        return await self._access.read(SQL["find_newer"], {"queue": self.queue})
+
     async def _redrive(self, ids: Collection[str] | None, limit: int) -> int:
 
         def work(connection: sqlite3.Connection) -> int:

@@ -1,10 +1,22 @@
 -- Statements on the messages in an SQLite file. The statements of one batch run in one transaction.
 -- See sqlite.py.
 
+-- fragment: is_known
+-- Whether this code understands a message. Messages of newer code are only counted and shown.
+format <= 1
+
+-- fragment: next_delivery
+-- The number of the next delivery. A counter at its end stays there; the message is then set aside.
+CASE WHEN deliveries < 2147483647 THEN deliveries + 1 ELSE deliveries END
+
+-- fragment: attempt
+-- The number of the current attempt, whatever somebody has written into the counters.
+min(max(deliveries - returned, 0), 2147483647)
+
 -- fragment: message
 -- A claimed message. The payload is read as bytes: text that is not UTF-8 would fail the query, not
 -- only its own row.
-position, id, CAST(payload AS BLOB), deliveries + 1, returned, max_attempts, timeout, suspect,
+position, id, CAST(payload AS BLOB), {next_delivery}, returned, max_attempts, timeout, suspect,
 enqueued
 
 -- fragment: is_open
@@ -14,7 +26,7 @@ NOT EXISTS (SELECT 1 FROM jobsync_pause WHERE queue = :queue)
 -- fragment: error_line
 -- One line of JSON for the errors of a message, if there is an error.
 CASE WHEN :error IS NOT NULL THEN json_object(
-  'attempt', deliveries - returned, 'error', json(:error), 'at', :now, 'session', session
+  'attempt', {attempt}, 'error', json(:error), 'at', :now, 'session', session
 ) || char(10) ELSE '' END
 
 -- fragment: is_of_claim
@@ -28,12 +40,13 @@ suspect, enqueued,
 CASE state WHEN 'waiting' THEN due WHEN 'claimed' THEN
   CASE WHEN boot = :boot THEN :now + due - :mono ELSE :now END
 END,
-CASE state WHEN 'claimed' THEN claimed END, NULL, :now, CAST(position AS TEXT)
+CASE state WHEN 'claimed' THEN claimed END, NULL, :now, format,
+CAST(position AS TEXT)
 
 -- fragment: finished
 -- A finished message, for display. The caller builds the cursor.
 queue, id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, session,
-0, enqueued, NULL, NULL, finished, :now
+0, enqueued, NULL, NULL, finished, :now, format
 
 -- name: push
 -- Add a message.
@@ -52,18 +65,19 @@ SELECT EXISTS (
 -- name: select_waiting
 -- Select due messages that waited, suspects or others.
 SELECT {message} FROM jobsync_message
-WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND due <= :now AND {is_open}
+WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND due <= :now
+AND {is_known} AND {is_open}
 ORDER BY due, position LIMIT :limit;
 
 -- name: select_ready
 -- Select new messages in their order.
 SELECT {message} FROM jobsync_message
-WHERE queue = :queue AND state = 'ready' AND {is_open} ORDER BY position LIMIT :limit;
+WHERE queue = :queue AND state = 'ready' AND {is_known} AND {is_open} ORDER BY position LIMIT :limit;
 
 -- name: claim
 -- Claim the selected messages.
 UPDATE jobsync_message
-SET state = 'claimed', deliveries = deliveries + 1, claim = :claim, session = :session,
+SET state = 'claimed', deliveries = {next_delivery}, claim = :claim, session = :session,
   due = :due, boot = :boot, claimed = :now
 WHERE position IN (SELECT value FROM json_each(:positions));
 
@@ -74,25 +88,27 @@ SELECT
   {is_open} AND (EXISTS (
     SELECT 1 FROM jobsync_message
     WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND due <= :now
+    AND {is_known}
   ) OR (NOT :suspects AND EXISTS (
-    SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'ready'
+    SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'ready' AND {is_known}
   ))),
   {is_open} AND EXISTS (
     SELECT 1 FROM jobsync_message
     WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND due <= :now
+    AND {is_known}
   ),
   (
     SELECT min(due) FROM jobsync_message
-    WHERE queue = :queue AND state = 'waiting' AND suspect = 0 AND due > :now
+    WHERE queue = :queue AND state = 'waiting' AND suspect = 0 AND due > :now AND {is_known}
   ),
   (
     SELECT min(due) FROM jobsync_message
-    WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND due > :now
+    WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND due > :now AND {is_known}
   ),
   lapses.due, lapses.boot
 FROM (SELECT 1) LEFT JOIN (
   SELECT due, boot FROM jobsync_message WHERE queue = :queue AND state = 'claimed'
-  ORDER BY due LIMIT 1
+  AND {is_known} ORDER BY due LIMIT 1
 ) AS lapses;
 
 -- name: finish
@@ -128,8 +144,9 @@ DELETE FROM jobsync_message WHERE {is_of_claim};
 -- name: requeue
 -- End a claim so that the message waits for its next delivery.
 UPDATE jobsync_message
-SET state = 'waiting', due = :due, boot = 0, returned = returned + :back, suspect = :suspect,
-  claim = '', session = '', trail = substr(trim(:mark || ' ' || trail), 1, 120),
+SET state = 'waiting', due = :due, boot = 0,
+  returned = CASE WHEN returned < 2147483647 THEN returned + :back ELSE returned END,
+  suspect = :suspect, claim = '', session = '', trail = substr(trim(:mark || ' ' || trail), 1, 120),
   errors = errors || {error_line}
 WHERE id = :id AND claim = :claim AND state = 'claimed';
 
@@ -147,16 +164,16 @@ WHERE id = :id AND claim = :claim AND state = 'claimed';
 -- name: find_lapsed
 -- Find the claims that lapsed, those of dead sessions, and those of an earlier boot, whose holders
 -- ended with it.
-SELECT id, claim, deliveries - returned, max_attempts, suspect, session FROM jobsync_message
+SELECT id, claim, {attempt}, max_attempts, suspect, session FROM jobsync_message
 WHERE queue = :queue AND state = 'claimed' AND (
   boot <> :boot OR due <= :mono OR session IN (SELECT value FROM json_each(:dead))
-) AND id NOT IN (SELECT value FROM json_each(:keep))
+) AND id NOT IN (SELECT value FROM json_each(:keep)) AND {is_known}
 ORDER BY due LIMIT :limit;
 
 -- name: list_holders
 -- The sessions that hold claims.
 SELECT DISTINCT session FROM jobsync_message
-WHERE queue = :queue AND state = 'claimed' ORDER BY session;
+WHERE queue = :queue AND state = 'claimed' AND {is_known} ORDER BY session;
 
 -- name: browse_live
 -- List messages in a state, in their order.
@@ -212,6 +229,11 @@ SELECT state, count(*) FROM jobsync_message WHERE queue = :queue GROUP BY state
 UNION ALL
 SELECT state, count(*) FROM jobsync_finished WHERE queue = :queue GROUP BY state;
 
+-- name: find_newer
+-- Count the messages of newer code by format.
+SELECT format, count(*) FROM jobsync_message
+WHERE queue = :queue AND format > 1 GROUP BY format ORDER BY format;
+
 -- name: redrive
 -- Put dead letters back. Their attempts so far count as returned; deliveries only grow.
 INSERT INTO jobsync_message (
@@ -221,7 +243,7 @@ INSERT INTO jobsync_message (
 SELECT id, queue, 'waiting', :now, payload, deliveries, deliveries, max_attempts, timeout, trail,
   errors, enqueued, format
 FROM jobsync_finished
-WHERE queue = :queue AND payload IS NOT NULL AND (
+WHERE queue = :queue AND payload IS NOT NULL AND {is_known} AND (
   id IN (SELECT value FROM json_each(:ids)) OR (:all AND state = 'dead')
 )
 ORDER BY finished, id LIMIT :limit
@@ -234,16 +256,17 @@ DELETE FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids));
 -- name: purge_live
 -- Delete messages in these states that are not finished.
 DELETE FROM jobsync_message
-WHERE queue = :queue AND state IN (SELECT value FROM json_each(:states));
+WHERE queue = :queue AND state IN (SELECT value FROM json_each(:states)) AND {is_known};
 
 -- name: purge_finished
 -- Delete finished messages in these states.
 DELETE FROM jobsync_finished
-WHERE queue = :queue AND state IN (SELECT value FROM json_each(:states));
+WHERE queue = :queue AND state IN (SELECT value FROM json_each(:states)) AND {is_known};
 
 -- name: forget
 -- Delete messages that were finished long ago.
 DELETE FROM jobsync_finished WHERE id IN (
   SELECT id FROM jobsync_finished
-  WHERE queue = :queue AND state = :state AND finished < :before ORDER BY finished LIMIT :limit
+  WHERE queue = :queue AND state = :state AND finished < :before AND {is_known}
+  ORDER BY finished LIMIT :limit
 );

@@ -105,6 +105,11 @@ CREATE TABLE IF NOT EXISTS {schema}.jobsync_pause (
   reason text NOT NULL               -- for people
 );
 
+-- name: v4_message_newer
+-- Messages of newer code, which this code leaves alone: it counts them.
+CREATE INDEX IF NOT EXISTS jobsync_message_newer ON {schema}.jobsync_message (queue, format)
+WHERE format > 1;
+
 -- name: read_server_facts
 -- Read the facts that decide whether this server can be a store.
 SELECT current_schema(), current_setting('server_encoding'),

@@ -101,3 +101,7 @@ CREATE TABLE jobsync_pause (
   since  REAL NOT NULL,      -- Unix seconds
   reason TEXT NOT NULL       -- for people
 ) STRICT, WITHOUT ROWID;
+
+-- name: v4_message_newer
+-- Messages of newer code, which this code leaves alone: it counts them.
+CREATE INDEX jobsync_message_newer ON jobsync_message (queue, format) WHERE format > 1;

@@ -1,0 +1,84 @@
+"""The central work of a queue, which its coordinator does.
+
+Guarantee: the store has the completed messages of the last `completed_ttl` seconds and of at most
+one minute more, however many there are. Dead letters and cancelled messages are kept for `dead_ttl`
+in the same way, or for ever. This holds while some process is elected, is called every few seconds,
+and the store answers.
+
+Each removal is a small transaction, and others have as much time in between. So a large backlog
+delays no worker, and is removed as a whole. Messages of newer code are not removed. They are
+reported once for each format, because nobody with this code handles them.
+"""
+
+from collections.abc import Callable
+
+from jobsync.core.clock import Clock, Mono, Seconds
+from jobsync.core.messages import MessageState
+from jobsync.queue.backend import QueueBackend
+from jobsync.queue.settings import QueueSettings
+
+__all__ = ["Maintenance"]
+
+_INTERVAL: Seconds = 50.0
+"""Between two removals, unless much is finished: with the time of a removal, less than a minute."""
+
+_BATCH = 1_000
+"""How many messages one transaction removes."""
+
+_NEWER_INTERVAL: Seconds = 300.0
+"""Between two counts of the messages of newer code."""
+
+
+class Maintenance:
+    """Removes messages that were finished long ago, and reports those of newer code.
+
+    Args:
+        settings: how long finished messages are kept.
+        on_newer: called with the number of messages of newer code, and their format.
+    """
+
+    def __init__(self, settings: QueueSettings, on_newer: Callable[[int, int], None]) -> None:
+        self._retention: dict[MessageState, Seconds] = {"completed": settings.completed_ttl}
+        if settings.dead_ttl is not None:
+            self._retention |= {"dead": settings.dead_ttl, "cancelled": settings.dead_ttl}
+        self._on_newer = on_newer
+        self._next_removal = Mono(float("-inf"))
+        self._next_count = Mono(float("-inf"))
+        self._reported: set[int] = set()
+
+    async def run(self, backend: QueueBackend, clock: Clock) -> None:
+        """Do the work that is due.
+
+        Raises:
+            OutcomeUnknown, Unavailable: the store does not answer; call it again.
+        """
+        start = clock.mono()
+        if start >= self._next_removal:
+            most = 0
+            for state, age in self._retention.items():
+                most = max(most, await self._remove(backend, clock, state, age))
+            # If more than a batch was finished since the last time, the next call continues.
+            self._next_removal = start + (_INTERVAL if most < _BATCH else 0.0)
+        if start >= self._next_count:
+            self._next_count = start + _NEWER_INTERVAL
+            await self._report_newer(backend)
+
+    async def _remove(
+        self, backend: QueueBackend, clock: Clock, state: MessageState, age: Seconds
+    ) -> int:
+        """Remove all messages that were finished so long ago; return how many."""
+        removed = 0
+        while True:
+            sent = clock.mono()
+            count = await backend.forget(state, older_than=age, limit=_BATCH)
+            removed += count
+            if count < _BATCH:
+                return removed
+            # The writers of an SQLite file take turns, and the lock knows no queue.
+            await clock.sleep(clock.mono() - sent)
+
+    async def _report_newer(self, backend: QueueBackend) -> None:
+        for found, count in (await backend.find_newer()).items():
+            if found not in self._reported:
+                self._reported.add(found)
+                self._on_newer(count, found)

@@ -1,0 +1,126 @@
+"""The central work of a queue, in virtual time: what it removes, how often, and what it reports."""
+
+from typing import Any
+
+import pytest
+from chance import FakeClock
+
+from jobsync.queue.maintenance import Maintenance
+from jobsync.queue.settings import QueueSettings
+
+WORK_INTERVAL = 5.0
+"""Seconds between two calls of a coordinator's work on SQL."""
+
+
+class FinishedMessages:
+    """Messages that are finished at a steady rate. A removal takes time."""
+
+    def __init__(self, clock: FakeClock, rate: float, *, begin: float = 0.0) -> None:
+        self.removed = 0
+        self.most = 0
+        """The most that were stored at any time."""
+        self.largest_batch = 0
+        self.calls: list[str] = []
+        self.newer: dict[int, int] = {}
+        self._clock = clock
+        self._rate = rate
+        self._start = clock.mono_seconds + begin
+
+    def count(self, before: float | None = None) -> int:
+        """Return how many are stored that were finished before a time."""
+        until = self._clock.mono_seconds if before is None else before
+        return max(0, int(self._rate * (until - self._start)) - self.removed)
+
+    async def forget(self, state: str, *, older_than: float, limit: int) -> int:
+        """Remove some."""
+        self.calls.append(state)
+        self.most = max(self.most, self.count())
+        found = min(limit, self.count(self._clock.mono_seconds - older_than))
+        self._clock.mono_seconds += 0.001 + found * 20e-6
+        if state == "completed":
+            self.removed += found
+            self.largest_batch = max(self.largest_batch, found)
+            return found
+        return 0
+
+    async def find_newer(self) -> dict[int, int]:
+        """Return the messages of newer code."""
+        self.calls.append("newer")
+        return self.newer
+
+
+def build(**settings: Any) -> tuple[Maintenance, list[tuple[int, int]]]:
+    """Return the maintenance of a queue, and what it reports."""
+    reported: list[tuple[int, int]] = []
+    work = Maintenance(QueueSettings(**settings), lambda *found: reported.append(found))
+    return work, reported
+
+
+async def work_for(seconds: float, work: Maintenance, stored: Any, clock: FakeClock) -> None:
+    """Do the work as a coordinator does."""
+    end = clock.mono_seconds + seconds
+    while clock.mono_seconds < end:
+        await work.run(stored, clock)
+        await clock.sleep(WORK_INTERVAL)
+
+
+@pytest.mark.parametrize("per_minute", [60, 10_000, 60_000, 600_000])
+@pytest.mark.parametrize("begin", [0.0, 27.0, 49.0])
+async def test_finished_messages_stay_for_their_time_and_a_minute(
+    clock: FakeClock, per_minute: int, begin: float
+) -> None:
+    """At any rate, in batches of at most 1,000."""
+    rate = per_minute / 60
+    stored = FinishedMessages(clock, rate, begin=begin)
+    work, _ = build(completed_ttl=300)
+    await work_for(1_800, work, stored, clock)
+    assert stored.most <= (300 + 60) * rate
+    assert stored.largest_batch <= 1_000
+    assert stored.removed >= (1_800 - begin - 300 - 60) * rate
+
+
+async def test_a_backlog_leaves_others_half_of_the_time(clock: FakeClock) -> None:
+    """A million old messages are removed in one call, with pauses as long as the removals."""
+    stored = FinishedMessages(clock, 1_000.0, begin=-1_000.0)
+    paused: list[float] = []
+    sleep = clock.sleep
+
+    async def watch(seconds: float) -> None:
+        paused.append(seconds)
+        await sleep(seconds)
+
+    clock.sleep = watch  # type: ignore[method-assign]
+    work, _ = build(completed_ttl=0)
+    start = clock.mono_seconds
+    await work.run(stored, clock)  # type: ignore[arg-type]
+    assert stored.count(start) == 0
+    assert sum(paused) >= 0.49 * (clock.mono_seconds - start)
+
+
+async def test_an_idle_queue_costs_about_one_statement_a_minute(clock: FakeClock) -> None:
+    """Messages of newer code are counted every five minutes."""
+    stored = FinishedMessages(clock, 0.0)
+    work, _ = build()
+    await work_for(3_600, work, stored, clock)
+    assert stored.calls.count("completed") <= 72
+    assert stored.calls.count("newer") <= 12
+    assert {*stored.calls} == {"completed", "newer"}
+
+
+async def test_dead_and_cancelled_messages_have_a_time_of_their_own(clock: FakeClock) -> None:
+    """They keep their payload: without `dead_ttl` they stay."""
+    stored = FinishedMessages(clock, 0.0)
+    work, _ = build(dead_ttl=86_400)
+    await work.run(stored, clock)  # type: ignore[arg-type]
+    assert stored.calls == ["completed", "dead", "cancelled", "newer"]
+
+
+async def test_messages_of_newer_code_are_reported_once(clock: FakeClock) -> None:
+    """Once for each format, with their number."""
+    stored = FinishedMessages(clock, 0.0)
+    work, reported = build()
+    stored.newer = {2: 5}
+    await work_for(900, work, stored, clock)
+    stored.newer = {2: 7, 99: 1}
+    await work_for(900, work, stored, clock)
+    assert reported == [(5, 2), (1, 99)]
