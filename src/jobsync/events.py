@@ -17,14 +17,21 @@ import itertools
 import json
 import logging
 import re
-import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
 import msgspec
 
-from jobsync.errors import Invalid, closest_name
+from jobsync.errors import (
+    Invalid,
+    closest_name,
+    format_error,
+    safe_name,
+    safe_repr,
+    safe_str,
+    to_exc_info,
+)
 
 __all__ = ["Callback", "Event", "EventEmitter", "Events", "HandlerFailed", "Spawn", "known_events"]
 
@@ -314,8 +321,8 @@ class Events:
     def _report(self, callback: Callback, event: Event, error: Exception) -> None:
         failure = HandlerFailed(
             event=event.name,
-            callback=_origin(callback),
-            error="".join(traceback.format_exception_only(error)).strip(),
+            callback=safe_name(callback),
+            error=format_error(error),
         )
         _write(failure, error)
         # A listener of failures that fails would otherwise receive its own failures for ever.
@@ -367,14 +374,14 @@ def _write(event: Event, error: Exception | None = None) -> None:
     if _log.isEnabledFor(event.level):
         fields = (f"{field}={_show(event[field])}" for field in event.__struct_fields__)
         line = " ".join((event.name, *fields))
+        raised = None if error is None else to_exc_info(error)
         # The event itself comes along, for log handlers that want its fields.
-        _log.log(event.level, "%s", line, exc_info=error, extra={"fact": event})
+        _log.log(event.level, "%s", line, exc_info=raised, extra={"fact": event})
 
 
 def _show(value: object) -> str:
     """Return a value as one word, or quoted; long values are cut."""
     # `str` itself: a derived type may have a repr that hides its content.
-    text = value if type(value) is str else repr(value)
-    if len(text) > _MAX_VALUE_WIDTH:
-        text = f"{text[: _MAX_VALUE_WIDTH - 1]}…"
+    show = safe_str if type(value) is str else safe_repr
+    text = show(value, _MAX_VALUE_WIDTH)
     return text if _is_bare(text) and text.isprintable() else json.dumps(text, ensure_ascii=False)

@@ -16,18 +16,20 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from jobsync.cli.health import PERIOD, HealthState, write_heartbeat
 from jobsync.cli.options import FAILED
 from jobsync.database.database import Database
-from jobsync.errors import Invalid, closest_name
+from jobsync.errors import Invalid, closest_name, format_error, safe_repr, safe_str
 from jobsync.queue.executor import THREAD_PREFIX
 
 __all__ = ["WorkerProcess", "create_database", "load_target", "start_logging"]
 
 _log = logging.getLogger("jobsync.work")
+_MAX_TRACE_LENGTH = 50_000
 _IDLE_THREAD_TIMEOUT = 1.0
 """Seconds in which a handler thread that is idle has certainly ended."""
 
@@ -203,7 +205,18 @@ def start_logging(format: str, level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-class _TextFormatter(logging.Formatter):
+class _SafeFormatter(logging.Formatter):
+    """Writes an exception whatever its own methods do."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name that logging calls
+        try:
+            text = super().formatException(ei)
+        except Exception:  # noqa: BLE001 - a user's exception may have methods that raise anything
+            text = format_error(ei[1])
+        return safe_str(text, _MAX_TRACE_LENGTH)
+
+
+class _TextFormatter(_SafeFormatter):
     """Writes a record as time, level if it is a warning or worse, and message."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -213,8 +226,11 @@ class _TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-class _JsonFormatter(logging.Formatter):
-    """Writes a record as one JSON object per line, with the fields of its event."""
+class _JsonFormatter(_SafeFormatter):
+    """Writes a record as one JSON object per line, with the fields of its event.
+
+    A field whose name is taken has an underscore after it: `event_`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -226,10 +242,16 @@ class _JsonFormatter(logging.Formatter):
         if event is None:
             line["message"] = record.getMessage()
         else:
-            line |= {"event": event.name, **msgspec.to_builtins(event)}
+            line["event"] = event.name
+            for name, value in msgspec.structs.asdict(event).items():
+                line[f"{name}_" if name in line else name] = value
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        try:
+            return msgspec.json.encode(line, enc_hook=safe_repr).decode()
+        except Exception:  # noqa: BLE001 - JSON cannot carry a value, or reading it raised anything
+            texts = {name: safe_str(value, _MAX_TRACE_LENGTH) for name, value in line.items()}
+            return msgspec.json.encode(texts).decode()
 
 
 def _read_time(record: logging.LogRecord) -> dt.datetime:

@@ -10,7 +10,6 @@ store then refuses the next write, see `term`.
 """
 
 import asyncio
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -42,6 +41,7 @@ from jobsync.errors import (
     NotFound,
     OutcomeUnknown,
     Unavailable,
+    format_error,
 )
 from jobsync.events import HandlerFailed
 from jobsync.stores.corruption_log import CorruptionLog
@@ -341,7 +341,7 @@ class Coordinator:
             self._report(name, error)
 
     def _report(self, name: str, error: BaseException) -> None:
-        text = "".join(traceback.format_exception_only(error)).strip()
+        text = format_error(error)
         self._events.emit(HandlerFailed(event=self.election.name, callback=name, error=text))
 
     def _report_end(self, held_term: HeldTerm, role: Role | None) -> None:

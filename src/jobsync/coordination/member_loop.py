@@ -27,7 +27,14 @@ from jobsync.coordination.settings import ElectionSettings
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
-from jobsync.errors import Corrupt, Misconfigured, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.errors import (
+    Corrupt,
+    Misconfigured,
+    NewerFormat,
+    OutcomeUnknown,
+    Unavailable,
+    format_error,
+)
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 from jobsync.stores.settling import SettlingStore
@@ -117,7 +124,7 @@ class MemberLoop:
                         task.cancel()
             await self._leave()
         except Exception as error:
-            self._events.emit(MemberFailed(worker_id=self._worker, error=repr(error)))
+            self._events.emit(MemberFailed(worker_id=self._worker, error=format_error(error)))
             raise
         finally:
             self.has_ended = True

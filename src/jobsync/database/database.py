@@ -28,7 +28,7 @@ from jobsync.database.registry import DEFINITIONS, DROPPED, Registry, ResourceRe
 from jobsync.database.resource import DATA, Resource
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
-from jobsync.errors import Invalid
+from jobsync.errors import Invalid, format_error
 from jobsync.events import Event, EventEmitter
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url
@@ -266,7 +266,7 @@ class Database(EventEmitter):
         try:
             connection.supervisor.check()
         except BaseException as cause:  # noqa: BLE001 - reported, whatever it is
-            return [f"the database has failed: {cause!r}"]
+            return [f"the database has failed: {format_error(cause)}"]
         plugins = list(self._plugins.values())
         return [f"{plugin.name}: {reason}" for plugin in plugins if (reason := plugin.unready())]
 

@@ -21,7 +21,7 @@ from jobsync.core.codec import Json
 from jobsync.core.filters import All, AnyOf, Compare, Equals, Exists, Filter, Not, Path
 from jobsync.database.hooks import HookedVerbs
 from jobsync.database.keyspace import Keyspace
-from jobsync.errors import Corrupt, Invalid, closest_name
+from jobsync.errors import Corrupt, Invalid, closest_name, safe_repr
 from jobsync.events import Events
 from jobsync.stores.contract import Record, Where
 from jobsync.stores.corruption_log import CorruptionLog
@@ -106,7 +106,7 @@ class Document(Mapping[str, Json]):
         return self[name]
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{name}={value!r}: documents are read-only; use update")
+        raise AttributeError(f"{name}={safe_repr(value)}: documents are read-only; use update")
 
     def __iter__(self) -> Iterator[str]:
         yield from self._record.value

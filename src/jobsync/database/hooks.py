@@ -6,12 +6,11 @@ is done. An after-hook receives the result; an error that it raises becomes the 
 """
 
 import inspect
-import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
 
-from jobsync.errors import Invalid, closest_name
+from jobsync.errors import Invalid, closest_name, format_error, safe_name
 from jobsync.events import EventEmitter, Events, HandlerFailed
 
 __all__ = ["Hook", "HookedVerbs", "ResourceHooks", "Verb"]
@@ -103,9 +102,8 @@ class ResourceHooks:
                 self._report(f"after_{verb}", hook, error)
 
     def _report(self, name: str, hook: Hook, error: Exception) -> None:
-        callback = getattr(hook, "__qualname__", type(hook).__qualname__)
-        message = "".join(traceback.format_exception_only(error)).strip()
-        self._events.emit(HandlerFailed(event=name, callback=callback, error=message))
+        callback, text = safe_name(hook), format_error(error)
+        self._events.emit(HandlerFailed(event=name, callback=callback, error=text))
 
 
 class HookedVerbs(EventEmitter):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from jobsync.components import Components
 from jobsync.core.clock import backoff_limit
-from jobsync.errors import Invalid, Unavailable
+from jobsync.errors import Invalid, Unavailable, format_error, safe_str
 from jobsync.events import Event
 
 __all__ = ["DatabaseFailed", "LifecycleLock", "Supervisor", "Work", "WorkPostponed"]
@@ -114,7 +114,7 @@ class Supervisor:
                 attempt = 1 if lasted > _LONGEST_PAUSE else attempt + 1
                 longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
                 pause = self._randomness.uniform(0, longest)
-                self._events.emit(WorkPostponed(work=name, error=str(error), pause=pause))
+                self._events.emit(WorkPostponed(work=name, error=safe_str(error), pause=pause))
                 await self._clock.sleep(pause)
             else:
                 return
@@ -129,7 +129,7 @@ class Supervisor:
                 await self._stopping.wait()
         except BaseExceptionGroup as failures:
             self._cause = _first_error(failures)
-            self._events.emit(DatabaseFailed(error=f"{type(self._cause).__name__}: {self._cause}"))
+            self._events.emit(DatabaseFailed(error=format_error(self._cause)))
         finally:
             self._events.host(None)
 

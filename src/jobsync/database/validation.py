@@ -27,7 +27,7 @@ from jobsync.core.schema import (
     find_strays,
 )
 from jobsync.database.document import CREATED, LIBRARY_FIELDS, UPDATED
-from jobsync.errors import Corrupt, Invalid, InvalidRecord, Problem
+from jobsync.errors import Corrupt, Invalid, InvalidRecord, Problem, safe_repr
 from jobsync.stores.contract import Record
 
 __all__ = ["Definition", "FastValidator", "Validator", "merge"]
@@ -335,7 +335,7 @@ def _stamp(documents: JsonObjects, now: float) -> JsonObjects:
 def _find_reserved(record: dict[Any, Json]) -> Iterator[Problem]:
     for name, value in record.items():
         if not isinstance(name, str):
-            yield Problem(repr(name), value, "must have a text name", "text names")
+            yield Problem(safe_repr(name), value, "must have a text name", "text names")
         elif name.startswith("_"):
             yield Problem(name, value, "is a reserved name", "no leading _")
 

@@ -4,12 +4,12 @@ import inspect
 import logging
 import queue
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
 
+from jobsync.errors import format_error, safe_name
 from jobsync.events import Event, Events, HandlerFailed
 
 __all__ = [
@@ -200,8 +200,7 @@ class Callbacks:
             try:
                 function(*arguments)
             except Exception as error:  # noqa: BLE001 - user code may raise anything
-                text = "".join(traceback.format_exception_only(error)).strip()
-                name = getattr(function, "__qualname__", repr(function))
+                name, text = safe_name(function), format_error(error)
                 failed = HandlerFailed(event="jobs:tokens-changed", callback=name, error=text)
                 self._events.emit(failed)
 

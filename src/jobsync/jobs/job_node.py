@@ -19,7 +19,14 @@ from jobsync.coordination.runner import WaitForChange, listening
 from jobsync.core.assignment import Plan, has_incoming, has_nothing, token_maker
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
-from jobsync.errors import Conflict, Corrupt, Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.errors import (
+    Conflict,
+    Corrupt,
+    Misconfigured,
+    OutcomeUnknown,
+    Unavailable,
+    format_error,
+)
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.events import (
     AuditRefused,
@@ -402,7 +409,7 @@ class JobNode:
             self.failure = error
             self.owned_tokens.reset(None)
             self.membership.start_leaving()
-            self._events.emit(NodeFailed(node=self.settings.node, error=repr(error)))
+            self._events.emit(NodeFailed(node=self.settings.node, error=format_error(error)))
 
     async def _apply_assignment(self) -> None:
         if self._rebalancer.number == self.owned_tokens.current.number and self.is_leader:

@@ -10,6 +10,7 @@ from typing import Protocol
 from jobsync.core.clock import Clock, Wall
 from jobsync.core.codec import Json
 from jobsync.core.messages import Completed, Failed, HandlerVerdict
+from jobsync.errors import safe_str
 from jobsync.queue.backend import Message
 
 __all__ = ["BlockingContext", "ClaimOwner", "Context"]
@@ -87,7 +88,7 @@ class Context:
 
     async def nack(self, error: object = "not acknowledged") -> bool:
         """Fail this attempt; False means that the claim was lost before."""
-        return await self.settle(Failed(str(error)))
+        return await self.settle(Failed(safe_str(error)))
 
     async def settle(self, outcome: HandlerVerdict) -> bool:
         """End the claim; return whether the store accepted it."""

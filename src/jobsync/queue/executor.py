@@ -8,7 +8,6 @@ it sets are invisible to other handlers.
 
 import asyncio
 import inspect
-import traceback
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from jobsync.coordination.runner import Wakeup
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import Cancel, Completed, Failed, HandlerVerdict, Snooze
-from jobsync.errors import Invalid
+from jobsync.errors import Invalid, format_error, format_places
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.in_flight import Delivery
 
@@ -198,10 +197,8 @@ def _takes_context(handler: Handler) -> bool:
 
 def describe_error(error: BaseException) -> str:
     """Return an error and where it was raised, for readers of dead letters."""
-    description = "".join(traceback.format_exception_only(error)).strip()
-    frames = traceback.extract_tb(error.__traceback__)
-    foreign = [frame for frame in frames if frame.filename not in _OWN_FILES]
-    places = "".join(traceback.format_list(foreign[-_MAX_FRAMES:])).rstrip()
+    description = format_error(error)
+    places = format_places(error, _MAX_FRAMES, _OWN_FILES)
     return f"{description}\n{places}" if places else description
 
 

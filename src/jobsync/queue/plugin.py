@@ -44,7 +44,14 @@ from jobsync.core.messages import (
 )
 from jobsync.database.coordinator_plugin import CoordinatorPlugin
 from jobsync.database.document import as_list
-from jobsync.errors import Invalid, Unavailable, closest_name
+from jobsync.errors import (
+    Invalid,
+    Unavailable,
+    closest_name,
+    format_error,
+    safe_name,
+    safe_str,
+)
 from jobsync.events import Event, HandlerFailed
 from jobsync.queue import events
 from jobsync.queue.arguments import check_count, check_seconds, check_state
@@ -462,7 +469,7 @@ class QueuePlugin(CoordinatorPlugin):
                     return self._call("on_complete", self._on_complete, delivery.document, result)
             case Cancel(reason):
                 self._counters["cancelled"] += 1
-                self._report(events.MessageCancelled, message, reason=reason)
+                self._report(events.MessageCancelled, message, reason=safe_str(reason))
             case Returned() | Snooze():
                 self._counters["returned"] += 1
                 self._report(events.MessageReturned, message, delay=delay)
@@ -473,9 +480,9 @@ class QueuePlugin(CoordinatorPlugin):
                 else:
                     self._counters["retried"] += 1
                     self._report(events.MessageRetried, message, error=error, delay=delay)
-                self._on_failure(cause or RuntimeError(error), message.id)
+                raised = RuntimeError(error) if cause is None else cause
+                self._on_failure(raised, message.id)
                 if self._on_error is not None:
-                    raised = cause or RuntimeError(error)
                     return self._call("on_error", self._on_error, raised, delivery.document)
         return None
 
@@ -502,7 +509,7 @@ class QueuePlugin(CoordinatorPlugin):
         self.emit(events.NewerMessages(queue=self.queue, count=count, format=format))
 
     def _on_failure(self, error: Exception, message_id: str | None) -> None:
-        text = f"{type(error).__name__}: {error}"
+        text = format_error(error)
         self.emit(events.QueueError(queue=self.queue, error=text, message_id=message_id))
 
     def _call(
@@ -523,7 +530,9 @@ class QueuePlugin(CoordinatorPlugin):
             self._report_call_error(name, function, error)
 
     def _report_call_error(self, name: str, function: Handler, error: Exception) -> None:
-        self.emit(HandlerFailed(event=name, callback=repr(function), error=describe_error(error)))
+        self.emit(
+            HandlerFailed(event=name, callback=safe_name(function), error=describe_error(error))
+        )
 
 
 S3QueuePlugin = QueuePlugin
