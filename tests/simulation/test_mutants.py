@@ -347,6 +347,16 @@ def blind_retry(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SettlingStore, "_settle", again)
 
 
+def late_first_look(patch: pytest.MonkeyPatch) -> None:
+    """The session of a new leader is read only at the next check."""
+    patch.setattr(Election, "owner_in", lambda _, __: None)
+
+
+def deferring_to_the_dead(patch: pytest.MonkeyPatch) -> None:
+    """After a death, a candidate waits for an older one as long as after a release."""
+    patch.setattr(Role, "deference", lambda _, __, beat: beat)
+
+
 def failed_database_stays(patch: pytest.MonkeyPatch) -> None:
     """A database that has failed keeps its session and its roles."""
     patch.setattr(Membership, "start_leaving", lambda _: None)
@@ -384,11 +394,13 @@ KILLERS: dict[Patch, tuple[scenarios.Scenario, str]] = {
     epochs_that_restart_on_release: (scenarios.a_clean_stop, "E2"),
     epochs_that_restart_on_removal: (scenarios.a_removed_role, "E2"),
     endless_deferring: (scenarios.a_dead_oldest_worker, "EL1"),
+    late_first_look: (scenarios.a_death_after_the_election, "EL6"),
+    deferring_to_the_dead: (scenarios.a_death_with_the_next, "EL6"),
     ignored_successor: (scenarios.a_forced_handover, "EL5"),
     failed_database_stays: (scenarios.a_failed_database, "EL7"),
     no_fencing: (scenarios.a_long_suspend, "E3"),
     no_seal: (scenarios.a_late_write, "E3"),
-    hasty_settling: (an_hour(4), "C4"),
+    hasty_settling: (an_hour(2), "C4"),
     no_nonce: (scenarios.a_lost_reply, "C4"),
     blind_retry: (scenarios.a_lost_reply, "C4"),
 }

@@ -160,12 +160,14 @@ def test_the_leader_of_one_work_notices_in_time_that_another_is_free() -> None:
     assert max(succession.vacancies("sweep")[::2]) < 0.95
 
 
-def test_works_released_one_after_another_are_all_found() -> None:
+@pytest.mark.parametrize("seed", [8, 10, 19])
+def test_works_released_one_after_another_are_all_found(seed: int) -> None:
     """The leader pauses between the release of one work and that of the next.
 
-    Found: a worker that checked just then took the first, and the second a heartbeat later.
+    Found: a worker that checked just then took the first, and the second a heartbeat later. And
+    one that had just joined, and had seen no leader, prepared as if nobody had led before.
     """
-    succession = Succession(8)
+    succession = Succession(seed)
     fleet = succession.fleet
 
     def stop_slowly(worker: Worker, work: str) -> Hooks:

@@ -28,7 +28,9 @@ __all__ = [
     "Scenario",
     "a_clean_stop",
     "a_dead_oldest_worker",
+    "a_death_after_the_election",
     "a_death_declared_by_others",
+    "a_death_with_the_next",
     "a_duplicated_heartbeat",
     "a_failed_database",
     "a_forced_handover",
@@ -235,6 +237,59 @@ def a_death_declared_by_others() -> list[Violation]:
         await fleet.store.write([record.replace({**record.value, "state": "dead"})])
         await asyncio.sleep(2.2 * TIMING.timeout)
         fleet.check_steady()
+
+    return _run(fleet, story)
+
+
+async def _kill_after_a_heartbeat(leader: Worker) -> None:
+    """Kill a leader at the worst moment: right after a heartbeat."""
+    assert leader.membership is not None
+    session = leader.membership.session
+    sent = session.heartbeats
+    while session.heartbeats == sent:  # noqa: ASYNC110 - nothing signals it
+        await asyncio.sleep(0.1)
+    leader.node.kill()
+
+
+async def _check_replacement(fleet: Fleet) -> None:
+    """Check that a worker leads in time after the leader's death, which is now."""
+    clock = fleet.world.loop.time
+    # Beyond one interval: what checks leave of one, and requests.
+    died, longest = clock(), TIMING.timeout + 1.2 * TIMING.heartbeat
+    while not fleet.leaders() and clock() < died + longest:  # noqa: ASYNC110 - nothing signals it
+        await asyncio.sleep(0.1)
+    if not fleet.leaders():
+        found = f"nobody leads {longest:g} s after the death of the leader"
+        fleet.violations.append(Violation("EL6", found))
+
+
+@with_seeds
+def a_death_after_the_election(seed: int) -> list[Violation]:
+    """The leader dies, and its successor too, before the others have seen it lead."""
+    fleet = Fleet(seed, rate=0.0, size=3, store=BilledStore)
+
+    async def story() -> None:
+        await _kill_after_a_heartbeat(await _warm_up(fleet))
+        await _check_replacement(fleet)
+        for leader in fleet.leaders():
+            leader.node.kill()
+        await _check_replacement(fleet)
+
+    return _run(fleet, story)
+
+
+@with_seeds
+def a_death_with_the_next(seed: int) -> list[Violation]:
+    """The leader dies, and with it the worker that should lead next."""
+    fleet = Fleet(seed, rate=0.0, size=3, store=BilledStore if seed % 2 else MemoryStore)
+
+    async def story() -> None:
+        leader = await _warm_up(fleet)
+        # The first that was started is the oldest.
+        following = next(worker for worker in fleet.workers if worker is not leader)
+        await _kill_after_a_heartbeat(leader)
+        following.node.kill()
+        await _check_replacement(fleet)
 
     return _run(fleet, story)
 

@@ -175,6 +175,15 @@ class Election:
         is_known = not self._is_confirmed or self.held_term is not None or self._is_led(living)
         return [] if is_known else [f"{ROLES}{self.name}"]
 
+    def owner_in(self, found: Mapping[str, Record | None]) -> str | None:
+        """Return the owner that the role has by what was just read, if it was read."""
+        try:
+            role = read_role(found.get(f"{ROLES}{self.name}"))
+        except (Corrupt, NewerFormat):
+            # The next step reports it.
+            return None
+        return None if role is None else role.owner
+
     def mark_stale(self) -> None:
         """Read the role again at the next step: it may have changed."""
         # Not at the current step: what that has read may be older than the change.
@@ -343,23 +352,22 @@ class Election:
         return has_successor and self._clock.mono() - self._first_seen < self._timing.heartbeat
 
     def _should_defer(self, role: Role | None, eligible: Iterable[str]) -> bool:
-        """Whether to wait, once and up to a heartbeat after the release, for an older candidate."""
+        """Whether to wait, once and for a limited time, for an older candidate."""
         if self._defer_until is None:
             # The former holder is about to withdraw its candidacy.
             former = None if role is None else role.former
             is_first = all(each >= self.session.incarnation or each == former for each in eligible)
-            wait = 0.0 if is_first else self._timing.heartbeat - self._seconds_free(role)
+            wait = 0.0 if is_first else self._deference(role)
             self._defer_until = self._clock.mono() + wait
         return self._clock.mono() < self._defer_until
 
-    def _seconds_free(self, role: Role | None) -> float:
-        if role is None:
-            return 0.0
-        return role.seconds_free(self._clock.wall().seconds, self._timing.heartbeat)
+    def _deference(self, role: Role | None) -> float:
+        beat = self._timing.heartbeat
+        return beat if role is None else role.deference(self._clock.wall().seconds, beat)
 
     async def _remove_dead_owner(self, role: Role | None) -> None:
-        """Remove a dead owner from the role, so that the candidates we defer to are notified."""
-        if role is not None and role.owner is not None:
+        """Remove a dead owner from the role, where that notifies the candidates we defer to."""
+        if role is not None and role.owner is not None and not self._store.is_billed:
             await self._replace_role(role.without_owner("died", self._clock.wall().seconds))
 
     async def _replace_role(self, role: Role) -> None:
@@ -389,7 +397,8 @@ class Election:
             self._held_term = HeldTerm(role.epoch, incarnation, lapses, self._clock.mono())
             self._mandate.renewed_at = self._held_term.since
             self._update(record)
-            self.cold_start.on_leader_seen(is_self=True)
+            was_led = before is not None and before.was_released_lately(now, self._timing.timeout)
+            self.cold_start.on_leader_seen(must_prepare=not was_led)
             if self._is_closed:
                 await self.release("stopped")
 
@@ -405,7 +414,7 @@ class Election:
 
     async def _check_mandate(self, term: HeldTerm, candidates: Candidates) -> None:
         """Renew the mandate when it is over, or hand over when that was requested."""
-        self.cold_start.on_leader_seen(is_self=True)
+        self.cold_start.on_leader_seen(must_prepare=True)
         match await self._mandate.decide(self.name, term, candidates):
             case "keep":
                 return

@@ -316,23 +316,40 @@ class MemberLoop:
             self._observer.watch_only(owners)
 
     async def _read(
-        self, elections: Iterable[Election], owners: Iterable[str]
+        self, elections: Iterable[Election], owners: set[str]
     ) -> dict[str, Record | None]:
-        """Read the sessions of owners, then the roles that these no longer list."""
-        sessions = {owner: f"{SESSIONS}{owner}" for owner in sorted(owners)}
-        keys = [*sessions.values(), *(key for each in elections for key in each.keys_to_read())]
-        report = self._corruption_log.report
-        found = await read_each(self._settled, keys, report)
-        living = self._observer.update(
-            {owner: found[key] for owner, key in sessions.items() if key in found}
-        )
-        self._report_heartbeats(living)
+        """Read the sessions of owners, then the roles that these no longer list.
+
+        If a role has another owner by now, its session is read too, and added to `owners`: its
+        silence counts from the check that finds it, not from the next one.
+        """
+        keys = [key for each in elections for key in each.keys_to_read()]
+        found, living = await self._read_sessions(owners, keys)
         for incarnation in await self._declare_dead():
             # At once: what it held may be taken now, not an interval later.
             living.pop(incarnation, None)
-        self.seen = living
         keys = [key for each in elections for key in each.keys_to_read_unless_led(living)]
-        return found | await read_each(self._settled, keys, report)
+        found |= await read_each(self._settled, keys, self._corruption_log.report)
+        new = {owner for each in elections if (owner := each.owner_in(found)) is not None}
+        new -= {*owners, self.session.incarnation}
+        if new:
+            owners |= new
+            living |= (await self._read_sessions(new))[1]
+        self._report_heartbeats(living)
+        self.seen = living
+        return found
+
+    async def _read_sessions(
+        self, owners: Iterable[str], keys: Iterable[str] = ()
+    ) -> tuple[dict[str, Record | None], dict[str, SessionRecord]]:
+        """Read the sessions of owners and other keys; return all that was read, and who lives."""
+        sessions = {owner: f"{SESSIONS}{owner}" for owner in sorted(owners)}
+        report = self._corruption_log.report
+        found = await read_each(self._settled, [*sessions.values(), *keys], report)
+        living = self._observer.update(
+            {owner: found[key] for owner, key in sessions.items() if key in found}
+        )
+        return found, living
 
     async def _step(
         self, election: Election, found: Mapping[str, Record | None], candidates: Candidates

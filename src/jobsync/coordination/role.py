@@ -130,17 +130,26 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         is_same_worker = self.owner is not None and worker_of(self.owner) == worker_of(incarnation)
         return "session lost" if is_same_worker else "died"
 
-    def seconds_free(self, now: float, beat: float) -> float:
-        """Return the seconds since a release, if they can be trusted; 0 otherwise.
+    def was_released_lately(self, now: float, timeout: float) -> bool:
+        """Whether its owner left it within a timeout, as far as two wall clocks can tell."""
+        return self.former is not None and 0 <= now - self.since < timeout
 
-        They are measured by two wall clocks, which may differ. So only a time that a check can
-        have missed is trusted, and a candidate that sorts before us keeps the time to take the
-        role after a notification.
+    def deference(self, now: float, beat: float) -> float:
+        """Return the seconds for which a candidate lets an older one go first.
+
+        After a release: until one heartbeat interval has passed since, so that the older one has
+        checked. That time is measured by two wall clocks, which may differ. So only a time that a
+        check can have missed is trusted, and the older one keeps the time to take the role after
+        a notification.
+
+        After a death: only what checks leave of an interval. The rest may have passed between the
+        last heartbeat and the first check that saw it, and a dead owner must be replaced one
+        interval after its timeout. The older one may be late, or dead too.
         """
         if self.owner is not None:
-            return 0.0
+            return (1 - CHECK_FRACTION) * beat
         elapsed = now - self.since
-        return min(elapsed, CHECK_FRACTION * beat) if 0 < elapsed < beat else 0.0
+        return beat - (min(elapsed, CHECK_FRACTION * beat) if 0 < elapsed < beat else 0.0)
 
 
 def read_role(record: Record | None) -> Role | None:
@@ -337,7 +346,7 @@ class ColdStart:
 
     Workers that start together wait before they elect, so that they elect once, and the elected
     one prepares for a moment before it leads. This saves elections and guarantees nothing: the
-    store decides. A worker that leads already, or has led meanwhile, ends it at once.
+    store decides. A worker that leads already, or has led until lately, ends it at once.
 
         observing ── window over, or leader seen ──▶ electing ── worker elected ──▶ preparing
                                    ready ◀── delay over, or another worker was elected ──┘
@@ -381,13 +390,13 @@ class ColdStart:
             self._enter("electing")
         return self.phase != "observing"
 
-    def on_leader_seen(self, *, is_self: bool = False) -> None:
+    def on_leader_seen(self, *, must_prepare: bool = False) -> None:
         """Enter the phases that follow an election."""
         now = self._clock.mono()
         if self.phase == "observing":
             self._enter("electing")
         if self.phase == "electing":
-            self._ready_from = now + (self._delay if is_self else 0.0)
+            self._ready_from = now + (self._delay if must_prepare else 0.0)
             self._enter("preparing")
         if self.phase == "preparing" and now >= self._ready_from:
             self._enter("ready")
