@@ -1,4 +1,4 @@
-"""Health of a worker process: its state, HTTP probes, the heartbeat file and `jobsync health`.
+"""Health of a worker process: its state, the heartbeat file and `jobsync health`.
 
 Live means that the event loop runs and nothing has failed permanently; the store does not matter.
 Ready means that the process can work now: its sessions are current and its plugins are ready.
@@ -7,8 +7,7 @@ Ready means that the process can work now: its sessions are current and its plug
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,6 @@ __all__ = [
     "Heartbeat",
     "health",
     "parse_address",
-    "serve_probes",
     "write_heartbeat",
 ]
 
@@ -189,59 +187,3 @@ def parse_address(text: str) -> tuple[str, int]:
         return host.strip("[]") or "127.0.0.1", int(port)
     fix = "pass a port such as 8080, or 0.0.0.0:8080 to listen on all interfaces"
     raise Invalid("--http", text, "is not an address", fix)
-
-
-@contextmanager
-def serve_probes(address: tuple[str, int], state: HealthState) -> Iterator[str]:
-    """Answer probes over HTTP, on a thread so that a busy loop does not fail it; yield the URL.
-
-    Raises:
-        Misconfigured: the address cannot be listened on.
-    """
-    import http.server
-    import json
-    import threading
-
-    probes: Mapping[str, Callable[[], HealthReport]] = {
-        "/livez": state.live,
-        "/health/live": state.live,
-        "/readyz": state.ready,
-        "/health/ready": state.ready,
-    }
-
-    class ProbeHandler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            probe = probes.get(self.path.partition("?")[0])
-            if probe is None:
-                self._send(404, {"status": "unknown", "paths": sorted(probes)})
-            else:
-                report = probe()
-                self._send(200 if report.is_healthy else 503, report.body())
-
-        do_HEAD = do_GET  # noqa: N815 - the name that http.server looks up
-
-        def _send(self, status: int, body: Mapping[str, object]) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(data)
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Log nothing: probes come every few seconds."""
-
-    try:
-        server = http.server.ThreadingHTTPServer(address, ProbeHandler)
-    except OSError as error:
-        host, port = address
-        problem = f"cannot be listened on: {error.strerror or error}"
-        raise Misconfigured("--http", f"{host}:{port}", problem, "choose another") from None
-    thread = threading.Thread(target=server.serve_forever, name="jobsync-probes", daemon=True)
-    thread.start()
-    try:
-        yield f"http://{address[0]}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()

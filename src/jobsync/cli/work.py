@@ -75,7 +75,8 @@ def work(
     """
     import asyncio
 
-    from jobsync.cli.health import HealthState, parse_address, serve_probes
+    from jobsync.cli.health import HealthState, parse_address
+    from jobsync.cli.probes import serve_probes
     from jobsync.cli.worker_process import (
         WorkerProcess,
         create_database,

@@ -1,0 +1,188 @@
+"""Probes over HTTP: answered whatever else comes to their port."""
+
+import http.client
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+from chance import FakeClock
+
+from jobsync.cli.health import HealthState
+from jobsync.cli.probes import MAX_CONNECTIONS, serve_probes
+from jobsync.errors import Misconfigured
+
+PATIENCE = 60.0
+"""Seconds after which a test gives up. Nothing promises to be this fast or slow."""
+
+
+class Server:
+    """A server of probes, and clients of it."""
+
+    def __init__(self, url: str) -> None:
+        self.host, self.port = urlsplit(url).hostname or "", urlsplit(url).port or 0
+
+    def probe(self, path: str = "/readyz", method: str = "GET") -> tuple[int, bytes]:
+        """Return the status and the body of a response."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+    def connect(self) -> socket.socket:
+        """Open a connection."""
+        return socket.create_connection((self.host, self.port), PATIENCE)
+
+    def send(self, request: bytes) -> bytes:
+        """Return everything that a raw request is answered with."""
+        with self.connect() as client:
+            client.sendall(request)
+            return read_all(client)
+
+
+def read_all(client: socket.socket) -> bytes:
+    """Read until the server closes the connection."""
+    received = b""
+    try:
+        while part := client.recv(65536):
+            received += part
+    except ConnectionResetError:
+        pass
+    return received
+
+
+@contextmanager
+def serving(reasons: list[str], timeout: float = PATIENCE) -> Iterator[Server]:
+    """Serve probes that fail for these reasons."""
+    state = HealthState(FakeClock(), lambda: reasons)
+    with serve_probes(("127.0.0.1", 0), state, timeout) as url:
+        yield Server(url)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server of a healthy process, with all the time in the world for a request."""
+    with serving([]) as server:
+        yield server
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Allow this process a few thousand open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_probe_is_answered_beside_a_thousand_idle_connections(server: Server) -> None:
+    """The oldest make room; neither threads nor open connections grow with them."""
+    count = 1000
+    threads = threading.active_count()
+    with ExitStack() as stack:
+        idle = [stack.enter_context(server.connect()) for _ in range(count)]
+        assert server.probe() == (200, b'{"status": "ready"}')
+        assert threading.active_count() <= threads
+        # The oldest were closed, to the last one: more than the limit cannot be open.
+        for client in idle[: count - MAX_CONNECTIONS]:
+            assert read_all(client) == b""
+        assert server.probe("/livez") == (200, b'{"status": "alive"}')
+
+
+def test_a_slow_request_is_cut_off() -> None:
+    """A client that keeps sending, but never ends its request, is disconnected in time."""
+    with serving([], timeout=0.2) as server, server.connect() as slow:
+        slow.settimeout(0.01)
+        closed = False
+        while not closed:
+            try:
+                slow.send(b"X")
+                closed = slow.recv(1) == b""
+            except TimeoutError:
+                continue
+            except (ConnectionResetError, BrokenPipeError):
+                closed = True
+        assert server.probe()[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (b"\r\n\r\n", b"HTTP/1.1 400"),
+        (b"GET /readyz\r\n\r\n", b"HTTP/1.1 400"),
+        (b"GET /readyz SPDY/1\r\n\r\n", b"HTTP/1.1 400"),
+        (b"GET  /readyz HTTP/1.1\r\n\r\n", b"HTTP/1.1 400"),
+        (b"\xff\x00\xfe" * 20 + b"\r\n\r\n", b"HTTP/1.1 400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"HTTP/1.1 400"),
+        (b"POST /readyz HTTP/1.1\r\n\r\n", b"HTTP/1.1 405"),
+        (b"GET /../readyz HTTP/1.1\r\n\r\n", b"HTTP/1.1 404"),
+        (b"GET /\xe4\xdc HTTP/1.1\r\n\r\n", b"HTTP/1.1 404"),
+        (b"GET /readyz?verbose HTTP/1.0\r\n\r\n", b"HTTP/1.1 200"),
+        (b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\nGET /livez HTTP/1.1\r\n\r\n", b"HTTP/1.1 200"),
+        (b"", b""),
+    ],
+)
+def test_malformed_requests_do_no_harm(server: Server, request_: bytes, answer: bytes) -> None:
+    """Each gets at most one response, and the next probe is answered."""
+    with server.connect() as client:
+        client.sendall(request_)
+        client.shutdown(socket.SHUT_WR)
+        answered = read_all(client)
+    assert answered.startswith(answer)
+    assert answered.count(b"HTTP/1.1") == bool(answer)
+    assert server.probe()[0] == 200
+
+
+@pytest.mark.parametrize("part", [b"GET /", b"GET /readyz HTTP/1.1\r\nA: b\r\n"])
+def test_a_huge_request_is_not_read(server: Server, part: bytes) -> None:
+    """The connection is closed long before the client has sent everything."""
+    with server.connect() as client:
+        sent = client.send(part)
+        try:
+            while sent < 1_000_000_000:
+                sent += client.send(b"x" * 65536)
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    assert sent < 100_000_000
+    assert server.probe()[0] == 200
+
+
+def test_clients_that_leave_or_never_read_do_no_harm(server: Server) -> None:
+    """A connection may be reset or half closed at any time."""
+    with ExitStack() as stack:
+        for _ in range(3 * MAX_CONNECTIONS):
+            client = stack.enter_context(server.connect())
+            client.sendall(b"GET /readyz HTTP/1.1\r\n\r\n")
+        with server.connect() as reset:
+            reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            reset.sendall(b"GET /readyz HTTP/1.1\r\n")
+        assert server.probe()[0] == 200
+
+
+def test_a_probe_says_why_it_fails() -> None:
+    """In the body, with the status that orchestrators expect; HEAD has no body."""
+    with serving(["the store is away"]) as server:
+        body = b'{"status": "not_ready", "reasons": ["the store is away"]}'
+        assert server.probe("/health/ready") == (503, body)
+        assert server.probe("/health/ready", "HEAD") == (503, b"")
+        assert server.probe("/health/live") == (200, b'{"status": "alive"}')
+        assert server.probe("/metricz")[0] == 404
+
+
+def test_an_address_that_is_taken_is_refused(server: Server) -> None:
+    """The error names it; after the end it is free again."""
+    taken = ("127.0.0.1", server.port)
+    state = HealthState(FakeClock(), list)
+    with (
+        pytest.raises(Misconfigured, match=r"--http cannot be listened on: Address already in use"),
+        serve_probes(taken, state),
+    ):
+        pass
+    with serve_probes(("127.0.0.1", 0), state) as url:
+        port = urlsplit(url).port or 0
+    with serve_probes(("127.0.0.1", port), state) as url:
+        assert Server(url).probe()[0] == 200
