@@ -8,7 +8,7 @@ a world has one loop for everything.
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -279,4 +279,21 @@ async def listening(*waits: Coroutine[Any, Any, object]) -> AsyncIterator[WaitFo
         for task in tasks:
             task.cancel()
         if not is_closed:
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _wait_for_end(tasks)
+
+
+async def _wait_for_end(tasks: Sequence[asyncio.Future[object]]) -> None:
+    """Wait until tasks that were cancelled have ended, also if the caller is cancelled too.
+
+    This is not `gather`, whose steps differ between versions of Python, as would the histories
+    of simulated worlds.
+    """
+    try:
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        await _wait_for_end(tasks)
+        raise
+    for task in tasks:
+        # Retrieved, so that it is not logged: nobody waits for it any more.
+        if not task.cancelled():
+            task.exception()

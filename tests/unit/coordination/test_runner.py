@@ -1,6 +1,7 @@
 """Waiting for the first of several coroutines."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -48,6 +49,53 @@ async def test_an_error_in_the_block_ends_all_waits() -> None:
         async with listening(asyncio.Event().wait()):
             raise KeyError
     assert asyncio.all_tasks() == before
+
+
+async def test_a_block_that_is_cancelled_again_ends_all_waits() -> None:
+    """No task is left, though the first cancellation was still being carried out."""
+    started, ending, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    before = asyncio.all_tasks()
+
+    async def wait() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await may_end.wait()
+
+    async def listen() -> None:
+        async with listening(wait()) as wait_for_change:
+            await wait_for_change(60)
+
+    task = asyncio.create_task(listen())
+    await started.wait()
+    task.cancel()
+    await ending.wait()
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=0.01)
+    assert not done
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == before
+
+
+async def test_an_error_that_nobody_waits_for_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The block has ended: what it waited for does not matter any more."""
+
+    async def fail() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError
+
+    async with listening(fail()):
+        pass
+    gc.collect()
+    assert not caplog.records
 
 
 async def test_a_closed_block_waits_for_nothing_more() -> None:
