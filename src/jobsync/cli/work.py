@@ -96,6 +96,7 @@ def work(
             if log_format == "text":
                 _print_banner(target, database, probes)
             process = WorkerProcess(database, health, grace=grace, heartbeat_file=heartbeat_file)
+            stack.enter_context(process.watch_signals())
             return process, await process.run()
 
     process, status = asyncio.run(run())

@@ -3,6 +3,9 @@
 The first signal lets running work finish, within the grace period. The second one ends the process
 at once, which has the effect of a crash: others take over after a timeout. If only a new process
 can continue the work, the process stops by itself.
+
+Signals are received by a thread, so that a blocked event loop cannot delay them. The same thread
+ends the process if it still runs 1.8 seconds after the grace period, whatever keeps it.
 """
 
 import asyncio
@@ -12,18 +15,23 @@ import inspect
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
 
 from jobsync.cli.health import PERIOD, HealthState, write_heartbeat
 from jobsync.cli.options import FAILED
+from jobsync.core.clock import Clock, Mono
 from jobsync.database.database import Database
 from jobsync.errors import Invalid, closest_name, format_error, safe_repr, safe_str
+from jobsync.events import Event
 from jobsync.queue.executor import THREAD_PREFIX
 
 __all__ = ["WorkerProcess", "create_database", "load_target", "start_logging"]
@@ -32,6 +40,11 @@ _log = logging.getLogger("jobsync.work")
 _MAX_TRACE_LENGTH = 50_000
 _IDLE_THREAD_TIMEOUT = 1.0
 """Seconds in which a handler thread that is idle has certainly ended."""
+_EXTRA_TIME = 1.8
+"""Seconds after the grace period until the process is ended."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOG_TIME = 0.1
+"""Seconds for the last line of the log, which something else may block."""
 
 
 class WorkerProcess:
@@ -61,13 +74,19 @@ class WorkerProcess:
         self._heartbeat_file = heartbeat_file
         self._exit_now = exit_now
         self._stopping = asyncio.Event()
+        self._watchdog = Watchdog(self._clock, self._on_signal, self._on_time_over)
+        self._has_signal = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_late = False
+        """Whether work did not end within the grace period."""
+        self._is_left_behind = False
+        """Whether work still runs."""
 
     async def run(self) -> int:
         """Run until the process has to stop; return the exit code."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
+        self._loop = asyncio.get_running_loop()
         self._database.on("db:failed", self._on_failure)
+        self._database.on("db:disconnect-incomplete", self._on_incomplete)
         heartbeats = asyncio.create_task(self._send_heartbeats())
         try:
             await self._connect()
@@ -75,6 +94,15 @@ class WorkerProcess:
             return await self._disconnect()
         finally:
             heartbeats.cancel()
+            if self._is_left_behind:
+                # The end of the event loop would wait for what runs on.
+                self._end(FAILED)
+
+    @contextmanager
+    def watch_signals(self) -> Iterator[None]:
+        """Receive signals during the block. Must be called on the main thread."""
+        with self._watchdog.watch():
+            yield
 
     def exit(self, status: int) -> None:
         """End the process without waiting for handler threads, which cannot be stopped.
@@ -85,10 +113,13 @@ class WorkerProcess:
         running = self._find_running_threads()
         if running:
             _log.warning("exiting while handlers are running: %s", ", ".join(running))
-            logging.shutdown()
-            sys.stdout.flush()
-            self._exit_now(status)
+            self._end(status)
         raise SystemExit(status)
+
+    def _end(self, status: int) -> None:
+        logging.shutdown()
+        sys.stdout.flush()
+        self._exit_now(status)
 
     def _find_running_threads(self) -> list[str]:
         """Return the names of handler threads that run on; idle ones end in a moment."""
@@ -114,33 +145,50 @@ class WorkerProcess:
 
     async def _disconnect(self) -> int:
         """Disconnect, and wait for running work within the grace period; return the exit code."""
-        try:
-            async with asyncio.timeout(self._grace):
-                await self._database.disconnect(within=self._grace)
-        except TimeoutError:
+        await self._database.disconnect(within=self._grace)
+        if self._is_late:
             _log.error("work was still running after %g s of grace", self._grace)
-            return FAILED
-        if self._health.failure:
+        if self._is_late or self._health.failure:
             return FAILED
         _log.info("stopped")
         return 0
 
     def _on_signal(self, name: str) -> None:
-        if self._stopping.is_set():
-            _log.warning("%s again: exiting immediately", name)
+        """Stop, or end the process at the second signal. Called by the watchdog's thread."""
+        if self._has_signal:
+            _log_briefly(logging.WARNING, f"{name} again: exiting immediately")
             self._exit_now(FAILED)
             return
-        _log.info("%s: stopping, within %g s", name, self._grace)
-        self._stopping.set()
+        self._has_signal = True
+        _log_briefly(logging.INFO, f"{name}: stopping, within {self._grace:g} s")
+        self._watchdog.start_countdown(self._grace + _EXTRA_TIME)
+        # Before the loop runs and after it has ended there is nothing to stop.
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._stopping.set)
+
+    def _on_time_over(self) -> None:
+        """End the process, whatever keeps it. Called by the watchdog's thread."""
+        text = f"the process was still running after {self._grace:g} s of grace: exiting"
+        _log_briefly(logging.ERROR, text)
+        self._exit_now(FAILED)
 
     def _on_failure(self, event: object) -> None:
         self._health.failure = str(getattr(event, "error", event))
-        self._stopping.set()
+        self._stop()
+
+    def _on_incomplete(self, event: Event) -> None:
+        self._is_late = True
+        self._is_left_behind = bool(event["running"])
 
     def _give_up(self, reasons: list[str]) -> None:
         """Stop, because only a new process can continue the work."""
         self._health.failure = "; ".join(reasons)
         _log.error("%s: stopping, so that a new process can take over", self._health.failure)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._watchdog.start_countdown(self._grace + _EXTRA_TIME)
         self._stopping.set()
 
     async def _send_heartbeats(self) -> None:
@@ -153,6 +201,81 @@ class WorkerProcess:
                 report = self._health.ready()
                 write_heartbeat(self._heartbeat_file, report, self._clock.wall())
             await self._clock.sleep(PERIOD)
+
+
+class Watchdog:
+    """A thread that receives SIGTERM and SIGINT, and knows when the time to stop is over.
+
+    Python calls signal handlers on the main thread, between two instructions: too late if that
+    thread is inside a blocking call. The wake-up descriptor is written to by the signal itself.
+
+    Args:
+        clock: this machine's clock.
+        on_signal: called with the name of each signal, on the thread.
+        on_time_over: called when the countdown has ended, on the thread.
+    """
+
+    def __init__(
+        self, clock: Clock, on_signal: Callable[[str], object], on_time_over: Callable[[], object]
+    ) -> None:
+        self._clock = clock
+        self._on_signal = on_signal
+        self._on_time_over = on_time_over
+        self._received, self._sent = socket.socketpair()
+        self._sent.setblocking(False)
+        self._former_descriptor = -1
+        self._end: Mono | None = None
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Receive signals during the block; the thread itself runs until the process ends."""
+        threading.Thread(target=self._run, name="jobsync-watchdog", daemon=True).start()
+        former = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        descriptor = self._sent.fileno()
+        self._former_descriptor = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(self._former_descriptor)
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def start_countdown(self, seconds: float) -> None:
+        """Call `on_time_over` after this many seconds. The first call counts."""
+        if self._end is None:
+            self._end = self._clock.mono() + seconds
+            # Wakes the thread.
+            self._sent.send(b"\0")
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        """Pass a signal on if an event loop has replaced the wake-up descriptor."""
+        current = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(current)
+        if current != self._sent.fileno():
+            self._sent.send(bytes([number]))
+
+    def _run(self) -> None:
+        while True:
+            end = self._end
+            self._received.settimeout(None if end is None else max(0.001, end - self._clock.mono()))
+            try:
+                received = self._received.recv(64)
+            except TimeoutError:
+                self._on_time_over()
+                return
+            for number in received:
+                if number in _SIGNALS:
+                    self._on_signal(signal.Signals(number).name)
+                elif number and self._former_descriptor >= 0:
+                    # An event loop's: it serves the signals that the user's code handles.
+                    os.write(self._former_descriptor, bytes([number]))
+
+
+def _log_briefly(level: int, text: str) -> None:
+    """Log, but do not wait long: the main thread may be blocked while it holds the log's lock."""
+    thread = threading.Thread(target=_log.log, args=(level, text), daemon=True)
+    thread.start()
+    thread.join(_LOG_TIME)
 
 
 def load_target(target: str) -> object:

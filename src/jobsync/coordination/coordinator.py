@@ -28,6 +28,7 @@ from jobsync.coordination.role import (
     request_handover,
     worker_of,
 )
+from jobsync.coordination.runner import find_caller
 from jobsync.coordination.session import Session
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.coordination.term import Term
@@ -154,7 +155,7 @@ class Coordinator:
     @property
     def is_calling(self) -> bool:
         """Whether the caller is one of its own hooks."""
-        caller = asyncio.current_task()
+        caller = find_caller()
         return caller is not None and caller in {self._task, self._work_task}
 
     def start(self) -> None:
@@ -169,7 +170,7 @@ class Coordinator:
         """
         self._is_stopping = True
         if self._stopped_by is None and self.is_calling:
-            self._stopped_by = asyncio.current_task()
+            self._stopped_by = find_caller()
         with suppress(Unavailable):
             await self._membership.withdraw(self)
         self._membership.wake_waiters()

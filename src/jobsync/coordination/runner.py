@@ -10,7 +10,8 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Protocol, TypeAlias, TypeVar
+from contextvars import ContextVar, copy_context
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from jobsync.core.clock import Clock, Mono
 from jobsync.errors import Misconfigured, Unavailable
@@ -21,14 +22,19 @@ __all__ = [
     "SameLoop",
     "WaitForChange",
     "Wakeup",
+    "find_caller",
     "first_of",
     "listening",
+    "run_for",
 ]
 
 T = TypeVar("T")
 
 _ERROR_TIMEOUT = 5.0
 """Seconds in which a thread must report its error after its loop has ended."""
+
+_CANCEL_INTERVAL = 0.05
+"""Seconds between two cancellations of a step that cleans up in several steps of its own."""
 
 Main: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
@@ -196,6 +202,55 @@ async def _while_alive(member: "asyncio.Future[None]", work: "asyncio.Future[T]"
         await asyncio.wait([member], timeout=_ERROR_TIMEOUT)
         _check_alive(member)
     return await work
+
+
+_acts_for: ContextVar["asyncio.Task[Any] | None"] = ContextVar("jobsync_acts_for", default=None)
+"""The task for which the current one runs a step."""
+
+
+def find_caller() -> "asyncio.Task[Any] | None":
+    """Return the current task, or the one for which it runs a step."""
+    return _acts_for.get() or asyncio.current_task()
+
+
+async def run_for(
+    seconds: float, step: Callable[[], Coroutine[Any, Any, None]], *, cancelled_for: float
+) -> Literal["ended", "cancelled", "running"]:
+    """Run a step in its own task; return how it went.
+
+    A step that takes longer is cancelled. One that runs on all the same is left behind.
+
+    Args:
+        seconds: how long it may take.
+        step: to run.
+        cancelled_for: seconds that it may take after it is cancelled.
+
+    Raises:
+        Exception: the step's own error.
+    """
+    context = copy_context()
+    context.run(_acts_for.set, find_caller())
+    task = asyncio.get_running_loop().create_task(step(), context=context)
+    try:
+        await asyncio.wait([task], timeout=max(seconds, 0.0))
+    except asyncio.CancelledError:
+        await _cancel(task, cancelled_for)
+        raise
+    was_slow = not task.done()
+    await _cancel(task, cancelled_for)
+    if not task.done():
+        return "running"
+    if not task.cancelled():
+        task.result()
+    return "cancelled" if was_slow else "ended"
+
+
+async def _cancel(task: "asyncio.Task[None]", seconds: float) -> None:
+    """Cancel a task until it ends, but only for so long."""
+    end = asyncio.get_running_loop().time() + seconds
+    while not task.done() and (left := end - asyncio.get_running_loop().time()) > 0:
+        task.cancel()
+        await asyncio.wait([task], timeout=min(left, _CANCEL_INTERVAL))
 
 
 class Wakeup:

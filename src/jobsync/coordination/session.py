@@ -25,7 +25,14 @@ from jobsync.errors import Corrupt, Invalid, Misconfigured, Unavailable
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store
 from jobsync.stores.settling import SettlingStore
 
-__all__ = ["SESSIONS", "Session", "SessionRecord", "SessionState", "read_session_record"]
+__all__ = [
+    "SESSIONS",
+    "Session",
+    "SessionRecord",
+    "SessionState",
+    "count_forks",
+    "read_session_record",
+]
 
 SESSIONS = "session/"
 """Key prefix of sessions."""
@@ -44,6 +51,12 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_count_fork)
+
+
+def count_forks() -> int:
+    """Return how many forks lie between this process and the one that loaded this module."""
+    return _forks
+
 
 SessionState: TypeAlias = Literal["new", "live", "lost", "ended"]
 

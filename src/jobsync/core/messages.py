@@ -162,7 +162,7 @@ class Failed(msgspec.Struct, frozen=True):
     """The handler raised, was too slow, or reported a failure."""
 
     error: str
-    cause: Exception | None = None
+    cause: BaseException | None = None
     """The exception that it raised."""
 
 

@@ -9,7 +9,8 @@ the same error until it is disconnected.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -17,8 +18,9 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from jobsync.components import Components
+from jobsync.coordination.runner import run_for
 from jobsync.core.attributes import parse
-from jobsync.core.clock import Mono
+from jobsync.core.clock import Clock, Mono
 from jobsync.core.secrets import redact
 from jobsync.core.urls import StoreUrl
 from jobsync.database.cleanup import Cleanup, CleanupScope, DatabaseTidied
@@ -33,9 +35,14 @@ from jobsync.events import Event, EventEmitter
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url
 
-__all__ = ["Database", "DatabaseConnected", "DatabaseDisconnected"]
+__all__ = ["Database", "DatabaseConnected", "DatabaseDisconnected", "DisconnectIncomplete"]
 
 P = TypeVar("P", bound=Plugin)
+
+_STOP_TIME = 5.0
+"""Seconds that a disconnect may take without plugins."""
+_CANCEL_TIME = 0.15
+"""Seconds in which a step of a disconnect must end after it is cancelled."""
 
 
 class _StoreEvent(Event, frozen=True, kw_only=True):
@@ -52,6 +59,18 @@ class DatabaseDisconnected(_StoreEvent, frozen=True, kw_only=True):
     """The plugins have stopped; the store is no longer used."""
 
     name = "db:disconnected"
+
+
+class DisconnectIncomplete(_StoreEvent, frozen=True, kw_only=True):
+    """Work did not end in time when the database was disconnected."""
+
+    name = "db:disconnect-incomplete"
+    level = logging.ERROR
+
+    cancelled: tuple[str, ...]
+    """What was cancelled, and has ended."""
+    running: tuple[str, ...]
+    """What runs on."""
 
 
 class Database(EventEmitter):
@@ -93,6 +112,8 @@ class Database(EventEmitter):
         self._plugins: dict[str, Plugin] = {}
         self._storages: dict[tuple[str, str], PluginStorage] = {}
         self._disconnect_by: Mono | None = None
+        self._later: asyncio.Task[None] | None = None
+        """A disconnect that waits for the handler that called it."""
         self._cleanup = Cleanup(lambda: self.store, self.components, self._find_cleanup_scope)
         self.events = self.components.events
         self.resources = Registry("resource", self._registry.readable)
@@ -131,12 +152,23 @@ class Database(EventEmitter):
     async def disconnect(self, *, within: float | None = None) -> None:
         """Stop the plugins and all background work, then close the store. Safe to repeat.
 
+        Ends within the given time and 2 seconds, whatever user code and the store do. What still
+        runs then is left behind and listed in the event `db:disconnect-incomplete`. Called by a
+        handler of a queue, it returns at once and disconnects after that handler.
+
         Args:
             within: seconds that the caller can wait: plugins cut short work that would take
-                longer, so that there is time to hand it back. Not a timeout.
+                longer, so that there is time to hand it back. By default the longest time that
+                a plugin takes to stop, such as the `grace` of a queue.
         """
         if self._is_reentrant("disconnect"):
             return
+        if any(plugin.runs_caller for plugin in self._plugins.values()):
+            self._later = asyncio.get_running_loop().create_task(self._disconnect(within))
+        else:
+            await self._disconnect(within)
+
+    async def _disconnect(self, within: float | None) -> None:
         async with self._lifecycle.hold("disconnect"):
             if self._connection is not None:
                 if within is not None:
@@ -390,23 +422,75 @@ class Database(EventEmitter):
         return SharedSession(store, url, self.components, supervisor.run, self._cleanup.run)
 
     async def _close(self, connection: "_Connection", event: Event | None = None) -> None:
-        """Stop and close everything, even if a part of it raises."""
+        """Stop and close everything, even if a part of it raises or does not end."""
+        plugins = list(self._plugins.values())
+        shutdown = _Shutdown(self.components.clock, self._find_stop_time())
         async with AsyncExitStack() as stack:
             # Called from the last to the first.
             stack.callback(self._clear)
+            stack.callback(self._report_running, connection.supervisor, shutdown)
             if connection.owns_store:
-                stack.push_async_callback(connection.store.close)
-            stack.push_async_callback(connection.supervisor.stop)
-            stack.push_async_callback(connection.session.end)
+                stack.push_async_callback(shutdown.run, "the store", connection.store.close, 1.6)
+            stack.push_async_callback(
+                shutdown.run, "background work", connection.supervisor.stop, 1.5
+            )
+            stack.push_async_callback(shutdown.run, "the session", connection.session.end, 1.4)
             if event is not None:
                 stack.callback(self.events.emit, event)
-            for plugin in self._plugins.values():
-                stack.push_async_callback(plugin.stop)
+            for plugin in plugins:
+                stack.push_async_callback(shutdown.run, plugin.name, plugin.stop, 1.3)
+            for plugin in plugins:
+                stack.callback(plugin.prepare_stop)
+
+    def _find_stop_time(self) -> float:
+        """Return the seconds that plugins have to stop."""
+        if self.time_left is not None:
+            return self.time_left
+        return max((plugin.stop_time for plugin in self._plugins.values()), default=_STOP_TIME)
+
+    def _report_running(self, supervisor: Supervisor, shutdown: "_Shutdown") -> None:
+        """Report what a disconnect has left behind, if anything."""
+        user_code = [
+            f"{plugin.name}: {text}"
+            for plugin in self._plugins.values()
+            for text in plugin.list_running()
+        ]
+        running = (*shutdown.left_behind, *user_code, *supervisor.list_running())
+        cancelled = tuple(shutdown.cancelled)
+        if running or cancelled:
+            name = self.store_name
+            self.events.emit(DisconnectIncomplete(store=name, cancelled=cancelled, running=running))
 
     def _clear(self) -> None:
         self._connection = None
         self._disconnect_by = None
         self._registry.clear()
+
+
+class _Shutdown:
+    """Runs the steps of a disconnect, and leaves those behind that do not end.
+
+    Args:
+        clock: this machine's clock.
+        seconds: that the plugins have to stop.
+    """
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._end = clock.mono() + seconds
+        self.cancelled: list[str] = []
+        self.left_behind: list[str] = []
+
+    async def run(
+        self, name: str, step: Callable[[], Coroutine[Any, Any, None]], extra: float
+    ) -> None:
+        """Run a step, until so many extra seconds after the end of the plugins' time."""
+        left = self._end + extra - self._clock.mono()
+        match await run_for(left - _CANCEL_TIME, step, cancelled_for=_CANCEL_TIME):
+            case "cancelled":
+                self.cancelled.append(name)
+            case "running":
+                self.left_behind.append(name)
 
 
 class _Connection(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ import re
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, ClassVar
 
+from jobsync.coordination.runner import find_caller
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.supervisor import LifecycleLock, Work
 from jobsync.errors import Invalid
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Plugin", "PluginStarted", "PluginStopped", "check_plugin_name"]
 
 _is_name = re.compile(r"[A-Za-z0-9_-]{1,50}").fullmatch
+_STOP_TIME = 5.0
 _word_starts = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -131,6 +133,23 @@ class Plugin(EventEmitter):
         """Return why it cannot recover in this process; empty if it can. Makes no request."""
         return ""
 
+    @property
+    def runs_caller(self) -> bool:
+        """Whether the caller is user code that must end before this plugin can stop."""
+        return False
+
+    @property
+    def stop_time(self) -> float:
+        """Seconds that `stop` may take; what takes longer is left behind by a disconnect."""
+        return _STOP_TIME
+
+    def prepare_stop(self) -> None:
+        """Start no new work: `stop` follows, after that of plugins that were added later."""
+
+    def list_running(self) -> list[str]:
+        """Return descriptions of user code of this plugin that runs, for reports."""
+        return []
+
     def choose_name(self, alias: str | None) -> str:
         """Return its name in a database.
 
@@ -212,10 +231,11 @@ class Plugin(EventEmitter):
 
     async def _cancel_work(self) -> None:
         # Work that stops its own plugin is not cancelled.
-        others = self._tasks - {asyncio.current_task()}
+        others = self._tasks - {find_caller()}
         for task in others:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        if others:
+            await asyncio.wait(others)
 
 
 def check_plugin_name(field: str, name: object) -> str:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from jobsync.components import Components
+from jobsync.coordination.runner import find_caller
 from jobsync.core.clock import backoff_limit
 from jobsync.errors import Invalid, Unavailable, format_error, safe_str
 from jobsync.events import Event
@@ -79,17 +80,24 @@ class Supervisor:
     async def stop(self) -> None:
         """Cancel work, give listeners time to finish, and wait until all has ended.
 
-        A caller that is itself background work is neither cancelled nor waited for.
+        A caller that is itself background work is neither cancelled nor waited for. If this call
+        is cancelled, listeners are cancelled too.
         """
         self._stopping.set()
         # Listeners that were called just now begin at the next turn of the loop.
         await asyncio.sleep(0)
         _cancel(self._work)
-        await _await_all(self._listeners, _GRACE)
-        _cancel(self._listeners)
+        try:
+            await _await_all(self._listeners, _GRACE)
+        finally:
+            _cancel(self._listeners)
         await _await_all(self._work | self._listeners)
-        if self._task is not None and asyncio.current_task() not in self._work | self._listeners:
-            await self._task
+        if self._task is not None and find_caller() not in self._work | self._listeners:
+            await asyncio.wait([self._task])
+
+    def list_running(self) -> list[str]:
+        """Return the names of the work and listeners that run, without the caller."""
+        return sorted(task.get_name() for task in _others(self._work | self._listeners))
 
     def run(self, work: Work, name: str) -> asyncio.Task[None]:
         """Run work in the background, until it returns or is cancelled.
@@ -152,7 +160,7 @@ def _first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _others(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    return {task for task in tasks if task is not asyncio.current_task()}
+    return tasks - {find_caller()}
 
 
 def _cancel(tasks: set[asyncio.Task[None]]) -> None:
@@ -192,7 +200,7 @@ class LifecycleLock:
             # A holder in a loop that has ended holds it no longer.
             self._loop, self._lock = loop, asyncio.Lock()
         async with self._lock:
-            self._holder, self.action = asyncio.current_task(), action
+            self._holder, self.action = find_caller(), action
             try:
                 yield
             finally:
@@ -209,7 +217,7 @@ class LifecycleLock:
         Raises:
             Invalid: it is part of another action.
         """
-        is_own = self._holder is not None and self._holder is asyncio.current_task()
+        is_own = self._holder is not None and self._holder is find_caller()
         if not (is_own or is_hook):
             return False
         if self.action != action:

@@ -127,7 +127,7 @@ class MessageProgressed(_MessageEvent, frozen=True, kw_only=True):
 
 
 class HandlerOverran(_MessageEvent, frozen=True, kw_only=True):
-    """A plain function continues after its timeout: its slot is occupied until it returns."""
+    """A handler continues after its timeout: its slot is occupied until it returns."""
 
     name: ClassVar[str] = "plg:queue:handler-overran"
     aliases: ClassVar[tuple[str, ...]] = ("plg:s3-queue:handler-overran",)

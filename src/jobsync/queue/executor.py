@@ -1,14 +1,15 @@
 """Runs handlers: coroutine functions on the event loop, plain functions on threads.
 
-Whatever a handler does or raises becomes a verdict. A coroutine that exceeds its timeout is
-cancelled by the watcher of the deadlines. A plain function cannot be cancelled and keeps its
-thread until it returns. Each handler has its own context: context variables that
-it sets are invisible to other handlers.
+However a handler ends becomes a verdict: a value or an error never passes as an exception from a
+thread to the event loop. What a handler returns is awaited if it is awaitable, so a plain function
+may return a coroutine. A coroutine that exceeds its timeout is cancelled by the watcher of the
+deadlines. A plain function cannot be cancelled and keeps its thread until it returns. Each handler
+has its own context: context variables that it sets are invisible to other handlers.
 """
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from types import CoroutineType, coroutine
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from jobsync.coordination.runner import Wakeup
 from jobsync.core.clock import Clock, Mono
-from jobsync.core.messages import Cancel, Completed, Failed, HandlerVerdict, Snooze
+from jobsync.core.messages import Cancel, Completed, Failed, HandlerVerdict, Returned, Snooze
 from jobsync.errors import Invalid, format_error, format_places
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.in_flight import Delivery
@@ -27,6 +28,8 @@ __all__ = [
     "Executor",
     "Handler",
     "HandlerOutcome",
+    "UserTasks",
+    "build_late_verdict",
     "describe_error",
     "run_in_own_context",
 ]
@@ -40,21 +43,31 @@ THREAD_PREFIX = "jobsync-handler"
 """The start of the names of threads that run plain functions."""
 
 _UNSETTLED = "the handler has called neither context.ack() nor context.nack()"
-_CANCELLED = "CancelledError: the handler was cancelled from within"
 _WITH_CONTEXT = 2
 _OWN_FILES = {__file__}
 _MAX_FRAMES = 3
 """How many frames of a traceback are stored, without those of this module."""
 _SHORTEST_WAIT = 0.01
 _LONGEST_WAIT = 3600.0
+_SIGNAL_ERRORS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
+"""Errors on the event loop that come from outside a handler, or may: they pass through."""
 
 
 class HandlerOutcome(NamedTuple):
     """How a handler ended."""
 
     verdict: HandlerVerdict
-    overrun: "asyncio.Future[Any] | None" = None
+    overrun: "asyncio.Future[_FunctionEnd] | None" = None
     """A plain function that continues after its timeout."""
+
+
+class _FunctionEnd(NamedTuple):
+    """How a plain function ended."""
+
+    result: Any
+    error: BaseException | None
+    was_lost: bool
+    """Whether its context said before that nothing counts any more."""
 
 
 class Executor:
@@ -68,20 +81,21 @@ class Executor:
     Attributes:
         is_async: whether the handler is a coroutine function.
         takes_context: whether the handler has a parameter for its context.
+        functions: the plain functions that run, even if nobody waits for them any more.
 
     Raises:
-        Invalid: the handler cannot be called with a message.
+        Invalid: the handler cannot be called with a message, or is a generator.
     """
 
     def __init__(self, handler: Handler, threads: int, *, auto_acknowledge: bool) -> None:
-        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004 - an object may be a handler
-        )
+        self.is_async = _is_kind(inspect.iscoroutinefunction, handler)
         self._handler = handler
         self.takes_context = _takes_context(handler)
+        _check_no_generator(handler)
         self._auto_acknowledge = auto_acknowledge
         self._thread_count = threads
         self._threads: ThreadPoolExecutor | None = None
+        self.functions: dict[Delivery, asyncio.Future[_FunctionEnd]] = {}
 
     def close(self) -> None:
         """Release idle threads; the next message starts new ones."""
@@ -90,21 +104,25 @@ class Executor:
             threads.shutdown(wait=False)
 
     async def run(self, delivery: Delivery) -> HandlerOutcome:
-        """Handle a message. Everything becomes an outcome, except a cancellation from outside."""
+        """Handle a message; return how its handler ended.
+
+        Raises:
+            CancelledError: the handler was cancelled, or raised this by itself.
+        """
         if not self.is_async:
             return await self._run_function(delivery)
         document, context = delivery.document, delivery.context
         arguments = (document, context) if self.takes_context else (document,)
         try:
             result = await run_in_own_context(self._handler, *arguments)
-        except asyncio.CancelledError:
-            if _was_cancelled_from_outside(delivery):
-                raise
-            return HandlerOutcome(_find_lateness(delivery) or Failed(_CANCELLED))
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+        except _SIGNAL_ERRORS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             # Not in a variable: the error refers to this frame, which must not refer to it.
-            return HandlerOutcome(_find_lateness(delivery) or Failed(describe_error(error), error))
-        return HandlerOutcome(_find_lateness(delivery) or self._judge(result, delivery.context))
+            return HandlerOutcome(
+                build_late_verdict(delivery) or Failed(describe_error(error), error)
+            )
+        return await self._finish(result, delivery)
 
     async def _run_function(self, delivery: Delivery) -> HandlerOutcome:
         loop = asyncio.get_running_loop()
@@ -115,22 +133,67 @@ class Executor:
             self._threads = ThreadPoolExecutor(self._thread_count, THREAD_PREFIX)
         # The functions that it calls can find out that a handler calls them.
         within = copy_context().run
-        running = loop.run_in_executor(self._threads, within, self._handler, *arguments)
-        done, _ = await asyncio.wait([running], timeout=delivery.timeout)
-        if not done:
-            return HandlerOutcome(_build_late_verdict(delivery.timeout), running)
-        error = running.exception()
-        if isinstance(error, Exception):
+        running = loop.run_in_executor(
+            self._threads, within, _call_function, self._handler, arguments, delivery.context
+        )
+        self.functions[delivery] = running
+        running.add_done_callback(lambda _: self.functions.pop(delivery, None))
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            late = build_late_verdict(delivery)
+            if late is None:
+                raise
+            return HandlerOutcome(late, running)
+        result, error, was_lost = running.result()
+        if was_lost:
+            # It stopped because nothing counts any more.
+            _discard(result)
+            return HandlerOutcome(Returned())
+        if error is not None:
             return HandlerOutcome(Failed(describe_error(error), error))
-        return HandlerOutcome(self._judge(running.result(), delivery.context))
+        delivery.is_on_loop = True
+        return await self._finish(result, delivery)
+
+    async def _finish(self, result: Any, delivery: Delivery) -> HandlerOutcome:
+        """Await what a handler has returned, if necessary, and judge it."""
+        try:
+            while result is not None and inspect.isawaitable(result):
+                result = await run_in_own_context(_wait_for, result)
+        except _SIGNAL_ERRORS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - likewise
+            return HandlerOutcome(
+                build_late_verdict(delivery) or Failed(describe_error(error), error)
+            )
+        return HandlerOutcome(build_late_verdict(delivery) or self._judge(result, delivery.context))
 
     def _judge(self, result: Any, context: Context | None) -> HandlerVerdict:
         if isinstance(result, (Snooze, Cancel)):
             return result
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            return Failed(f"the handler returned {_name_kind(result)}, which nobody runs")
         is_settled = context is not None and context.is_settled
         if not (self._auto_acknowledge or is_settled):
             return Failed(_UNSETTLED)
         return Completed(result)
+
+
+def _call_function(
+    handler: Handler, arguments: tuple[Any, ...], context: Context | None
+) -> _FunctionEnd:
+    """Call a plain function on a thread. Its error is returned: futures do not carry every one."""
+    try:
+        result = handler(*arguments)
+    except BaseException as error:  # noqa: BLE001 - a handler may raise anything
+        return _FunctionEnd(None, error, context is not None and context.lost)
+    return _FunctionEnd(result, None, context is not None and context.lost)
+
+
+def _discard(result: object) -> None:
+    """Close a coroutine that nobody will run."""
+    if inspect.iscoroutine(result):
+        result.close()
 
 
 @coroutine
@@ -141,43 +204,61 @@ def run_in_own_context(
 
     What it sets in context variables is visible to everything that it calls, and to nothing
     after it, as in a task of its own, which would cost several times as much.
+
+    Raises:
+        GeneratorExit: this coroutine is being closed. One that the function raises by itself
+            becomes a RuntimeError.
     """
     run = copy_context().run
     called = run(function, *arguments)
     running = called if isinstance(called, CoroutineType) else _wait_for(called)
+    is_closing = False
     try:
         awaited = run(running.send, None)
         while True:
             try:
                 answer = yield awaited
             except BaseException as error:  # noqa: BLE001 - the function handles a cancellation
+                is_closing = isinstance(error, GeneratorExit)
                 awaited = run(running.throw, error)
             else:
                 awaited = run(running.send, answer)
     except StopIteration as end:
         result: T = end.value
         return result
+    except GeneratorExit as error:
+        if is_closing:
+            raise
+        raise RuntimeError("GeneratorExit was raised") from error
 
 
 async def _wait_for(called: Awaitable[T]) -> T:
     return await called
 
 
-def _was_cancelled_from_outside(delivery: Delivery) -> bool:
-    """Whether a handler was cancelled for another reason than its timeout."""
-    task = asyncio.current_task()
-    if task is None:
-        return True
-    return bool(task.uncancel() if delivery.is_late else task.cancelling())
-
-
-def _find_lateness(delivery: Delivery) -> Failed | None:
-    return _build_late_verdict(delivery.timeout) if delivery.is_late else None
-
-
-def _build_late_verdict(timeout: float | None) -> Failed:
-    late = TimeoutError(f"it took longer than {timeout:g} s")
+def build_late_verdict(delivery: Delivery) -> Failed | None:
+    """Return the verdict of a handler that exceeded its timeout; None for another one."""
+    if not delivery.is_late:
+        return None
+    late = TimeoutError(f"it took longer than {delivery.timeout:g} s")
     return Failed(describe_error(late), late)
+
+
+def _is_kind(check: Callable[[Any], bool], handler: Handler) -> bool:
+    """Whether a check applies to a handler: a function, or an object that is called."""
+    called = getattr(handler, "__call__", None)  # noqa: B004 - an object may be a handler
+    return check(handler) or check(called)
+
+
+def _check_no_generator(handler: Handler) -> None:
+    for check in (inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+        if _is_kind(check, handler):
+            fix = "write a function without yield"
+            raise Invalid("on_message", handler, "is a generator, which nobody runs", fix)
+
+
+def _name_kind(result: object) -> str:
+    return "a generator" if inspect.isgenerator(result) else "an asynchronous generator"
 
 
 def _takes_context(handler: Handler) -> bool:
@@ -244,3 +325,46 @@ class Deadlines:
             self.remove(delivery)
             self._on_late(delivery)
         self._next_check = min(self._ends.values(), default=now + _LONGEST_WAIT)
+
+
+class UserTasks:
+    """Tasks that run user code. They can be left behind, unlike the tasks of a task group.
+
+    An error that is not user code's own is raised by `watch`.
+
+    Args:
+        on_end: called after the end of each task.
+    """
+
+    def __init__(self, on_end: Callable[[], object]) -> None:
+        self._on_end = on_end
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._error: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._on_done)
+
+    async def watch(self) -> None:
+        """Wait for the first error, and raise it."""
+        self._error = asyncio.get_running_loop().create_future()
+        await self._error
+
+    async def cancel(self, seconds: float) -> None:
+        """Cancel all tasks and wait for them, but only for so long."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=seconds)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        self._on_end()
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._error is not None and not self._error.done():
+            self._error.set_exception(error)

@@ -56,8 +56,12 @@ class Delivery(msgspec.Struct, eq=False):
     """The handler's context, if the handler accepts one."""
     task: asyncio.Task[None] | None = None
     """The task of its handler while it runs. The task may run other handlers before and after."""
+    is_on_loop: bool = False
+    """Whether its handler runs on the event loop, where it can be cancelled."""
     is_late: bool = False
     """Whether its handler exceeded its timeout."""
+    is_interrupted: bool = False
+    """Whether its handler was told to end, because the worker stops."""
     is_lost: bool = False
     is_settling: bool = False
     """Whether its settlement was submitted."""
@@ -67,6 +71,11 @@ class Delivery(msgspec.Struct, eq=False):
     """Seconds before its next delivery."""
     answer: asyncio.Future[bool] | None = None
     """Resolves to whether the store accepted the settlement, if somebody waits for it."""
+
+    def mark_context_lost(self) -> None:
+        """Tell its handler that nothing counts any more."""
+        if self.context is not None:
+            self.context.lost = True
 
 
 class InFlight:
@@ -147,8 +156,7 @@ class InFlight:
         if delivery.is_lost:
             return
         delivery.is_lost = True
-        if delivery.context is not None:
-            delivery.context.lost = True
+        delivery.mark_context_lost()
         self.remove(delivery)
         self._on_lost(delivery, reason)
 

@@ -19,6 +19,7 @@ import os
 from collections import Counter
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -85,8 +86,6 @@ _COUNTED: Mapping[str, tuple[MessageState, ...]] = {
     "all": (*LIVE, *FINISHED),
     **{state: (state,) for state in (*LIVE, *FINISHED)},
 }
-_RETURN_TIME = 5.0
-"""Seconds of a shutdown for the last settlements and the end of the session."""
 _STATS_INTERVAL = 60.0
 
 
@@ -146,6 +145,8 @@ class QueuePlugin(CoordinatorPlugin):
         self._backend: QueueBackend | None = None
         self._worker: Worker | None = None
         self._worker_task: asyncio.Task[None] | None = None
+        self._workers: dict[Worker, None] = {}
+        """Every worker whose handlers may run."""
         self._is_paused = False
         self._maintenance = Maintenance(self.settings, self._on_newer)
         self._counters: Counter[str] = Counter()
@@ -313,7 +314,7 @@ class QueuePlugin(CoordinatorPlugin):
             quota = None if max_messages is None else max_messages - finished
             worker = self._build_worker(quota=quota, until_empty=True)
             left = None if deadline is None else deadline - (clock.mono() - start)
-            return finished + await _run_for(worker, left)
+            return finished + await self._run_for(worker, left)
         finally:
             if background is not None and self.is_running:
                 self._start_worker()
@@ -330,7 +331,12 @@ class QueuePlugin(CoordinatorPlugin):
     @property
     def is_calling(self) -> bool:
         """Whether the caller is one of its own hooks or handlers, which `stop` waits for."""
-        return super().is_calling or find_calling_worker(self._backend) is not None
+        return super().is_calling or self.runs_caller
+
+    @property
+    def runs_caller(self) -> bool:
+        """Whether the caller is one of its handlers."""
+        return find_calling_worker(self._backend) is not None
 
     async def on_start(self) -> None:
         """Find or create the resource, and connect it to this queue."""
@@ -355,6 +361,21 @@ class QueuePlugin(CoordinatorPlugin):
         self._start_worker()
         exit_stack.push_async_callback(self._shut_down)
 
+    def prepare_stop(self) -> None:
+        """Claim no more; handlers finish while other plugins stop."""
+        for worker in self._workers:
+            worker.stop(self.database.time_left)
+
+    @property
+    def stop_time(self) -> float:
+        """Seconds that handlers have to finish."""
+        return self.settings.grace
+
+    def list_running(self) -> list[str]:
+        """Return descriptions of the handlers and callbacks that run."""
+        # Workers of one queue share its threads.
+        return list(dict.fromkeys(text for worker in self._workers for text in worker.user_code))
+
     async def _shut_down(self) -> None:
         await self._stop_worker(self._worker)
         if self._executor is not None:
@@ -366,23 +387,27 @@ class QueuePlugin(CoordinatorPlugin):
         if worker is None or task is None:
             return
         self._worker = self._worker_task = None
-        worker.stop(_find_grace(self.database.time_left))
+        worker.stop(self.database.time_left)
         self._get_membership().publish(**build_worker_facts(self.queue, None))
         await asyncio.wait([task])
         self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
 
     def unready(self) -> str:
         """Return why it cannot work now; empty if all is well."""
-        return self.stuck() or super().unready() or self._describe_silence()
+        return self.stuck() or super().unready() or self._describe_wait()
 
-    def _describe_silence(self) -> str:
+    def _describe_wait(self) -> str:
         worker, membership = self._worker, self._membership
-        if worker is None or membership is None or worker.silence <= membership.timing.timeout:
+        if worker is None or membership is None:
+            return ""
+        if worker.is_waiting_for_callbacks:
+            return "too many callbacks of finished messages have not ended"
+        if worker.silence <= membership.timing.timeout:
             return ""
         return f"the store has not answered its claims for {worker.silence:.0f} s"
 
     def stuck(self) -> str:
-        """Return that plain functions occupy every slot, if so: only a new process helps."""
+        """Return that handlers do not end, if they occupy every slot: only a new process helps."""
         if self._worker is not None and self._worker.is_stuck:
             return "every slot is occupied by a handler that exceeded its timeout"
         return super().stuck()
@@ -416,7 +441,7 @@ class QueuePlugin(CoordinatorPlugin):
             return
         self._worker = self._build_worker()
         self._apply_pause()
-        self._worker_task = self.run_in_background(self._worker.run, "worker")
+        self._worker_task = self.run_in_background(partial(self._run, self._worker), "worker")
         self.emit(
             events.WorkersStarted(
                 queue=self.queue,
@@ -424,6 +449,23 @@ class QueuePlugin(CoordinatorPlugin):
                 concurrency=self.settings.concurrency,
             )
         )
+
+    async def _run(self, worker: Worker) -> None:
+        self._workers = {other: None for other in self._workers if other.user_code}
+        self._workers[worker] = None
+        await worker.run()
+
+    async def _run_for(self, worker: Worker, seconds: float | None) -> int:
+        """Run a worker that claims for this many seconds at most; return how many it handled."""
+        timer: asyncio.TimerHandle | None = None
+        if seconds is not None:
+            timer = asyncio.get_running_loop().call_later(seconds, worker.finish)
+        try:
+            await self._run(worker)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return worker.handled
 
     def _apply_pause(self) -> None:
         if self._worker is not None:
@@ -508,7 +550,7 @@ class QueuePlugin(CoordinatorPlugin):
     def _on_newer(self, count: int, format: int) -> None:
         self.emit(events.NewerMessages(queue=self.queue, count=count, format=format))
 
-    def _on_failure(self, error: Exception, message_id: str | None) -> None:
+    def _on_failure(self, error: BaseException, message_id: str | None) -> None:
         text = format_error(error)
         self.emit(events.QueueError(queue=self.queue, error=text, message_id=message_id))
 
@@ -518,18 +560,26 @@ class QueuePlugin(CoordinatorPlugin):
         """Call a function of the user's. An error in it becomes an event and stops nothing."""
         try:
             result = function(*arguments)
-        except Exception as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
             self._report_call_error(name, function, error)
             return None
         return self._finish_call(name, function, result) if inspect.isawaitable(result) else None
 
     async def _finish_call(self, name: str, function: Handler, result: Awaitable[Any]) -> None:
         try:
-            await result
-        except Exception as error:  # noqa: BLE001 - likewise
+            async with asyncio.timeout(self._timeout):
+                await result
+        except (GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             self._report_call_error(name, function, error)
 
-    def _report_call_error(self, name: str, function: Handler, error: Exception) -> None:
+    def _report_call_error(self, name: str, function: Handler, error: BaseException) -> None:
         self.emit(
             HandlerFailed(event=name, callback=safe_name(function), error=describe_error(error))
         )
@@ -537,24 +587,6 @@ class QueuePlugin(CoordinatorPlugin):
 
 S3QueuePlugin = QueuePlugin
 """The documents' name of `QueuePlugin`."""
-
-
-async def _run_for(worker: Worker, seconds: float | None) -> int:
-    """Run a worker that claims for this many seconds at most; return how many it handled."""
-    timer: asyncio.TimerHandle | None = None
-    if seconds is not None:
-        timer = asyncio.get_running_loop().call_later(seconds, worker.stop)
-    try:
-        await worker.run()
-    finally:
-        if timer is not None:
-            timer.cancel()
-    return worker.handled
-
-
-def _find_grace(left: float | None) -> float | None:
-    """Return the seconds that handlers have of those left: some are reserved for settlements."""
-    return None if left is None else max(0.0, left - min(left / 4, _RETURN_TIME))
 
 
 def _check_drain(max_messages: int | None, deadline: float | None) -> None:

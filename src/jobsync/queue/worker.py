@@ -3,16 +3,18 @@
 Guarantees: a handler runs only while its claim is certainly this worker's (see `in_flight`).
 After that it is cancelled, or sees `context.lost`, and nothing is settled. A suspect runs alone
 (see `reaper.Quarantine`). On `stop` a worker claims no more, returns messages that have not
-started, and lets handlers finish for `grace` seconds. Then coroutines are cancelled and their
-messages returned, so a deployment spends no attempt.
+started, and lets handlers finish for `grace` seconds. Then coroutines are cancelled, plain
+functions see `context.lost`, and their messages are returned, so a deployment spends no attempt.
+A handler that does not end even then is left behind: user code cannot prolong a shutdown.
 
 A handler's slot is free once it has returned. Settlements collect meanwhile and are sent in one
 batch. The number of messages in flight, from the claim to the store's last answer, is limited.
 """
 
 import asyncio
+import os
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sized
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,13 +22,14 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
+from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Mono, backoff_limit
 from jobsync.core.messages import Failed, HandlerVerdict, Retries, Returned, Transition, decide
 from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.backend import ClaimResult, EndedClaim, Message, QueueBackend, Settlement
 from jobsync.queue.completer import Completer
 from jobsync.queue.context import Context
-from jobsync.queue.executor import Deadlines, Executor
+from jobsync.queue.executor import Deadlines, Executor, UserTasks, build_late_verdict
 from jobsync.queue.in_flight import Delivery, InFlight, Prefetch
 from jobsync.queue.reaper import Quarantine, Reaper
 from jobsync.queue.settings import QueueSettings
@@ -43,6 +46,17 @@ _DISTRUST_WAIT = 0.25
 _MAX_EMPTY_POLLS = 3
 _TURN = 0.002
 """Seconds for which handlers that never wait may run before everything else has a turn."""
+_RETURN_TIME = 5.0
+"""Seconds of a limited shutdown for the last settlements and the end of the session."""
+_LAST_MOMENTS = 0.9
+"""Seconds after a shutdown's own time for user code and the store to react."""
+_CALLBACK_TIME = 0.2
+"""Seconds in which a cancelled callback must end."""
+_CANCEL_TIME = 5.0
+"""Seconds in which a cancelled handler must end before its message is settled without it."""
+_MAX_CALLBACKS = 1000
+"""While this many callbacks run, nothing is claimed."""
+_CANCELLED = "CancelledError: the handler was cancelled from within"
 _DEFAULT_RETRIES = Retries()
 _LISTEN = 3600.0
 
@@ -65,13 +79,13 @@ class WorkerListener(msgspec.Struct, kw_only=True):
     """Callbacks of a worker."""
 
     on_settled: Callable[[Delivery, HandlerVerdict, float], Coroutine[Any, Any, None] | None]
-    """A message was settled with a verdict and a delay before the next attempt. May return more
-    work, which runs in the background; the worker waits for it only at its end."""
+    """A message was settled with a verdict and a delay before the next attempt. May return a
+    callback, which runs in the background; the worker waits for it only at its end."""
     on_lost: Callable[[Message, str], None]
     on_ended: Callable[[list[EndedClaim]], None]
     on_overrun: Callable[[Message, float], None]
     on_progress: Callable[[Message, float], None]
-    on_failure: Callable[[Exception, str | None], None]
+    on_failure: Callable[[BaseException, str | None], None]
     """Something went wrong, perhaps with a message."""
 
 
@@ -126,13 +140,13 @@ class Worker:
         self._completer = Completer(
             backend, components, self._on_answer, self._on_failure, self._expects_more
         )
-        self._deadlines = Deadlines(self._clock, self._on_late)
+        self._deadlines = Deadlines(self._clock, self._on_deadline)
         self._reaper = Reaper(backend, membership, self._clock, self._on_ended, self._on_failure)
         self._quarantine = Quarantine(self._clock, self._visibility / 3)
         self._ready: deque[Delivery] = deque()
-        self._running: set[Delivery] = set()
-        self._overrun: set[Delivery] = set()
-        """Plain functions that continue after their timeout."""
+        self._running: dict[Delivery, None] = {}
+        self._overrun: dict[Delivery, None] = {}
+        """Handlers that run on although their messages are settled or lost."""
         self._servers = 0
         """How many tasks handle messages, or are about to."""
         self._empty_polls = 0
@@ -142,10 +156,17 @@ class Worker:
         self._refill_at = 0
         """More is claimed when at most this many messages are ready."""
         self._changed = asyncio.Event()
-        self._grace = settings.grace
+        self._tasks = UserTasks(self._changed.set)
+        self._callbacks = UserTasks(self._changed.set)
+        self._finish_by: Mono | None = None
+        """Until when handlers may finish, once this worker is told to stop."""
+        self._end_by: Mono | None = None
+        """When everything must have ended."""
+        self._forks = count_forks()
         self._turn = _TURN / settings.concurrency
         self._is_stopping = False
-        self._group: asyncio.TaskGroup
+        self._is_aborted = False
+        """Whether it ends by an error or a cancellation."""
 
     @property
     def running(self) -> int:
@@ -154,8 +175,20 @@ class Worker:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether plain functions that exceeded their timeout occupy every slot."""
+        """Whether handlers that ran out of time occupy every slot."""
         return len(self._overrun) >= self._settings.concurrency
+
+    @property
+    def is_waiting_for_callbacks(self) -> bool:
+        """Whether so many callbacks run that nothing is claimed."""
+        return len(self._callbacks) >= _MAX_CALLBACKS
+
+    @property
+    def user_code(self) -> list[str]:
+        """Descriptions of the handlers and callbacks that run."""
+        running = {**self._running, **dict.fromkeys(self._executor.functions)}
+        handlers = [f"the handler of message {delivery.message.id}" for delivery in running]
+        return [*handlers, *(["callbacks"] if self._callbacks else [])]
 
     @property
     def silence(self) -> float:
@@ -169,27 +202,51 @@ class Worker:
 
     async def run(self) -> None:
         """Work until `stop`, or until the quota or the end of the queue is reached."""
-        async with asyncio.TaskGroup() as self._group:
-            loops = [
-                self._group.create_task(self._run_part(loop))
-                for loop in (
-                    self._in_flight.renew,
-                    self._in_flight.watch,
-                    self._deadlines.watch,
-                    self._completer.run,
-                    self._reaper.run,
-                    self._listen,
-                )
-            ]
-            await self._run_part(self._fetch_until_done)
-            await self._wind_down()
-            for loop in loops:
-                loop.cancel()
+        parts = (
+            self._in_flight.renew,
+            self._in_flight.watch,
+            self._deadlines.watch,
+            self._completer.run,
+            self._reaper.run,
+            self._listen,
+            self._tasks.watch,
+            self._callbacks.watch,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                loops = [group.create_task(self._run_part(part)) for part in parts]
+                await self._run_part(self._fetch_until_done)
+                await self._run_part(self._wind_down)
+                for loop in loops:
+                    loop.cancel()
+        except GeneratorExit:
+            # This coroutine is closed: nothing can be awaited.
+            raise
+        except BaseException:
+            self._is_aborted = True
+            await self._tasks.cancel(_LAST_MOMENTS)
+            await self._callbacks.cancel(_CALLBACK_TIME)
+            raise
 
-    def stop(self, grace: float | None = None) -> None:
-        """Claim no more; let handlers finish for this many seconds, or `grace` if it is less."""
-        if grace is not None:
-            self._grace = min(self._grace, grace)
+    def stop(self, within: float | None = None) -> None:
+        """Claim no more, and end.
+
+        Args:
+            within: seconds that the caller can wait. Handlers have most of them to finish, but
+                not more than `grace`.
+        """
+        grace, reserve = self._settings.grace, 0.0
+        if within is not None:
+            reserve = min(max(0.0, within) / 4, _RETURN_TIME)
+            grace = min(grace, max(0.0, within - reserve))
+        finish_by = self._clock.mono() + grace
+        if self._finish_by is None or finish_by < self._finish_by:
+            self._finish_by = finish_by
+            self._end_by = finish_by + reserve + _LAST_MOMENTS
+        self.finish()
+
+    def finish(self) -> None:
+        """Claim no more, and end after the handlers, however long they take."""
         self._is_stopping = True
         self._changed.set()
 
@@ -274,6 +331,8 @@ class Worker:
         self._refill_at = prefetch // _REFILL_SHARE
         if len(self._ready) > self._refill_at or len(self._in_flight) > 2 * most:
             return 0
+        if self.is_stuck or self.is_waiting_for_callbacks:
+            return 0
         room = most - len(self._ready) - len(self._running)
         if self._quota is None:
             return room
@@ -318,7 +377,7 @@ class Worker:
         most = 0 if self._is_stopping else self._settings.concurrency
         while self._servers < min(most, len(self._running) + len(self._ready)):
             self._servers += 1
-            self._group.create_task(self._serve())
+            self._tasks.start(self._serve())
 
     async def _serve(self) -> None:
         """Handle ready messages one by one: a task for each would cost more than most handlers."""
@@ -350,32 +409,32 @@ class Worker:
         started = self._prepare(delivery)
         try:
             verdict, overrun = await self._executor.run(delivery)
+            if count_forks() != self._forks:
+                _end_forked_child()
+            if delivery.is_interrupted and isinstance(verdict, Failed):
+                verdict = Returned()
             self._conclude(delivery, verdict)
             # Not kept: an error refers to the frames of its callers, and this is one of them.
             del verdict
             if overrun is not None:
-                self._listener.on_overrun(delivery.message, delivery.timeout or 0.0)
+                self._report_overrun(delivery)
                 # Its thread is occupied until it returns.
-                self._overrun.add(delivery)
                 await asyncio.wait([overrun])
-            ended = self._clock.mono()
-            self._prefetch.measure(ended - started)
+            self._prefetch.measure(self._clock.mono() - started)
         except asyncio.CancelledError:
-            # A plain function continues: nobody else may claim its message before it lapses.
-            if self._executor.is_async:
-                self._conclude(delivery, Returned())
-            raise
+            self._conclude_cancelled(delivery)
         finally:
             self._release(delivery)
-        return ended
+        return self._clock.mono()
 
     def _prepare(self, delivery: Delivery) -> Mono:
         """Start a handler's time; return when that is."""
         message, executor, timeout = delivery.message, self._executor, delivery.message.timeout
         delivery.timeout = self._timeout if timeout is None else timeout
         delivery.started = started = self._clock.mono()
-        self._running.add(delivery)
-        if delivery.timeout is not None and executor.is_async:
+        self._running[delivery] = None
+        delivery.is_on_loop = executor.is_async
+        if delivery.timeout is not None:
             self._deadlines.add(delivery, started + delivery.timeout)
         if executor.takes_context:
             worker_id = self._membership.worker_id
@@ -387,12 +446,25 @@ class Worker:
         """Clean up after a handler has ended."""
         # Not kept: the task would refer to what it has run, and that to the task.
         delivery.task = None
-        self._running.discard(delivery)
-        self._overrun.discard(delivery)
+        self._running.pop(delivery, None)
+        self._overrun.pop(delivery, None)
         self._deadlines.remove(delivery)
         self._quarantine.release(delivery)
         if len(self._ready) <= self._refill_at:
             self._changed.set()
+
+    def _conclude_cancelled(self, delivery: Delivery) -> None:
+        """Settle a message whose handler was cancelled, unless it is lost."""
+        late = build_late_verdict(delivery)
+        if late is not None:
+            self._conclude(delivery, late)
+        elif not delivery.is_on_loop:
+            # The plain function continues: nobody else may claim its message before it lapses.
+            pass
+        elif delivery.is_interrupted or self._is_aborted:
+            self._conclude(delivery, Returned())
+        else:
+            self._conclude(delivery, Failed(_CANCELLED))
 
     def _conclude(self, delivery: Delivery, verdict: HandlerVerdict) -> None:
         """Settle a message, unless its handler has done so or it is lost."""
@@ -430,24 +502,43 @@ class Worker:
             if is_accepted:
                 self._in_flight.remove(delivery)
                 self.handled += not isinstance(verdict, Returned)
-                more = self._listener.on_settled(delivery, verdict, delivery.delay)
-                if more is not None:
-                    self._group.create_task(more)
+                callback = self._listener.on_settled(delivery, verdict, delivery.delay)
+                if callback is not None:
+                    self._callbacks.start(callback)
             else:
                 self._in_flight.lose(delivery, "its claim had ended before it was settled")
             if delivery.answer is not None and not delivery.answer.done():
                 delivery.answer.set_result(is_accepted)
         self._changed.set()
 
-    def _on_late(self, delivery: Delivery) -> None:
-        delivery.is_late = True
+    def _on_deadline(self, delivery: Delivery) -> None:
+        """End a handler's time; settle without it if it was cancelled and runs on."""
+        if delivery.is_late or delivery.is_lost:
+            self._conclude_cancelled(delivery)
+            self._report_overrun(delivery)
+        else:
+            delivery.is_late = True
+            delivery.mark_context_lost()
+            self._cancel(delivery)
+
+    def _cancel(self, delivery: Delivery) -> None:
+        """Cancel a handler, and check later that it has ended."""
         if delivery.task is not None:
             delivery.task.cancel()
+        if delivery.is_on_loop:
+            self._deadlines.add(delivery, self._clock.mono() + _CANCEL_TIME)
+
+    def _report_overrun(self, delivery: Delivery) -> None:
+        if delivery not in self._overrun:
+            self._overrun[delivery] = None
+            self._listener.on_overrun(delivery.message, delivery.timeout or 0.0)
+            if self.is_stuck:
+                self._return_ready()
 
     def _on_lost(self, delivery: Delivery, reason: str) -> None:
         self._listener.on_lost(delivery.message, reason)
-        if delivery.task is not None and self._executor.is_async and not delivery.is_settling:
-            delivery.task.cancel()
+        if delivery.is_on_loop and not delivery.is_settling:
+            self._cancel(delivery)
         if delivery in self._ready:
             self._ready.remove(delivery)
         if delivery not in self._running:
@@ -486,30 +577,68 @@ class Worker:
 
     async def _wind_down(self) -> None:
         """Return messages that have not started; let the others finish for a while."""
-        self._is_stopping = True
-        while self._ready:
-            self._conclude(self._ready.popleft(), Returned())
-        await self._finish_handlers(None if self._until_empty else self._grace)
+        self._return_ready()
+        await self._finish_handlers()
+        end_by = self._end_by or self._clock.mono() + self._settings.grace
         try:
-            async with asyncio.timeout(self._settings.grace):
+            async with asyncio.timeout(end_by - self._clock.mono()):
                 await self._completer.flush()
         except TimeoutError:
             for delivery in list(self._in_flight):
                 self._in_flight.lose(delivery, "it could not be returned in time")
+        await self._wait_while(lambda: self._callbacks, lambda: self._finish_by)
+        await self._callbacks.cancel(_CALLBACK_TIME)
 
-    async def _finish_handlers(self, grace: float | None) -> None:
+    def _return_ready(self) -> None:
+        """Return the messages that have not started."""
+        while self._ready:
+            self._conclude(self._ready.popleft(), Returned())
+
+    async def _finish_handlers(self) -> None:
         for delivery in self._overrun:
-            # It is settled; nobody knows when its function returns.
+            # It is settled; nobody knows when its handler returns.
             if delivery.task is not None:
                 delivery.task.cancel()
-        tasks = {delivery.task for delivery in self._running if delivery.task is not None}
-        if not tasks:
-            return
-        _, late = await asyncio.wait(tasks, timeout=grace)
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late, timeout=grace)
+        await self._wait_while(self._list_useful, lambda: self._finish_by)
+        for delivery in self._list_useful():
+            self._interrupt(delivery)
+        now = self._clock.mono()
+        half = now + ((self._end_by or now) - now) / 2
+        await self._wait_while(self._list_useful, lambda: half)
+        for delivery in self._list_useful():
+            self._in_flight.lose(delivery, "its handler did not end in time")
+            if delivery.task is not None:
+                delivery.task.cancel()
+
+    def _list_useful(self) -> list[Delivery]:
+        """Return the deliveries whose handlers still decide what becomes of them."""
+        return [delivery for delivery in self._running if delivery not in self._overrun]
+
+    async def _wait_while(
+        self, list_busy: Callable[[], Sized], until: Callable[[], Mono | None]
+    ) -> None:
+        """Wait until nothing is busy, or until a moment, which `stop` may set meanwhile."""
+        while list_busy():
+            self._changed.clear()
+            end = until()
+            left = self._settings.poll_interval if end is None else end - self._clock.mono()
+            if left <= 0:
+                return
+            await self._wait_for_change(left)
+
+    def _interrupt(self, delivery: Delivery) -> None:
+        """Tell a handler that its worker stops."""
+        delivery.is_interrupted = True
+        if not delivery.is_on_loop:
+            delivery.mark_context_lost()
+        elif delivery.task is not None:
+            delivery.task.cancel()
+
+
+def _end_forked_child() -> None:
+    """End a copy of this process in which a handler has returned: it must not act as a worker."""
+    os.write(2, b"jobsync: a handler has returned in a forked child; the child ends here\n")
+    os._exit(1)
 
 
 def _decide(
