@@ -197,7 +197,9 @@ async def test_lost_replies_are_no_verdict_on_postgresql(
     assert proxy.faults > 0
 
 
-WRONG_TRAITS = {"bare_etags": True, "conditional_delete": False}
+def negate(quirks: Quirks) -> dict[str, bool]:
+    """Return traits that are all false."""
+    return {name: not trait for name, trait in msgspec.structs.asdict(quirks).items()}
 
 
 async def keep(url: str, **verdict: Any) -> None:
@@ -215,7 +217,7 @@ async def test_an_outdated_verdict_is_examined_again(
 ) -> None:
     """One by older code, which may rest on a lost reply, and one by a server of long ago."""
     at = COMPONENTS.clock.wall().seconds - age
-    await keep(bucket_url, at=at, traits=WRONG_TRAITS, **revision)
+    await keep(bucket_url, at=at, traits=negate(quirks), **revision)
     store = await open_store(bucket_url)
     assert Quirks.from_traits(store.traits) == quirks
     verdict = await read_verdict(store, COMPONENTS)
@@ -224,14 +226,16 @@ async def test_an_outdated_verdict_is_examined_again(
     await store.close()
 
 
-async def test_a_reader_relies_on_an_outdated_verdict(s3: S3Server, bucket_url: str) -> None:
+async def test_a_reader_relies_on_an_outdated_verdict(
+    s3: S3Server, bucket_url: str, quirks: Quirks
+) -> None:
     """It cannot probe the store, and what a probe checks concerns those who write."""
     if not (isinstance(s3, SeaweedServer) and s3.is_ours):
         pytest.skip("needs an identity that may not write")
     readers_url = bucket_url.replace(":".join(ADMIN), ":".join(READER))
     with pytest.raises(Misconfigured, match="AccessDenied"):
         await open_store(readers_url)
-    await keep(bucket_url, at=0, traits=WRONG_TRAITS)
+    await keep(bucket_url, at=0, traits=negate(quirks))
     store = await open_store(readers_url)
     assert await store.get(VERDICT_KEY) is not None
     with pytest.raises(Misconfigured, match="AccessDenied"):
