@@ -2,7 +2,8 @@
 
 Every event reaches each listener that was registered when it was emitted and still is when its
 turn comes, in the order of registration. A listener that raises stops neither the others nor the
-emitter: its error becomes an event, `jobsync:handler-failed`.
+emitter: its error becomes an event, `jobsync:handler-failed`. So does the error of a log handler.
+Only an exit of the program passes through.
 
 An event is written to the logger `jobsync` once, before any listener receives it, as
 `name key=value key=value`; the logger's level decides which events are logged. Payloads are
@@ -13,10 +14,12 @@ then they are queued, in order. No lock is needed: registering, removing and emi
 several threads rely on single dictionary and deque operations, which are atomic.
 """
 
+import asyncio
 import itertools
 import json
 import logging
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
@@ -33,7 +36,17 @@ from jobsync.errors import (
     to_exc_info,
 )
 
-__all__ = ["Callback", "Event", "EventEmitter", "Events", "HandlerFailed", "Spawn", "known_events"]
+__all__ = [
+    "Callback",
+    "Event",
+    "EventEmitter",
+    "Events",
+    "HandlerFailed",
+    "Spawn",
+    "is_exit",
+    "is_for_task",
+    "known_events",
+]
 
 Callback: TypeAlias = Callable[[Any], object]
 """Takes an event. Its result is ignored, unless it is a coroutine, which the host runs."""
@@ -212,8 +225,10 @@ class Events:
 
     def emit(self, event: Event) -> None:
         """Log an event, then deliver it to all listeners."""
-        _write(event)
+        failure = _write(event)
         self._deliver(event)
+        if failure is not None:
+            self._deliver(failure)
 
     def has_listener(self, kind: type[Event]) -> bool:
         """Whether such an event is logged or has a listener: otherwise it need not be built."""
@@ -287,10 +302,13 @@ class Events:
     def _call(self, callback: Callback, event: Event) -> None:
         try:
             result = callback(event)
-        except Exception as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
+            is_coroutine = isinstance(result, Coroutine)
+        except BaseException as error:
+            if is_exit(error):
+                raise
             self._report(callback, event, error)
             return
-        if isinstance(result, Coroutine):
+        if is_coroutine:
             self._enqueue(self._finish(result, callback, event))
 
     def _enqueue(self, waiting: Coroutine[Any, Any, None]) -> None:
@@ -300,12 +318,12 @@ class Events:
             self._waiting.append(waiting)
             self._spawn_queued()
 
-    async def _finish(
-        self, result: Coroutine[Any, Any, object], callback: Callback, event: Event
-    ) -> None:
+    async def _finish(self, result: Any, callback: Callback, event: Event) -> None:
         try:
             await result
-        except Exception as error:  # noqa: BLE001 - as in _call
+        except BaseException as error:
+            if is_for_task(error):
+                raise
             self._report(callback, event, error)
 
     def _spawn_queued(self) -> None:
@@ -318,7 +336,7 @@ class Events:
                 return
             spawn(waiting)
 
-    def _report(self, callback: Callback, event: Event, error: Exception) -> None:
+    def _report(self, callback: Callback, event: Event, error: BaseException) -> None:
         failure = HandlerFailed(
             event=event.name,
             callback=safe_name(callback),
@@ -370,13 +388,51 @@ def _check_name(name: object) -> None:
     )
 
 
-def _write(event: Event, error: Exception | None = None) -> None:
-    if _log.isEnabledFor(event.level):
-        fields = (f"{field}={_show(event[field])}" for field in event.__struct_fields__)
-        line = " ".join((event.name, *fields))
-        raised = None if error is None else to_exc_info(error)
+def is_exit(error: BaseException) -> bool:
+    """Whether an exception ends the program: an exit or an interrupt on the main thread.
+
+    A user's function may raise it, and so may a signal that arrives while the function runs. Any
+    other exception is the function's own failure. So is an exit on another thread, where it would
+    end that thread without a word.
+    """
+    # By the type: an object may lie about its class.
+    is_meant = issubclass(type(error), (KeyboardInterrupt, SystemExit))
+    return is_meant and threading.current_thread() is threading.main_thread()
+
+
+def is_for_task(error: BaseException) -> bool:
+    """Whether an exception that came out of a user's coroutine is meant for the calling task.
+
+    That is an exit of the program, a cancellation of the task, or the end of a task that is
+    collected. Anything else is the failure of the coroutine, even a `CancelledError` that it
+    raised itself.
+    """
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    if issubclass(type(error), asyncio.CancelledError):
+        return task is None or task.cancelling() > 0
+    if issubclass(type(error), GeneratorExit):
+        return task is None
+    return is_exit(error)
+
+
+def _write(event: Event, error: BaseException | None = None) -> HandlerFailed | None:
+    """Log an event. Return the failure of a log handler, which is the user's code too."""
+    if not _log.isEnabledFor(event.level):
+        return None
+    fields = (f"{field}={_show(event[field])}" for field in event.__struct_fields__)
+    line = " ".join((event.name, *fields))
+    raised = None if error is None else to_exc_info(error)
+    try:
         # The event itself comes along, for log handlers that want its fields.
         _log.log(event.level, "%s", line, exc_info=raised, extra={"fact": event})
+    except BaseException as failure:
+        if is_exit(failure):
+            raise
+        return HandlerFailed(event=event.name, callback="logging", error=format_error(failure))
+    return None
 
 
 def _show(value: object) -> str:

@@ -44,7 +44,7 @@ from jobsync.errors import (
     Unavailable,
     format_error,
 )
-from jobsync.events import HandlerFailed
+from jobsync.events import HandlerFailed, is_for_task
 from jobsync.stores.corruption_log import CorruptionLog
 
 if TYPE_CHECKING:
@@ -332,13 +332,9 @@ class Coordinator:
     async def _call(self, name: str, hook: Callable[[Term], Awaitable[object]], term: Term) -> None:
         try:
             await hook(term)
-        except asyncio.CancelledError as error:
-            # Unless this task is being cancelled, the hook raised it itself.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+        except BaseException as error:
+            if is_for_task(error):
                 raise
-            self._report(name, error)
-        except Exception as error:  # noqa: BLE001 - user code may raise anything
             self._report(name, error)
 
     def _report(self, name: str, error: BaseException) -> None:

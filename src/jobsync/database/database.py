@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -30,8 +30,8 @@ from jobsync.database.registry import DEFINITIONS, DROPPED, Registry, ResourceRe
 from jobsync.database.resource import DATA, Resource
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
-from jobsync.errors import Invalid, format_error
-from jobsync.events import Event, EventEmitter
+from jobsync.errors import Invalid, format_error, safe_str
+from jobsync.events import Event, EventEmitter, is_exit
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url
 
@@ -299,16 +299,27 @@ class Database(EventEmitter):
             connection.supervisor.check()
         except BaseException as cause:  # noqa: BLE001 - reported, whatever it is
             return [f"the database has failed: {format_error(cause)}"]
-        plugins = list(self._plugins.values())
-        return [f"{plugin.name}: {reason}" for plugin in plugins if (reason := plugin.unready())]
+        return self._ask_plugins("unready")
 
     def stuck(self) -> list[str]:
         """Return which plugins only a new process can help, and why; empty if all is well.
 
         Makes no request, and may be called from any thread.
         """
-        plugins = list(self._plugins.values())
-        return [f"{plugin.name}: {reason}" for plugin in plugins if (reason := plugin.stuck())]
+        return self._ask_plugins("stuck")
+
+    def _ask_plugins(self, question: Literal["unready", "stuck"]) -> list[str]:
+        """Return the reasons of all plugins. A plugin that raises has a reason, too."""
+        reasons = []
+        for plugin in list(self._plugins.values()):
+            try:
+                if reason := getattr(plugin, question)():
+                    reasons.append(f"{plugin.name}: {safe_str(reason)}")
+            except BaseException as error:
+                if is_exit(error):
+                    raise
+                reasons.append(f"{plugin.name}: {question}() raised {format_error(error)}")
+        return reasons
 
     def add_view(self, name: str, records: Store) -> None:
         """Make records that a plugin stores elsewhere readable as a resource, while connected.

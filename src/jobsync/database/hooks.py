@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
 
 from jobsync.errors import Invalid, closest_name, format_error, safe_name
-from jobsync.events import EventEmitter, Events, HandlerFailed
+from jobsync.events import EventEmitter, Events, HandlerFailed, is_for_task
 
 __all__ = ["Hook", "HookedVerbs", "ResourceHooks", "Verb"]
 
@@ -98,10 +98,12 @@ class ResourceHooks:
         for hook in self._hooks.get(f"after_{verb}", ()):
             try:
                 await _call(hook, result)
-            except Exception as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
+            except BaseException as error:
+                if is_for_task(error):
+                    raise
                 self._report(f"after_{verb}", hook, error)
 
-    def _report(self, name: str, hook: Hook, error: Exception) -> None:
+    def _report(self, name: str, hook: Hook, error: BaseException) -> None:
         callback, text = safe_name(hook), format_error(error)
         self._events.emit(HandlerFailed(event=name, callback=callback, error=text))
 

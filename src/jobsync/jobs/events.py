@@ -161,6 +161,7 @@ class Callbacks:
     ) -> None:
         self._events = events
         self._on_rebalance = on_rebalance
+        self._takes_event = on_rebalance is not None and _takes_one(on_rebalance)
         self._on_added = on_tokens_added
         self._on_removed = on_tokens_removed
         self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]] | None]
@@ -177,7 +178,7 @@ class Callbacks:
             event = RebalanceEvent(
                 change.is_initial, change.number, len(change.added), len(change.removed)
             )
-            self._call(self._on_rebalance, *([event] if _takes_one(self._on_rebalance) else []))
+            self._call(self._on_rebalance, *([event] if self._takes_event else []))
 
     def stop(self, wait: float) -> None:
         """Wait for the scheduled calls, up to `wait` seconds."""
@@ -199,7 +200,7 @@ class Callbacks:
             function, arguments = call
             try:
                 function(*arguments)
-            except Exception as error:  # noqa: BLE001 - user code may raise anything
+            except BaseException as error:  # noqa: BLE001 - nothing may end this thread
                 name, text = safe_name(function), format_error(error)
                 failed = HandlerFailed(event="jobs:tokens-changed", callback=name, error=text)
                 self._events.emit(failed)

@@ -575,7 +575,8 @@ class QueuePlugin(CoordinatorPlugin):
             raise
         except BaseException as error:
             task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            is_cancelled = issubclass(type(error), asyncio.CancelledError)
+            if is_cancelled and task is not None and task.cancelling():
                 raise
             self._report_call_error(name, function, error)
 
