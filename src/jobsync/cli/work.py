@@ -96,11 +96,13 @@ def work(
             if log_format == "text":
                 _print_banner(target, database, probes)
             process = WorkerProcess(database, health, grace=grace, heartbeat_file=heartbeat_file)
-            stack.enter_context(process.watch_signals())
+            signals.enter_context(process.watch_signals())
             return process, await process.run()
 
-    process, status = asyncio.run(run())
-    process.exit(status)
+    # Signals are received until the process ends, also while the event loop is closed.
+    with ExitStack() as signals:
+        process, status = asyncio.run(run())
+        process.exit(status)
 
 
 def _print_banner(target: str, database: Database, probes: str | None) -> None:

@@ -86,6 +86,7 @@ class WorkerProcess:
         """Run until the process has to stop; return the exit code."""
         self._loop = asyncio.get_running_loop()
         self._database.on("db:failed", self._on_failure)
+        self._database.on("db:disconnected", lambda _: self._stop())
         self._database.on("db:disconnect-incomplete", self._on_incomplete)
         heartbeats = asyncio.create_task(self._send_heartbeats())
         try:
