@@ -77,7 +77,7 @@ _CLAIMS = (
 @url_option
 @json_option
 def cluster(url: str | None, *, as_json: bool) -> None:
-    """Show live and recently dead workers, the leader of each role, and past terms."""
+    """Show workers, the leader of each role, what its work raises, and past terms."""
     from jobsync.status.sessions import read_cluster_status
 
     status = run_on_store(url, read_cluster_status)
@@ -100,13 +100,25 @@ def cluster(url: str | None, *, as_json: bool) -> None:
         for role in status.roles
         for term in role.past
     ]
+    failing = [
+        {
+            "work": f"{role.namespace}/{role.work}",
+            "leader": role.leader,
+            **msgspec.structs.asdict(role.failing),
+        }
+        for role in status.roles
+        if role.failing is not None
+    ]
     for role in roles:
-        # Shown in the table of terms.
-        del role["past"]
-    times = (Column("ended", format_ages(now())), Column("since", format_time, spare=True))
+        # Shown in tables of their own.
+        del role["past"], role["failing"]
+    ages = format_ages(now())
+    times = (Column("ended", ages), Column("since", format_time, spare=True))
+    error = (Column("at", ages), Column("leader", spare=True), Column("error", long=True))
     tables = {
         "members": Table(_MEMBERS, members),
         "roles": Table(_ROLES, roles),
+        "failing": Table(("work", "callback", "times", *error), failing),
         "terms": Table(("work", "epoch", "worker", "why", *times), terms),
     }
     show_tables(tables, as_json=as_json)

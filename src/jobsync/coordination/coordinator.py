@@ -3,13 +3,14 @@
 Guarantees: hooks come in pairs and in order: `on_become` once per term, then `work` repeatedly,
 then `on_stop`, before the next `on_become`. Work is cancelled when the term is over; the clock
 decides that, even if the store cannot be reached. A hook that raises becomes an event, and the
-next call still comes.
+next call still comes; until one succeeds, the session shows the error to everybody.
 
 It runs on the home loop. While that is blocked the term goes on, unless the session is lost; the
 store then refuses the next write, see `term`.
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from jobsync.coordination.role import (
     worker_of,
 )
 from jobsync.coordination.runner import find_caller
-from jobsync.coordination.session import Session
+from jobsync.coordination.session import HookFailure, Session
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.coordination.term import Term
 from jobsync.core.clock import Mono
@@ -87,10 +88,23 @@ class StandaloneElection:
 
 
 _SHORTEST_WAIT = 0.001
+_MAX_ERROR_LENGTH = 500
+"""Characters of an error that a session shows; it is written with every heartbeat."""
 
 
 async def _do_nothing(*_: object) -> None:
     pass
+
+
+def _check_awaitable(hook: str, result: object) -> Awaitable[object]:
+    """Return what a hook has returned.
+
+    Raises:
+        Invalid: it cannot be awaited.
+    """
+    if not inspect.isawaitable(result):
+        raise Invalid(hook, result, "must be a coroutine function", "define it with `async def`")
+    return result
 
 
 class Hooks(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +141,7 @@ class Coordinator:
         self._is_stopping = False
         self._has_started = False
         self._term: Term | None = None
+        self._failure: HookFailure | None = None
 
     @property
     def is_coordinator(self) -> bool:
@@ -191,6 +206,7 @@ class Coordinator:
     def abandon(self) -> None:
         """Stop leading, without waiting for anything."""
         self._is_stopping = True
+        self._set_failure(None)
         if self._task is not None:
             self._task.cancel()
 
@@ -283,6 +299,7 @@ class Coordinator:
             if self._work_task is not self._stopped_by:
                 self._work_task.cancel()
         self._term = None
+        self._set_failure(None)
         self._report_end(held_term, role)
         if self._has_started:
             await self._call("on_stop", self._hooks.on_stop, term)
@@ -326,20 +343,41 @@ class Coordinator:
             except (OutcomeUnknown, Unavailable, Misconfigured):
                 pause = min(2 * pause, beat)
             else:
+                self._forget_failure("seal")
                 return True
             await self._clock.sleep(pause)
 
     async def _call(self, name: str, hook: Callable[[Term], Awaitable[object]], term: Term) -> None:
         try:
-            await hook(term)
+            await _check_awaitable(name, hook(term))
         except BaseException as error:
             if is_for_task(error):
                 raise
             self._report(name, error)
+        else:
+            self._forget_failure(name)
 
     def _report(self, name: str, error: BaseException) -> None:
         text = format_error(error)
         self._events.emit(HandlerFailed(event=self.election.name, callback=name, error=text))
+        if self._term is None:
+            # Nobody looks for the error of a term that is over.
+            return
+        last = self._failure
+        times = last.times + 1 if last is not None and last.callback == name else 1
+        text = format_error(error, _MAX_ERROR_LENGTH)
+        now = self._clock.wall().seconds
+        self._set_failure(HookFailure(callback=name, error=text, at=now, times=times))
+
+    def _forget_failure(self, name: str) -> None:
+        """Publish that a hook has succeeded, if it had raised before."""
+        if self._failure is not None and self._failure.callback == name:
+            self._set_failure(None)
+
+    def _set_failure(self, failure: HookFailure | None) -> None:
+        if failure != self._failure:
+            self._failure = failure
+            self._membership.publish_failure(self.election.name, failure)
 
     def _report_end(self, held_term: HeldTerm, role: Role | None) -> None:
         session = self.election.session

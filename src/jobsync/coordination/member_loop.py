@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
+import msgspec
+
 from jobsync.components import Components
 from jobsync.coordination.election import Election
 from jobsync.coordination.events import (
@@ -22,7 +24,13 @@ from jobsync.coordination.events import (
 from jobsync.coordination.observer import Candidates, Observer
 from jobsync.coordination.role import CHECK_FRACTION, REQUESTS, ROLES, worker_of
 from jobsync.coordination.runner import Wakeup, first_of
-from jobsync.coordination.session import SESSIONS, Session, SessionRecord
+from jobsync.coordination.session import (
+    FAILING,
+    SESSIONS,
+    HookFailure,
+    Session,
+    SessionRecord,
+)
 from jobsync.coordination.settings import ElectionSettings
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
@@ -83,6 +91,7 @@ class MemberLoop:
         self._timing = timing
         self._worker = worker
         self._facts = dict(facts)
+        self._failing: dict[str, HookFailure] = {}
         self._changed = changed
         self._corruption_log = CorruptionLog(store.name, components.events)
         self._closing: list[Election] = []
@@ -182,8 +191,13 @@ class MemberLoop:
     def publish(self, facts: Mapping[str, Json]) -> None:
         """Publish facts for other workers, with a heartbeat at once."""
         self._facts |= facts
-        self.session.facts |= facts
         self._heartbeat_now.set()
+
+    def publish_failure(self, role: str, failure: HookFailure | None) -> None:
+        """Publish that a hook raises, or that none does, with the next heartbeat."""
+        self._failing.pop(role, None)
+        if failure is not None:
+            self._failing[role] = failure
 
     def is_dead(self, incarnation: str) -> bool:
         """Whether a watched session is known to be dead."""
@@ -242,6 +256,9 @@ class MemberLoop:
         session = self.session
         session.works = tuple(sorted(self.elections))
         session.holds = self._held_epochs()
+        session.facts = self._facts.copy()
+        if self._failing:
+            session.facts[FAILING] = msgspec.to_builtins(self._failing)
         state, heartbeats = session.state, session.heartbeats
         if await session.heartbeat() == "lost":
             if state == "live":

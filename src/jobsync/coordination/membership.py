@@ -21,7 +21,13 @@ from jobsync.coordination.election import Election
 from jobsync.coordination.member_loop import MemberLoop
 from jobsync.coordination.role import name_role
 from jobsync.coordination.runner import LoopHost, OwnThread
-from jobsync.coordination.session import SESSIONS, Session, SessionRecord, read_session_record
+from jobsync.coordination.session import (
+    SESSIONS,
+    HookFailure,
+    Session,
+    SessionRecord,
+    read_session_record,
+)
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.codec import Json
 from jobsync.core.keys import check_key
@@ -330,6 +336,10 @@ class Membership:
     def publish(self, **facts: Json) -> None:
         """Publish facts for other workers, with a heartbeat at once."""
         self._host.post(self._member.publish, facts)
+
+    def publish_failure(self, role: str, failure: HookFailure | None) -> None:
+        """Publish that a hook raises, or that none does, with the next heartbeat."""
+        self._host.post(self._member.publish_failure, role, failure)
 
     def watch(self, purpose: str, incarnations: Iterable[str]) -> None:
         """Check these sessions at every heartbeat, in place of the purpose's earlier ones."""

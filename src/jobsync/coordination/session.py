@@ -26,16 +26,22 @@ from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store
 from jobsync.stores.settling import SettlingStore
 
 __all__ = [
+    "FAILING",
     "SESSIONS",
+    "HookFailure",
     "Session",
     "SessionRecord",
     "SessionState",
     "count_forks",
+    "read_hook_failure",
     "read_session_record",
 ]
 
 SESSIONS = "session/"
 """Key prefix of sessions."""
+
+FAILING = "failing"
+"""The fact that lists the hooks which raise, by role."""
 
 _MAX_SEND_TIMES = 32
 
@@ -89,6 +95,27 @@ def read_session_record(record: Record) -> SessionRecord:
         return msgspec.convert(record.value, SessionRecord)
     except (msgspec.ValidationError, Invalid) as error:
         raise Corrupt(record.key, str(error)) from error
+
+
+class HookFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A hook of a coordinator that raised when it was last called."""
+
+    callback: str
+    error: str
+    at: float
+    """By its worker's wall clock."""
+    times: int
+    """How often in a row."""
+
+
+def read_hook_failure(record: SessionRecord, role: str) -> HookFailure | None:
+    """Return what keeps a session from leading a role well; None if all is well, or unknown."""
+    failing = record.facts.get(FAILING)
+    try:
+        return msgspec.convert(failing, dict[str, HookFailure]).get(role) if failing else None
+    except msgspec.ValidationError:
+        # For people only: another version of this library describes it in other words.
+        return None
 
 
 class Session:

@@ -29,11 +29,15 @@ from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.coordination.term import Term
 from jobsync.database.plugin import Plugin
 from jobsync.database.shared_session import SharedSession
-from jobsync.errors import Invalid
+from jobsync.errors import Invalid, closest_name
 from jobsync.events import Event
 from jobsync.settings import Sources, resolve
 
-__all__ = ["CoordinatorPlugin"]
+__all__ = ["CoordinatorPlugin", "PluginWithoutWork"]
+
+_TYPO_LIKENESS = 0.85
+
+_HOOKS = ("coordinator_work", "on_become_coordinator", "on_stop_being_coordinator")
 
 _COORDINATOR_EVENTS: dict[str, type[Event]] = {
     "elected": CoordinatorElected,
@@ -43,6 +47,16 @@ _COORDINATOR_EVENTS: dict[str, type[Event]] = {
 
 _plugin_events: dict[str, Mapping[type[Event], type[Event]]] = {}
 """The plugin's own events for coordinator events, by slug; classes with one slug share them."""
+
+
+class PluginWithoutWork(Event, frozen=True, kw_only=True):
+    """A coordinator plugin overrides none of the hooks for its central work: it leads idly."""
+
+    name = "db:plugin-without-work"
+    level = logging.WARNING
+
+    plugin: str
+    fix: str
 
 
 class CoordinatorPlugin(Plugin):
@@ -144,6 +158,7 @@ class CoordinatorPlugin(Plugin):
 
     async def _set_up(self, exit_stack: AsyncExitStack) -> None:
         """Join the session, start, and become a candidate."""
+        self._check_hooks()
         session = self.database.shared_session
         self._membership = await session.join(self.coordination)
         exit_stack.push_async_callback(self._leave, session)
@@ -156,12 +171,27 @@ class CoordinatorPlugin(Plugin):
             await self._former.stop()
         self._coordinator = await self._membership.coordinate(
             self.kind,
-            Hooks(on_become=self._on_become, work=self._work, on_stop=self._on_stop),
+            Hooks(
+                on_become=lambda _: self.on_become_coordinator(),
+                work=lambda _: self.coordinator_work(),
+                on_stop=lambda _: self.on_stop_being_coordinator(),
+            ),
             namespace=self.namespace,
             governs=self.governs,
             settings=self.coordination,
         )
         exit_stack.push_async_callback(self._resign, self._coordinator)
+
+    def _check_hooks(self) -> None:
+        """Warn if there is nothing that it would do as coordinator."""
+        inherited = [getattr(getattr(self, hook), "__func__", None) for hook in _HOOKS]
+        if inherited != [getattr(CoordinatorPlugin, hook) for hook in _HOOKS]:
+            return
+        fix = "override coordinator_work"
+        for name in sorted(set(dir(self)) - set(dir(CoordinatorPlugin))):
+            hook = closest_name(name, _HOOKS, likeness=_TYPO_LIKENESS)
+            fix = fix if hook is None else f"rename {name} to {hook}"
+        self.emit(PluginWithoutWork(plugin=self.name, fix=fix))
 
     async def _resign(self, coordinator: Coordinator) -> None:
         """Withdraw the candidacy, and give up the role if it is held."""
@@ -185,15 +215,6 @@ class CoordinatorPlugin(Plugin):
         if self._membership is None:
             raise Invalid("plugin", self.name, "is not running", "await plugin.start() first")
         return self._membership
-
-    async def _on_become(self, _: Term) -> None:
-        await self.on_become_coordinator()
-
-    async def _work(self, _: Term) -> None:
-        await self.coordinator_work()
-
-    async def _on_stop(self, _: Term) -> None:
-        await self.on_stop_being_coordinator()
 
     def _forward(self, event: Event) -> None:
         """Emit coordination events of this plugin's role and session to its own listeners."""

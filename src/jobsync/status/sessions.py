@@ -12,7 +12,13 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.role import ROLES, PastTerm, read_role, worker_of
-from jobsync.coordination.session import SESSIONS, SessionRecord, read_session_record
+from jobsync.coordination.session import (
+    SESSIONS,
+    HookFailure,
+    SessionRecord,
+    read_hook_failure,
+    read_session_record,
+)
 from jobsync.core.codec import Json
 from jobsync.core.keys import unescape
 from jobsync.errors import Corrupt, NewerFormat
@@ -61,6 +67,8 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The number of live sessions that are candidates for it."""
     since: float | None = None
     until: float | None = None
+    failing: HookFailure | None = None
+    """What its leader last raised, if it has not succeeded since."""
     past: tuple[PastTerm, ...] = ()
     """Its latest terms that are over, in order."""
 
@@ -150,6 +158,7 @@ def _describe_role(
         leader=None if owner is None else worker_of(owner),
         since=role.since,
         until=role.until,
+        failing=None if owner is None else read_hook_failure(live[owner], name),
         past=role.past,
     )
 

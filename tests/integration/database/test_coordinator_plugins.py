@@ -1,6 +1,7 @@
 """Coordinator plugins: one instance in the whole fleet does the central work."""
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from servers import Locate
 from waiting import until
 
 from jobsync import CoordinatorPlugin, Database, Event, Invalid
+from jobsync.coordination.session import HookFailure
+from jobsync.status.sessions import read_cluster_status
 
 QUICK: dict[str, Any] = {
     "heartbeat_interval": 0.2,
@@ -171,6 +174,118 @@ async def test_work_without_an_election_ends_when_the_database_fails() -> None:
     assert not sweeper.is_coordinator
     await database.disconnect()
     assert sweeper.calls.count("stop") == 1
+
+
+class Flaky(Sweeper):
+    """Raises in its work until it is repaired."""
+
+    is_broken = True
+
+    async def coordinator_work(self) -> None:
+        await super().coordinator_work()
+        if self.is_broken:
+            raise ValueError("broken\nin two lines")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "s3"])
+async def test_work_that_raises_is_visible_to_everybody_until_it_succeeds(
+    locate: Locate, kind: str
+) -> None:
+    """In the status that `jobsync cluster` prints. Found: only the leader's own process knew."""
+    url = locate(kind)
+    async with Database(url) as database, Database(url) as other:
+        plugin = await database.use_plugin(Flaky(skip_cold_start=True))
+
+        async def read_failure() -> HookFailure | None:
+            status = await read_cluster_status(other.store, other.components)
+            return next((role.failing for role in status.roles), None)
+
+        async def is_failing() -> bool:
+            failure = await read_failure()
+            return failure is not None and failure.times > 1
+
+        await until(is_failing)
+        failure = await read_failure()
+        assert failure is not None
+        assert failure.callback == "coordinator_work"
+        assert failure.error == "ValueError: broken\nin two lines"
+        plugin.is_broken = False
+        await until(lambda: _is_none(read_failure()))
+        assert plugin.is_coordinator
+
+
+async def _is_none(result: Awaitable[object]) -> bool:
+    return await result is None
+
+
+async def test_an_error_is_published_without_a_heartbeat_of_its_own() -> None:
+    """A heartbeat costs money on object stores, and work may raise often."""
+    async with Database("memory://sparing") as database:
+        slow = {"heartbeat_interval": 300, "worker_timeout": 1000}
+        plugin = await database.use_plugin(Failing(**slow, coordinator_work_interval=0.001))
+        await until(lambda: len(plugin.calls) > 5)
+        (record,) = await database.store.scan("session/")
+        # It was opened, became a candidate, and has published its role.
+        before = record.value["beat"]
+        await until(lambda: len(plugin.calls) > 50)
+        (record,) = await database.store.scan("session/")
+        assert record.value["beat"] == before
+
+
+async def test_a_hook_that_is_not_a_coroutine_function_is_named() -> None:
+    """With the fix."""
+
+    class _Plain(CoordinatorPlugin):
+        def coordinator_work(self) -> None:  # type: ignore[override]
+            pass
+
+    errors: list[str] = []
+    async with Database("memory://plain") as database:
+        database.on("jobsync:handler-failed", lambda event: errors.append(event["error"]))
+        await database.use_plugin(_Plain(**QUICK))
+        await until(lambda: len(errors) > 1)
+    assert errors[0] == (
+        "Invalid: coordinator_work must be a coroutine function (got None). "
+        "Define it with `async def`."
+    )
+
+
+class Idle(CoordinatorPlugin):
+    """Overrides nothing."""
+
+
+class Misspelt(CoordinatorPlugin):
+    """Almost overrides a hook."""
+
+    async def coordinater_work(self) -> None:
+        raise NotImplementedError
+
+
+class Listening(CoordinatorPlugin):
+    """Has no work of its own, and a hook."""
+
+    async def on_become_coordinator(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("kind", "fixes"),
+    [
+        (Idle, ["override coordinator_work"]),
+        (Misspelt, ["rename coordinater_work to coordinator_work"]),
+        (Listening, []),
+        (Sweeper, []),
+    ],
+)
+async def test_a_plugin_that_would_lead_idly_is_reported_when_it_starts(
+    kind: type[CoordinatorPlugin], fixes: list[str]
+) -> None:
+    """Found: it was elected, and did nothing."""
+    emitted: list[Event] = []
+    async with Database("memory://idle") as database:
+        database.on("db:plugin-without-work", emitted.append)
+        await database.use_plugin(kind())
+    assert [event["fix"] for event in emitted] == fixes
 
 
 async def test_without_elections_every_instance_works() -> None:
