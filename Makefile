@@ -10,7 +10,8 @@ ELECTION := tests/processes/test_election.py tests/processes/test_idle_cost.py
 SHARING := tests/processes/test_jobs.py
 RETENTION := tests/integration/queue/test_maintenance.py
 QUEUE := tests/processes/test_queue.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py $(RETENTION)
-OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py
+OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py \
+  tests/integration/cli/test_shutdown.py
 STORES := tests/integration/stores/test_objects.py tests/integration/stores/test_first_connect.py
 OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE)
 FULL := --scale=full --timeout=7200 -s
@@ -58,7 +59,7 @@ prove-queue: setup ## 300 simulated hours, then real processes that are killed a
 prove-retention: setup ## the part of prove-queue with 60,000 messages a minute for ten minutes, on each database
 	$(PY) -m pytest $(RETENTION) $(FULL) $(ARGS)
 
-prove-operate: setup ## rolling restarts under load, and a store that is gone for 30 s; appends to proof/runs.jsonl
+prove-operate: setup ## rolling restarts under load, a store that is gone for 30 s, shutdowns; appends to proof/runs.jsonl
 	$(PY) -m pytest $(OPERATE) $(FULL) $(ARGS)
 
 certify-s3: setup ## run the conformance suite and the probe on four S3 servers

@@ -8,13 +8,14 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import WorkerProcess
 from proxy import Proxy
 from servers import Locate
 from terminal import JOBSYNC, read_json
-from waiting import until
+from waiting import now, until
 
 GRACE = "1"
 
@@ -65,14 +66,17 @@ class StubbornProcess(WorkerProcess):
     ],
 )
 async def test_a_process_ends_whatever_its_handler_does(
-    url: str, tmp_path: Path, handler: str, status: int, reason: str
+    url: str, tmp_path: Path, proof: Any, handler: str, status: int, reason: str
 ) -> None:
     """With exit code 1 and the reason in the log, if something had to be left behind."""
     with StubbornProcess(url, handler, tmp_path) as worker:
         await worker.handle_one()
-        worker.stop()
+        stopped = worker.stop()
         assert await worker.ended() == status, worker.log
         assert reason in worker.log
+        took = round(now() - stopped, 2)
+    kind = url.partition(":")[0]
+    proof.record("shutdown", kind=kind, handler=handler, grace_s=float(GRACE), took_s=took)
 
 
 @pytest.mark.parametrize("handler", ["blocks_the_loop", "computes", "ignores_cancellation"])
@@ -87,7 +91,9 @@ async def test_a_second_signal_is_heard_at_once(url: str, tmp_path: Path, handle
         assert "SIGINT again: exiting immediately" in worker.log
 
 
-async def test_a_process_ends_although_the_store_is_silent(tmp_path: Path, locate: Locate) -> None:
+async def test_a_process_ends_although_the_store_is_silent(
+    tmp_path: Path, locate: Locate, proof: Any
+) -> None:
     """Requests are neither answered nor refused."""
     url = locate("postgres")
     port = int(url.partition("127.0.0.1:")[2].partition("/")[0])
@@ -96,9 +102,11 @@ async def test_a_process_ends_although_the_store_is_silent(tmp_path: Path, locat
         with StubbornProcess(through, "waits", tmp_path) as worker:
             await worker.handle_one()
             proxy.drop_request(count=1_000_000)
-            worker.stop()
+            stopped = worker.stop()
             assert await worker.ended() == 1, worker.log
             assert "work was still running after 1 s of grace" in worker.log
+            took = round(now() - stopped, 2)
+    proof.record("shutdown", kind="silent postgres", grace_s=float(GRACE), took_s=took)
 
 
 async def test_a_process_ends_when_its_database_is_disconnected(url: str, tmp_path: Path) -> None:
