@@ -53,7 +53,7 @@ from jobsync.errors import (
     safe_name,
     safe_str,
 )
-from jobsync.events import Event, HandlerFailed
+from jobsync.events import Event, HandlerFailed, is_for_task
 from jobsync.queue import events
 from jobsync.queue.arguments import check_count, check_seconds, check_state
 from jobsync.queue.backend import (
@@ -560,23 +560,21 @@ class QueuePlugin(CoordinatorPlugin):
         """Call a function of the user's. An error in it becomes an event and stops nothing."""
         try:
             result = function(*arguments)
+            is_awaitable = inspect.isawaitable(result)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
             self._report_call_error(name, function, error)
             return None
-        return self._finish_call(name, function, result) if inspect.isawaitable(result) else None
+        return self._finish_call(name, function, result) if is_awaitable else None
 
     async def _finish_call(self, name: str, function: Handler, result: Awaitable[Any]) -> None:
         try:
             async with asyncio.timeout(self._timeout):
                 await result
-        except (GeneratorExit, KeyboardInterrupt):
-            raise
         except BaseException as error:
-            task = asyncio.current_task()
-            is_cancelled = issubclass(type(error), asyncio.CancelledError)
-            if is_cancelled and task is not None and task.cancelling():
+            # An exit is an error of the function, as in a handler.
+            if is_for_task(error) and not issubclass(type(error), SystemExit):
                 raise
             self._report_call_error(name, function, error)
 

@@ -487,7 +487,9 @@ class Worker:
         draw = self._randomness.uniform(0, 1)
         try:
             return _decide(message, verdict, self._retries, draw)
-        except Exception as error:  # noqa: BLE001 - the user's backoff may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the user's backoff may raise anything
             self._listener.on_failure(error, message.id)
             return _decide(message, verdict, _DEFAULT_RETRIES, draw)
 
