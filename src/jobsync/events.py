@@ -15,6 +15,7 @@ several threads rely on single dictionary and deque operations, which are atomic
 """
 
 import asyncio
+import inspect
 import itertools
 import json
 import logging
@@ -43,6 +44,7 @@ __all__ = [
     "Events",
     "HandlerFailed",
     "Spawn",
+    "check_function",
     "is_exit",
     "is_for_task",
     "known_events",
@@ -264,8 +266,7 @@ class Events:
         _check_name(name)
         if callback is None:
             return lambda decorated: self._add(name, decorated, once=once)
-        if not callable(callback):
-            raise Invalid("callback", callback, "must be callable", "pass a function of one event")
+        check_function("callback", callback, "pass a function of one event")
         self._listeners[next(self._tickets)] = _Listener(name, callback, once)
         self._listeners_of = {}
         return callback
@@ -386,6 +387,19 @@ def _check_name(name: object) -> None:
         "must be a known event, or a family such as 'coord:*'",
         f"did you mean {hint!r}?" if hint else "call known_events() for all names",
     )
+
+
+def check_function(field: str, function: object, fix: str) -> None:
+    """Check that a function of the user's runs when it is called.
+
+    Raises:
+        Invalid: it cannot be called, or it is a generator, which would never run.
+    """
+    if not callable(function):
+        raise Invalid(field, function, "must be callable", fix)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        problem = "is a generator, which nobody runs"
+        raise Invalid(field, function, problem, "write a function without yield")
 
 
 def is_exit(error: BaseException) -> bool:

@@ -6,7 +6,7 @@ import pickle
 import re
 import threading
 import types
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -400,6 +400,20 @@ def test_a_callback_must_be_callable(events: Events) -> None:
     callback: Any = "print"
     with pytest.raises(Invalid, match="must be callable"):
         events.on("*", callback)
+
+
+def test_a_generator_is_refused(events: Events) -> None:
+    """Calling it would run nothing."""
+
+    def generate(_: Event) -> Iterator[None]:
+        yield
+
+    async def generate_later(_: Event) -> AsyncIterator[None]:
+        yield
+
+    for callback in (generate, generate_later):
+        with pytest.raises(Invalid, match=r"is a generator, which nobody runs .*without yield"):
+            events.on("*", callback)
 
 
 def test_a_family_may_be_empty_yet(events: Events) -> None:

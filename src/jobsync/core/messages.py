@@ -174,14 +174,17 @@ class Snooze(msgspec.Struct, frozen=True):
     """Returned by a handler: try this message again in `seconds`. No attempt is counted.
 
     Raises:
-        Invalid: `seconds` is out of range.
+        Invalid: `seconds` is not a number, or is out of range.
     """
 
     seconds: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seconds <= LONGEST_DELAY:
-            raise Invalid("seconds", self.seconds, "must be 0 seconds to 366 days", "use fewer")
+        seconds: Any = self.seconds
+        if not (isinstance(seconds, int | float) and 0 <= seconds <= LONGEST_DELAY):
+            raise Invalid("seconds", seconds, "must be 0 seconds to 366 days", "pass a number")
+        # Plain: a database may read a derived type in its own way.
+        msgspec.structs.force_setattr(self, "seconds", float(seconds))
 
 
 class Cancel(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
 
 from jobsync.errors import Invalid, closest_name, format_error, safe_name
-from jobsync.events import EventEmitter, Events, HandlerFailed, is_for_task
+from jobsync.events import EventEmitter, Events, HandlerFailed, check_function, is_for_task
 
 __all__ = ["Hook", "HookedVerbs", "ResourceHooks", "Verb"]
 
@@ -66,8 +66,7 @@ class ResourceHooks:
             Invalid: there is no such hook name, or the hook is not callable.
         """
         _check_name(name)
-        if not callable(hook):
-            raise Invalid(name, hook, "must be callable", "pass a function of one argument")
+        check_function(name, hook, "pass a function of one argument")
         hooks = self._hooks.setdefault(name, [])
         # A resource that is defined again gets the same functions again.
         if hook not in hooks:

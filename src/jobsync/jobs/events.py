@@ -4,7 +4,7 @@ import inspect
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar
 
 import msgspec
@@ -199,11 +199,18 @@ class Callbacks:
         while (call := self._calls.get()) is not None:
             function, arguments = call
             try:
-                function(*arguments)
+                _check_has_run(function(*arguments))
             except BaseException as error:  # noqa: BLE001 - nothing may end this thread
                 name, text = safe_name(function), format_error(error)
                 failed = HandlerFailed(event="jobs:tokens-changed", callback=name, error=text)
                 self._events.emit(failed)
+
+
+def _check_has_run(result: object) -> None:
+    """Raise if a function has not done its work, but returned a coroutine that would."""
+    if isinstance(result, Coroutine):
+        result.close()
+        raise TypeError("it returned a coroutine, which nobody awaits")
 
 
 def _takes_one(function: Callable[..., object]) -> bool:

@@ -1,6 +1,7 @@
 """Tasks, and checks of the arguments of a `Job`."""
 
 import datetime as dt
+import inspect
 from collections.abc import Hashable
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.errors import Invalid
+from jobsync.events import check_function
 
 __all__ = ["Task", "check_callables", "read_date", "read_name", "read_seconds", "to_task"]
 
@@ -156,11 +158,15 @@ def read_seconds(field: str, value: object) -> float:
 
 
 def check_callables(**arguments: object) -> None:
-    """Check that arguments are callable or None.
+    """Check that arguments are plain functions or None.
 
     Raises:
         Invalid: one is not; names the argument.
     """
     for field, value in arguments.items():
-        if value is not None and not callable(value):
-            raise Invalid(field, value, "cannot be called", "pass a function")
+        if value is None:
+            continue
+        check_function(field, value, "pass a function")
+        if inspect.iscoroutinefunction(value):
+            problem = "is a coroutine function, which nobody awaits"
+            raise Invalid(field, value, problem, "pass a plain function")

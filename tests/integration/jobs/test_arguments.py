@@ -3,6 +3,7 @@
 import datetime as dt
 import re
 import threading
+from collections.abc import Iterator
 from datetime import date, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,14 @@ def test_the_date(value: Any, found: date) -> None:
 # Refused values
 
 
+async def _await(_: object) -> None:
+    pass
+
+
+def _yield(_: object) -> Iterator[None]:
+    yield
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -111,8 +120,13 @@ def test_the_date(value: Any, found: date) -> None:
         ({"date": "2026-01-05"}, "is not a date (got '2026-01-05'). Pass a datetime.date"),
         ({"wait_on_enter": -1}, "wait_on_enter is not a duration (got -1)"),
         ({"wait_on_exit": "5"}, "wait_on_exit is not a duration (got '5')"),
-        ({"on_rebalance": 1}, "on_rebalance cannot be called (got 1)"),
-        ({"lock_provider": "x"}, "lock_provider cannot be called (got 'x')"),
+        ({"on_rebalance": 1}, "on_rebalance must be callable (got 1)"),
+        ({"lock_provider": "x"}, "lock_provider must be callable (got 'x')"),
+        (
+            {"on_tokens_added": _await},
+            "on_tokens_added is a coroutine function, which",
+        ),
+        ({"lock_provider": _yield}, "lock_provider is a generator, which nobody runs"),
         ({"coordination_config": {}}, "is not a CoordinationConfig"),
     ],
     ids=lambda case: str(case)[:30],

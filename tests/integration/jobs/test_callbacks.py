@@ -64,6 +64,16 @@ def test_a_callback_that_raises_is_reported_and_the_next_is_called() -> None:
     assert calls == [frozenset({1, 2})]
 
 
+def test_a_callback_that_returns_a_coroutine_is_reported() -> None:
+    """Nobody would await it."""
+
+    async def later(_: object) -> None:
+        pass
+
+    (failed,) = notify(CHANGE, on_tokens_added=later)
+    assert failed.error == "TypeError: it returned a coroutine, which nobody awaits"
+
+
 def test_callbacks_run_on_their_own_thread() -> None:
     """One that blocks delays no heartbeat; one that stops the job from within ends."""
     threads: list[str] = []

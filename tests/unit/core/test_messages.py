@@ -1,6 +1,7 @@
 """The life of a message: one table of transitions, and the decision after each attempt."""
 
-from typing import get_args
+from decimal import Decimal
+from typing import Any, get_args
 
 import pytest
 
@@ -118,8 +119,15 @@ def test_a_message_with_one_attempt_has_no_second() -> None:
     assert not has_spent(0, 1)
 
 
-@pytest.mark.parametrize("seconds", [-1, float("nan"), 10**9])
-def test_a_snooze_is_a_duration(seconds: float) -> None:
-    """A message cannot be snoozed for ever by mistake."""
+@pytest.mark.parametrize("seconds", [-1, float("nan"), 10**9, Decimal(5), "5", None])
+def test_a_snooze_is_a_duration(seconds: Any) -> None:
+    """A message cannot be snoozed for ever by mistake, nor for what a database cannot read."""
     with pytest.raises(Invalid, match=r"seconds must be 0 seconds to 366 days \(got "):
         Snooze(seconds)
+
+
+@pytest.mark.parametrize("seconds", [5, 5.0, True, type("Derived", (float,), {})(5)])
+def test_a_snooze_is_a_plain_number(seconds: float) -> None:
+    """Whatever the type that the handler used."""
+    assert type(Snooze(seconds).seconds) is float
+    assert Snooze(seconds).seconds == seconds
