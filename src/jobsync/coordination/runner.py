@@ -204,17 +204,25 @@ async def _while_alive(member: "asyncio.Future[None]", work: "asyncio.Future[T]"
     return await work
 
 
-_acts_for: ContextVar["asyncio.Task[Any] | None"] = ContextVar("jobsync_acts_for", default=None)
-"""The task for which the current one runs a step."""
+class _Step:
+    """A step that one task runs for another."""
+
+    def __init__(self, caller: "asyncio.Task[Any] | None") -> None:
+        self.caller = caller
+        """None after the step, whose context tasks that it has started keep."""
+
+
+_step: ContextVar[_Step | None] = ContextVar("jobsync_step", default=None)
 
 
 def find_caller() -> "asyncio.Task[Any] | None":
     """Return the current task, or the one for which it runs a step."""
-    return _acts_for.get() or asyncio.current_task()
+    step = _step.get()
+    return asyncio.current_task() if step is None or step.caller is None else step.caller
 
 
 async def run_for(
-    seconds: float, step: Callable[[], Coroutine[Any, Any, None]], *, cancelled_for: float
+    seconds: float, work: Callable[[], Coroutine[Any, Any, None]], *, cancelled_for: float
 ) -> Literal["ended", "cancelled", "running"]:
     """Run a step in its own task; return how it went.
 
@@ -222,15 +230,16 @@ async def run_for(
 
     Args:
         seconds: how long it may take.
-        step: to run.
+        work: the step.
         cancelled_for: seconds that it may take after it is cancelled.
 
     Raises:
         Exception: the step's own error.
     """
-    context = copy_context()
-    context.run(_acts_for.set, find_caller())
-    task = asyncio.get_running_loop().create_task(step(), context=context)
+    context, step = copy_context(), _Step(find_caller())
+    context.run(_step.set, step)
+    task = asyncio.get_running_loop().create_task(work(), context=context)
+    task.add_done_callback(lambda _: setattr(step, "caller", None))
     try:
         await asyncio.wait([task], timeout=max(seconds, 0.0))
     except asyncio.CancelledError:

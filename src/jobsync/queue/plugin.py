@@ -377,7 +377,11 @@ class QueuePlugin(CoordinatorPlugin):
         return list(dict.fromkeys(text for worker in self._workers for text in worker.user_code))
 
     async def _shut_down(self) -> None:
+        self.prepare_stop()
         await self._stop_worker(self._worker)
+        for worker in list(self._workers):
+            # That of a `drain` may still run.
+            await worker.ended.wait()
         if self._executor is not None:
             self._executor.close()
 

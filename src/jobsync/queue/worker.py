@@ -122,6 +122,7 @@ class Worker:
         self.handled = 0
         """How many messages were handled, successfully or not."""
         self.is_paused = False
+        self.ended = asyncio.Event()
         self.backend = backend
         self._membership = membership
         self._executor = executor
@@ -227,6 +228,8 @@ class Worker:
             await self._tasks.cancel(_LAST_MOMENTS)
             await self._callbacks.cancel(_CALLBACK_TIME)
             raise
+        finally:
+            self.ended.set()
 
     def stop(self, within: float | None = None) -> None:
         """Claim no more, and end.
