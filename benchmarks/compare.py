@@ -37,17 +37,24 @@ SCRIPTS = ("assignment", "pins", "jobs", "queues")
 QUICK = {"jobs": ["--only", "work"], "queues": ["--quick"]}
 """Options that leave out the idle measurements, which take minutes."""
 
-_WITHOUT_IDLE = """
+_LAUNCH = """
+import importlib
 import sys
-import benchmarks.queues as queues
+
+script, rounds, skips_idle, *options = sys.argv[1:]
+benchmark = importlib.import_module(f"benchmarks.{script}")
 
 async def skip(bench):
-    return queues.Verdict("", "", "", "", True)
+    return benchmark.Verdict("", "", "", "", True)
 
-queues.count_idle = skip
-sys.exit(queues.main())
+if rounds != "0":
+    benchmark.ROUNDS = int(rounds)
+if skips_idle == "True":
+    benchmark.count_idle = skip
+sys.argv[1:] = options
+sys.exit(benchmark.main())
 """
-"""Runs the queue's benchmark of a commit that has no --quick."""
+"""Runs a benchmark of any commit, also of one whose queues have no --quick."""
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -163,7 +170,7 @@ def _read_number(text: str) -> tuple[float, float]:
 # How benchmarks run
 
 
-def run_benchmarks(checkout: Path, scripts: Sequence[str], *, quick: bool) -> Run:
+def run_benchmarks(checkout: Path, scripts: Sequence[str], *, quick: bool, rounds: int) -> Run:
     """Run the benchmarks of a checkout with its own sources; return its readings.
 
     Raises:
@@ -172,10 +179,10 @@ def run_benchmarks(checkout: Path, scripts: Sequence[str], *, quick: bool) -> Ru
     run: Run = {}
     has_json = (checkout / "benchmarks" / "table.py").exists()
     for script in scripts:
-        options = [*(QUICK.get(script, []) if quick else []), *(["--json"] if has_json else [])]
-        command = [str(checkout / "benchmarks" / f"{script}.py"), *options]
-        if quick and script == "queues" and not has_json:
-            command = ["-c", _WITHOUT_IDLE]
+        skips_idle = quick and script == "queues" and not has_json
+        options = QUICK.get(script, []) if quick and not skips_idle else []
+        options = [*options, *(["--json"] if has_json else [])]
+        command = ["-c", _LAUNCH, script, str(rounds), str(skips_idle), *options]
         paths = os.pathsep.join(map(str, (checkout / "src", checkout)))
         done = subprocess.run(
             [sys.executable, *command],
@@ -229,14 +236,17 @@ def main() -> int:
     parser.add_argument("base", help="the commit to compare this tree with")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="leave out the idle measurements")
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="rounds in a run; their own by default"
+    )
     parser.add_argument("--only", choices=SCRIPTS, action="append", help="these benchmarks alone")
     options = parser.parse_args()
     scripts = options.only or SCRIPTS
     with check_out(options.base) as checkout:
         base, head = run_pairs(
             options.pairs,
-            lambda: run_benchmarks(checkout, scripts, quick=options.quick),
-            lambda: run_benchmarks(ROOT, scripts, quick=options.quick),
+            lambda: run_benchmarks(checkout, scripts, quick=options.quick, rounds=options.rounds),
+            lambda: run_benchmarks(ROOT, scripts, quick=options.quick, rounds=options.rounds),
         )
     rows = list(compare(base, head))
     print(f"{'':44}{'base':>12}{'head':>12}{'ratio':>8}{'spread':>8}")
