@@ -23,6 +23,8 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
 import msgspec
@@ -397,7 +399,11 @@ def check_function(field: str, function: object, fix: str) -> None:
     """
     if not callable(function):
         raise Invalid(field, function, "must be callable", fix)
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    # Only of functions: other objects may hide their class.
+    is_function = issubclass(type(function), (FunctionType, MethodType, partial))
+    if is_function and (
+        inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    ):
         problem = "is a generator, which nobody runs"
         raise Invalid(field, function, problem, "write a function without yield")
 
