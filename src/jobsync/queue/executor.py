@@ -9,6 +9,7 @@ has its own context: context variables that it sets are invisible to other handl
 
 import asyncio
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -16,6 +17,7 @@ from types import CoroutineType, coroutine
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from jobsync.coordination.runner import Wakeup
+from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import Cancel, Completed, Failed, HandlerVerdict, Returned, Snooze
 from jobsync.errors import Invalid, format_error, format_places
@@ -111,7 +113,7 @@ class Executor:
         """
         if not self.is_async:
             return await self._run_function(delivery)
-        document, context = delivery.document, delivery.context
+        document, context, forks = delivery.document, delivery.context, count_forks()
         arguments = (document, context) if self.takes_context else (document,)
         try:
             result = await run_in_own_context(self._handler, *arguments)
@@ -122,6 +124,8 @@ class Executor:
             return HandlerOutcome(
                 build_late_verdict(delivery) or Failed(describe_error(error), error)
             )
+        finally:
+            _end_forked_child(forks)
         return await self._finish(result, delivery)
 
     async def _run_function(self, delivery: Delivery) -> HandlerOutcome:
@@ -183,11 +187,25 @@ def _call_function(
     handler: Handler, arguments: tuple[Any, ...], context: Context | None
 ) -> _FunctionEnd:
     """Call a plain function on a thread. Its error is returned: futures do not carry every one."""
+    forks = count_forks()
     try:
         result = handler(*arguments)
     except BaseException as error:  # noqa: BLE001 - a handler may raise anything
         return _FunctionEnd(None, error, context is not None and context.lost)
+    finally:
+        _end_forked_child(forks)
     return _FunctionEnd(result, None, context is not None and context.lost)
+
+
+def _end_forked_child(forks: int) -> None:
+    """End a copy of this process that a handler has made and returned in: it is not a worker.
+
+    Args:
+        forks: how often the process had forked when the handler was called.
+    """
+    if count_forks() != forks:
+        os.write(2, b"jobsync: a handler has returned in a forked child; the child ends here\n")
+        os._exit(1)
 
 
 def _discard(result: object) -> None:
@@ -365,6 +383,9 @@ class UserTasks:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         self._on_end()
-        error = None if task.cancelled() else task.exception()
-        if error is not None and self._error is not None and not self._error.done():
+        if self._error is None or self._error.done() or task.cancelled():
+            # The event loop reports an error that nobody watches for.
+            return
+        error = task.exception()
+        if error is not None:
             self._error.set_exception(error)

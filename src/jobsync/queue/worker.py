@@ -12,7 +12,6 @@ batch. The number of messages in flight, from the claim to the store's last answ
 """
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sized
 from contextvars import ContextVar
@@ -22,7 +21,6 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
-from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Mono, backoff_limit
 from jobsync.core.messages import Failed, HandlerVerdict, Retries, Returned, Transition, decide
 from jobsync.errors import Corrupt, Unavailable
@@ -163,7 +161,6 @@ class Worker:
         """Until when handlers may finish, once this worker is told to stop."""
         self._end_by: Mono | None = None
         """When everything must have ended."""
-        self._forks = count_forks()
         self._turn = _TURN / settings.concurrency
         self._is_stopping = False
         self._is_aborted = False
@@ -412,9 +409,7 @@ class Worker:
         started = self._prepare(delivery)
         try:
             verdict, overrun = await self._executor.run(delivery)
-            if count_forks() != self._forks:
-                _end_forked_child()
-            if delivery.is_interrupted and isinstance(verdict, Failed):
+            if delivery.is_interrupted and not delivery.is_late and isinstance(verdict, Failed):
                 verdict = Returned()
             self._conclude(delivery, verdict)
             # Not kept: an error refers to the frames of its callers, and this is one of them.
@@ -638,12 +633,6 @@ class Worker:
             delivery.mark_context_lost()
         elif delivery.task is not None:
             delivery.task.cancel()
-
-
-def _end_forked_child() -> None:
-    """End a copy of this process in which a handler has returned: it must not act as a worker."""
-    os.write(2, b"jobsync: a handler has returned in a forked child; the child ends here\n")
-    os._exit(1)
 
 
 def _decide(
