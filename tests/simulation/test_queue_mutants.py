@@ -201,7 +201,19 @@ def keeps_a_suspect_that_it_lost(patch: pytest.MonkeyPatch) -> None:
 
 def claims_before_the_time(patch: pytest.MonkeyPatch) -> None:
     """Delays are ignored."""
-    without(patch, "select_waiting", " AND due <= :now")
+    without(patch, "select_waiting", " AND wakes <= :mono")
+
+
+def delays_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
+    """Delays end when the wall clock says so, although it may be set."""
+    patch.setattr(sqlite, "_read_delay_clock", lambda clock: (0, clock.wall().seconds))
+
+
+def delays_again_after_a_reboot(patch: pytest.MonkeyPatch) -> None:
+    """What is left of a delay after a reboot may be more than the whole delay."""
+    text = SQL["adopt"]
+    start, end = text.index("CASE"), text.index("END") + len("END")
+    patch.setitem(SQL, "adopt", text[:start] + "due - :now" + text[end:])
 
 
 def pushes_one_by_one(patch: pytest.MonkeyPatch) -> None:
@@ -271,8 +283,8 @@ def fails_of_what_it_cannot_read(patch: pytest.MonkeyPatch) -> None:
 def buries_without_a_grave(patch: pytest.MonkeyPatch) -> None:
     """A message without attempts left is deleted instead of buried."""
 
-    def lapse(connection: sqlite3.Connection, row: Sequence[Any], now: float) -> Any:
-        ended = was(connection, row, now)
+    def lapse(connection: sqlite3.Connection, row: Sequence[Any], time: Any) -> Any:
+        ended = was(connection, row, time)
         if ended.state == "dead":
             connection.execute("DELETE FROM jobsync_finished WHERE id = ?", [ended.id])
         return ended
@@ -345,6 +357,8 @@ KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
     keeps_a_suspect_that_it_lost: (queue_stories.heard_late, 0, "QL3"),
     takes_a_short_extension_for_a_whole_one: (queue_stories.nudges, 0, "Q14"),
     claims_before_the_time: (queue_stories.delays, 0, "Q8"),
+    delays_by_the_wall_clock: (queue_stories.delays, 0, "QL3"),
+    delays_again_after_a_reboot: (queue_stories.rebooted, 0, "QL3"),
     pushes_one_by_one: (queue_stories.batches, 0, "Q7"),
     pushes_again_in_doubt: (queue_stories.batches, 0, "Q3"),
     acknowledges_in_doubt: (queue_stories.batches, 0, "Q1"),

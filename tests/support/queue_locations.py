@@ -162,7 +162,9 @@ class SqliteQueues:
     def advance(self, seconds: float) -> None:
         """Advance the time of all messages."""
         with closing(sqlite3.connect(self._path)) as connection, connection:
-            connection.execute("UPDATE jobsync_message SET due = due - ?", [seconds])
+            connection.execute(
+                "UPDATE jobsync_message SET due = due - ?1, wakes = wakes - ?1", [seconds]
+            )
             connection.execute("UPDATE jobsync_finished SET finished = finished - ?", [seconds])
 
     def damage(self, id: str, text: str) -> None:

@@ -52,6 +52,7 @@ __all__ = [
     "pause",
     "poison",
     "power_off",
+    "rebooted",
     "redriven",
     "settled_late",
     "slow",
@@ -382,7 +383,7 @@ async def redriven(world: World) -> None:
 
 
 async def delays(world: World) -> None:
-    """Delayed messages wait by the database's clock, even if it is set forward or back."""
+    """Delays are as long as requested, even if the database's wall clock is set forward or back."""
     fleet = start_fleet(world)
     clock = fleet.store.rows.clock
     assert isinstance(clock, NodeClock)
@@ -395,9 +396,30 @@ async def delays(world: World) -> None:
         for _ in range(20)
     ]
     await send(fleet, *batches)
-    for step in (-45.0, 30.0, 15.0):
+    for step in world.dice.choice(((-HOUR, 30.0), (24 * HOUR, -HOUR))):
         await asyncio.sleep(world.dice.uniform(0, 20))
         clock.step_wall(step)
+    await fleet.wait_until_drained(5 * MINUTE)
+    fleet.expect_drained()
+    fleet.expect_handled_once()
+
+
+async def rebooted(world: World) -> None:
+    """The wall clock of the database is wrong after a reboot: no delay becomes longer."""
+    fleet = start_fleet(world)
+    clock = fleet.store.rows.clock
+    assert isinstance(clock, NodeClock)
+    batches = [
+        Batch([fleet.build_message("quick", 0.1) for _ in range(6)], delay=delay)
+        for delay in (5.0, 4 * MINUTE)
+    ]
+    await send(fleet, *batches)
+    for node in list(world.nodes.values()):
+        node.kill()
+    await asyncio.sleep(world.dice.uniform(0, 2 * MINUTE))
+    fleet.store.rows.clock = clock = clock.reboot()
+    clock.step_wall(world.dice.choice((-HOUR, -24 * HOUR)))
+    mend(world)
     await fleet.wait_until_drained(5 * MINUTE)
     fleet.expect_drained()
     fleet.expect_handled_once()
@@ -561,6 +583,7 @@ STORIES: tuple[Story, ...] = (
     damaged,
     redriven,
     delays,
+    rebooted,
     lost_replies,
     late,
     slow,

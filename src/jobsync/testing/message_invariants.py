@@ -8,6 +8,7 @@ A message makes only these transitions:
 
     nothing ──▶ ready, waiting               by a push, all messages of a batch at once
     ready, waiting ──▶ claimed               when it is due; adds one delivery
+    waiting ──▶ waiting                      after a reboot: its delay counts from the new boot
     claimed ──▶ claimed                      extended, by the holder of that claim
     claimed ──▶ any other                    settled, by the holder of that claim
     claimed ──▶ waiting, dead                ended, if it has lapsed or its session is dead
@@ -225,8 +226,9 @@ def _check_transition(step: _Transition) -> Iterator[_Problem]:
     if {before["state"], after["state"]}.isdisjoint(("gone", "both")):
         yield from _check_constants(step, before)
     match before["state"], after["state"]:
-        case "ready" | "waiting", "claimed":
-            yield from _check_claim(step, before)
+        case "ready" | "waiting", "claimed" | "waiting" as state:
+            check = _check_claim if state == "claimed" else _check_adoption
+            yield from check(step, before)
         case "claimed", "claimed":
             yield from _check_extension(step, before)
         case "claimed", "waiting" | "completed" | "cancelled" | "dead":
@@ -265,7 +267,7 @@ def _check_push(step: _Transition) -> Iterator[_Problem]:
     payload, delay, max_attempts = messages[after["id"]]
     if (payload, max_attempts) != (after["payload"], after["max_attempts"]):
         yield "Q2", "it is not what was pushed"
-    if delay > 0 and after["due"] < after["now"]["wall"] + delay - _ROUNDING:
+    if delay > 0 and _find_delay(after, after["now"]) < delay - _ROUNDING:
         yield "Q8", "its delay is shorter than requested"
     if (after["state"] == "waiting") != (delay > 0):
         yield "Q8", f"it is {after['state']} after a push with a delay of {delay:g} s"
@@ -275,7 +277,7 @@ def _check_claim(step: _Transition, before: _Details) -> Iterator[_Problem]:
     after, request = step.after, step.request
     if step.increase("deliveries") != 1 or step.increase("returned") or step.increase("errors"):
         yield "Q6", "a claim adds one delivery and nothing else"
-    if before["state"] == "waiting" and before["due"] > after["now"]["wall"] + _ROUNDING:
+    if before["state"] == "waiting" and _find_delay(before, after["now"]) > _ROUNDING:
         yield "Q8", "claimed before it was due"
     if step.is_last_attempt:
         yield "Q6", "claimed although its attempts are used up"
@@ -285,6 +287,26 @@ def _check_claim(step: _Transition, before: _Details) -> Iterator[_Problem]:
         yield "Q5" if step.is_by("extend") else "Q10", "claimed by another call"
     elif request is not None and request["suspects"] != bool(before["suspect"]):
         yield "Q11", "suspects and others are not claimed together"
+
+
+def _check_adoption(step: _Transition, before: _Details) -> Iterator[_Problem]:
+    after = step.after
+    now = after["now"]
+    counters = ("deliveries", "returned", "errors", "suspect", "due")
+    is_same = all(after[name] == before[name] for name in ("state", *counters))
+    if not is_same or not step.is_by("claim"):
+        yield "Q10", f"no message goes from {before['state']} to {after['state']}"
+    if before["boot"] == now["boot"] and before["wakes"] is not None:
+        yield "Q10", "its delay counted from this boot already"
+    if _find_delay(after, now) > max(0.0, _find_delay(before, now)) + _ROUNDING:
+        yield "Q8", "its delay became longer"
+
+
+def _find_delay(row: _Details, now: _Details) -> float:
+    """Return the seconds until a delay ends: by the time since boot, or by `due` after a reboot."""
+    if row["boot"] == now["boot"] and row["wakes"] is not None:
+        return float(row["wakes"] - now["mono"])
+    return float(row["due"] - now["wall"])
 
 
 def _check_extension(step: _Transition, before: _Details) -> Iterator[_Problem]:

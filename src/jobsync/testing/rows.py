@@ -49,11 +49,12 @@ CURRENT_CALL: ContextVar[BackendCall | None] = ContextVar("CURRENT_CALL", defaul
 
 _MESSAGE_COLUMNS = """
 'jobsync_message', new.id, new.queue, new.state, new.payload, new.deliveries, new.returned,
-new.max_attempts, new.suspect, new.claim, new.session, new.due, new.boot, new.trail, new.errors
+new.max_attempts, new.suspect, new.claim, new.session, new.due, new.boot, new.wakes,
+new.trail, new.errors
 """
 _FINISHED_COLUMNS = """
 'jobsync_finished', new.id, new.queue, new.state, new.payload, new.deliveries, new.returned,
-new.max_attempts, 0, '', new.session, new.finished, 0, new.trail, new.errors
+new.max_attempts, 0, '', new.session, new.finished, 0, NULL, new.trail, new.errors
 """
 _TRIGGERS = tuple(
     f"CREATE TEMP TRIGGER record_{table}_{event} AFTER {event} ON {table} "
@@ -84,6 +85,7 @@ class _TableRow(NamedTuple):
     session: str
     due: float
     boot: int
+    wakes: float | None
     trail: str
     errors: str
 

@@ -1,8 +1,10 @@
 """The queue backend on SQLite.
 
-Delays are counted by the wall clock, so they survive a restart of the machine. Claims are counted
-by the time since boot, which is independent of changes of the wall clock; claims of an earlier
-boot have lapsed.
+Claims and delays are counted by the time since boot, which all processes on the file share, and
+which no change of the wall clock affects. Claims of an earlier boot have lapsed. What is left of a
+delay of an earlier boot is computed once from the wall clock, the only one that survives a reboot,
+and is never more than the whole delay. A system without an id of the boot counts delays by the wall
+clock.
 """
 
 import sqlite3
@@ -13,6 +15,7 @@ from typing import Any
 import msgspec
 
 from jobsync.components import Components
+from jobsync.core.clock import Clock
 from jobsync.core.messages import TRANSITIONS, MessageState, decide_lapse
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt
@@ -53,6 +56,8 @@ class SqliteBackend(SqlBackend):
         super().__init__(access, queue, components)
         self._access = access
         self._is_idle = False
+        self._has_foreign = True
+        """Whether there may be delays that count from another boot."""
 
     async def _push(self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]) -> None:
         def work(connection: sqlite3.Connection) -> None:
@@ -86,13 +91,15 @@ class SqliteBackend(SqlBackend):
     def _build_parameters(
         self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
     ) -> list[dict[str, Any]]:
-        now = self._now()
+        now, (boot, mono) = self._now(), _read_delay_clock(self._access.clock)
         return [
             {
                 "queue": self.queue,
                 "id": message.id,
                 "state": "waiting" if message.delay > 0 else "ready",
                 "due": now + message.delay,
+                "boot": boot if message.delay > 0 else 0,
+                "wakes": mono + message.delay if message.delay > 0 else None,
                 "payload": payload.decode(),
                 "max_attempts": message.max_attempts,
                 "timeout": message.timeout,
@@ -111,8 +118,10 @@ class SqliteBackend(SqlBackend):
         parameters = {"queue": self.queue, "suspects": suspects, "limit": limit}
 
         def work(connection: sqlite3.Connection) -> ClaimedRows:
-            parameters["now"] = self._now()
+            parameters.update(self._read_delay_time())
             boot, mono = self._since_boot()
+            if self._has_foreign:
+                connection.execute(SQL["adopt"], {**parameters, "limit": MAX_BATCH})
             rows = connection.execute(SQL["select_waiting"], parameters).fetchall()
             if not suspects and len(rows) < limit:
                 rest = {**parameters, "limit": limit - len(rows)}
@@ -132,10 +141,11 @@ class SqliteBackend(SqlBackend):
 
         if self._is_idle:
             # A read blocks no writer.
-            parameters["now"] = self._now()
+            parameters.update(self._read_delay_time())
             (outlook,) = await self._access.read(SQL["outlook"], parameters)
-            if not outlook[0]:
-                return self._build_result([], outlook)
+            claimed = self._build_result([], outlook)
+            if not (outlook[0] or self._has_foreign):
+                return claimed
         try:
             claimed = await self._access.write(work, self.topic)
         except OutcomeUnknown as error:
@@ -144,18 +154,20 @@ class SqliteBackend(SqlBackend):
         return claimed
 
     def _build_result(self, rows: list[ClaimedRow], outlook: Sequence[Any]) -> ClaimedRows:
-        now, (boot, mono) = self._now(), self._since_boot()
-        _, suspects, due, suspect_due, lapse, lapse_boot = outlook
-        delays = [time - now for time in (due, suspect_due) if time is not None]
+        (boot, mono), (_, delay_now) = self._since_boot(), _read_delay_clock(self._access.clock)
+        _, suspects, due, suspect_due, lapse, lapse_boot, self._has_foreign = outlook
+        delays = [time - delay_now for time in (due, suspect_due) if time is not None]
+        if self._has_foreign:
+            delays.append(0.0)
         lapses_in = None if lapse is None else (lapse - mono if lapse_boot == boot else 0.0)
         return ClaimedRows(rows, bool(suspects), min(delays, default=None), lapses_in)
 
     async def _settle(self, batch: Sequence[SettlementRow]) -> set[str]:
         def work(connection: sqlite3.Connection) -> set[str]:
-            now = self._now()
-            settled = _complete(connection, batch, now)
+            time = self._read_delay_time()
+            settled = _complete(connection, batch, time["now"])
             rest = [row for row in batch if row.id not in settled]
-            return settled.union(row.id for row in rest if _settle_one(connection, row, now))
+            return settled.union(row.id for row in rest if _settle_one(connection, row, time))
 
         return await self._access.write(work, self.topic)
 
@@ -185,7 +197,7 @@ class SqliteBackend(SqlBackend):
     async def _end_claims(self, dead: Collection[str], keep: Collection[str]) -> list[EndedClaim]:
 
         def work(connection: sqlite3.Connection) -> list[EndedClaim]:
-            now, (boot, mono) = self._now(), self._since_boot()
+            time, (boot, mono) = self._read_delay_time(), self._since_boot()
             parameters = {
                 "queue": self.queue,
                 "boot": boot,
@@ -195,7 +207,7 @@ class SqliteBackend(SqlBackend):
                 "limit": MAX_BATCH,
             }
             rows = connection.execute(SQL["find_lapsed"], parameters).fetchall()
-            return [_end_lapsed(connection, row, now) for row in rows]
+            return [_end_lapsed(connection, row, time) for row in rows]
 
         try:
             return await self._access.write(work, self.topic)
@@ -236,10 +248,10 @@ class SqliteBackend(SqlBackend):
         def work(connection: sqlite3.Connection) -> int:
             parameters = {
                 "queue": self.queue,
-                "now": self._now(),
                 "ids": _json(list(ids or ())),
                 "all": ids is None,
                 "limit": limit,
+                **self._read_delay_time(),
             }
             redriven = [name for (name,) in connection.execute(SQL["redrive"], parameters)]
             connection.execute(SQL["delete_finished"], {"ids": _json(redriven)})
@@ -282,6 +294,11 @@ class SqliteBackend(SqlBackend):
     def _now(self) -> float:
         return self._access.clock.wall().seconds
 
+    def _read_delay_time(self) -> dict[str, float]:
+        """Return the parameters of statements on delays: wall time, boot, and time since boot."""
+        boot, mono = _read_delay_clock(self._access.clock)
+        return {"now": self._now(), "boot": boot, "mono": mono}
+
     def _since_boot(self) -> tuple[int, float]:
         return self._access.clock.boot(), self._access.clock.mono().seconds
 
@@ -316,10 +333,23 @@ class SqliteQueueDirectory(QueueDirectory):
         return await self._access.read(query, parameters)
 
 
+def _read_delay_clock(clock: Clock) -> tuple[int, float]:
+    """Return the boot that delays count from, and the time since it; without an id, wall time."""
+    boot = clock.boot()
+    return (boot, clock.mono().seconds) if boot else (0, clock.wall().seconds)
+
+
 def _read_clock(access: SqliteAccess) -> dict[str, float]:
-    """Return the times from which a query computes when claims lapse."""
+    """Return the times from which a query computes when claims lapse and delays end."""
     clock = access.clock
-    return {"now": clock.wall().seconds, "boot": clock.boot(), "mono": clock.mono().seconds}
+    delay_boot, delay_now = _read_delay_clock(clock)
+    return {
+        "now": clock.wall().seconds,
+        "boot": clock.boot(),
+        "mono": clock.mono().seconds,
+        "delay_boot": delay_boot,
+        "delay_now": delay_now,
+    }
 
 
 def _complete(
@@ -340,9 +370,12 @@ def _complete(
     return settled
 
 
-def _settle_one(connection: sqlite3.Connection, row: SettlementRow, now: float) -> bool:
+def _settle_one(
+    connection: sqlite3.Connection, row: SettlementRow, time: Mapping[str, float]
+) -> bool:
     """End a claim; return whether it is settled in this way, now or before."""
-    parameters = {**row._asdict(), "now": now, "due": now + row.delay, "suspect": 0}
+    due, wakes = time["now"] + row.delay, time["mono"] + row.delay
+    parameters = {**row._asdict(), **time, "due": due, "wakes": wakes, "suspect": 0}
     if row.target == "waiting":
         settled = connection.execute(SQL["requeue"], parameters).rowcount > 0
     elif settled := connection.execute(SQL["finish"], parameters).rowcount > 0:
@@ -350,7 +383,9 @@ def _settle_one(connection: sqlite3.Connection, row: SettlementRow, now: float) 
     return settled or bool(connection.execute(SQL["was_settled"], parameters).fetchone()[0])
 
 
-def _end_lapsed(connection: sqlite3.Connection, row: Sequence[Any], now: float) -> EndedClaim:
+def _end_lapsed(
+    connection: sqlite3.Connection, row: Sequence[Any], time: Mapping[str, float]
+) -> EndedClaim:
     name, claim, attempt, max_attempts, suspect, session = row
     move = decide_lapse(is_suspect=bool(suspect), attempts=attempt, max_attempts=max_attempts)
     step = TRANSITIONS[move]
@@ -360,10 +395,11 @@ def _end_lapsed(connection: sqlite3.Connection, row: Sequence[Any], now: float) 
         "target": step.target,
         "mark": "",
         "error": encode_error(SPARED if step.returns else LAPSED),
-        "now": now,
-        "due": now,
+        "due": time["now"],
+        "wakes": time["mono"],
         "back": step.returns,
         "suspect": 1,
+        **time,
     }
     if step.target == "waiting":
         connection.execute(SQL["requeue"], parameters)

@@ -23,6 +23,26 @@ enqueued
 -- Whether the queue is not paused.
 NOT EXISTS (SELECT 1 FROM jobsync_pause WHERE queue = :queue)
 
+-- fragment: is_due
+-- Whether a delay that counts from this boot is over.
+boot = :boot AND wakes <= :mono
+
+-- fragment: is_delayed
+-- Whether a delay that counts from this boot is not over.
+boot = :boot AND wakes > :mono
+
+-- fragment: foreign_delays
+-- Delays that count from another boot, or that older code has written. Three ranges of an index.
+SELECT position FROM jobsync_message
+WHERE queue = :queue AND state = 'waiting' AND suspect IN (0, 1) AND boot < :boot AND {is_known}
+UNION ALL
+SELECT position FROM jobsync_message
+WHERE queue = :queue AND state = 'waiting' AND suspect IN (0, 1) AND boot > :boot AND {is_known}
+UNION ALL
+SELECT position FROM jobsync_message
+WHERE queue = :queue AND state = 'waiting' AND suspect IN (0, 1) AND boot = :boot
+AND wakes IS NULL AND {is_known}
+
 -- fragment: error_line
 -- One line of JSON for the errors of a message, if there is an error.
 CASE WHEN :error IS NOT NULL THEN json_object(
@@ -34,10 +54,13 @@ CASE WHEN :error IS NOT NULL THEN json_object(
 id IN (SELECT value FROM json_each(:ids)) AND claim = :claim AND state = 'claimed'
 
 -- fragment: live
--- A message that is not finished, for display. Claims are counted from boot; people read wall time.
+-- A message that is not finished, for display. Claims and delays are counted from boot; people read
+-- wall time.
 queue, id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, errors, session,
 suspect, enqueued,
-CASE state WHEN 'waiting' THEN due WHEN 'claimed' THEN
+CASE state WHEN 'waiting' THEN
+  CASE WHEN boot = :delay_boot AND wakes IS NOT NULL THEN :now + wakes - :delay_now ELSE due END
+WHEN 'claimed' THEN
   CASE WHEN boot = :boot THEN :now + due - :mono ELSE :now END
 END,
 CASE state WHEN 'claimed' THEN claimed END, NULL, :now, format,
@@ -50,8 +73,12 @@ queue, id, state, CAST(payload AS BLOB), deliveries, returned, max_attempts, err
 
 -- name: push
 -- Add a message.
-INSERT INTO jobsync_message (queue, id, state, due, payload, max_attempts, timeout, enqueued)
-VALUES (:queue, :id, :state, :due, :payload, :max_attempts, :timeout, :now);
+INSERT INTO jobsync_message (
+  queue, id, state, due, boot, wakes, payload, max_attempts, timeout, enqueued
+)
+VALUES (
+  :queue, :id, :state, :due, :boot, :wakes, :payload, :max_attempts, :timeout, :now
+);
 
 -- name: exists
 -- Whether any of these messages exists, finished or not. A push is one transaction, so one message
@@ -62,12 +89,23 @@ SELECT EXISTS (
   SELECT 1 FROM jobsync_finished WHERE id IN (SELECT value FROM json_each(:ids))
 );
 
+-- name: adopt
+-- Count delays of another boot, and those of older code, from this boot: what the wall clock leaves of
+-- them, and no more than they were.
+UPDATE jobsync_message
+SET boot = :boot, wakes = :mono + max(0, min(
+  due - :now,
+  CASE WHEN due > coalesce(claimed, enqueued) THEN due - coalesce(claimed, enqueued)
+    ELSE due - :now END
+))
+WHERE position IN (SELECT position FROM ({foreign_delays}) LIMIT :limit);
+
 -- name: select_waiting
 -- Select due messages that waited, suspects or others.
 SELECT {message} FROM jobsync_message
-WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND due <= :now
+WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND {is_due}
 AND {is_known} AND {is_open}
-ORDER BY due, position LIMIT :limit;
+ORDER BY wakes, position LIMIT :limit;
 
 -- name: select_ready
 -- Select new messages in their order.
@@ -83,29 +121,32 @@ WHERE position IN (SELECT value FROM json_each(:positions));
 
 -- name: outlook
 -- What there is to do now and later: whether there is anything to claim, whether there are suspects
--- to claim, when the next delays end (of others, of suspects), and when the next claim lapses.
+-- to claim, when the next delays end (of others, of suspects), when the next claim lapses, and whether
+-- there are delays of another boot.
 SELECT
   {is_open} AND (EXISTS (
     SELECT 1 FROM jobsync_message
-    WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND due <= :now
+    WHERE queue = :queue AND state = 'waiting' AND suspect = :suspects AND {is_due}
     AND {is_known}
   ) OR (NOT :suspects AND EXISTS (
     SELECT 1 FROM jobsync_message WHERE queue = :queue AND state = 'ready' AND {is_known}
   ))),
   {is_open} AND EXISTS (
     SELECT 1 FROM jobsync_message
-    WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND due <= :now
+    WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND {is_due}
     AND {is_known}
   ),
   (
-    SELECT min(due) FROM jobsync_message
-    WHERE queue = :queue AND state = 'waiting' AND suspect = 0 AND due > :now AND {is_known}
+    SELECT min(wakes) FROM jobsync_message
+    WHERE queue = :queue AND state = 'waiting' AND suspect = 0 AND {is_delayed}
+    AND {is_known}
   ),
   (
-    SELECT min(due) FROM jobsync_message
-    WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND due > :now AND {is_known}
+    SELECT min(wakes) FROM jobsync_message
+    WHERE queue = :queue AND state = 'waiting' AND suspect = 1 AND {is_delayed}
+    AND {is_known}
   ),
-  lapses.due, lapses.boot
+  lapses.due, lapses.boot, EXISTS ({foreign_delays})
 FROM (SELECT 1) LEFT JOIN (
   SELECT due, boot FROM jobsync_message WHERE queue = :queue AND state = 'claimed'
   AND {is_known} ORDER BY due LIMIT 1
@@ -144,7 +185,7 @@ DELETE FROM jobsync_message WHERE {is_of_claim};
 -- name: requeue
 -- End a claim so that the message waits for its next delivery.
 UPDATE jobsync_message
-SET state = 'waiting', due = :due, boot = 0,
+SET state = 'waiting', due = :due, boot = :boot, wakes = :wakes,
   returned = CASE WHEN returned < 2147483647 THEN returned + :back ELSE returned END,
   suspect = :suspect, claim = '', session = '', trail = substr(trim(:mark || ' ' || trail), 1, 120),
   errors = errors || {error_line}
@@ -237,10 +278,10 @@ WHERE queue = :queue AND format > 1 GROUP BY format ORDER BY format;
 -- name: redrive
 -- Put dead letters back. Their attempts so far count as returned; deliveries only grow.
 INSERT INTO jobsync_message (
-  id, queue, state, due, payload, deliveries, returned, max_attempts, timeout, trail, errors,
-  enqueued, format
+  id, queue, state, due, boot, wakes, payload, deliveries, returned, max_attempts, timeout, trail,
+  errors, enqueued, format
 )
-SELECT id, queue, 'waiting', :now, payload, deliveries, deliveries, max_attempts, timeout, trail,
+SELECT id, queue, 'waiting', :now, :boot, :mono, payload, deliveries, deliveries, max_attempts, timeout, trail,
   errors, enqueued, format
 FROM jobsync_finished
 WHERE queue = :queue AND payload IS NOT NULL AND {is_known} AND (

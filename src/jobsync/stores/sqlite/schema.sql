@@ -105,3 +105,13 @@ CREATE TABLE jobsync_pause (
 -- name: v4_message_newer
 -- Messages of newer code, which this code leaves alone: it counts them.
 CREATE INDEX jobsync_message_newer ON jobsync_message (queue, format) WHERE format > 1;
+
+-- name: v5_message_wakes
+-- When a delay ends, in seconds since the boot that `boot` names, because the wall clock may be set.
+-- `due` is the same by the wall clock, for people, for older code, and after a reboot.
+ALTER TABLE jobsync_message ADD COLUMN wakes REAL;
+
+-- name: v5_message_delayed
+-- Delayed messages of a queue by boot; suspects apart.
+CREATE INDEX jobsync_message_delayed ON jobsync_message (queue, suspect, boot, wakes)
+WHERE state = 'waiting';

@@ -1,0 +1,183 @@
+"""Delays on SQLite when the wall clock is set, and when the machine is rebooted."""
+
+import itertools
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, closing
+from pathlib import Path
+
+import pytest
+from chance import FakeClock, SeededRandomness
+
+from jobsync import Components
+from jobsync.events import Events
+from jobsync.queue.backend import Message, NewMessage, QueueBackend, Settlement
+from jobsync.queue.sql import open_backend, sqlite
+from jobsync.stores.sqlite.store import SqliteStore
+
+Start = Callable[[], Awaitable[QueueBackend]]
+HOUR, DAY = 3_600.0, 86_400.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of the queue."""
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+async def start(path: Path, clock: FakeClock) -> AsyncIterator["Start"]:
+    """Start another process on this machine."""
+    seeds = itertools.count()
+    async with AsyncExitStack() as stack:
+
+        async def open_queue() -> QueueBackend:
+            randomness = SeededRandomness(next(seeds))
+            components = Components(clock=clock, randomness=randomness, events=Events())
+            store = await SqliteStore.connect(path, components)
+            stack.push_async_callback(store.close)
+            return open_backend(store, "tasks", components)
+
+        yield open_queue
+
+
+async def push(backend: QueueBackend, *names: str, delay: float = 0.0) -> None:
+    """Push messages."""
+    await backend.push(
+        [NewMessage(id=name, value={}, max_attempts=4, delay=delay) for name in names]
+    )
+
+
+async def claim(backend: QueueBackend) -> list[Message]:
+    """Claim all messages that are due."""
+    return (await backend.claim(100, session="me", visibility=10 * DAY)).messages
+
+
+async def retry(backend: QueueBackend, delay: float) -> None:
+    """Let the only message fail, to be tried again after a delay."""
+    (message,) = await claim(backend)
+    retry = Settlement(receipt=message.receipt, move="retry", delay=delay, error="boom")
+    assert await backend.settle([retry]) == [True]
+
+
+async def find_wait(backend: QueueBackend, clock: FakeClock) -> float:
+    """Wait as long as claims say, until there is a message; return how long that was."""
+    start = clock.mono_seconds
+    while True:
+        claimed = await backend.claim(100, session="me", visibility=10 * DAY)
+        if claimed.messages:
+            return clock.mono_seconds - start
+        assert claimed.due is not None
+        await clock.sleep(max(0.1, claimed.due))
+
+
+def reboot(clock: FakeClock, *, step: float = 0.0) -> None:
+    """Start the machine again after ten seconds, with a wall clock that is wrong by a step."""
+    clock.boot_id += 1
+    clock.mono_seconds = 5.0
+    clock.wall_seconds += 10.0 + step
+
+
+@pytest.mark.parametrize("step", [-DAY, -HOUR, -1.0, 0.0, 1.0, HOUR, DAY])
+@pytest.mark.parametrize("delay", [0.5, 60.0])
+async def test_setting_the_wall_clock_changes_no_delay(
+    start: "Start", clock: FakeClock, step: float, delay: float
+) -> None:
+    """Neither of a retry nor of a new message, in this process or another."""
+    one, other = await start(), await start()
+    await push(one, "a")
+    await retry(one, delay)
+    await push(one, "b", delay=delay)
+    clock.wall_seconds += step
+    assert await claim(other) == []
+    (waiting, _) = await other.browse("waiting")
+    assert waiting.due == pytest.approx(clock.wall_seconds + delay)
+    assert await find_wait(other, clock) == pytest.approx(delay, abs=0.11)
+    assert await other.count() == {"claimed": 2}
+
+
+@pytest.mark.parametrize("is_retry", [True, False])
+@pytest.mark.parametrize(
+    ("step", "expected"), [(0.0, 50.0), (-20.0, 60.0), (-DAY, 60.0), (30.0, 20.0), (DAY, 0.0)]
+)
+async def test_after_a_reboot_the_wall_clock_decides_within_the_delay(
+    start: "Start", clock: FakeClock, step: float, expected: float, *, is_retry: bool
+) -> None:
+    """It is the only clock that survives. A delay of 60 s never becomes longer."""
+    before = await start()
+    await push(before, "a", delay=0.0 if is_retry else 60.0)
+    if is_retry:
+        await retry(before, 60.0)
+    reboot(clock, step=step)
+    after = await start()
+    assert await find_wait(after, clock) == pytest.approx(expected, abs=0.11)
+
+
+async def test_what_is_left_of_a_delay_is_computed_once(start: "Start", clock: FakeClock) -> None:
+    """A wall clock that is corrected after the first look changes nothing any more."""
+    await push(await start(), "a", delay=60.0)
+    reboot(clock)
+    after = await start()
+    assert await claim(after) == []
+    clock.wall_seconds += DAY
+    assert await find_wait(await start(), clock) == pytest.approx(50.0, abs=0.11)
+
+
+async def test_delays_of_older_code_are_honoured(
+    start: "Start", clock: FakeClock, path: Path
+) -> None:
+    """It writes only the wall time, and may run beside this code."""
+    backend = await start()
+    await push(backend, "a", delay=60.0)
+    await push(backend, "b")
+    assert [message.id for message in await claim(backend)] == ["b"]
+    due = clock.wall_seconds + 30.0
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE jobsync_message SET state = 'waiting', boot = 0, due = ?", [due])
+        file.execute("UPDATE jobsync_message SET wakes = NULL WHERE id = 'a'")
+    assert await claim(backend) == []
+    assert await find_wait(backend, clock) == pytest.approx(30.0, abs=0.11)
+    assert await backend.count() == {"claimed": 2}
+
+
+async def test_a_system_without_an_id_of_its_boot_uses_the_wall_clock(
+    start: "Start", clock: FakeClock
+) -> None:
+    """Its time since boot says nothing after a reboot."""
+    clock.boot_id = 0
+    backend = await start()
+    await push(backend, "a", delay=60.0)
+    (waiting,) = await backend.browse("waiting")
+    assert waiting.due == clock.wall_seconds + 60.0
+    clock.mono_seconds = 0.0
+    clock.wall_seconds += 20.0
+    assert await find_wait(await start(), clock) == pytest.approx(40.0, abs=0.11)
+
+
+async def test_many_delays_of_an_earlier_boot_are_adopted_in_parts(
+    start: "Start", clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No transaction becomes large; a claim tells that there is more to do."""
+    await push(await start(), *(f"m{n}" for n in range(10)), delay=60.0)
+    reboot(clock)
+    monkeypatch.setattr(sqlite, "MAX_BATCH", 4)
+    after = await start()
+    waits = [(await after.claim(100, session="me", visibility=60)).due for _ in range(4)]
+    assert waits[:2] == [0.0, 0.0]
+    assert waits[2:] == [pytest.approx(50.0)] * 2
+    await clock.sleep(51.0)
+    assert len(await claim(after)) == 10
+
+
+async def test_a_claim_reads_delays_by_an_index(path: Path, start: "Start") -> None:
+    """However many messages wait."""
+    await start()
+    parameters = dict.fromkeys(("queue", "suspects", "limit", "now", "boot", "mono"), 0)
+    with closing(sqlite3.connect(path)) as file:
+        for name in ("select_waiting", "outlook", "adopt"):
+            plan = file.execute(f"EXPLAIN QUERY PLAN {sqlite.SQL[name]}", parameters).fetchall()
+            steps = [row[-1] for row in plan if "jobsync_message" in row[-1]]
+            assert steps
+            assert not [step for step in steps if step.startswith("SCAN")], name
+            delayed = [step for step in steps if "jobsync_message_delayed" in step]
+            assert len(delayed) == {"select_waiting": 1, "outlook": 7, "adopt": 3}[name]
