@@ -748,6 +748,25 @@ async def test_a_counter_beyond_its_end_fails_no_claim(
     assert dead.deliveries == 2**63 - 1
 
 
+async def test_of_very_many_errors_the_latest_are_kept(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """A message that is tried for ever does not become a row that nobody can write."""
+    await backend.push(new_messages(1, 2, max_attempts=1_000_000))
+    old = [{"attempt": n, "error": "é" * 1_500, "at": 1.0, "session": ME} for n in range(300)]
+    lines = "".join(msgspec.json.encode(line).decode() + "\n" for line in old)
+    for name in ("id-1", "id-2"):
+        location.overwrite("jobsync_message", name, errors=lines)
+    one, two = await claim(backend)
+    assert await settle(backend, one.receipt, "retry", error="again")
+    assert await settle(backend, two.receipt, "bury", error="again")
+    for state in ("waiting", "dead"):
+        (kept,) = await backend.browse(state)
+        assert 100 < len(kept.errors) < 200
+        assert [each.error for each in kept.errors][-2:] == ["é" * 1_500, "again"]
+        assert [each.attempt for each in kept.errors][-2:] == [299, 1]
+
+
 async def test_a_message_that_is_never_due_fails_no_claim(
     location: QueueLocation, backend: QueueBackend
 ) -> None:

@@ -10,8 +10,8 @@ Guarantees of every backend:
 - Settling again in the same way changes nothing and is not an error, so a caller that lost a
   reply repeats the identical request.
 - `deliveries` only grows. A message without attempts left is among the dead letters, with its
-  payload and every error. When a worker dies, its messages in flight spend no attempt, except
-  one that ran alone: see `core.messages`.
+  payload and every error; of very many, the latest. When a worker dies, its messages in flight
+  spend no attempt, except one that ran alone: see `core.messages`.
 - A delayed message is not claimed before its time, by the store's clock.
 - An unreadable message is moved to the dead letters unchanged, and reported. So is one whose
   counters or timeout are impossible. No row fails the claim of another.

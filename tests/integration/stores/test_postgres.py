@@ -20,6 +20,7 @@ from jobsync import (
     Components,
     Conflict,
     Conflicted,
+    Corrupt,
     Misconfigured,
     OutcomeUnknown,
     Put,
@@ -753,6 +754,15 @@ async def test_the_servers_own_timeout_is_not_unknown(
         with pytest.raises(Unavailable, match="nothing was written"):
             await store.put(record, 1)
     assert await store.get("n") == record
+
+
+async def test_a_stored_value_that_a_statement_cannot_process_is_corrupt(
+    url: str, connect: Connect
+) -> None:
+    """The error names the place and the server's reason; it is not one of the driver's."""
+    store = await connect(url)
+    with pytest.raises(Corrupt, match=r"queue/a cannot be read \(integer out of range\)"):
+        await store.sql.run("SELECT 2147483647 + %s::integer", [1], "queue/a")
 
 
 async def test_a_fork_is_refused(url: str, connect: Connect) -> None:

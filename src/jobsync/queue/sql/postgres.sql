@@ -31,6 +31,13 @@ greatest(0, least(2147483647, m.deliveries::bigint - m.returned))
 id, payload, deliveries, returned, max_attempts, timeout, suspect,
 extract(epoch FROM enqueued)::float8
 
+-- fragment: kept_errors
+-- The errors of a message so far. Of very many the latest are kept, from the start of a line: each new
+-- one rewrites the row, and a row has an end.
+CASE WHEN length(m.errors) > 400000
+  THEN substr(right(m.errors, 200000), strpos(right(m.errors, 200000), E'\n') + 1)
+  ELSE m.errors END
+
 -- fragment: finish
 -- Move the rows of `gone` to the finished messages. Completed messages keep no payload.
 INSERT INTO {schema}.jobsync_finished (
@@ -39,8 +46,8 @@ INSERT INTO {schema}.jobsync_finished (
 )
 SELECT id, queue, target, CASE WHEN target <> 'completed' THEN payload END, deliveries, returned,
   max_attempts, timeout, session, left(concat_ws(' ', mark, trail), 120),
-  errors || coalesce(line, ''), enqueued, format
-FROM gone
+  {kept_errors} || coalesce(line, ''), enqueued, format
+FROM gone AS m
 
 -- fragment: error_line
 -- One line of JSON for the errors of a message, if there is an error.
@@ -189,7 +196,7 @@ WITH given AS (
   SET state = 'waiting', due = clock_timestamp() + g.delay * interval '1 second',
     returned = CASE WHEN m.returned < 2147483647 THEN m.returned + g.back ELSE m.returned END,
     suspect = false, claim = '', session = '',
-    trail = left(concat_ws(' ', g.mark, m.trail), 120), errors = m.errors || coalesce({error_line}, '')
+    trail = left(concat_ws(' ', g.mark, m.trail), 120), errors = {kept_errors} || coalesce({error_line}, '')
   FROM locked AS g
   WHERE m.id = g.id AND m.claim = g.claim AND m.state = 'claimed' AND g.target = 'waiting'
   RETURNING m.id
@@ -234,7 +241,7 @@ WITH ended AS MATERIALIZED (
   UPDATE {schema}.jobsync_message AS m
   SET state = 'waiting', due = clock_timestamp(), suspect = true,
     returned = m.returned + (NOT g.suspect AND m.returned < 2147483647)::integer,
-    claim = '', session = '', errors = m.errors || {error_line}
+    claim = '', session = '', errors = {kept_errors} || {error_line}
   FROM ended AS g WHERE m.id = g.id AND NOT g.spent
 )
 SELECT id, CASE WHEN spent THEN 'dead' ELSE 'waiting' END, attempt, session FROM ended;

@@ -49,6 +49,13 @@ CASE WHEN :error IS NOT NULL THEN json_object(
   'attempt', {attempt}, 'error', json(:error), 'at', :now, 'session', session
 ) || char(10) ELSE '' END
 
+-- fragment: kept_errors
+-- The errors of a message so far. Of very many the latest are kept, from the start of a line: each new
+-- one rewrites the row, and a row has an end.
+CASE WHEN length(errors) > 400000
+  THEN substr(substr(errors, -200000), instr(substr(errors, -200000), char(10)) + 1)
+  ELSE errors END
+
 -- fragment: is_of_claim
 -- The messages that one claim still holds.
 id IN (SELECT value FROM json_each(:ids)) AND claim = :claim AND state = 'claimed'
@@ -159,7 +166,7 @@ INSERT INTO jobsync_finished (
   enqueued, finished, format
 )
 SELECT id, queue, :target, CASE WHEN :target <> 'completed' THEN payload END, deliveries, returned,
-  max_attempts, timeout, session, substr(trim(:mark || ' ' || trail), 1, 120), errors || {error_line},
+  max_attempts, timeout, session, substr(trim(:mark || ' ' || trail), 1, 120), {kept_errors} || {error_line},
   enqueued, :now, format
 FROM jobsync_message WHERE id = :id AND claim = :claim AND state = 'claimed';
 
@@ -188,7 +195,7 @@ UPDATE jobsync_message
 SET state = 'waiting', due = :due, boot = :boot, wakes = :wakes,
   returned = CASE WHEN returned < 2147483647 THEN returned + :back ELSE returned END,
   suspect = :suspect, claim = '', session = '', trail = substr(trim(:mark || ' ' || trail), 1, 120),
-  errors = errors || {error_line}
+  errors = {kept_errors} || {error_line}
 WHERE id = :id AND claim = :claim AND state = 'claimed';
 
 -- name: was_settled
