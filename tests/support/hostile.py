@@ -29,9 +29,10 @@ class HostileText(str):
         return self
 
 
-def _raise(error: BaseException) -> Callable[[object], str]:
+def _raise(error: type[BaseException], *arguments: str) -> Callable[[object], str]:
     def method(_: object, *__: object) -> str:
-        raise error
+        # A new one each time: an error keeps the frames that it has passed, and what they have.
+        raise error(*arguments)
 
     return method
 
@@ -48,12 +49,12 @@ def _recurse(self: object, *_: object) -> str:
 
 
 HOSTILE: dict[str, Callable[[object], str]] = {
-    "raises": _raise(ValueError("not today")),
-    "raises-broken": _raise(type("Broken", (Exception,), {"__str__": _recurse})()),
-    "raises-stop": _raise(StopIteration()),
-    "raises-exit": _raise(GeneratorExit()),
-    "raises-cancelled": _raise(asyncio.CancelledError()),
-    "raises-base": _raise(BaseException("everything")),
+    "raises": _raise(ValueError, "not today"),
+    "raises-broken": _raise(type("Broken", (Exception,), {"__str__": _recurse})),
+    "raises-stop": _raise(StopIteration),
+    "raises-exit": _raise(GeneratorExit),
+    "raises-cancelled": _raise(asyncio.CancelledError),
+    "raises-base": _raise(BaseException, "everything"),
     "recurses": _recurse,
     "none": _return(None),
     "bytes": _return(b"text"),
