@@ -89,6 +89,7 @@ class WorkerProcess:
         self._database.on("db:disconnected", lambda _: self._stop())
         self._database.on("db:disconnect-incomplete", self._on_incomplete)
         heartbeats = asyncio.create_task(self._send_heartbeats())
+        heartbeats.add_done_callback(self._on_heartbeats_ended)
         try:
             await self._connect()
             await self._stopping.wait()
@@ -177,6 +178,11 @@ class WorkerProcess:
     def _on_failure(self, event: object) -> None:
         self._health.failure = str(getattr(event, "error", event))
         self._stop()
+
+    def _on_heartbeats_ended(self, heartbeats: asyncio.Task[None]) -> None:
+        """Stop if the heartbeats have failed: nobody would know whether this process works."""
+        if not heartbeats.cancelled() and (error := heartbeats.exception()) is not None:
+            self._give_up([format_error(error)])
 
     def _on_incomplete(self, event: Event) -> None:
         self._is_late = True

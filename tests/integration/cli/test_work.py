@@ -78,8 +78,10 @@ class Worker:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal and wait; return the exit code and the rest of the log."""
         self.process.send_signal(number)
-        _, log = self.process.communicate(timeout=60)
-        return self.process.returncode, log
+        # Not `communicate`: it would miss the lines that were read ahead.
+        assert self.process.stderr is not None
+        log = self.process.stderr.read()
+        return self.process.wait(60), log
 
 
 @contextmanager
@@ -265,6 +267,15 @@ async def test_health_reads_the_heartbeat_file(tmp_path: Path, url: str) -> None
         assert (status, report["status"], report["pid"]) == (0, "alive", worker.process.pid)
     await until(lambda: health("--live", "--max-age", "1")[0] == 3, "it is old")
     assert "no heartbeat for" in str(health("--ready", "--max-age", "1")[1]["reasons"])
+
+
+def test_heartbeats_that_cannot_be_written_end_the_process(tmp_path: Path, url: str) -> None:
+    """With exit code 1 and the reason in the log: probes would call it dead."""
+    file = tmp_path / "missing" / "heartbeat.json"
+    worker = Worker(tmp_path, url, "tasks:db", "--heartbeat-file", str(file))
+    assert "--heartbeat-file cannot be written" in worker.read_until("stopping, so that")
+    assert worker.process.wait(60) == 1
+    worker.process.communicate()
 
 
 @pytest.mark.parametrize(
