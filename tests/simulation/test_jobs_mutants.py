@@ -133,7 +133,7 @@ def reclaims_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_unknown_claims_open(patch: pytest.MonkeyPatch) -> None:
-    """A claim with an unknown outcome may land, and no node does the task."""
+    """A claim with an unknown outcome may land, and its node claims the task once more."""
 
     async def forget(self: Claims) -> None:
         self._unclosed.clear()
@@ -210,7 +210,7 @@ KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
     ignores_conflicting_claims: (job_stories.suspend_in_the_loop, 0, "T6"),
     acts_on_claims_of_an_earlier_session: (job_stories.cut_while_claiming, 7, "T2"),
     reclaims_at_once: (job_stories.kill, 2, "T6"),
-    leaves_unknown_claims_open: (job_stories.lost_claims, 20, "TL3"),
+    leaves_unknown_claims_open: (job_stories.unanswered_claims, 3, "T6"),
     runs_late_claims: (job_stories.cut_while_claiming, 4, "T2"),
     ends_claims_of_others: (job_stories.suspend, 0, "T2"),
     ignores_newer_assignments: (job_stories.suspend_in_the_loop, 0, "T2"),

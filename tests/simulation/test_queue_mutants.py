@@ -5,10 +5,11 @@ comparing a receipt's number of deliveries is not a mutant: every claim has its 
 is compared.
 """
 
+import asyncio
 import logging
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 import pytest
@@ -16,13 +17,16 @@ import queue_stories
 from msgspec.structs import replace
 from mutants import catches
 
+from jobsync.coordination import runner
 from jobsync.core import messages
 from jobsync.core.clock import Mono
 from jobsync.core.messages import TRANSITIONS
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import Message, NewMessage, Receipt, Settlement
 from jobsync.queue.completer import Completer
+from jobsync.queue.executor import Executor, HandlerOutcome, build_late_verdict
 from jobsync.queue.in_flight import Delivery, InFlight
+from jobsync.queue.plugin import QueuePlugin
 from jobsync.queue.reaper import Quarantine
 from jobsync.queue.sql import common, sqlite
 from jobsync.queue.sql.common import SettlementRow, SqlBackend
@@ -336,6 +340,119 @@ def settles_a_message_twice_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Completer, "_take_batch", take)
 
 
+def hides_timeouts_from_handlers(patch: pytest.MonkeyPatch) -> None:
+    """A handler that exceeds its timeout is cancelled, but its context is not marked as lost."""
+
+    def on_deadline(self: Worker, delivery: Delivery) -> None:
+        if delivery.is_late or delivery.is_lost:
+            self._conclude_cancelled(delivery)
+            self._report_overrun(delivery)
+        else:
+            delivery.is_late = True
+            self._cancel(delivery)
+
+    patch.setattr(Worker, "_on_deadline", on_deadline)
+
+
+def hides_stops_from_functions(patch: pytest.MonkeyPatch) -> None:
+    """A plain function is not told that its worker stops."""
+
+    def interrupt(self: Worker, delivery: Delivery) -> None:
+        delivery.is_interrupted = True
+        if delivery.is_on_loop and delivery.task is not None:
+            delivery.task.cancel()
+
+    patch.setattr(Worker, "_interrupt", interrupt)
+
+
+def hides_lost_claims_from_handlers(patch: pytest.MonkeyPatch) -> None:
+    """The context of a handler is never marked as lost."""
+    patch.setattr(Delivery, "mark_context_lost", lambda _: None)
+
+
+def charges_for_interruptions(patch: pytest.MonkeyPatch) -> None:
+    """A handler that is cancelled because its worker stops spends an attempt."""
+
+    def interrupt(self: Worker, delivery: Delivery) -> None:
+        if delivery.task is not None:
+            delivery.task.cancel()
+
+    patch.setattr(Worker, "_interrupt", interrupt)
+
+
+def charges_for_errors_of_interrupted_handlers(patch: pytest.MonkeyPatch) -> None:
+    """A handler that raises another error when it is cancelled by a stop spends an attempt."""
+
+    async def run(self: Executor, delivery: Delivery) -> HandlerOutcome:
+        outcome = await was(self, delivery)
+        if isinstance(outcome.verdict, messages.Failed):
+            delivery.is_interrupted = False
+        return outcome
+
+    was = Executor.run
+    patch.setattr(Executor, "run", run)
+
+
+def returns_what_cancels_itself(patch: pytest.MonkeyPatch) -> None:
+    """A handler that cancels its own task spends no attempt."""
+
+    def conclude(self: Worker, delivery: Delivery) -> None:
+        self._conclude(delivery, build_late_verdict(delivery) or messages.Returned())
+
+    patch.setattr(Worker, "_conclude_cancelled", conclude)
+
+
+def loses_the_slot_of_what_cancels_itself(patch: pytest.MonkeyPatch) -> None:
+    """A handler that cancels its own task takes its slot along."""
+
+    async def serve(self: Worker) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        while not task.cancelling() and (delivery := self._next_ready()) is not None:
+            delivery.task = task
+            await self._handle(delivery)
+        if not task.cancelling():
+            self._servers -= 1
+
+    patch.setattr(Worker, "_serve", serve)
+
+
+def waits_for_handlers_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A worker that stops waits for its handlers, however long they take."""
+
+    async def wait(self: Worker, list_busy: Callable[[], Sized], until: object) -> None:
+        while list_busy():
+            self._changed.clear()
+            await self._wait_for_change(self._settings.poll_interval)
+
+    patch.setattr(Worker, "_wait_while", wait)
+
+
+def claims_while_another_queue_stops(patch: pytest.MonkeyPatch) -> None:
+    """A queue claims until it is its turn to stop."""
+    patch.setattr(QueuePlugin, "prepare_stop", lambda _: None)
+
+
+def cancels_no_step_of_a_disconnect(patch: pytest.MonkeyPatch) -> None:
+    """A step of a disconnect that takes too long is left behind without being cancelled."""
+
+    async def cancel(task: object, seconds: float) -> None:
+        pass
+
+    patch.setattr(runner, "_cancel", cancel)
+
+
+def leaves_no_step_of_a_disconnect_behind(patch: pytest.MonkeyPatch) -> None:
+    """A step of a disconnect is cancelled until it ends."""
+
+    async def cancel(task: asyncio.Task[None], seconds: float) -> None:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=seconds)
+
+    patch.setattr(runner, "_cancel", cancel)
+
+
 KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
     settles_whoever_has_it: (queue_stories.settled_late, 0, "Q5"),
     settles_what_has_ended: (queue_stories.settled_late, 0, "Q5"),
@@ -343,7 +460,7 @@ KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
     takes_a_lost_reply_for_a_refusal: (queue_stories.lost_replies, 0, "Q15"),
     forgets_how_it_was_settled: (queue_stories.lost_replies, 0, "Q15"),
     claims_what_is_claimed: (queue_stories.begins, 0, "Q4"),
-    ends_claims_that_stand: (queue_stories.kill, 39, "Q13"),
+    ends_claims_that_stand: (queue_stories.kill_beside_old_claims, 0, "Q13"),
     ends_claims_of_the_silent: (queue_stories.long, 0, "Q13"),
     extends_whoever_has_it: (queue_stories.late, 0, "Q5"),
     extends_what_has_ended: (queue_stories.late, 0, "Q5"),
@@ -369,7 +486,18 @@ KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
     runs_suspects_in_company: (queue_stories.poison, 1, "Q11"),
     claims_beside_a_suspect: (queue_stories.epidemic, 1, "Q6"),
     gives_up_settling: (queue_stories.settled_late, 0, "Q15"),
-    settles_a_message_twice_at_once: (queue_stories.damaged, 71, "A1"),
+    settles_a_message_twice_at_once: (queue_stories.settled_again, 0, "A1"),
+    hides_timeouts_from_handlers: (queue_stories.timeouts_of_functions, 0, "Q19"),
+    hides_stops_from_functions: (queue_stories.stops_with_functions, 0, "Q18"),
+    hides_lost_claims_from_handlers: (queue_stories.disconnects_itself, 0, "Q14"),
+    charges_for_interruptions: (queue_stories.stops, 0, "Q6"),
+    charges_for_errors_of_interrupted_handlers: (queue_stories.stops, 0, "Q6"),
+    returns_what_cancels_itself: (queue_stories.cancels_itself, 0, "Q20"),
+    loses_the_slot_of_what_cancels_itself: (queue_stories.cancels_itself, 0, "QL3"),
+    waits_for_handlers_for_ever: (queue_stories.stops_although_stubborn, 0, "Q18"),
+    claims_while_another_queue_stops: (queue_stories.stops_with_two_queues, 0, "Q22"),
+    cancels_no_step_of_a_disconnect: (queue_stories.stops_in_silence, 0, "Q22"),
+    leaves_no_step_of_a_disconnect_behind: (queue_stories.stops_with_hooks, 0, "Q21"),
 }
 """For each mutant a story and a seed that catch it, and the invariant that it violates."""
 

@@ -1,6 +1,7 @@
 """The simulated world: time, order and nodes."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -71,8 +72,8 @@ def test_sets_of_tasks_have_one_order() -> None:
     del elsewhere
 
 
-def test_threads_run_in_the_loop() -> None:
-    """Functions that code sends to a thread run in the world, in a reproducible order."""
+def test_functions_run_on_threads() -> None:
+    """Functions that code sends to a thread run in the world, and return or raise as usual."""
 
     async def story(world: World) -> tuple[int, int]:
         with pytest.raises(ZeroDivisionError):
@@ -80,6 +81,51 @@ def test_threads_run_in_the_loop() -> None:
         return await asyncio.to_thread(divmod, 7, 4)
 
     assert run(story) == (1, 3)
+
+
+def test_a_function_on_a_thread_blocks() -> None:
+    """Virtual time passes meanwhile, and the world goes on, in the same order each time."""
+
+    async def story(world: World) -> list[tuple[str, float]]:
+        seen: list[tuple[str, float]] = []
+
+        def work(name: str) -> None:
+            for _ in range(3):
+                loop.block(2)
+                seen.append((name, world.loop.time()))
+
+        await asyncio.gather(*(asyncio.to_thread(work, name) for name in "abc"))
+        return seen
+
+    seen = run(story)
+    assert sorted(seen) == [(name, at) for name in "abc" for at in (2.0, 4.0, 6.0)]
+    assert run(story) == seen
+
+
+def test_a_killed_process_stops_at_once_on_its_threads() -> None:
+    """A function on a thread runs no further when its node is dead, or the world has ended."""
+    seen: list[float] = []
+
+    async def story(world: World) -> None:
+        def work() -> None:
+            while True:
+                loop.block(1)
+                seen.append(world.loop.time())
+
+        async def run_work() -> None:
+            await asyncio.to_thread(work)
+
+        killed, other = world.node("a"), world.node("b")
+        for node in (killed, other):
+            node.run(run_work())
+        await asyncio.sleep(2.5)
+        killed.kill()
+        await asyncio.sleep(1)
+
+    threads = threading.active_count()
+    run(story)
+    assert seen == [1, 1, 2, 2, 3]
+    assert threading.active_count() == threads
 
 
 def test_a_deadlock_is_found() -> None:

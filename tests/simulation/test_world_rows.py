@@ -10,6 +10,7 @@ import pytest
 from jobsync import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import ClaimResult, NewMessage, QueueBackend, Settlement
 from jobsync.queue.sql import open_backend
+from jobsync.stores.contract import Applied, Put
 from jobsync.testing import (
     Link,
     RecordingBackend,
@@ -19,6 +20,7 @@ from jobsync.testing import (
     check_answers,
     check_drained,
     check_messages,
+    check_orphans,
     check_redelivered,
 )
 
@@ -165,6 +167,43 @@ def test_a_late_redelivery_is_found() -> None:
     assert check_redelivered(history, since=0.0, within=40.0) == []
     assert len(check_redelivered(history, since=0.0, within=20.0)) == 1
     assert check_redelivered(history, since=50.0, within=20.0) == []
+
+
+def test_a_claim_that_outlives_its_session_is_found() -> None:
+    """The claim of a session that has ended stands for longer than the bound."""
+
+    async def scenario(world: World, link: Link, backend: QueueBackend) -> None:
+        (record,) = [
+            outcome.record
+            for outcome in await link.write([Put("session/me", {"state": "live"})])
+            if isinstance(outcome, Applied)
+        ]
+        await backend.push([message()])
+        await backend.claim(1, session="me", visibility=30.0)
+        await asyncio.sleep(10)
+        await link.write([record.replace({"state": "dead"})])
+        await asyncio.sleep(31)
+        await backend.end_claims()
+
+    history = run(scenario).history
+    assert check_orphans(history, since=0.0, within=32.0) == []
+    assert [each.invariant for each in check_orphans(history, since=0.0, within=30.0)] == ["QL4"]
+    assert check_orphans(history, since=20.0, within=30.0) == []
+
+
+def test_withheld_calls_do_not_arrive() -> None:
+    """One kind of call gets no answer while others do."""
+
+    async def scenario(world: World, link: Link, backend: QueueBackend) -> None:
+        await backend.push([message()])
+        (claimed,) = (await claim(backend)).messages
+        receipt = claimed.receipt
+        link.withheld = frozenset(["extend"])
+        with pytest.raises(Unavailable):
+            await backend.extend([receipt], 30.0)
+        assert await backend.settle([Settlement(receipt=receipt, move="complete")]) == [True]
+
+    assert list_states(run(scenario)) == ["ready", "claimed", "completed"]
 
 
 def run_sql(statement: str) -> Callable[[sqlite3.Connection], object]:

@@ -64,6 +64,7 @@ __all__ = [
     "stormy_with_suspends",
     "suspend",
     "suspend_in_the_loop",
+    "unanswered_claims",
 ]
 
 SOON = 1.0
@@ -275,6 +276,24 @@ async def lost_claims(world: World) -> None:
     mend(world)
     await fleet.wait_until_balanced(4 * TIMEOUT)
     await fleet.wait_until_done(300)
+
+
+async def unanswered_claims(world: World) -> None:
+    """A node gets no reply to its claims while its session stands and its tokens move away."""
+    fleet = start_fleet(world, tasks=120)
+    await fleet.wait_until_balanced(SOON)
+    victim = fleet.process(world.dice.choice("abc"))
+    claims, _ = victim.machine.links
+    claims.weather = Weather(latency=1.0)
+    await asyncio.sleep(world.dice.uniform(1.5, 2.5))
+    claims.replies_pass = False
+    for name in "def":
+        fleet.add(name)
+    # A write settles for half a minute.
+    await asyncio.sleep(world.dice.uniform(45, 70))
+    mend(world)
+    await fleet.wait_until_balanced(2 * TIMEOUT)
+    await fleet.wait_until_done(DONE)
 
 
 async def short_pauses(world: World) -> None:
@@ -551,6 +570,7 @@ STORIES = [
     slow_join,
     cut_while_claiming,
     lost_claims,
+    unanswered_claims,
     short_pauses,
     outage,
     leaders_die,

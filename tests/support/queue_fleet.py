@@ -3,7 +3,8 @@
 Each process has its own database and queue, as a user's process has; the rows are those of an
 SQLite database in the world. `jobsync.testing` checks the messages. This module checks, as it
 happens, what only handlers show: a handler starts with a claim that stands, runs only while it may
-trust its claim, and reads what was pushed.
+trust its claim, knows when that has ended, and reads what was pushed. It also checks how processes
+stop: in time, whatever their handlers do.
 """
 
 import asyncio
@@ -11,12 +12,15 @@ import itertools
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jobsync import JobsyncError
 from jobsync.core.messages import Cancel, Snooze
+from jobsync.database.database import DisconnectIncomplete
+from jobsync.database.plugin import Plugin
 from jobsync.errors import Invalid, Misconfigured, OutcomeUnknown, Unavailable
-from jobsync.queue.context import Context
+from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.events import MessageCompleted
 from jobsync.testing import (
     NodeDatabase,
@@ -27,12 +31,19 @@ from jobsync.testing import (
     check_messages,
 )
 from jobsync.testing.invariants import Violation, fail, is_defect, require
+from jobsync.testing.loop import block
 from jobsync.testing.world import Node, Occurrence, World
 
-__all__ = ["BEAT", "TIMEOUT", "QueueFleet", "QueueProcess"]
+__all__ = ["BEAT", "LETTERS", "PARCELS", "TIMEOUT", "Batch", "QueueFleet", "QueueProcess"]
 
 BEAT, TIMEOUT = 5.0, 15.0
 FOR_EVER = 1e9
+LETTERS, PARCELS = "letters", "parcels"
+"""The resources with queues. Most fleets have only the first one."""
+STOP_TIME = 2.0
+"""Seconds after the grace period in which a process must have stopped."""
+_FASTEST = 1.05
+"""The rate of the fastest clock."""
 
 
 class QueueProcess:
@@ -49,41 +60,89 @@ class QueueProcess:
     ) -> None:
         self.fleet = fleet
         self.node = node
-        self.handling: dict[tuple[str, int], Context] = {}
+        self.handling: dict[tuple[str, int], Context | BlockingContext] = {}
         self.queue: RecordingQueue | None = None
+        self.stopping_since: float | None = None
+        """When it was first told to stop."""
+        self.stopped_at: float | None = None
+        self._database: NodeDatabase | None = None
         self._options = options
         self._is_idle = is_idle
 
     async def work(self) -> None:
-        """Handle messages until cancelled, or until the database has failed."""
-        database = NodeDatabase(self.node, self.fleet.store)
+        """Handle messages until cancelled or disconnected, or until the database has failed."""
+        fleet = self.fleet
+        database = self._database = _WatchedDatabase(self, fleet.store)
+        handler = self.handle_on_a_thread if fleet.uses_threads else self.handle
         async with database:
-            database.events.on(MessageCompleted.name, self.fleet.check_completion)
-            queue = RecordingQueue(resource="letters", on_message=self.handle, **self._options)
-            if self._is_idle:
-                queue.pause()
-            self.queue = await database.use_plugin(queue)
+            database.events.on(MessageCompleted.name, fleet.check_completion)
+            database.events.on(DisconnectIncomplete.name, self._check_left_behind)
+            if fleet.has_stubborn_hooks:
+                database.events.on(MessageCompleted.name, self._listen)
+                await database.use_plugin(_StubbornPlugin(self), alias="stubborn")
+            for resource in fleet.resources:
+                queue = RecordingQueue(resource=resource, on_message=handler, **self._options)
+                if self._is_idle:
+                    queue.pause()
+                await database.use_plugin(queue)
+                self.queue = self.queue or queue
             await self._wait(database)
 
     async def push(self, batches: Callable[[], Iterator["Batch"]]) -> None:
         """Push one batch after the other, and handle nothing."""
         options = {k: v for k, v in self._options.items() if k in _SESSION_OPTIONS}
-        async with NodeDatabase(self.node, self.fleet.store) as database:
-            self.queue = await database.use_plugin(RecordingQueue(resource="letters", **options))
+        async with _WatchedDatabase(self, self.fleet.store) as database:
+            queues = {
+                resource: await database.use_plugin(RecordingQueue(resource=resource, **options))
+                for resource in self.fleet.resources
+            }
+            self.queue = queues[LETTERS]
             for batch in batches():
                 await self.node.clock.sleep(batch.pause)
                 try:
-                    names = await self.queue.enqueue_many(batch.data, **batch.options)
+                    queue = queues[batch.resource]
+                    names = await queue.enqueue_many(batch.data, **batch.options)
                     self.fleet.acknowledged += names
                 except (Misconfigured, OutcomeUnknown, Unavailable):
                     self.fleet.world.note(self.node.name, "push failed")
             await self._wait(database)
 
     async def _wait(self, database: NodeDatabase) -> None:
-        while True:
+        while self.stopping_since is None:
             await self.node.clock.sleep(BEAT)
-            # Raises the error that made it fail.
-            assert database.store is not None
+            if self.stopping_since is None:
+                # Raises the error that made it fail.
+                assert database.store is not None
+
+    def record_stop(self) -> None:
+        """Record that it was told to stop, and check later that it has stopped."""
+        if self.stopping_since is None:
+            loop = self.node.world.loop
+            self.stopping_since = loop.time()
+            grace = 30.0 if self.queue is None else self.queue.settings.grace
+            seconds = (grace + STOP_TIME) * _FASTEST
+            loop.call_outside(seconds, self._check_stopped, seconds)
+
+    def record_end_of_stop(self) -> None:
+        """Record that it has stopped."""
+        self.stopped_at = self.node.world.loop.time()
+
+    def _check_stopped(self, seconds: float) -> None:
+        since, disturbed = self.stopping_since, self.fleet.disturbed.get(self.node.name, -1.0)
+        if self.stopped_at is None and self.is_awake and since is not None and disturbed < since:
+            found = f"{self.node.name}: has not stopped within {seconds:.1f} s"
+            self.node.world.violations.append(Violation("Q21", found))
+
+    def _check_left_behind(self, event: DisconnectIncomplete) -> None:
+        """Check that only user code still runs."""
+        parts = [text for text in event.running if not (": " in text or text in _USER_CODE)]
+        if parts:
+            found = f"{self.node.name} has stopped, and {parts} still run"
+            self.node.world.violations.append(Violation("Q22", found))
+
+    async def _listen(self, _: MessageCompleted) -> None:
+        """Do not end before the process does."""
+        await self.sleep_stubbornly(FOR_EVER)
 
     async def handle(self, task: Any, context: Context) -> Any:
         """Handle a message as its kind demands."""
@@ -97,15 +156,28 @@ class QueueProcess:
         fleet.record_end(self, context)
         return result
 
+    def handle_on_a_thread(self, task: Any, context: BlockingContext) -> Any:
+        """Handle a message in a plain function, as its kind demands."""
+        fleet, key, rate = self.fleet, (context.id, context.epoch), self.node.clock.rate
+        fleet.record_start(self, task, context)
+        self.handling[key] = context
+        try:
+            left = task["seconds"]
+            while task["kind"] == "listen" and left > 0:
+                block(min(left, _LOOK) / rate)
+                left -= _LOOK
+                if context.lost:
+                    raise ValueError("nothing counts any more")
+            block(max(0.0, left) / rate)
+            if task["kind"] == "fail" and context.epoch <= task["times"]:
+                raise ValueError("as its kind demands")
+        finally:
+            self.handling.pop(key, None)
+        fleet.record_end(self, context)
+
     async def _act(self, task: Any, context: Context) -> Any:
         clock, seconds, times = self.node.clock, task["seconds"], task["times"]
         match task["kind"]:
-            case "kill":
-                await clock.sleep(seconds)
-                self.fleet.kill(self.node)
-                await clock.sleep(FOR_EVER)
-            case "hang":
-                await clock.sleep(FOR_EVER)
             case "fail" if context.epoch <= times:
                 await clock.sleep(seconds)
                 raise ValueError("as its kind demands")
@@ -113,6 +185,8 @@ class QueueProcess:
                 return Snooze(seconds)
             case "cancel":
                 return Cancel("as its kind demands")
+            case "kill" | "hang" | "stubborn" | "sulk" | "cancel itself" | "disconnect":
+                await self._misbehave(task, context)
             case "creep" if context.epoch > 1:
                 # The first handler is quick; later ones are slow.
                 await clock.sleep(seconds * times)
@@ -125,6 +199,32 @@ class QueueProcess:
             case _:
                 await clock.sleep(seconds)
         return None
+
+    async def _misbehave(self, task: Any, context: Context) -> None:
+        """Treat a cancellation, or the process, as its kind demands."""
+        clock, seconds = self.node.clock, task["seconds"]
+        match task["kind"]:
+            case "kill":
+                await clock.sleep(seconds)
+                self.fleet.kill(self.node)
+                await clock.sleep(FOR_EVER)
+            case "hang":
+                await clock.sleep(FOR_EVER)
+            case "stubborn":
+                await self.sleep_stubbornly(seconds)
+            case "sulk":
+                try:
+                    await clock.sleep(seconds)
+                except asyncio.CancelledError:
+                    raise ValueError("was cancelled") from None
+            case "cancel itself":
+                await clock.sleep(seconds)
+                await _cancel_current_task()
+            case "disconnect" if context.epoch <= task["times"]:
+                await clock.sleep(seconds)
+                assert self._database is not None
+                await self._database.disconnect()
+                await clock.sleep(seconds)
 
     async def _act_on_claim(self, task: Any, context: Context) -> None:
         """Settle the message, or extend its claim, in the handler itself."""
@@ -143,6 +243,21 @@ class QueueProcess:
                 await clock.sleep(5 * seconds)
         await clock.sleep(seconds)
 
+    def is_unaware(self, name: str, deliveries: int) -> bool:
+        """Whether a handler runs and cannot know that its claim has ended."""
+        context = self.handling.get((name, deliveries))
+        if context is None or context.lost or not self.is_awake:
+            return False
+        return not getattr(context, "is_settled", False)
+
+    async def sleep_stubbornly(self, seconds: float) -> None:
+        """Sleep, whoever cancels this."""
+        clock = self.node.clock
+        end = clock.mono() + seconds
+        while (left := end - clock.mono()) > 0:
+            with suppress(asyncio.CancelledError):
+                await clock.sleep(left)
+
     @property
     def is_awake(self) -> bool:
         """Whether it runs, and was not resumed at this very moment."""
@@ -151,7 +266,42 @@ class QueueProcess:
         return is_running and self.fleet.resumed.get(node.name) != world.loop.time()
 
 
+async def _cancel_current_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+class _WatchedDatabase(NodeDatabase):
+    """A database that records when it is disconnected, and checks how long that takes."""
+
+    def __init__(self, process: QueueProcess, store: RowStore) -> None:
+        super().__init__(process.node, store)
+        self._process = process
+
+    async def _disconnect(self, within: float | None) -> None:
+        self._process.record_stop()
+        await super()._disconnect(within)
+        self._process.record_end_of_stop()
+
+
+class _StubbornPlugin(Plugin):
+    """A plugin whose hook does not end."""
+
+    def __init__(self, process: QueueProcess) -> None:
+        super().__init__()
+        self._process = process
+
+    async def on_stop(self) -> None:
+        await self._process.sleep_stubbornly(FOR_EVER)
+
+
 _LIVE = ("ready", "waiting", "claimed")
+_LOOK = 0.2
+"""Seconds after which a plain function looks whether it should stop."""
+_USER_CODE = ("jobsync listener", "stubborn")
+"""The names of user code besides handlers, which are named by their plugins."""
 _SESSION_OPTIONS = {"heartbeat_interval", "worker_timeout", "skip_cold_start"}
 
 
@@ -161,13 +311,19 @@ class Batch:
     Args:
         data: the messages.
         pause: seconds to wait before.
+        resource: the resource with the queue.
         options: for `enqueue_many`.
     """
 
     def __init__(
-        self, data: Sequence[Mapping[str, Any]], pause: float = 0.0, **options: Any
+        self,
+        data: Sequence[Mapping[str, Any]],
+        pause: float = 0.0,
+        resource: str = LETTERS,
+        **options: Any,
     ) -> None:
         self.data = data
+        self.resource = resource
         self.pause = pause
         self.options = options
 
@@ -179,16 +335,33 @@ class QueueFleet:
         world: the simulated world.
         trusts_clocks: whether clocks keep running. If machines are suspended, a handler may trust
             its claim for too long, and only what the database accepts counts.
-        options: for the queue.
+        uses_threads: whether the handler is a plain function.
+        has_stubborn_hooks: whether a listener and a hook of a plugin never end.
+        resources: the resources with queues.
+        options: for the queues.
     """
 
-    def __init__(self, world: World, *, trusts_clocks: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        trusts_clocks: bool = True,
+        uses_threads: bool = False,
+        has_stubborn_hooks: bool = False,
+        resources: Sequence[str] = (LETTERS,),
+        **options: Any,
+    ) -> None:
+        self.uses_threads = uses_threads
+        self.has_stubborn_hooks = has_stubborn_hooks
+        self.resources = resources
         self.world = world
         self.store = RowStore(world)
         self.processes: list[QueueProcess] = []
         self.started: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
         self.resumed: dict[str, float] = {}
+        self.disturbed: dict[str, float] = {}
+        """When each process was last kept from running."""
         self.acknowledged: list[str] = []
         self.lapsed: Counter[str] = Counter()
         """How often each message's claim was ended, if it was."""
@@ -207,8 +380,10 @@ class QueueFleet:
         """The messages that handlers have read."""
         self._pushed: dict[str, float] = {}
         self._done: dict[str, float] = {}
+        self._handlers: dict[tuple[str, int], QueueProcess] = {}
+        """The process whose handler got each delivery."""
         world.expect(check_messages, check_answers)
-        world.watch(self._watch_rows)
+        world.watch(self._watch)
 
     def add_worker(self, name: str, *, is_idle: bool = False) -> Node:
         """Start a process that handles messages, or stays paused."""
@@ -267,9 +442,13 @@ class QueueFleet:
         """How many messages are still to be handled."""
         return len(self._live)
 
-    def record_start(self, process: QueueProcess, task: Any, context: Context) -> None:
+    def record_start(
+        self, process: QueueProcess, task: Any, context: Context | BlockingContext
+    ) -> None:
         """Check a handler that starts."""
         world, row = self.world, self._rows.get(context.id)
+        self._handlers[context.id, context.epoch] = process
+        world.violations += self._find_unaware_handlers(context.id, context.epoch)
         world.note(process.node.name, "begin", id=context.id, epoch=context.epoch)
         self.started[context.id] += 1
         self._read[context.id] = dict(task)
@@ -282,7 +461,7 @@ class QueueFleet:
             found = f"{context.id}: a handler started without a claim: {row}"
             world.violations.append(Violation("Q14", found))
 
-    def record_end(self, process: QueueProcess, context: Context) -> None:
+    def record_end(self, process: QueueProcess, context: Context | BlockingContext) -> None:
         """Record that a handler has ended."""
         self.finished[context.id] += 1
         self.world.note(process.node.name, "end", id=context.id, epoch=context.epoch)
@@ -312,6 +491,10 @@ class QueueFleet:
         return [
             self._read[name]["kind"] for name, row in self._rows.items() if row["state"] == state
         ]
+
+    def get_kind(self, name: str) -> str:
+        """Return the kind of a message that was handled."""
+        return str(self._read[name]["kind"])
 
     def expect_handled_once(self) -> None:
         """Check that no handler ran twice."""
@@ -364,20 +547,46 @@ class QueueFleet:
         if self.world.nodes[node.name] is node:
             node.restart()
 
-    def _watch_rows(self, done: Occurrence) -> Iterator[Violation]:
-        if done.what in ("resume", "unblock"):
-            self.resumed[done.node] = done.at
-        if done.what != "row":
-            return
+    def _watch(self, done: Occurrence) -> Iterator[Violation]:
+        match done.what:
+            case "resume" | "unblock":
+                self.resumed[done.node] = done.at
+                self.disturbed[done.node] = done.at
+            case "pause" | "suspend" | "block":
+                self.disturbed[done.node] = done.at
+            case "request":
+                yield from self._check_request(done)
+            case "row":
+                yield from self._check_row(done)
+
+    def _check_request(self, done: Occurrence) -> Iterator[Violation]:
+        """Check that a process that stops claims nothing more, and then sends nothing."""
+        process = self.find_process(done.node)
+        is_claim = done.details["call"] == "claim"
+        since = process.stopping_since if is_claim else process.stopped_at
+        disturbed = self.disturbed.get(done.node, -1.0)
+        if process.node.is_alive and since is not None and disturbed < since < done.at:
+            yield Violation("Q22", f"{done.node} stopped at {since:.3f} s, and sent {done}")
+
+    def _check_row(self, done: Occurrence) -> Iterator[Violation]:
         facts = done.details
         before = self._rows.get(facts["id"])
         self._rows[facts["id"]] = facts
         self._record_state(facts, is_new=before is None, at=done.at)
         if before is None or before["state"] != "claimed":
             return
-        if facts.get("claim") != before["claim"] and facts.get("trail") == before["trail"]:
+        if facts.get("claim") == before["claim"]:
+            return
+        delivery = (facts["id"], before["deliveries"])
+        trail = facts.get("trail", "")
+        if trail == before["trail"]:
             self.lapsed[facts["id"]] += 1
-            yield from self._find_stale_handlers(facts["id"], before["deliveries"])
+        elif trail.partition(" ")[0].endswith(":release"):
+            handler = self._handlers.get(delivery)
+            if handler is not None and handler.stopping_since is None:
+                found = f"{facts['id']}: returned by {handler.node.name}, which does not stop"
+                yield Violation("Q20", found)
+        yield from self._find_stale_handlers(*delivery)
 
     def _record_state(self, facts: Mapping[str, Any], *, is_new: bool, at: float) -> None:
         name, state = facts["id"], facts["state"]
@@ -391,11 +600,16 @@ class QueueFleet:
             self._done[name] = at
 
     def _find_stale_handlers(self, name: str, deliveries: int) -> Iterator[Violation]:
-        """Find processes that still handle a message whose claim was ended."""
+        """Find handlers that do not know that their message's claim was ended."""
         for process in self.processes if self._trusts_clocks else ():
-            context = process.handling.get((name, deliveries))
-            if context is None or context.lost or context.is_settled:
-                continue
-            if process.is_awake:
+            if process.is_unaware(name, deliveries):
                 found = f"{name}: its claim ended while {process.node.name} handled it"
                 yield Violation("Q14", found)
+
+    def _find_unaware_handlers(self, name: str, deliveries: int) -> Iterator[Violation]:
+        """Find handlers of earlier deliveries that do not know that their claims have ended."""
+        for process in self.processes if self._trusts_clocks else ():
+            for other, earlier in process.handling:
+                if other == name and earlier < deliveries and process.is_unaware(name, earlier):
+                    found = f"{name}: delivered again while {process.node.name} handled it"
+                    yield Violation("Q19", found)

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from queue_fleet import BEAT, TIMEOUT, Batch, QueueFleet, QueueProcess
+from queue_fleet import BEAT, LETTERS, PARCELS, TIMEOUT, Batch, QueueFleet, QueueProcess
 from waiting import until
 
 from jobsync import OutcomeUnknown
@@ -19,6 +19,7 @@ from jobsync.testing import (
     NodeClock,
     Weather,
     World,
+    check_orphans,
     check_redelivered,
     draw_forecast,
     mend,
@@ -34,15 +35,18 @@ __all__ = [
     "batches",
     "begins",
     "blocks",
+    "cancels_itself",
     "cut",
     "damaged",
     "delays",
+    "disconnects_itself",
     "drains",
     "drifts",
     "epidemic",
     "forbid",
     "heard_late",
     "kill",
+    "kill_beside_old_claims",
     "late",
     "leave",
     "long",
@@ -54,11 +58,20 @@ __all__ = [
     "power_off",
     "rebooted",
     "redriven",
+    "settled_again",
     "settled_late",
     "slow",
+    "stops",
+    "stops_although_stubborn",
+    "stops_in_silence",
+    "stops_with_functions",
+    "stops_with_hooks",
+    "stops_with_two_queues",
     "stormy",
     "stormy_with_suspends",
     "suspend",
+    "timeouts",
+    "timeouts_of_functions",
 ]
 
 Story = Callable[[World], Coroutine[Any, Any, None]]
@@ -192,6 +205,11 @@ async def kill(world: World) -> None:
     await run_strike(world, strikes.kill)
 
 
+async def kill_beside_old_claims(world: World) -> None:
+    """A process dies while others have held their claims for a while: only its claims end."""
+    await run_strike(world, strikes.kill, duration=50.0, visibility_timeout=20.0, concurrency=2)
+
+
 async def pause(world: World) -> None:
     """A process is paused for too long: it loses its messages, and settles none of them."""
     await run_strike(world, strikes.pause)
@@ -252,6 +270,24 @@ async def settled_late(world: World) -> None:
     )
 
 
+async def settled_again(world: World) -> None:
+    """A process settles nothing for a while, and handles again what it has not settled."""
+    fleet = start_fleet(world, 1, visibility_timeout=6.0)
+    messages = [fleet.build_message("creep", 0.2, 10) for _ in range(8)]
+    victim = world.nodes["a"]
+    await asyncio.sleep(1)
+    rows, _ = victim.links
+    rows.withheld = frozenset(["settle"])
+    await send(fleet, *[Batch([message], 0.5, max_attempts=99) for message in messages])
+    fleet.add_worker("b")
+    await asyncio.sleep(world.dice.uniform(10, MINUTE))
+    mend(world)
+    # Its settlements arrive, also those of messages that others have handled since.
+    await asyncio.sleep(MINUTE)
+    await fleet.wait_until_drained(5 * MINUTE)
+    fleet.expect_drained()
+
+
 async def blocks(world: World) -> None:
     """Code blocks the main thread: heartbeats continue, and claims that nobody renews lapse."""
     await run_strike(world, strikes.block, AFTER_LAPSE + 10.0)
@@ -294,6 +330,147 @@ async def leave(world: World) -> None:
     fleet.expect_drained()
     fleet.expect_no_attempt_lost()
     require(not fleet.lapsed, "Q18", f"claims of workers that stopped lapsed: {fleet.lapsed}")
+
+
+async def run_timeouts(world: World, kinds: tuple[str, ...], **options: Any) -> None:
+    """Handlers exceed their timeouts: each is told, and their messages become dead letters."""
+    fleet = start_fleet(world, visibility_timeout=10.0, **options)
+    messages = [
+        fleet.build_message(kind, world.dice.uniform(8, 25)) for kind in kinds for _ in range(2)
+    ]
+    batches = [Batch([message], 1.0, timeout=3.0, max_attempts=2) for message in messages]
+    innocent = [fleet.build_message("quick", 0.3) for _ in range(10)]
+    await send(fleet, *batches, *[Batch([message], 2.0) for message in innocent])
+    await fleet.wait_until_drained(10 * MINUTE)
+    fleet.expect_drained()
+    dead = sorted(fleet.list_kinds("dead"))
+    require(dead == sorted(kinds * 2), "Q6", f"{dead} are dead")
+    fleet.expect_no_attempt_lost(but=kinds)
+
+
+async def timeouts(world: World) -> None:
+    """Coroutines exceed their timeouts: some end when they are cancelled, some do not."""
+    await run_timeouts(world, ("long", "stubborn", "sulk"))
+
+
+async def timeouts_of_functions(world: World) -> None:
+    """Plain functions exceed their timeouts: some look at `context.lost`, some do not."""
+    await run_timeouts(world, ("listen", "long"), uses_threads=True)
+
+
+async def run_stops(
+    world: World, ending: str, other: str, *, is_left: bool = False, **options: Any
+) -> None:
+    """Processes stop cleanly, one by one: messages are returned if their handlers end.
+
+    Args:
+        world: the simulated world.
+        ending: the kind of messages whose handlers end when they are told to.
+        other: the kind of other messages.
+        is_left: whether the handlers of the others do not end.
+        options: for the fleet.
+    """
+    fleet = start_fleet(world, grace=world.dice.choice((1.0, 5.0)), prefetch=0, **options)
+    messages = [fleet.build_message((ending, other)[at % 2], 40.0) for at in range(9)]
+    await send(fleet, Batch(messages, max_attempts=2))
+    await until(
+        lambda: len(fleet.handled_now) == 9, "handlers start", MINUTE, interval=CHECK_INTERVAL
+    )
+    await asyncio.sleep(world.dice.uniform(0, 5))
+    stopped_at = world.loop.time()
+    await strikes.leave([world.nodes[name] for name in "abc"], 30.0)
+    await fleet.wait_until_drained(20 * MINUTE)
+    fleet.expect_drained()
+    left = (other,) if is_left else ()
+    lapsed = [name for name in fleet.lapsed if fleet.get_kind(name) not in left]
+    require(not lapsed, "Q18", f"claims of workers that stopped lapsed: {lapsed}")
+    fleet.expect_no_attempt_lost(but=left)
+    world.violations += check_orphans(world.history, since=stopped_at, within=AFTER_DEATH)
+
+
+async def stops(world: World) -> None:
+    """Handlers are cancelled when their process stops; some raise another error then."""
+    await run_stops(world, "long", "sulk")
+
+
+async def stops_although_stubborn(world: World) -> None:
+    """Some handlers swallow their cancellation: their process stops all the same."""
+    await run_stops(world, "long", "stubborn", is_left=True)
+
+
+async def stops_with_functions(world: World) -> None:
+    """Plain functions cannot be cancelled; those that look at `context.lost` end in time."""
+    await run_stops(world, "listen", "long", is_left=True, uses_threads=True)
+
+
+async def stops_with_hooks(world: World) -> None:
+    """A listener and a plugin's hook never end: their process stops all the same."""
+    fleet = start_fleet(world, grace=5.0, has_stubborn_hooks=True)
+    await send(fleet, *[Batch([fleet.build_message("quick", 0.2)], 0.3) for _ in range(20)])
+    await strikes.leave([world.nodes[name] for name in "abc"], 10.0)
+    await fleet.wait_until_drained(5 * MINUTE)
+    fleet.expect_drained()
+    fleet.expect_no_attempt_lost()
+
+
+async def stops_with_two_queues(world: World) -> None:
+    """A process stops while a queue has long handlers: its other queue claims nothing more."""
+    fleet = start_fleet(world, grace=10.0, prefetch=0, resources=(LETTERS, PARCELS))
+    await send(fleet, Batch([fleet.build_message("long", 60.0) for _ in range(9)], 0.0, PARCELS))
+    await until(
+        lambda: len(fleet.handled_now) == 9, "handlers start", MINUTE, interval=CHECK_INTERVAL
+    )
+    leaving = asyncio.create_task(strikes.leave([world.nodes[name] for name in "abc"], 30.0))
+    await send(fleet, *[Batch([fleet.build_message("quick", 0.2)], 1.0) for _ in range(40)])
+    await leaving
+    await fleet.wait_until_drained(20 * MINUTE)
+    fleet.expect_drained()
+    fleet.expect_no_attempt_lost()
+    require(not fleet.lapsed, "Q18", f"claims of workers that stopped lapsed: {fleet.lapsed}")
+
+
+async def stops_in_silence(world: World) -> None:
+    """The database answers nothing while a process stops: it ends in time all the same."""
+    fleet = start_fleet(world, grace=5.0, prefetch=0)
+    await send(fleet, Batch([fleet.build_message("long", 20.0) for _ in range(6)]))
+    await until(
+        lambda: len(fleet.handled_now) == 6, "handlers start", MINUTE, interval=CHECK_INTERVAL
+    )
+    victim = find_busy_process(fleet).node
+    silence = world.dice.choice((strikes.cut, strikes.mute))
+    striking = asyncio.create_task(silence([victim], MINUTE))
+    await asyncio.sleep(world.dice.uniform(0, 2))
+    await strikes.leave([victim], MINUTE)
+    await striking
+    await fleet.wait_until_drained(10 * MINUTE)
+    fleet.expect_drained()
+    fleet.expect_no_attempt_lost()
+
+
+async def cancels_itself(world: World) -> None:
+    """Handlers cancel their own tasks: each time spends an attempt, and takes no slot along."""
+    fleet = start_fleet(world, 1)
+    messages = [fleet.build_message("cancel itself", 0.1) for _ in range(6)]
+    innocent = [fleet.build_message("quick", 0.1) for _ in range(20)]
+    batches = [Batch([message], 0.1, max_attempts=3) for message in messages]
+    await send(fleet, *batches, *[Batch([message], 0.5) for message in innocent])
+    await fleet.wait_until_drained(5 * MINUTE)
+    fleet.expect_drained()
+    states = fleet.count_states()
+    require(states.get("dead") == len(messages), "Q6", f"there are {states}")
+    fleet.expect_no_attempt_lost(but=("cancel itself",))
+    fleet.expect_soon(innocent, 5.0)
+
+
+async def disconnects_itself(world: World) -> None:
+    """Handlers disconnect their database while others run on: its process ends in time."""
+    fleet = start_fleet(world, grace=3.0, prefetch=0)
+    kinds = (("stubborn", 30.0), ("long", 8.0), ("disconnect", 2.0))
+    messages = [fleet.build_message(*kinds[at % 3], 1) for at in range(12)]
+    await send(fleet, *[Batch([message], 1.0, max_attempts=4) for message in messages])
+    await fleet.wait_until_drained(10 * MINUTE)
+    fleet.expect_drained()
+    world.violations += check_orphans(world.history, since=0.0, within=AFTER_DEATH)
 
 
 async def poison(world: World) -> None:
@@ -495,17 +672,26 @@ def draw_batches(fleet: QueueFleet, end: float) -> Iterator[Batch]:
     dice = world.dice
     pause = dice.choice((5.0, 20.0, 60.0))
     kinds = ("quick", "quick", "quick", "long", "fail", "snooze", "cancel", "ack", "nack", "extend")
-    poison = dice.choice(((), (), ("hang",), ("kill",), ("hang", "kill", "fail")))
+    poison = dice.choice(
+        (
+            (),
+            ("hang",),
+            ("kill",),
+            ("hang", "kill", "fail"),
+            ("stubborn", "sulk", "cancel itself"),
+            ("disconnect", "stubborn", "listen"),
+        )
+    )
     while world.loop.time() < end:
         # A producer that sees a backlog waits: the hour shall end with everything handled.
         rest = 60.0 if fleet.backlog > _BACKLOG else 0.0
         kind = dice.choice(kinds)
-        longest = 60.0 if kind == "long" else 3.0
         options: dict[str, Any] = {"max_attempts": dice.choice((1, 2, 4))}
         if dice.random() < 0.2:
             options["delay"] = dice.uniform(0, 120)
         if poison and dice.random() < 0.05:
             kind, options["timeout"] = dice.choice(poison), 10.0
+        longest = 60.0 if kind in ("long", "stubborn", "listen") else 3.0
         count = dice.choice((1, 1, 1, 3, 10)) if kind == "quick" else 1
         messages = [
             fleet.build_message(kind, dice.uniform(0, longest), dice.choice((1, 2)))
@@ -531,6 +717,7 @@ async def run_stormy_hour(world: World, kinds: tuple[Strike, ...], *, trusts_clo
     fleet = QueueFleet(
         world,
         trusts_clocks=trusts_clocks,
+        uses_threads=dice.random() < 0.2,
         visibility_timeout=dice.choice((6.0, VISIBILITY, VISIBILITY, 120.0)),
         concurrency=dice.choice((1, 3)),
         prefetch=dice.choice((None, 0, 5)),
@@ -549,6 +736,7 @@ async def run_stormy_hour(world: World, kinds: tuple[Strike, ...], *, trusts_clo
     await fleet.wait_until_drained(DRAINED)
     fleet.expect_drained()
     world.violations += check_redelivered(world.history, since=end, within=REDELIVERED)
+    world.violations += check_orphans(world.history, since=end, within=AFTER_DEATH)
     await asyncio.sleep(HOUR - world.loop.time())
 
 
@@ -568,16 +756,28 @@ STORIES: tuple[Story, ...] = (
     long,
     nudges,
     kill,
+    kill_beside_old_claims,
     pause,
     cut,
     mute,
     suspend,
     drains,
     settled_late,
+    settled_again,
     blocks,
     forbid,
     power_off,
     leave,
+    timeouts,
+    timeouts_of_functions,
+    stops,
+    stops_although_stubborn,
+    stops_with_functions,
+    stops_with_hooks,
+    stops_with_two_queues,
+    stops_in_silence,
+    cancels_itself,
+    disconnects_itself,
     poison,
     epidemic,
     damaged,

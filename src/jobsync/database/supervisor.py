@@ -97,7 +97,8 @@ class Supervisor:
 
     def list_running(self) -> list[str]:
         """Return the names of the work and listeners that run, without the caller."""
-        return sorted(task.get_name() for task in _others(self._work | self._listeners))
+        tasks = _others(self._work | self._listeners)
+        return sorted(task.get_name() for task in tasks if not task.done())
 
     def run(self, work: Work, name: str) -> asyncio.Task[None]:
         """Run work in the background, until it returns or is cancelled.

@@ -17,6 +17,7 @@ from jobsync.testing.message_invariants import (
     check_answers,
     check_drained,
     check_messages,
+    check_orphans,
     check_redelivered,
 )
 from jobsync.testing.network import CALM, Link, Weather, connect
@@ -63,6 +64,7 @@ __all__ = [
     "check_commits",
     "check_drained",
     "check_messages",
+    "check_orphans",
     "check_redelivered",
     "check_repeats",
     "check_replies",

@@ -5,19 +5,22 @@ scheduling allows occurs with some seed; the same seed gives the same run. When 
 time jumps to the next timer. A callback belongs to the host that created it and runs only while
 that host runs, so that a pause or a kill may occur at any await of unmodified code.
 
-There are no threads and no sockets. Functions that code sends to a thread run in this loop.
+There are no sockets. A function that code sends to a thread runs on a thread, but only while the
+loop waits for it: the two take turns, and the seed decides when. Such a function waits with
+`block`, which lets virtual time pass.
 """
 
 import asyncio
 import inspect
 import itertools
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 
-__all__ = ["HOST", "CallbackGate", "ScheduledCall", "SimulatedLoop", "Stuck"]
+__all__ = ["HOST", "CallbackGate", "ScheduledCall", "SimulatedLoop", "Stuck", "block"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -124,6 +127,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, ScheduledCall]] = []
         self._timer_count = 0
         self._tasks: list[tuple[asyncio.Task[Any], CallbackGate | None]] = []
+        self._threads: dict[_SteppedThread, None] = {}
         self._cleanup_size = 1000
         self._numbers = itertools.count(1)
 
@@ -214,17 +218,20 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def run_in_executor(
         self, executor: Any, func: Callable[[*Ts], T], *args: *Ts
     ) -> "asyncio.Future[T]":
-        """Schedule a function in this loop: no seed would repeat the order of threads."""
+        """Run a function on a thread of its own, which takes turns with this loop."""
         del executor
         future: asyncio.Future[T] = self.create_future()
 
-        def run() -> None:
-            try:
-                future.set_result(func(*args))
-            except Exception as error:  # noqa: BLE001 - the caller gets it
+        def end(result: T | None, error: BaseException | None) -> None:
+            self._threads.pop(thread, None)
+            if error is None:
+                future.set_result(cast("T", result))
+            else:
                 future.set_exception(error)
 
-        self.call_soon(run)
+        thread = _SteppedThread(self, lambda: func(*args), end)
+        self._threads[thread] = None
+        self.call_soon(thread.step)
         return future
 
     def next_number(self) -> int:
@@ -246,6 +253,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
         Finally clauses run now, when the world has ended and records nothing.
         """
+        for thread in list(self._threads):
+            thread.abandon()
         while self._tasks:
             # A finally clause may start other tasks.
             tasks, self._tasks = self._tasks, []
@@ -304,6 +313,84 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Do nothing: there is no selector to wake."""
+
+
+_current_thread = threading.local()
+
+
+def block(seconds: float) -> None:
+    """Block the calling thread for so many seconds of the world's time.
+
+    Call it in a function that runs on a thread, where other code would call `time.sleep`.
+    """
+    thread: _SteppedThread = _current_thread.value
+    thread.block(seconds)
+
+
+class _SteppedThread:
+    """A thread that runs only while the loop waits for it, so that a seed repeats its order.
+
+    Args:
+        loop: the loop.
+        function: to run on the thread.
+        on_end: called by the loop with the function's result, or its error.
+    """
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        function: Callable[[], Any],
+        on_end: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        self._loop = loop
+        self._function = function
+        self._on_end = on_end
+        self._thread: threading.Thread | None = None
+        self._may_run = threading.Semaphore(0)
+        self._has_run = threading.Semaphore(0)
+        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._is_abandoned = False
+
+    def step(self) -> None:
+        """Let the thread run until it blocks or ends. Called by the loop."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        else:
+            self._may_run.release()
+        self._has_run.acquire()
+        if self._outcome is not None and not self._is_abandoned:
+            self._on_end(*self._outcome)
+
+    def abandon(self) -> None:
+        """End the thread, if it was started, where it blocks."""
+        self._is_abandoned = True
+        if self._thread is not None:
+            while self._outcome is None:
+                self.step()
+            self._thread.join()
+
+    def block(self, seconds: float) -> None:
+        """Let time pass. Called on the thread."""
+        if self._is_abandoned:
+            raise _Abandoned
+        self._loop.call_later(seconds, self.step)
+        self._has_run.release()
+        self._may_run.acquire()
+        if self._is_abandoned:
+            raise _Abandoned
+
+    def _run(self) -> None:
+        _current_thread.value = self
+        try:
+            self._outcome = (self._function(), None)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            self._outcome = (None, error)
+        self._has_run.release()
+
+
+class _Abandoned(BaseException):
+    """The world has ended."""
 
 
 # asyncio iterates over sets of futures and tasks, in the order of their hashes. By default, hashes

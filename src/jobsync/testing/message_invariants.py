@@ -25,7 +25,13 @@ import msgspec
 from jobsync.testing.invariants import Violation
 from jobsync.testing.world import Occurrence
 
-__all__ = ["check_answers", "check_drained", "check_messages", "check_redelivered"]
+__all__ = [
+    "check_answers",
+    "check_drained",
+    "check_messages",
+    "check_orphans",
+    "check_redelivered",
+]
 
 _Details: TypeAlias = Mapping[str, Any]
 
@@ -193,6 +199,49 @@ def check_redelivered(
     ]
 
 
+def check_orphans(history: Sequence[Occurrence], *, since: float, within: float) -> list[Violation]:
+    """Check that the claims of a session that has ended are ended within a bound.
+
+    Args:
+        history: what happened.
+        since: the world's time from which the bound applies.
+        within: seconds from the end of the session, or from its last claim, which may come later.
+    """
+    ends: dict[str, float] = {}
+    claimed: dict[str, tuple[str, float]] = {}
+    late = []
+
+    def check(name: str, now: float) -> None:
+        session, at = claimed.pop(name, ("", now))
+        if session in ends and now - max(ends[session], at, since) > within:
+            detail = f"{name}: the session of its claim ended at {ends[session]:.1f} s"
+            late.append(Violation("QL4", f"{detail}, and its claim had not at {now:.1f} s"))
+
+    for done in history:
+        for session in _list_ended_sessions(done):
+            ends.setdefault(session, done.at)
+        if done.what == "row":
+            name = done.details["id"]
+            check(name, done.at)
+            if done.details["state"] == "claimed":
+                claimed[name] = (done.details["session"], done.at)
+    for name in list(claimed):
+        check(name, history[-1].at)
+    return late
+
+
+def _list_ended_sessions(done: Occurrence) -> list[str]:
+    """Return the sessions that a write has ended."""
+    details = done.details
+    if done.what == "drop":
+        return [key.removeprefix("session/") for key in details["keys"]]
+    if done.what != "commit" or not details["key"].startswith("session/"):
+        return []
+    value = details["value"]
+    is_live = isinstance(value, dict) and value.get("state") == "live"
+    return [] if is_live and not details["deleted"] else [details["key"].removeprefix("session/")]
+
+
 def _list_transitions(history: Sequence[Occurrence]) -> Iterator[_Transition]:
     """Yield the transitions of all messages, in commit order."""
     rows: dict[str, _Details] = {}
@@ -200,13 +249,8 @@ def _list_transitions(history: Sequence[Occurrence]) -> Iterator[_Transition]:
     dead: set[str] = set()
     for at, done in enumerate(history):
         details = done.details
-        if done.what == "commit" and details["key"].startswith("session/"):
-            value = details["value"]
-            if details["deleted"] or not isinstance(value, dict) or value.get("state") != "live":
-                dead.add(details["key"].removeprefix("session/"))
-        elif done.what == "drop":
-            dead.update(key.removeprefix("session/") for key in details["keys"])
-        elif done.what == "row":
+        dead.update(_list_ended_sessions(done))
+        if done.what == "row":
             name, position = details["id"], details["request"]
             if not done.node:
                 tampered.add(name)

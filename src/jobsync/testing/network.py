@@ -92,6 +92,7 @@ class Link(StoreDecorator):
         replies_pass: False while no reply of the store arrives.
         throttled: True while every request is refused as one too many.
         forbidden: True while every request is refused for lack of permission.
+        withheld: the calls of a queue backend, such as "settle", whose requests do not arrive.
         faults: the number of faults so far.
     """
 
@@ -102,6 +103,7 @@ class Link(StoreDecorator):
         self.replies_pass = True
         self.throttled = False
         self.forbidden = False
+        self.withheld: frozenset[str] = frozenset()
         self.faults = 0
         self._world = world
         self._roll = world.dice.random
@@ -117,6 +119,7 @@ class Link(StoreDecorator):
         self.weather = CALM
         self.requests_pass = self.replies_pass = True
         self.throttled = self.forbidden = False
+        self.withheld = frozenset()
 
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
         """Send a request and wait for the reply, until the sender gives up."""
@@ -202,6 +205,17 @@ class Link(StoreDecorator):
         """Access to the rows of the store over this link, if it has any."""
         rows = self.inner.sql
         return RowLink(self, rows, self._node.name) if isinstance(rows, SharedRows) else rows
+
+    async def withhold(self, call: str) -> None:
+        """Wait in vain for the reply to a call, if its requests do not arrive.
+
+        Raises:
+            OutcomeUnknown: no reply arrived.
+        """
+        if call in self.withheld:
+            self._count()
+            await asyncio.sleep(self.weather.patience)
+            raise OutcomeUnknown(self.name, "no reply arrived")
 
     def passes_notification(self) -> bool:
         """Whether a notification arrives: it may be lost, and does not pass a cut."""

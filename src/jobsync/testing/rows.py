@@ -257,6 +257,7 @@ class RowLink(SqliteAccess):
             return context.copy().run(self._rows.commit, work, self._node)
 
         try:
+            await self._link.withhold("" if call is None else call.name)
             return await self._link.around("transact", 0, execute)
         except OutcomeUnknown as unknown:
             raise OutcomeUnknown(place, unknown.detail) from None
