@@ -84,6 +84,10 @@ class ScheduledCall(asyncio.TimerHandle):
         """Return whether it was cancelled."""
         return self.is_cancelled
 
+    def get_context(self) -> Context:
+        """Return the context that it runs in: loops of Python 3.12 and later ask."""
+        return self.context
+
 
 def _do_nothing() -> None:
     """Replace a callback that was cancelled."""
