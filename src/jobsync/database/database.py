@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
+from contextvars import Context, copy_context
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -163,10 +164,14 @@ class Database(EventEmitter):
         """
         if self._is_reentrant("disconnect"):
             return
-        if any(plugin.runs_caller for plugin in self._plugins.values()):
-            self._later = asyncio.get_running_loop().create_task(self._disconnect(within))
-        else:
+        connection = self._connection
+        if connection is None or not any(each.runs_caller for each in self._plugins.values()):
             await self._disconnect(within)
+        elif self._later is None or self._later.done():
+            # Not in the handler's context, in which plugins would take it for the handler.
+            context = connection.context.copy()
+            loop = asyncio.get_running_loop()
+            self._later = loop.create_task(self._disconnect(within), context=context)
 
     async def _disconnect(self, within: float | None) -> None:
         async with self._lifecycle.hold("disconnect"):
@@ -415,7 +420,7 @@ class Database(EventEmitter):
         store = target if isinstance(target, Store) else await open_store(target, self.components)
         supervisor = Supervisor(self.components)
         session = self._make_session(store, url, supervisor)
-        connection = _Connection(store, supervisor, session, owns_store)
+        connection = _Connection(store, supervisor, session, owns_store, copy_context())
         try:
             await supervisor.start()
             self._connection = connection
@@ -512,3 +517,5 @@ class _Connection(msgspec.Struct, frozen=True):
     session: SharedSession
     owns_store: bool
     """Whether the store was opened here, and so is closed here."""
+    context: Context
+    """The context of the caller of `connect`."""

@@ -8,6 +8,7 @@ has its own context: context variables that it sets are invisible to other handl
 """
 
 import asyncio
+import concurrent.futures
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -145,6 +146,7 @@ class Executor:
         try:
             await asyncio.wait([running])
         except asyncio.CancelledError:
+            running.add_done_callback(_discard_result)
             late = build_late_verdict(delivery)
             if late is None:
                 raise
@@ -162,8 +164,8 @@ class Executor:
     async def _finish(self, result: Any, delivery: Delivery) -> HandlerOutcome:
         """Await what a handler has returned, if necessary, and judge it."""
         try:
-            while result is not None and inspect.isawaitable(result):
-                result = await run_in_own_context(_wait_for, result)
+            while result is not None and (awaitable := _find_awaitable(result)) is not None:
+                result = await run_in_own_context(_wait_for, awaitable)
         except _SIGNAL_ERRORS:
             raise
         except BaseException as error:  # noqa: BLE001 - likewise
@@ -206,6 +208,19 @@ def _end_forked_child(forks: int) -> None:
     if count_forks() != forks:
         os.write(2, b"jobsync: a handler has returned in a forked child; the child ends here\n")
         os._exit(1)
+
+
+def _find_awaitable(result: Any) -> Awaitable[Any] | None:
+    """Return what to await for the rest of a handler's work; None if there is nothing."""
+    if isinstance(result, concurrent.futures.Future):
+        return asyncio.wrap_future(result)
+    return result if inspect.isawaitable(result) else None
+
+
+def _discard_result(running: "asyncio.Future[_FunctionEnd]") -> None:
+    """Close a coroutine that a plain function has returned too late."""
+    if not running.cancelled():
+        _discard(running.result().result)
 
 
 def _discard(result: object) -> None:

@@ -131,6 +131,10 @@ class InFlight:
         """
         name = message.receipt.id
         delivery = Delivery(name, message, _build_document(message), session, sent)
+        former = self._deliveries.get(name)
+        if former is not None and not former.is_settling:
+            # Somebody has ended its claim, and no renewal has shown it yet.
+            self.lose(former, "its message was claimed again")
         self._deliveries[name] = delivery
         if self._next_check is None or sent + self._lease < self._next_check:
             self._wakeup.set()
