@@ -14,6 +14,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from types import CoroutineType, coroutine
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -99,6 +100,8 @@ class Executor:
         self._thread_count = threads
         self._threads: ThreadPoolExecutor | None = None
         self.functions: dict[Delivery, asyncio.Future[_FunctionEnd]] = {}
+        self._unwanted: set[Delivery] = set()
+        """Those of the functions whose results nobody waits for."""
 
     def close(self) -> None:
         """Release idle threads; the next message starts new ones."""
@@ -142,11 +145,11 @@ class Executor:
             self._threads, within, _call_function, self._handler, arguments, delivery.context
         )
         self.functions[delivery] = running
-        running.add_done_callback(lambda _: self.functions.pop(delivery, None))
+        running.add_done_callback(partial(self._on_end, delivery))
         try:
             await asyncio.wait([running])
         except asyncio.CancelledError:
-            running.add_done_callback(_discard_result)
+            self._unwanted.add(delivery)
             late = build_late_verdict(delivery)
             if late is None:
                 raise
@@ -160,6 +163,14 @@ class Executor:
             return HandlerOutcome(Failed(describe_error(error), error))
         delivery.is_on_loop = True
         return await self._finish(result, delivery)
+
+    def _on_end(self, delivery: Delivery, running: "asyncio.Future[_FunctionEnd]") -> None:
+        """Forget a plain function that has ended."""
+        self.functions.pop(delivery, None)
+        if delivery in self._unwanted:
+            self._unwanted.discard(delivery)
+            if not running.cancelled():
+                _discard(running.result().result)
 
     async def _finish(self, result: Any, delivery: Delivery) -> HandlerOutcome:
         """Await what a handler has returned, if necessary, and judge it."""
@@ -215,12 +226,6 @@ def _find_awaitable(result: Any) -> Awaitable[Any] | None:
     if isinstance(result, concurrent.futures.Future):
         return asyncio.wrap_future(result)
     return result if inspect.isawaitable(result) else None
-
-
-def _discard_result(running: "asyncio.Future[_FunctionEnd]") -> None:
-    """Close a coroutine that a plain function has returned too late."""
-    if not running.cancelled():
-        _discard(running.result().result)
 
 
 def _discard(result: object) -> None:

@@ -1,6 +1,8 @@
 """Handlers of every kind, in every situation: what becomes of their messages and their slots."""
 
 import asyncio
+import signal
+import sys
 import threading
 from contextlib import suppress
 from typing import Any
@@ -32,7 +34,7 @@ OPTIONS: dict[str, Any] = {
     "visibility_timeout": 3.0,
 }
 TIMEOUT = 0.15
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which a message has waited in vain."""
 
 
@@ -258,6 +260,43 @@ async def test_a_handler_is_told_when_its_worker_claims_the_message_again(
         await until(lambda: queue.stats()["completed"] == 1, "its message is completed", 20)
         await until(lambda: sorted(ended) == [1, 2], "both handlers have ended", 20)
     assert [event["reason"] for event in lost] == ["its message was claimed again"]
+
+
+INTERRUPTED = """
+import asyncio, sys
+from jobsync import Database, QueuePlugin
+
+async def handle(_):
+    raise KeyboardInterrupt
+
+async def main():
+    async with Database(sys.argv[1]) as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle))
+        await queue.enqueue({"n": 1})
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_an_interrupted_coroutine_ends_the_program(url: str) -> None:
+    """As Ctrl-C does; its message is delivered again at the same attempt."""
+    attempts: list[int] = []
+
+    async def handle(_: Document, context: Any) -> None:
+        attempts.append(context.attempt)
+
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", INTERRUPTED, url, stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await program.communicate()
+    assert b"KeyboardInterrupt" in errors
+    assert program.returncode == -signal.SIGINT or program.returncode == 128 + signal.SIGINT
+    queue = QueuePlugin(resource="tasks", on_message=handle)
+    async with Database(url) as db:
+        await db.use_plugin(queue)
+        await until(lambda: queue.stats()["completed"] == 1, "its message is completed")
+    assert attempts == [1]
 
 
 @pytest.mark.parametrize("name", GENERATORS)
