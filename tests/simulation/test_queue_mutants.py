@@ -370,6 +370,17 @@ def hides_lost_claims_from_handlers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Delivery, "mark_context_lost", lambda _: None)
 
 
+def hides_failures_from_functions(patch: pytest.MonkeyPatch) -> None:
+    """A plain function is not told that its worker has failed."""
+
+    def lose(self: InFlight, delivery: Delivery, reason: str) -> None:
+        if not reason.startswith("its worker has failed"):
+            was(self, delivery, reason)
+
+    was = InFlight.lose
+    patch.setattr(InFlight, "lose", lose)
+
+
 def charges_for_interruptions(patch: pytest.MonkeyPatch) -> None:
     """A handler that is cancelled because its worker stops spends an attempt."""
 
@@ -490,6 +501,7 @@ KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
     hides_timeouts_from_handlers: (queue_stories.timeouts_of_functions, 0, "Q19"),
     hides_stops_from_functions: (queue_stories.stops_with_functions, 0, "Q18"),
     hides_lost_claims_from_handlers: (queue_stories.disconnects_itself, 0, "Q14"),
+    hides_failures_from_functions: (queue_stories.forbid_functions, 0, "Q19"),
     charges_for_interruptions: (queue_stories.stops, 0, "Q6"),
     charges_for_errors_of_interrupted_handlers: (queue_stories.stops, 0, "Q6"),
     returns_what_cancels_itself: (queue_stories.cancels_itself, 0, "Q20"),

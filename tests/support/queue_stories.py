@@ -44,6 +44,7 @@ __all__ = [
     "drifts",
     "epidemic",
     "forbid",
+    "forbid_functions",
     "heard_late",
     "kill",
     "kill_beside_old_claims",
@@ -296,6 +297,12 @@ async def blocks(world: World) -> None:
 async def forbid(world: World) -> None:
     """The database denies a process access: it fails, and starts nothing more."""
     await run_strike(world, strikes.forbid, AFTER_LAPSE, prefetch=3, visibility_timeout=10.0)
+
+
+async def forbid_functions(world: World) -> None:
+    """The same with plain functions, which cannot be cancelled: they read `context.lost`."""
+    options = {"prefetch": 3, "visibility_timeout": 10.0, "uses_threads": True}
+    await run_strike(world, strikes.forbid, AFTER_LAPSE, **options)
 
 
 async def power_off(world: World) -> None:
@@ -766,6 +773,7 @@ STORIES: tuple[Story, ...] = (
     settled_again,
     blocks,
     forbid,
+    forbid_functions,
     power_off,
     leave,
     timeouts,

@@ -163,8 +163,6 @@ class Worker:
         """When everything must have ended."""
         self._turn = _TURN / settings.concurrency
         self._is_stopping = False
-        self._is_aborted = False
-        """Whether it ends by an error or a cancellation."""
 
     @property
     def running(self) -> int:
@@ -221,7 +219,9 @@ class Worker:
             # This coroutine is closed: nothing can be awaited.
             raise
         except BaseException:
-            self._is_aborted = True
+            # Nothing can be settled any more, and functions on threads cannot be cancelled.
+            for delivery in list(self._in_flight):
+                self._in_flight.lose(delivery, "its worker has failed or was cancelled")
             await self._tasks.cancel(_LAST_MOMENTS)
             await self._callbacks.cancel(_CALLBACK_TIME)
             raise
@@ -459,7 +459,7 @@ class Worker:
         elif not delivery.is_on_loop:
             # The plain function continues: nobody else may claim its message before it lapses.
             pass
-        elif delivery.is_interrupted or self._is_aborted:
+        elif delivery.is_interrupted:
             self._conclude(delivery, Returned())
         else:
             self._conclude(delivery, Failed(_CANCELLED))

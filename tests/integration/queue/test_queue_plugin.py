@@ -361,6 +361,33 @@ async def test_a_slow_settlement_is_not_lost(url: str) -> None:
         assert queue.stats()["lost"] == 0
 
 
+async def test_a_plain_handler_learns_that_its_worker_has_failed(url: str) -> None:
+    """Its message is delivered again soon: the function reads `context.lost`."""
+    begun, ended, told = threading.Event(), threading.Event(), threading.Event()
+
+    def handle(_: Document, context: Context) -> None:
+        begun.set()
+        while not (context.lost or ended.wait(0.01)):
+            pass
+        if context.lost:
+            told.set()
+
+    async def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    db = await Database(url).connect()
+    try:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle))
+        await queue.enqueue({"n": 1})
+        await until(begun.is_set)
+        db.run_in_background(fail, "failing")
+        await until(told.is_set, "the handler is told", 10)
+    finally:
+        ended.set()
+        with suppress(ZeroDivisionError):
+            await db.disconnect()
+
+
 @contextmanager
 def locked(url: str) -> Iterator[None]:
     """Lock the table of messages against writes."""
