@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import time
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -185,7 +186,10 @@ class Candidate:
 
     async def _fork(self) -> None:
         """Fork; the child reports what it can do with what it inherited."""
-        child = os.fork()
+        with warnings.catch_warnings():
+            # Python 3.12 and later warn of forks while threads run, which is the point here.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
         if child == 0:
             # The child must never go on as a second copy of this process.
             try:
