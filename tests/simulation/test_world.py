@@ -138,13 +138,15 @@ def test_a_deadlock_is_found() -> None:
         run(story)
 
 
-def test_a_busy_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 1e-300])
+def test_a_busy_loop_is_found(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that never lets time pass raises an error instead of running forever."""
     monkeypatch.setattr(loop, "_MAX_STEPS", 1000)
 
     async def story(world: World) -> None:
+        await asyncio.sleep(1)
         while True:  # noqa: ASYNC110 - the defect to find
-            await asyncio.sleep(0)
+            await asyncio.sleep(seconds)
 
     with pytest.raises(Stuck, match="endless loop"):
         run(story)

@@ -254,7 +254,7 @@ class QueueProcess:
         """Sleep, whoever cancels this."""
         clock = self.node.clock
         end = clock.mono() + seconds
-        while (left := end - clock.mono()) > 0:
+        while (left := end - clock.mono()) > _ROUNDING:
             with suppress(asyncio.CancelledError):
                 await clock.sleep(left)
 
@@ -298,6 +298,8 @@ class _StubbornPlugin(Plugin):
 
 
 _LIVE = ("ready", "waiting", "claimed")
+_ROUNDING = 1e-6
+"""Seconds that are too short to pass on a simulated clock."""
 _LOOK = 0.2
 """Seconds after which a plain function looks whether it should stop."""
 _USER_CODE = ("jobsync listener", "stubborn")

@@ -126,6 +126,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self._dice = dice
         self.now = 0.0
+        self._idle_turns = 0
+        """How often a timer was due at once since time has passed."""
         self._ready: list[ScheduledCall] = []
         # Each timer has a number besides its time: comparing calls would cost more.
         self._timers: list[tuple[float, int, ScheduledCall]] = []
@@ -300,7 +302,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         except IndexError:
             raise Stuck(f"deadlock: nothing is scheduled after {self.now:g} s") from None
         ready.append(due[2])
-        self.now = max(self.now, due[0])
+        if due[0] > self.now:
+            self.now, self._idle_turns = due[0], 0
+        else:
+            self._idle_turns += 1
+            if self._idle_turns > _MAX_STEPS:
+                raise Stuck(f"endless loop: {_MAX_STEPS:,} timers at {self.now:g} s")
         while timers and timers[0][0] <= self.now:
             ready.append(heappop(timers)[2])
 
