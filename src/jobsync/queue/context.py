@@ -117,11 +117,15 @@ class BlockingContext:
         self.worker_id = context.worker_id
         self.epoch = context.epoch
         self.deadline = context.deadline
+        self.has_shown_loss = False
+        """Whether the function has read `lost` as true."""
 
     @property
     def lost(self) -> bool:
         """Whether the claim has ended, or may have. Stop: nothing counts any more."""
-        return self._context.lost
+        if self._context.lost:
+            self.has_shown_loss = True
+        return self.has_shown_loss
 
     def extend(self, seconds: float) -> bool:
         """Extend the claim to this many seconds from now; False means that it is lost."""

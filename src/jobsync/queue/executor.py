@@ -22,6 +22,7 @@ from jobsync.coordination.runner import Wakeup
 from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import Cancel, Completed, Failed, HandlerVerdict, Returned, Snooze
+from jobsync.database.document import Document
 from jobsync.errors import Invalid, format_error, format_places
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.in_flight import Delivery
@@ -70,8 +71,8 @@ class _FunctionEnd(NamedTuple):
 
     result: Any
     error: BaseException | None
-    was_lost: bool
-    """Whether its context said before that nothing counts any more."""
+    has_seen_loss: bool
+    """Whether it knew before that nothing counts any more."""
 
 
 class Executor:
@@ -134,15 +135,13 @@ class Executor:
 
     async def _run_function(self, delivery: Delivery) -> HandlerOutcome:
         loop = asyncio.get_running_loop()
-        arguments: tuple[Any, ...] = (delivery.document,)
-        if delivery.context is not None:
-            arguments = (delivery.document, BlockingContext(delivery.context, loop))
+        context = None if delivery.context is None else BlockingContext(delivery.context, loop)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._thread_count, THREAD_PREFIX)
         # The functions that it calls can find out that a handler calls them.
         within = copy_context().run
         running = loop.run_in_executor(
-            self._threads, within, _call_function, self._handler, arguments, delivery.context
+            self._threads, within, _call_function, self._handler, delivery.document, context
         )
         self.functions[delivery] = running
         running.add_done_callback(partial(self._on_end, delivery))
@@ -154,8 +153,8 @@ class Executor:
             if late is None:
                 raise
             return HandlerOutcome(late, running)
-        result, error, was_lost = running.result()
-        if was_lost:
+        result, error, has_seen_loss = running.result()
+        if has_seen_loss:
             # It stopped because nothing counts any more.
             _discard(result)
             return HandlerOutcome(Returned())
@@ -197,17 +196,17 @@ class Executor:
 
 
 def _call_function(
-    handler: Handler, arguments: tuple[Any, ...], context: Context | None
+    handler: Handler, document: Document, context: BlockingContext | None
 ) -> _FunctionEnd:
     """Call a plain function on a thread. Its error is returned: futures do not carry every one."""
     forks = count_forks()
     try:
-        result = handler(*arguments)
+        result = handler(document) if context is None else handler(document, context)
     except BaseException as error:  # noqa: BLE001 - a handler may raise anything
-        return _FunctionEnd(None, error, context is not None and context.lost)
+        return _FunctionEnd(None, error, context is not None and context.has_shown_loss)
     finally:
         _end_forked_child(forks)
-    return _FunctionEnd(result, None, context is not None and context.lost)
+    return _FunctionEnd(result, None, context is not None and context.has_shown_loss)
 
 
 def _end_forked_child(forks: int) -> None:

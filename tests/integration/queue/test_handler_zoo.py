@@ -12,7 +12,7 @@ from handlers import COROUTINES, FUNCTIONS, GENERATORS, SHAPES, HandlerCase, Sce
 from servers import Locate
 from waiting import until
 
-from jobsync import Database, Document, Event, Invalid, QueuePlugin
+from jobsync import Context, Database, Document, Event, Invalid, QueuePlugin
 from jobsync.queue import worker as worker_module
 from jobsync.queue.in_flight import InFlight
 from jobsync.queue.reaper import Quarantine
@@ -393,15 +393,24 @@ async def test_a_disconnect_lists_what_it_leaves_behind(url: str) -> None:
     ]
 
 
-async def test_a_function_without_a_context_completes_its_message_during_a_stop(url: str) -> None:
-    """It cannot know that it should stop; what it has done need not be done again."""
+@pytest.mark.parametrize("takes_context", [True, False])
+async def test_a_function_that_does_not_know_of_a_stop_completes_its_message(
+    url: str, monkeypatch: pytest.MonkeyPatch, *, takes_context: bool
+) -> None:
+    """It has not looked at its context, or has none: it has done all of its work."""
+    monkeypatch.setattr(worker_module, "_LAST_MOMENTS", 120.0)
     begun, go_on = threading.Event(), threading.Event()
 
     def handle(_: Document) -> None:
         begun.set()
         assert go_on.wait(60)
 
-    queue = QueuePlugin(resource="tasks", on_message=handle, grace=0.1)
+    def handle_with_context(task: Document, context: Context) -> None:
+        handle(task)
+        assert context.attempt == 1
+
+    function = handle_with_context if takes_context else handle
+    queue = QueuePlugin(resource="tasks", on_message=function, grace=0.1)
     async with Database(url) as db:
         await db.use_plugin(queue)
         await queue.enqueue({"n": 1})
