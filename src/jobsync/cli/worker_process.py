@@ -94,6 +94,11 @@ class WorkerProcess:
             await self._connect()
             await self._stopping.wait()
             return await self._disconnect()
+        except Exception as error:
+            if self._is_left_behind:
+                # The process ends below, before anybody else can report it.
+                _log.error("%s", format_error(error))
+            raise
         finally:
             heartbeats.cancel()
             if self._is_left_behind:

@@ -402,9 +402,12 @@ class UserTasks:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         self._on_end()
-        if self._error is None or self._error.done() or task.cancelled():
-            # The event loop reports an error that nobody watches for.
+        error = None if task.cancelled() else task.exception()
+        if not isinstance(error, Exception):
+            # The event loop itself raises KeyboardInterrupt, and must not do so twice.
             return
-        error = task.exception()
-        if error is not None:
+        if self._error is not None and not self._error.done():
             self._error.set_exception(error)
+        else:
+            text = "a task of a worker has failed after its end"
+            task.get_loop().call_exception_handler({"message": text, "exception": error})

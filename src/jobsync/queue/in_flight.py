@@ -161,6 +161,9 @@ class InFlight:
             return
         delivery.is_lost = True
         delivery.mark_context_lost()
+        if delivery.answer is not None and not delivery.answer.done():
+            # Its handler waits for the store, which may not answer any more.
+            delivery.answer.set_result(False)
         self.remove(delivery)
         self._on_lost(delivery, reason)
 

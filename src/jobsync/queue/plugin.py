@@ -310,6 +310,9 @@ class QueuePlugin(CoordinatorPlugin):
         before = 0 if background is None else background.handled
         try:
             await self._stop_worker(background)
+            if not self.is_running:
+                fix = "await queue.start() first"
+                raise Invalid("queue", self.resource, "is not running", fix)
             finished = 0 if background is None else background.handled - before
             quota = None if max_messages is None else max_messages - finished
             worker = self._build_worker(quota=quota, until_empty=True)
@@ -320,7 +323,7 @@ class QueuePlugin(CoordinatorPlugin):
                 self._start_worker()
 
     async def stop(self) -> None:
-        """Stop, if it is running. Called by a handler, it stops after that handler ends."""
+        """Stop, if it is running. Called by a handler or callback, it stops after that ends."""
         caller = find_calling_worker(self._backend)
         if caller is None or self._lifecycle.action == "stop" or not self.database.is_connected:
             await super().stop()
@@ -335,7 +338,7 @@ class QueuePlugin(CoordinatorPlugin):
 
     @property
     def runs_caller(self) -> bool:
-        """Whether the caller is one of its handlers."""
+        """Whether the caller is one of its handlers or callbacks."""
         return find_calling_worker(self._backend) is not None
 
     async def on_start(self) -> None:

@@ -61,11 +61,11 @@ _LISTEN = 3600.0
 _running_delivery: ContextVar["tuple[Worker, Delivery] | None"] = ContextVar(
     "jobsync_running_delivery", default=None
 )
-"""The delivery whose handler runs in this context."""
+"""The delivery whose handler or callback runs in this context."""
 
 
 def find_calling_worker(backend: QueueBackend | None) -> "Worker | None":
-    """Return the worker of a queue if one of its handlers is the caller."""
+    """Return the worker of a queue if one of its handlers or callbacks is the caller."""
     found = _running_delivery.get()
     if found is None:
         return None
@@ -144,6 +144,8 @@ class Worker:
         self._quarantine = Quarantine(self._clock, self._visibility / 3)
         self._ready: deque[Delivery] = deque()
         self._running: dict[Delivery, None] = {}
+        self._called_back: dict[Delivery, None] = {}
+        """Messages whose callbacks run."""
         self._overrun: dict[Delivery, None] = {}
         """Handlers that run on although their messages are settled or lost."""
         self._servers = 0
@@ -193,8 +195,8 @@ class Worker:
         return 0.0 if since is None else self._clock.mono() - since
 
     def is_handling(self, delivery: Delivery) -> bool:
-        """Whether a delivery's handler runs."""
-        return delivery in self._running
+        """Whether a delivery's handler or callback runs."""
+        return delivery in self._running or delivery in self._called_back
 
     async def run(self) -> None:
         """Work until `stop`, or until the quota or the end of the queue is reached."""
@@ -504,12 +506,21 @@ class Worker:
                 self.handled += not isinstance(verdict, Returned)
                 callback = self._listener.on_settled(delivery, verdict, delivery.delay)
                 if callback is not None:
-                    self._callbacks.start(callback)
+                    self._callbacks.start(self._call_back(delivery, callback))
             else:
                 self._in_flight.lose(delivery, "its claim had ended before it was settled")
             if delivery.answer is not None and not delivery.answer.done():
                 delivery.answer.set_result(is_accepted)
         self._changed.set()
+
+    async def _call_back(self, delivery: Delivery, callback: Coroutine[Any, Any, None]) -> None:
+        """Run a callback of a message, which may stop this worker as a handler may."""
+        _running_delivery.set((self, delivery))
+        self._called_back[delivery] = None
+        try:
+            await callback
+        finally:
+            del self._called_back[delivery]
 
     def _on_deadline(self, delivery: Delivery) -> None:
         """End a handler's time; settle without it if it was cancelled and runs on."""

@@ -41,6 +41,7 @@ class _ReplyPipe:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._replies: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
         self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
         os.set_blocking(self._write_end, False)
         # Closed with the last thread that might write, not with the loop.
         finalize(self, _close, self._read_end, self._write_end).atexit = False
@@ -56,8 +57,10 @@ class _ReplyPipe:
             pass
 
     def _deliver(self) -> None:
-        # Read before the replies are taken: one that comes in between wakes the loop again.
-        os.read(self._read_end, 4096)
+        # Read before the replies are taken: one that comes in between wakes the loop again. The
+        # pipe is empty if a KeyboardInterrupt has ended the loop between two of its callbacks.
+        with suppress(BlockingIOError):
+            os.read(self._read_end, 4096)
         while self._replies:
             done, result, error = self._replies.popleft()
             if not done.done():

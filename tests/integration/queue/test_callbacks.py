@@ -101,3 +101,32 @@ async def test_a_callback_may_raise_anything(
                 f"{error.__name__} is reported",
             )
         assert db.unready() == []
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("action", ["stop", "disconnect"])
+@pytest.mark.parametrize("callback", ["on_complete", "on_error"])
+async def test_a_callback_may_stop_what_runs_it(
+    locate: Locate, kind: str, action: str, callback: str
+) -> None:
+    """The call returns at once, and takes effect after the callback."""
+    returned = asyncio.Event()
+
+    async def handle(_: Document) -> None:
+        if callback == "on_error":
+            raise ValueError
+
+    async def end(*_: object) -> None:
+        await (queue.stop() if action == "stop" else db.disconnect())
+        assert db.is_connected
+        returned.set()
+
+    callbacks: dict[str, Any] = {callback: end}
+    queue = QueuePlugin(resource="tasks", on_message=handle, grace=3600, **callbacks)
+    async with Database(locate(kind)) as db:
+        await db.use_plugin(queue)
+        await queue.enqueue({"n": 1})
+        await returned.wait()
+        await until(lambda: not queue.is_running, "the queue has stopped")
+        if action == "disconnect":
+            await until(lambda: not db.is_connected, "the database is disconnected")

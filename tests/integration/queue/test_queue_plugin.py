@@ -805,6 +805,56 @@ async def test_cancelled_draining_leaves_the_queue_working(db: Database) -> None
     await until(lambda: sorted(seen) == [0, 1])
 
 
+async def test_draining_ends_with_the_queue(db: Database) -> None:
+    """A stop ends a drain under way; one that comes later is refused, and claims nothing."""
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def handle(_: Document) -> None:
+        begun.set()
+        await ended.wait()
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", concurrency=1))
+    await queue.enqueue_many([{"n": n} for n in range(3)])
+    queue.handler(handle)
+    await begun.wait()
+    draining = asyncio.create_task(queue.drain())
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(queue.stop())
+    await asyncio.sleep(0)
+    ended.set()
+    await stopping
+    with pytest.raises(Invalid, match="is not running"):
+        await draining
+    assert await queue.count("processing") == 0
+    with pytest.raises(Invalid, match="is not running"):
+        await queue.drain()
+    await queue.start()
+    await until(lambda: queue.stats()["completed"] == 3, "all are handled")
+
+
+async def test_an_acknowledgement_does_not_outlive_its_claim(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function that waits for a store that does not answer is told that the claim is lost."""
+    answers: list[bool] = []
+    asked = asyncio.Event()
+
+    async def never(*_: object) -> list[bool]:
+        asked.set()
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    def handle(_: Document, context: Context) -> None:
+        answers.append(context.ack())  # type: ignore[arg-type]
+
+    queue = QueuePlugin(resource="tasks", on_message=handle, grace=0.1)
+    await db.use_plugin(queue)
+    monkeypatch.setattr(SqlBackend, "settle", never)
+    await queue.enqueue({"n": 1})
+    await asked.wait()
+    await queue.stop()
+    await until(lambda: answers == [False], "the function has returned")
+
+
 async def test_a_handler_may_drain(db: Database) -> None:
     """It does not wait for itself."""
     seen = list[int]()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobsync.stores.threads import ThreadPool, gather_results
+from jobsync.stores.threads import ThreadPool, _reply_pipe_of, gather_results
 
 
 async def test_results_and_errors_are_returned_in_order() -> None:
@@ -22,6 +22,22 @@ async def test_results_and_errors_are_returned_in_order() -> None:
     with pytest.raises(ZeroDivisionError):
         await threads.run(divmod, 1, 0)
     threads.shutdown()
+
+
+def test_an_interrupted_loop_can_go_on() -> None:
+    """An interrupt between two callbacks makes the loop call its readers twice for one reply."""
+    loop = asyncio.new_event_loop()
+    threads = ThreadPool("test-interrupted", 1)
+
+    async def call_twice() -> int:
+        called = threads.run(pow, 2, 3)
+        result = await called
+        _reply_pipe_of(loop)._deliver()
+        return result
+
+    assert loop.run_until_complete(call_twice()) == 8
+    threads.shutdown()
+    loop.close()
 
 
 async def test_one_call_runs_in_each_thread() -> None:
