@@ -163,7 +163,7 @@ class SqliteQueues:
         """Advance the time of all messages."""
         with closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute(
-                "UPDATE jobsync_message SET due = due - ?1, wakes = wakes - ?1", [seconds]
+                "UPDATE jobsync_message SET due = due - ?, wakes = wakes - ?", [seconds, seconds]
             )
             connection.execute("UPDATE jobsync_finished SET finished = finished - ?", [seconds])
 
