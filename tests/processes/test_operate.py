@@ -242,7 +242,7 @@ async def test_a_worker_whose_slots_are_all_overrun_leaves(url: str, tmp_path: P
             await queue.enqueue({"seconds": 3600}, timeout=0.1)
             assert await stuck.ended() == 1, stuck.log
             assert "every slot is occupied by a handler" in stuck.log
-            assert "exiting while handlers are running: jobsync-handler" in stuck.log
+            assert "db:disconnect-incomplete" in stuck.log
             await processes.start()
             await queue.enqueue({"seconds": 0})
             await until_completed(queue, 1)

@@ -11,7 +11,6 @@ import click
 from jobsync.cli.render import paint
 
 if TYPE_CHECKING:
-    from jobsync.cli.worker_process import WorkerProcess
     from jobsync.database.database import Database
 
 __all__ = ["work"]
@@ -88,7 +87,7 @@ def work(
     loaded = load_target(target)
     start_logging(log_format, log_level)
 
-    async def run() -> tuple[WorkerProcess, int]:
+    async def run() -> int:
         database = await create_database(target, loaded)
         health = HealthState(database.components.clock, database.unready)
         with ExitStack() as stack:
@@ -97,12 +96,11 @@ def work(
                 _print_banner(target, database, probes)
             process = WorkerProcess(database, health, grace=grace, heartbeat_file=heartbeat_file)
             signals.enter_context(process.watch_signals())
-            return process, await process.run()
+            return await process.run()
 
     # Signals are received until the process ends, also while the event loop is closed.
     with ExitStack() as signals:
-        process, status = asyncio.run(run())
-        process.exit(status)
+        raise SystemExit(asyncio.run(run()))
 
 
 def _print_banner(target: str, database: Database, probes: str | None) -> None:

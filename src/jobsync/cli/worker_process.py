@@ -32,14 +32,11 @@ from jobsync.core.clock import Clock, Mono
 from jobsync.database.database import Database
 from jobsync.errors import Invalid, closest_name, format_error, safe_repr, safe_str
 from jobsync.events import Event
-from jobsync.queue.executor import THREAD_PREFIX
 
 __all__ = ["WorkerProcess", "create_database", "load_target", "start_logging"]
 
 _log = logging.getLogger("jobsync.work")
 _MAX_TRACE_LENGTH = 50_000
-_IDLE_THREAD_TIMEOUT = 1.0
-"""Seconds in which a handler thread that is idle has certainly ended."""
 _EXTRA_TIME = 1.8
 """Seconds after the grace period until the process is ended."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -111,30 +108,10 @@ class WorkerProcess:
         with self._watchdog.watch():
             yield
 
-    def exit(self, status: int) -> None:
-        """End the process without waiting for handler threads, which cannot be stopped.
-
-        Raises:
-            SystemExit: no such thread is running.
-        """
-        running = self._find_running_threads()
-        if running:
-            _log.warning("exiting while handlers are running: %s", ", ".join(running))
-            self._end(status)
-        raise SystemExit(status)
-
     def _end(self, status: int) -> None:
         logging.shutdown()
         sys.stdout.flush()
         self._exit_now(status)
-
-    def _find_running_threads(self) -> list[str]:
-        """Return the names of handler threads that run on; idle ones end in a moment."""
-        threads = [each for each in threading.enumerate() if each.name.startswith(THREAD_PREFIX)]
-        deadline = self._clock.mono() + _IDLE_THREAD_TIMEOUT
-        for thread in threads:
-            thread.join(max(0.0, deadline - self._clock.mono()))
-        return [thread.name for thread in threads if thread.is_alive()]
 
     async def _connect(self) -> None:
         """Connect, unless a signal arrives first."""
@@ -154,7 +131,7 @@ class WorkerProcess:
         """Disconnect, and wait for running work within the grace period; return the exit code."""
         await self._database.disconnect(within=self._grace)
         if self._is_late:
-            _log.error("work was still running after %g s of grace", self._grace)
+            _log.error("work did not end by itself (grace: %g s)", self._grace)
         if self._is_late or self._health.failure:
             return FAILED
         _log.info("stopped")

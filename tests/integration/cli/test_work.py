@@ -197,7 +197,7 @@ def test_grace_is_a_limit(tmp_path: Path, url: str) -> None:
     with running(tmp_path, url, "tasks:db", "--grace", "0.2", SLOW="3600") as worker:
         status, log = worker.stop()
     assert status == 1
-    assert "work was still running after 0.2 s of grace" in log
+    assert "work did not end by itself (grace: 0.2 s)" in log
 
 
 async def test_a_function_that_cannot_be_stopped_does_not_block_the_exit(
@@ -212,7 +212,7 @@ async def test_a_function_that_cannot_be_stopped_does_not_block_the_exit(
         await until(lambda: not worker.is_alive, "it ends")
         assert worker.process.returncode == 1, worker.log
         assert f"the handler of message {row['id']}" in worker.log
-        assert "work was still running after 30 s of grace" in worker.log
+        assert "work did not end by itself (grace: 30 s)" in worker.log
     (seen,) = read_json(url, "queues", "list")
     assert (seen["claimed"], seen["workers"]) == (1, 0)
 
