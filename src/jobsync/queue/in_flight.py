@@ -73,7 +73,7 @@ class Delivery(msgspec.Struct, eq=False):
     """Resolves to whether the store accepted the settlement, if somebody waits for it."""
 
     def mark_context_lost(self) -> None:
-        """Tell its handler that nothing counts any more."""
+        """Set `lost` in its context: nothing that its handler does counts any more."""
         if self.context is not None:
             self.context.lost = True
 

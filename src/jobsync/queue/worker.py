@@ -638,7 +638,7 @@ class Worker:
             await self._wait_for_change(left)
 
     def _interrupt(self, delivery: Delivery) -> None:
-        """Tell a handler that its worker stops."""
+        """Ask a handler to end, because its worker stops."""
         delivery.is_interrupted = True
         if not delivery.is_on_loop:
             delivery.mark_context_lost()

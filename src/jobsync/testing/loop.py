@@ -363,7 +363,7 @@ class _SteppedThread:
         self._is_abandoned = False
 
     def step(self) -> None:
-        """Let the thread run until it blocks or ends. Called by the loop."""
+        """Run the thread until it blocks or ends. Called by the loop."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
@@ -382,7 +382,7 @@ class _SteppedThread:
             self._thread.join()
 
     def block(self, seconds: float) -> None:
-        """Let time pass. Called on the thread."""
+        """Block the thread while time passes. Called on the thread."""
         if self._is_abandoned:
             raise _Abandoned
         self._loop.call_later(seconds, self.step)

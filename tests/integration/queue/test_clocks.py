@@ -54,7 +54,7 @@ async def claim(backend: QueueBackend) -> list[Message]:
 
 
 async def retry(backend: QueueBackend, delay: float) -> None:
-    """Let the only message fail, to be tried again after a delay."""
+    """Fail the only message, to be tried again after a delay."""
     (message,) = await claim(backend)
     retry = Settlement(receipt=message.receipt, move="retry", delay=delay, error="boom")
     assert await backend.settle([retry]) == [True]
