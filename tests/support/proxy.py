@@ -281,6 +281,8 @@ class Proxy:
     async def _forward_replies(self, link: "_Link") -> None:
         while reply := await link.server.read():
             if link.muted:
+                if link.cut:
+                    reply = await link.read_rest(reply)
                 await link.end_client(reply)
                 # There is no client left to cut.
                 self._tasks.discard(link.task)
@@ -339,7 +341,7 @@ class Splitter:
 
 
 def _measure_http(data: bytes) -> int:
-    """Return the length of the first request, 0 if it is incomplete."""
+    """Return the length of the first request or reply, 0 if it is incomplete."""
     if data and not data[:1].isupper():
         raise ValueError(f"neither HTTP nor PostgreSQL: {data[:20]!r}")
     body = data.find(b"\r\n\r\n") + 4
@@ -347,7 +349,7 @@ def _measure_http(data: bytes) -> int:
         return 0
     head = data[:body]
     if found := re.search(rb"(?i)\r\n(transfer-encoding|expect):.*", head):
-        raise ValueError(f"the length of a request must be in Content-Length, not {found[0]!r}")
+        raise ValueError(f"the length of a body must be in Content-Length, not {found[0]!r}")
     found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
     size = body + (int(found[1]) if found else 0)
     return size if len(data) >= size else 0
@@ -443,6 +445,17 @@ class _Link:
         """Deliver a held request; return the server's answer."""
         await self.server.write(request)
         return await self._answer
+
+    async def read_rest(self, reply: bytes) -> bytes:
+        """Return an HTTP reply with its body: half of a head alone may look like a whole reply."""
+        # The reply to a HEAD names a length and has no body.
+        with contextlib.suppress(TimeoutError):
+            while reply.startswith(b"HTTP/") and not _measure_http(reply):
+                more = await asyncio.wait_for(self.server.read(), _QUIET_SECONDS)
+                if not more:
+                    break
+                reply += more
+        return reply
 
     async def end_client(self, reply: bytes) -> None:
         """Close the client's side, after the part of the reply or the answer that it gets."""

@@ -132,10 +132,19 @@ def test_new_connections_are_refused_and_old_ones_go_on(
     socket.create_connection(("127.0.0.1", proxy.port)).close()
 
 
+@pytest.mark.parametrize("size", [100, 1 << 16])
 def test_a_cut_reply_ends_in_its_middle(
-    proxy: Proxy, client: http.client.HTTPConnection, server: RecordingServer
+    proxy: Proxy,
+    client: http.client.HTTPConnection,
+    server: RecordingServer,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
 ) -> None:
-    """The server has carried out the request; the client sees that the rest is missing."""
+    """The server has carried out the request; the client sees that the rest is missing.
+
+    However the reply comes: in parts of 100 bytes, or all at once.
+    """
+    monkeypatch.setattr("proxy._CHUNK", size)
     proxy.cut_reply(when=is_put)
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         ask(client, f"/{'a' * 1000}", b"1")
