@@ -781,6 +781,26 @@ async def test_a_message_that_is_never_due_fails_no_claim(
     assert await backend.count() == {"claimed": 2, "waiting": 1}
 
 
+async def test_a_message_that_was_always_due_is_claimed(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """However far back somebody has set its time; and a claim that ended so long ago is ended."""
+    await backend.push(new_messages(1))
+    await backend.push(new_messages(2, delay=100))
+    await take(backend)
+    if isinstance(location, SqliteQueues):
+        location.overwrite("jobsync_message", "id-1", due=float("-inf"))
+        location.overwrite("jobsync_message", "id-2", wakes=float("-inf"))
+    else:
+        location.overwrite("jobsync_message", "id-1", due="-infinity")
+        location.overwrite("jobsync_message", "id-2", due="-infinity")
+    # Another one, which looks at all messages first.
+    other = await location.open(backend.queue)
+    assert values(await claim(other)) == [2]
+    assert [each.id for each in await backend.end_claims()] == ["id-1"]
+    assert await backend.count() == {"claimed": 1, "waiting": 1}
+
+
 async def test_messages_of_newer_code_are_left_alone(
     location: QueueLocation, backend: QueueBackend
 ) -> None:

@@ -2,19 +2,20 @@
 
 A busy event loop does not delay it. Clients cannot exhaust it: the number of open connections is
 limited, and the oldest one makes room for a new one. So are the time and the size of a request.
-Each connection gets one response.
+Each connection gets one response. Readiness is found out on yet another thread, because plugins
+of the user take part: one that blocks leaves the other probes alone.
 """
 
 import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 
 from jobsync.cli.health import HealthReport, HealthState
-from jobsync.errors import Misconfigured
+from jobsync.errors import Misconfigured, format_error
 
 __all__ = ["MAX_CONNECTIONS", "serve_probes"]
 
@@ -83,13 +84,16 @@ class _ProbeServer:
 
     def __init__(self, listener: socket.socket, state: HealthState, timeout: float) -> None:
         self._listener = listener
+        self._state = state
         self._timeout = timeout
-        self._probes: Mapping[str, Callable[[], HealthReport]] = {
-            "/livez": state.live,
-            "/health/live": state.live,
-            "/readyz": state.ready,
-            "/health/ready": state.ready,
+        self._probes: Mapping[str, Callable[[], Awaitable[HealthReport]]] = {
+            "/livez": self._check_live,
+            "/health/live": self._check_live,
+            "/readyz": self._check_ready,
+            "/health/ready": self._check_ready,
         }
+        self._ready_check: asyncio.Future[HealthReport] | None = None
+        """The check of readiness that runs now."""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._open: dict[asyncio.StreamWriter, None] = {}
@@ -136,9 +140,39 @@ class _ProbeServer:
             head = await reader.readuntil(_END)
         except asyncio.LimitOverrunError:
             return _build_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, {})
-        return self._answer(head)
+        return await self._answer(head)
 
-    def _answer(self, head: bytes) -> bytes:
+    async def _check_live(self) -> HealthReport:
+        return self._state.live()
+
+    async def _check_ready(self) -> HealthReport:
+        """Check readiness on a thread of its own, one for all that ask meanwhile."""
+        if self._ready_check is None:
+            self._ready_check = self._loop.create_future()
+            check = threading.Thread(
+                target=self._run_ready_check,
+                args=(self._ready_check,),
+                name="jobsync-readiness",
+                daemon=True,
+            )
+            check.start()
+        return await asyncio.shield(self._ready_check)
+
+    def _run_ready_check(self, check: asyncio.Future[HealthReport]) -> None:
+        try:
+            report = self._state.ready()
+        except BaseException as error:  # noqa: BLE001 - a plugin of the user may raise anything
+            report = HealthReport(status="not_ready", reasons=[format_error(error)])
+        # A server that has stopped meanwhile has closed its loop.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end_ready_check, check, report)
+
+    def _end_ready_check(self, check: asyncio.Future[HealthReport], report: HealthReport) -> None:
+        self._ready_check = None
+        if not check.done():
+            check.set_result(report)
+
+    async def _answer(self, head: bytes) -> bytes:
         words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
         if len(words) != _WORDS or not words[-1].startswith("HTTP/1."):
             return _build_response(HTTPStatus.BAD_REQUEST, {"status": "malformed"})
@@ -150,7 +184,7 @@ class _ProbeServer:
             body: Mapping[str, object] = {"status": "unknown", "paths": sorted(self._probes)}
             status = HTTPStatus.NOT_FOUND
         else:
-            report = probe()
+            report = await probe()
             body = report.body()
             status = HTTPStatus.OK if report.is_healthy else HTTPStatus.SERVICE_UNAVAILABLE
         return _build_response(status, body, has_body=method == "GET")

@@ -82,7 +82,9 @@ def work(
         load_target,
         start_logging,
     )
+    from jobsync.queue.arguments import check_seconds
 
+    check_seconds("--grace", grace)
     address = None if http is None else parse_address(http)
     loaded = load_target(target)
     start_logging(log_format, log_level)

@@ -222,14 +222,17 @@ def find_caller() -> "asyncio.Task[Any] | None":
 
 
 async def run_for(
-    seconds: float, work: Callable[[], Coroutine[Any, Any, None]], *, cancelled_for: float
+    wait: Callable[["asyncio.Task[None]"], Awaitable[None]],
+    work: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    cancelled_for: float,
 ) -> Literal["ended", "cancelled", "running"]:
     """Run a step in its own task; return how it went.
 
     A step that takes longer is cancelled. One that runs on all the same is left behind.
 
     Args:
-        seconds: how long it may take.
+        wait: waits until the task of the step has ended, or its time is over.
         work: the step.
         cancelled_for: seconds that it may take after it is cancelled.
 
@@ -241,7 +244,7 @@ async def run_for(
     task = asyncio.get_running_loop().create_task(work(), context=context)
     task.add_done_callback(lambda _: setattr(step, "caller", None))
     try:
-        await asyncio.wait([task], timeout=max(seconds, 0.0))
+        await wait(task)
     except asyncio.CancelledError:
         await _cancel(task, cancelled_for)
         raise

@@ -113,6 +113,7 @@ class Database(EventEmitter):
         self._plugins: dict[str, Plugin] = {}
         self._storages: dict[tuple[str, str], PluginStorage] = {}
         self._disconnect_by: Mono | None = None
+        self._shutdown: _Shutdown | None = None
         self._later: asyncio.Task[None] | None = None
         """A disconnect that waits for the handler that called it."""
         self._cleanup = Cleanup(lambda: self.store, self.components, self._find_cleanup_scope)
@@ -174,12 +175,23 @@ class Database(EventEmitter):
             self._later = loop.create_task(self._disconnect(within), context=context)
 
     async def _disconnect(self, within: float | None) -> None:
+        if self._shutdown is not None and within is not None:
+            self._hurry(self._shutdown, within)
         async with self._lifecycle.hold("disconnect"):
             if self._connection is not None:
                 if within is not None:
                     self._disconnect_by = self.components.clock.mono() + within
                 event = DatabaseDisconnected(store=self.store_name)
                 await self._close(self._connection, event)
+
+    def _hurry(self, shutdown: "_Shutdown", within: float) -> None:
+        """Shorten a disconnect under way for a caller that cannot wait as long."""
+        end = self.components.clock.mono() + within
+        if self._disconnect_by is None or end < self._disconnect_by:
+            self._disconnect_by = end
+        shutdown.hurry(within)
+        for plugin in self._plugins.values():
+            plugin.prepare_stop()
 
     @property
     def time_left(self) -> float | None:
@@ -440,7 +452,7 @@ class Database(EventEmitter):
     async def _close(self, connection: "_Connection", event: Event | None = None) -> None:
         """Stop and close everything, even if a part of it raises or does not end."""
         plugins = list(self._plugins.values())
-        shutdown = _Shutdown(self.components.clock, self._find_stop_time())
+        self._shutdown = shutdown = _Shutdown(self.components.clock, self._find_stop_time())
         async with AsyncExitStack() as stack:
             # Called from the last to the first.
             stack.callback(self._clear)
@@ -478,8 +490,7 @@ class Database(EventEmitter):
             self.events.emit(DisconnectIncomplete(store=name, cancelled=cancelled, running=running))
 
     def _clear(self) -> None:
-        self._connection = None
-        self._disconnect_by = None
+        self._connection = self._shutdown = self._disconnect_by = None
         self._registry.clear()
 
 
@@ -494,15 +505,34 @@ class _Shutdown:
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
         self._end = clock.mono() + seconds
+        self._was_hurried = asyncio.get_running_loop().create_future()
         self.cancelled: list[str] = []
         self.left_behind: list[str] = []
+
+    def hurry(self, seconds: float) -> None:
+        """Leave the plugins no more than this many seconds from now."""
+        end = self._clock.mono() + seconds
+        if end < self._end:
+            self._end = end
+            self._was_hurried.set_result(None)
+            self._was_hurried = asyncio.get_running_loop().create_future()
 
     async def run(
         self, name: str, step: Callable[[], Coroutine[Any, Any, None]], extra: float
     ) -> None:
         """Run a step, until so many extra seconds after the end of the plugins' time."""
-        left = self._end + extra - self._clock.mono()
-        match await run_for(left - _CANCEL_TIME, step, cancelled_for=_CANCEL_TIME):
+
+        async def wait(task: asyncio.Task[None]) -> None:
+            while True:
+                left = self._end - self._clock.mono() + extra - _CANCEL_TIME
+                waited: list[asyncio.Future[None]] = [task, self._was_hurried]
+                done, _ = await asyncio.wait(
+                    waited, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED
+                )
+                if task in done or not done:
+                    return
+
+        match await run_for(wait, step, cancelled_for=_CANCEL_TIME):
             case "cancelled":
                 self.cancelled.append(name)
             case "running":

@@ -65,6 +65,7 @@ class Supervisor:
         self._listeners: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._cause: BaseException | None = None
+        self._has_stopped = False
 
     def check(self) -> None:
         """Raise the error that made background work fail, if any."""
@@ -73,7 +74,10 @@ class Supervisor:
             raise self._cause.with_traceback(None)
 
     async def start(self) -> None:
-        """Start to accept work."""
+        """Start to accept work, and to run the coroutines of listeners."""
+        loop = asyncio.get_running_loop()
+        # Events may be emitted on other threads; their coroutines all run here.
+        self._events.host(lambda work: loop.call_soon_threadsafe(self._run_listener, work))
         self._task = asyncio.create_task(self._host_tasks(), name="jobsync supervisor")
         await self._ready.wait()
 
@@ -92,6 +96,8 @@ class Supervisor:
         finally:
             _cancel(self._listeners)
         await _await_all(self._work | self._listeners)
+        self._events.host(None)
+        self._has_stopped = True
         if self._task is not None and find_caller() not in self._work | self._listeners:
             await asyncio.wait([self._task])
 
@@ -129,9 +135,6 @@ class Supervisor:
                 return
 
     async def _host_tasks(self) -> None:
-        loop = asyncio.get_running_loop()
-        # Events may be emitted on other threads; their coroutines all run here.
-        self._events.host(lambda work: loop.call_soon_threadsafe(self._run_listener, work))
         try:
             async with self._group:
                 self._ready.set()
@@ -139,18 +142,16 @@ class Supervisor:
         except BaseExceptionGroup as failures:
             self._cause = _first_error(failures)
             self._events.emit(DatabaseFailed(error=format_error(self._cause)))
-        finally:
-            self._events.host(None)
 
     def _run_listener(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a listener's coroutine, unless the group has ended."""
-        try:
-            task = self._group.create_task(work, name="jobsync listener")
-        except RuntimeError:
+        """Run a listener's coroutine, unless all has ended."""
+        if self._has_stopped:
             work.close()
-        else:
-            self._listeners.add(task)
-            task.add_done_callback(self._listeners.discard)
+            return
+        # Not in the group: when work fails, its listeners have yet to learn of it.
+        task = asyncio.get_running_loop().create_task(work, name="jobsync listener")
+        self._listeners.add(task)
+        task.add_done_callback(self._listeners.discard)
 
 
 def _first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -17,6 +17,7 @@ from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import HandlerVerdict
 from jobsync.database.document import Document
 from jobsync.errors import Unavailable
+from jobsync.queue.arguments import check_seconds
 from jobsync.queue.backend import Message, QueueBackend
 from jobsync.queue.context import Context
 from jobsync.queue.settings import QueueSettings
@@ -168,7 +169,12 @@ class InFlight:
         self._on_lost(delivery, reason)
 
     async def extend(self, message: Message, seconds: float) -> bool:
-        """Extend a claim; return whether it stands."""
+        """Extend a claim; return whether it stands.
+
+        Raises:
+            Invalid: the duration is not one.
+        """
+        check_seconds("seconds", seconds)
         delivery = self.find(message)
         if delivery is None:
             return False

@@ -322,6 +322,18 @@ class QueuePlugin(CoordinatorPlugin):
             if background is not None and self.is_running:
                 self._start_worker()
 
+    async def start(self) -> None:
+        """Start, unless it is running. Called by a handler or callback, it starts after that ends.
+
+        Raises:
+            Invalid: its database is not connected.
+        """
+        if self.runs_caller and self.database.is_connected:
+            # Behind a stop that the same handler has called before.
+            self.database.run_in_background(super().start, f"{self.name} starts")
+        else:
+            await super().start()
+
     async def stop(self) -> None:
         """Stop, if it is running. Called by a handler or callback, it stops after that ends."""
         caller = find_calling_worker(self._backend)

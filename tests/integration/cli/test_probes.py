@@ -5,6 +5,7 @@ import resource
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
@@ -171,6 +172,41 @@ def test_a_probe_says_why_it_fails() -> None:
         assert server.probe("/health/ready", "HEAD") == (503, b"")
         assert server.probe("/health/live") == (200, b'{"status": "alive"}')
         assert server.probe("/metricz")[0] == 404
+
+
+def test_a_check_of_readiness_that_blocks_leaves_other_probes_alone() -> None:
+    """It is not repeated meanwhile: all who ask get its result."""
+    may_end, checks = threading.Event(), list[str]()
+
+    def check() -> list[str]:
+        checks.append("started")
+        may_end.wait(PATIENCE)
+        return ["late"]
+
+    state = HealthState(FakeClock(), check)
+    with serve_probes(("127.0.0.1", 0), state, PATIENCE) as url, ThreadPoolExecutor(2) as threads:
+        server = Server(url)
+        waiting = [threads.submit(server.probe) for _ in range(2)]
+        assert server.probe("/livez")[0] == 200
+        may_end.set()
+        assert [each.result()[0] for each in waiting] == [503, 503]
+    with serve_probes(("127.0.0.1", 0), state, PATIENCE) as url:
+        assert Server(url).probe()[0] == 503
+
+
+def test_a_check_of_readiness_that_raises_is_a_reason() -> None:
+    """The answer has the error, and the next probe asks again."""
+    answers = iter([ZeroDivisionError("a bug")])
+
+    def check() -> list[str]:
+        for error in answers:
+            raise error
+        return []
+
+    with serve_probes(("127.0.0.1", 0), HealthState(FakeClock(), check), PATIENCE) as url:
+        status, body = Server(url).probe()
+        assert (status, b"ZeroDivisionError: a bug" in body) == (503, True)
+        assert Server(url).probe()[0] == 200
 
 
 def test_an_address_that_is_taken_is_refused(server: Server) -> None:

@@ -86,6 +86,37 @@ async def test_any_other_error_makes_the_database_fail(database: Database) -> No
         assert await database.list_resources() == []
 
 
+async def test_listeners_outlive_the_work_that_fails(database: Database) -> None:
+    """A coroutine of `db:failed` runs, and one that ran before the failure finishes."""
+    finished: list[str] = []
+    has_failed = asyncio.Event()
+
+    @database.on("db:work-postponed")
+    async def note_pause(_: Event) -> None:
+        await has_failed.wait()
+        finished.append("postponed")
+
+    @database.on("db:failed")
+    async def note_failure(_: Event) -> None:
+        has_failed.set()
+        await asyncio.sleep(0)
+        finished.append("failed")
+
+    attempts = iter([Unavailable("memory://", "away"), ZeroDivisionError("a bug")])
+
+    async def fail() -> None:
+        raise next(attempts)
+
+    async def use() -> None:
+        async with database:
+            database.run_in_background(fail, "failing")
+            await has_failed.wait()
+
+    with pytest.raises(ZeroDivisionError):
+        await use()
+    assert sorted(finished) == ["failed", "postponed"]
+
+
 async def test_an_error_of_the_caller_comes_first(database: Database) -> None:
     """An error in the block is not hidden by an error of background work."""
 

@@ -660,6 +660,27 @@ async def test_a_handler_can_stop_its_queue(
         assert queue.is_running
 
 
+async def test_a_handler_can_restart_its_queue(url: str) -> None:
+    """It is stopped when the handler has ended, and started after that."""
+    events: list[str] = []
+
+    async def handle(task: Document) -> None:
+        if not task.n:
+            await queue.stop()
+            await queue.start()
+
+    queue = QueuePlugin(resource="tasks", on_message=handle, grace=3600)
+    async with asyncio.timeout(60), Database(url) as db:
+        await db.use_plugin(queue)
+        for name in ("plg:queue:workers-stopped", "plg:queue:workers-started"):
+            db.on(name, lambda event: events.append(event.name))
+        await queue.enqueue({"n": 0})
+        await until(lambda: len(events) == 2, "it is restarted")
+        await queue.enqueue({"n": 1})
+        await until(lambda: queue.stats()["completed"] == 2, "it works")
+        assert events == ["plg:queue:workers-stopped", "plg:queue:workers-started"]
+
+
 async def test_a_plain_function_may_stop_its_queue_too(url: str) -> None:
     """From its thread, through the event loop."""
     loop = asyncio.get_running_loop()
@@ -805,6 +826,25 @@ async def test_cancelled_draining_leaves_the_queue_working(db: Database) -> None
     await until(lambda: sorted(seen) == [0, 1])
 
 
+async def test_a_disconnect_is_shortened_by_one_that_cannot_wait(url: str) -> None:
+    """Both end. The message of the handler that both have waited for is returned."""
+    begun, hours = asyncio.Event(), 3600.0
+
+    async def handle(_: Document) -> None:
+        begun.set()
+        await asyncio.sleep(hours)
+
+    async with Database(url) as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle, grace=hours))
+        await queue.enqueue({"n": 1})
+        await begun.wait()
+        patient = asyncio.create_task(db.disconnect())
+        await until(lambda: not db.is_connected, "the first one is under way")
+        await db.disconnect(within=0.1)
+        await patient
+        assert queue.stats()["returned"] == 1
+
+
 async def test_draining_ends_with_the_queue(db: Database) -> None:
     """A stop ends a drain under way; one that comes later is refused, and claims nothing."""
     begun, ended = asyncio.Event(), asyncio.Event()
@@ -830,6 +870,23 @@ async def test_draining_ends_with_the_queue(db: Database) -> None:
         await queue.drain()
     await queue.start()
     await until(lambda: queue.stats()["completed"] == 3, "all are handled")
+
+
+@pytest.mark.parametrize("seconds", ["abc", None, 10**400, -1, float("nan")])
+async def test_a_handler_cannot_extend_its_claim_by_nonsense(db: Database, seconds: Any) -> None:
+    """It gets an error that names the argument; its claim stands."""
+    errors: list[Invalid] = []
+
+    async def handle(_: Document, context: Context) -> None:
+        try:
+            await context.extend(seconds)
+        except Invalid as error:
+            errors.append(error)
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle))
+    await queue.enqueue({"n": 1})
+    await until(lambda: queue.stats()["completed"] == 1, "it is completed")
+    assert [error.field for error in errors] == ["seconds"]
 
 
 async def test_an_acknowledgement_does_not_outlive_its_claim(

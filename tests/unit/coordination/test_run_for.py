@@ -11,6 +11,14 @@ async def _wait() -> None:
     await asyncio.Event().wait()
 
 
+async def _wait_long(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])
+
+
+async def _wait_not(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task], timeout=0)
+
+
 async def test_a_step_that_ends_in_time_ends() -> None:
     """It runs in a task of its own, for the task that called."""
     seen: list[object] = []
@@ -18,7 +26,7 @@ async def test_a_step_that_ends_in_time_ends() -> None:
     async def work() -> None:
         seen.extend([asyncio.current_task(), find_caller()])
 
-    assert await run_for(60, work, cancelled_for=60) == "ended"
+    assert await run_for(_wait_long, work, cancelled_for=60) == "ended"
     assert seen[0] is not asyncio.current_task()
     assert seen[1] is asyncio.current_task()
 
@@ -36,7 +44,7 @@ async def test_a_slow_step_is_cancelled() -> None:
             except asyncio.CancelledError:
                 continue
 
-    assert await run_for(0, work, cancelled_for=60) == "cancelled"
+    assert await run_for(_wait_not, work, cancelled_for=60) == "cancelled"
     assert waits == 3
 
 
@@ -53,7 +61,7 @@ async def test_a_step_that_ignores_its_cancellation_is_left_behind() -> None:
                 continue
         ended.set()
 
-    assert await run_for(0, work, cancelled_for=0.1) == "running"
+    assert await run_for(_wait_not, work, cancelled_for=0.1) == "running"
     may_end.set()
     await ended.wait()
 
@@ -65,7 +73,7 @@ async def test_errors_of_a_step_are_raised() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await run_for(60, work, cancelled_for=60)
+        await run_for(_wait_long, work, cancelled_for=60)
 
 
 async def test_a_cancelled_caller_cancels_its_step() -> None:
@@ -79,7 +87,7 @@ async def test_a_cancelled_caller_cancels_its_step() -> None:
         finally:
             ended.set()
 
-    task = asyncio.create_task(run_for(60, work, cancelled_for=60))
+    task = asyncio.create_task(run_for(_wait_long, work, cancelled_for=60))
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -101,7 +109,7 @@ async def test_what_a_step_has_started_acts_for_itself_later() -> None:
     async def work() -> None:
         tasks.append(asyncio.create_task(look()))
 
-    await run_for(60, work, cancelled_for=60)
+    await run_for(_wait_long, work, cancelled_for=60)
     may_look.set()
     await tasks[0]
     assert callers == [tasks[0]]

@@ -37,9 +37,6 @@ _SQL = load_sql(__file__, "postgres.sql")
 
 _FIX = "pass a psycopg connection to the database that the queue is in"
 
-_SINCE_EVER = 3e9
-"""Seconds: longer ago than any message was due."""
-
 _SINCE = 120.0
 """Seconds to look back for due messages: more than any statement of this library takes."""
 
@@ -168,7 +165,7 @@ class PostgresBackend(SqlBackend):
             "limit": limit,
             "suspects": suspects,
             "floor": 0 if is_full else self._scan.floor,
-            "since": _SINCE_EVER if is_full else _SINCE,
+            "since": None if is_full else _SINCE,
         }
         try:
             rows = await self._run("claim", parameters)

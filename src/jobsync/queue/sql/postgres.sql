@@ -26,6 +26,10 @@ greatest(0, least(2147483647, m.deliveries::bigint - m.returned))
 -- The time. Evaluated once in a statement, so that an index can be used.
 (SELECT clock_timestamp())
 
+-- fragment: earliest
+-- The earliest time at which a claim looks for due messages. A full scan has no `since`.
+coalesce({now} - %(since)s::float8 * interval '1 second', '-infinity')
+
 -- fragment: message
 -- A claimed message.
 id, payload, deliveries, returned, max_attempts, timeout, suspect,
@@ -129,7 +133,7 @@ SELECT EXISTS (SELECT 1 FROM {schema}.jobsync_message WHERE id = ANY (%(ids)s::t
 WITH late AS MATERIALIZED (
   SELECT ctid AS place FROM {schema}.jobsync_message
   WHERE queue = %(queue)s AND state = 'waiting' AND suspect = %(suspects)s AND due <= {now}
-  AND due >= {now} - %(since)s * interval '1 second' AND {is_known} AND {is_open}
+  AND due >= {earliest} AND {is_known} AND {is_open}
   ORDER BY due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), fresh AS MATERIALIZED (
   SELECT ctid AS place, position FROM {schema}.jobsync_message
@@ -149,7 +153,7 @@ WITH late AS MATERIALIZED (
     EXISTS (
       SELECT 1 FROM {schema}.jobsync_message
       WHERE queue = %(queue)s AND state = 'waiting' AND suspect AND due <= {now}
-      AND due >= {now} - %(since)s * interval '1 second' AND {is_known} AND {is_open}
+      AND due >= {earliest} AND {is_known} AND {is_open}
     ) AS suspects,
     -- Not the difference of two times: a time may be infinite, and the difference may not.
     extract(epoch FROM least(
@@ -163,7 +167,7 @@ WITH late AS MATERIALIZED (
     extract(epoch FROM (
       SELECT due FROM {schema}.jobsync_message
       WHERE queue = %(queue)s AND state = 'claimed'
-      AND due >= {now} - %(since)s * interval '1 second' AND {is_known}
+      AND due >= {earliest} AND {is_known}
       ORDER BY due LIMIT 1
     ))::float8 - extract(epoch FROM clock_timestamp())::float8 AS lapse
 )
