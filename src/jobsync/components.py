@@ -1,4 +1,4 @@
-"""What every part of jobsync gets from outside: a clock, randomness, ids and events.
+"""What every part of jobsync gets from outside: a clock, randomness, ids, events and processes.
 
 They are passed in, so that the same code runs under a virtual clock.
 """
@@ -10,6 +10,7 @@ import msgspec
 
 from jobsync.core.clock import Clock, Randomness, SystemClock, SystemRandomness
 from jobsync.events import Events
+from jobsync.processes import Processes, SystemProcesses
 
 __all__ = ["NONCE_LENGTH", "Components", "Ids"]
 
@@ -79,6 +80,7 @@ class Components(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     randomness: Randomness
     events: Events
+    processes: Processes = msgspec.field(default_factory=SystemProcesses)
 
     @classmethod
     def system(cls) -> Self:

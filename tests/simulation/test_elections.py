@@ -11,7 +11,17 @@ from typing import Any
 
 import fleets
 import pytest
-from fleets import HOUR, SETTINGS, TIMING, BilledStore, Fleet, Worker, run_storm, run_suspends
+from fleets import (
+    HOUR,
+    SETTINGS,
+    TIMING,
+    BilledStore,
+    Fleet,
+    Worker,
+    run_neighbours,
+    run_storm,
+    run_suspends,
+)
 from waiting import until
 
 from jobsync.coordination.coordinator import Coordinator
@@ -39,6 +49,14 @@ def test_nothing_breaks_in_a_storm(seed: int) -> None:
     assert fleet.all_violations == []
     assert fleet.deaths > 20
     assert len(terms(fleet)) > 20
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_breaks_where_workers_share_a_machine(seed: int) -> None:
+    """They see which of them have ended; workers on similar machines do not."""
+    fleet = run_neighbours(seed)
+    assert fleet.all_violations == []
+    assert fleet.deaths > 20
 
 
 def test_a_task_that_fails_unnoticed_is_reported() -> None:

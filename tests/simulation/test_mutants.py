@@ -23,6 +23,7 @@ from jobsync.coordination.session import Session, SessionRecord, read_session_re
 from jobsync.coordination.term import Term
 from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing, Watch
+from jobsync.processes import NO_PROCESS, Processes, ProcessIdentity
 from jobsync.stores import settling
 from jobsync.stores.contract import Change, Outcome, Put, Record, Store, unwrap
 from jobsync.stores.memory import MemoryStore
@@ -106,7 +107,7 @@ def death_without_a_write(patch: pytest.MonkeyPatch) -> None:
     """An observer relies on its own count, and writes nothing."""
 
     async def declare(self: Observer, incarnation: str) -> bool:
-        self._mark_dead(incarnation, self._clock.mono())
+        self._mark_dead(incarnation, self._clock.mono(), ended=False)
         return True
 
     patch.setattr(Observer, "_declare_dead", declare)
@@ -170,6 +171,39 @@ def absent_is_dead_at_once(patch: pytest.MonkeyPatch) -> None:
         return incarnation in self._dead or (watch is not None and watch.version is None)
 
     patch.setattr(Observer, "is_dead", is_dead)
+
+
+# Processes.
+
+
+def shares(*fields: str) -> Patch:
+    """Return a mutant: machines are the same if these fields are."""
+
+    def patch_identity(patch: pytest.MonkeyPatch) -> None:
+        def shares_machine(self: ProcessIdentity, other: ProcessIdentity) -> bool:
+            return all(getattr(self, field) == getattr(other, field) for field in fields)
+
+        patch.setattr(ProcessIdentity, "shares_machine", shares_machine)
+
+    patch_identity.__name__ = f"machines_that_share_{'_and_'.join(fields)}"
+    return patch_identity
+
+
+def reused_number(patch: pytest.MonkeyPatch) -> None:
+    """A process lives as long as any process has its number."""
+
+    def has_ended(process: ProcessIdentity, processes: Processes) -> bool:
+        own = processes.identify()
+        is_near = own is not None and own.shares_machine(process)
+        return is_near and processes.find_start(process.pid) == NO_PROCESS
+
+    patch.setattr("jobsync.coordination.observer.has_ended", has_ended)
+
+
+def timeout_alone(patch: pytest.MonkeyPatch) -> None:
+    """The end of a process is found only when it matters anyway."""
+    patch.setattr(MemberLoop, "_watch_processes", lambda self: self._clock.sleep(1e9))
+    patch.setattr(Observer, "_is_process_gone", lambda _, __: False)
 
 
 # Roles.
@@ -397,6 +431,11 @@ KILLERS: dict[Patch, tuple[scenarios.Scenario, str]] = {
     late_first_look: (scenarios.a_death_after_the_election, "EL6"),
     deferring_to_the_dead: (scenarios.a_death_with_the_next, "EL6"),
     ignored_successor: (scenarios.a_forced_handover, "EL5"),
+    shares("boot", "namespaces"): (scenarios.a_pause_beside_strangers, "E5"),
+    shares("host", "namespaces"): (scenarios.a_pause_beside_strangers, "E5"),
+    shares("host", "boot"): (scenarios.a_pause_beside_strangers, "E5"),
+    reused_number: (scenarios.a_kill_beside_neighbours, "EL8"),
+    timeout_alone: (scenarios.a_kill_beside_neighbours, "EL8"),
     failed_database_stays: (scenarios.a_failed_database, "EL7"),
     no_fencing: (scenarios.a_long_suspend, "E3"),
     no_seal: (scenarios.a_late_write, "E3"),

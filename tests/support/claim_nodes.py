@@ -24,11 +24,12 @@ TOKEN = 7
 
 
 class FakeMembership:
-    """A membership with a set of dead sessions."""
+    """A membership with a set of dead sessions, and of those whose processes have ended."""
 
-    def __init__(self, incarnation: str, dead: set[str]) -> None:
+    def __init__(self, incarnation: str, dead: set[str], ended: set[str]) -> None:
         self.incarnation = incarnation
         self.dead = dead
+        self.ended = ended
         self._watched: frozenset[str] = frozenset()
 
     def watch(self, _: str, incarnations: set[str]) -> None:
@@ -39,6 +40,9 @@ class FakeMembership:
 
     def is_dead(self, incarnation: str) -> bool:
         return incarnation in self.dead & self._watched
+
+    def has_process_ended(self, incarnation: str) -> bool:
+        return incarnation in self.ended
 
 
 class FaultyStore(StoreDecorator):
@@ -81,15 +85,17 @@ class ClaimNodes:
         )
         self.store = FaultyStore(MemoryStore(components=self.components))
         self.dead: set[str] = set()
+        self.ended: set[str] = set()
 
     def node(self, name: str, **options: Any) -> Claims:
         """Create a node; its session has the same name."""
         settings = {
             "reclaim_after": RECLAIM_AFTER,
+            "reclaim_ended_after": 0.0,
             "handover_memory": MEMORY,
             "once_per_date": False,
         } | options
-        membership = cast("Membership", FakeMembership(name, self.dead))
+        membership = cast("Membership", FakeMembership(name, self.dead, self.ended))
         keys = JobKeys("sync_")
         return Claims(self.store, self.components, membership, keys, DAY, name, **settings)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -29,6 +29,7 @@ from jobsync.testing.invariants import (
     describe_failure,
 )
 from jobsync.testing.network import CALM, Link, Weather
+from jobsync.testing.nodes import Machine
 from jobsync.testing.recording import RecordingStore
 from jobsync.testing.world import Node, World
 
@@ -241,6 +242,7 @@ class Fleet:
             to lead, and only what the store accepts is checked.
         is_untampered: whether no operator changes records. Only then can replies, and takes of
             roles, be checked against the workers' own writes.
+        machines: by the names of workers; the others have machines of their own.
     """
 
     def __init__(
@@ -257,6 +259,7 @@ class Fleet:
         records_events: bool = False,
         trusts_clocks: bool = True,
         is_untampered: bool = False,
+        machines: Mapping[str, Machine] | None = None,
     ) -> None:
         self.world = World(seed)
         self.settings = settings
@@ -270,6 +273,7 @@ class Fleet:
         self.workers: list[Worker] = []
         self.host: Callable[[Worker], LoopHost] = lambda _: SameLoop()
         self._rate = rate
+        self._machines = machines or {}
         self._listens = records_events
         self._trusts_clocks = trusts_clocks
         self._ended_workers: list[Worker] = []
@@ -285,7 +289,8 @@ class Fleet:
     def add(self, name: str, works: Sequence[str] | None = None, *, skew: float = 0.0) -> Worker:
         """Add a process, with a clock of its own."""
         rate = self.world.dice.uniform(1 - self._rate, 1 + self._rate)
-        node = self.world.node(name, rate=rate, skew=skew)
+        machine = self._machines.get(name)
+        node = self.world.node(name, rate=rate, skew=skew, machine=machine)
         link = WatchedLink(self.world, node, self.store)
         worker = Worker(self, node, link, self.works if works is None else works)
         link.fleet = self
@@ -684,6 +689,32 @@ def run_storm(seed: int) -> Fleet:
 def run_suspends(seed: int) -> Fleet:
     """Run a fleet through an hour with suspends, in which clocks stand still."""
     return _run(_stormy_fleet(seed, trusts_clocks=False), suspends=True)
+
+
+def build_machines() -> dict[str, Machine]:
+    """Return machines for six workers: three share one, each of the others almost the same."""
+    shared = Machine("web-1", "boot-1", "pid:[1]")
+    return {
+        "node-0": shared,
+        "node-1": shared,
+        "node-2": shared,
+        "node-3": Machine("web-1", "boot-1", "pid:[2]"),
+        "node-4": Machine("web-1", "boot-2", "pid:[1]"),
+        "node-5": Machine("web-2", "boot-1", "pid:[1]"),
+    }
+
+
+def run_neighbours(seed: int) -> Fleet:
+    """Run workers on shared and on similar machines through a stormy hour and its recovery."""
+    fleet = Fleet(
+        seed,
+        size=6,
+        settings=STORMY,
+        store=BilledStore if seed % 2 else MemoryStore,
+        is_untampered=True,
+        machines=build_machines(),
+    )
+    return _run(fleet, suspends=False)
 
 
 def _stormy_fleet(seed: int, *, trusts_clocks: bool = True) -> Fleet:

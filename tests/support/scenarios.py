@@ -9,7 +9,15 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from fleets import SINGLETON, TIMING, BilledStore, Fleet, Worker, record_hooks
+from fleets import (
+    SINGLETON,
+    TIMING,
+    BilledStore,
+    Fleet,
+    Worker,
+    build_machines,
+    record_hooks,
+)
 
 from jobsync.coordination.session import SESSIONS
 from jobsync.coordination.settings import CoordinatorSettings
@@ -21,6 +29,7 @@ from jobsync.stores.settling import SettlingStore
 from jobsync.testing.databases import NodeDatabase
 from jobsync.testing.invariants import Violation, check_replies
 from jobsync.testing.network import CALM, Link, Weather
+from jobsync.testing.nodes import Machine
 from jobsync.testing.recording import RecordingStore
 from jobsync.testing.world import Node, World
 
@@ -37,10 +46,12 @@ __all__ = [
     "a_handover_seen_late",
     "a_heartbeat_at_the_last_moment",
     "a_kill",
+    "a_kill_beside_neighbours",
     "a_late_take",
     "a_late_write",
     "a_long_suspend",
     "a_lost_reply",
+    "a_pause_beside_strangers",
     "a_removed_role",
     "a_removed_session",
     "a_return_from_silence",
@@ -290,6 +301,51 @@ def a_death_with_the_next(seed: int) -> list[Violation]:
         await _kill_after_a_heartbeat(leader)
         following.node.kill()
         await _check_replacement(fleet)
+
+    return _run(fleet, story)
+
+
+@with_seeds
+def a_kill_beside_neighbours(seed: int) -> list[Violation]:
+    """The leader is killed, and in some worlds started again, with its old process number."""
+    machine = Machine("web-1")
+    machines = {f"node-{number}": machine for number in range(4)}
+    fleet = Fleet(
+        seed,
+        hooks=record_hooks,
+        governs=False,
+        machines=machines,
+        store=BilledStore if seed % 2 else MemoryStore,
+    )
+
+    async def story() -> None:
+        leader = await _warm_up(fleet)
+        leader.node.kill()
+        if seed % 3:
+            fleet.restart(leader)
+        # Long before the timeout. A worker that sees the death late gives way to an older one.
+        await asyncio.sleep(1.2 * TIMING.heartbeat if fleet.store.is_billed else 3)
+        fleet.check_steady("EL8")
+
+    return _run(fleet, story)
+
+
+@with_seeds
+def a_pause_beside_strangers(seed: int) -> list[Violation]:
+    """On machines that are almost the same, a process number says nothing about a worker."""
+    fleet = Fleet(seed, size=6, hooks=record_hooks, governs=False, machines=build_machines())
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(TIMING.timeout)
+        fleet.workers[seed].node.pause()
+        await asyncio.sleep(TIMING.heartbeat / 2)
+        fleet.workers[seed].node.resume()
+        await asyncio.sleep(TIMING.timeout)
+        if not fleet.violations:
+            fleet.check_steady()
+        if fleet.deaths:
+            fleet.violations.append(Violation("E5", "a worker that lives was declared dead"))
 
     return _run(fleet, story)
 

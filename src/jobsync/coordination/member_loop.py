@@ -54,6 +54,9 @@ _OUTAGE_ERRORS = (Unavailable, Misconfigured, OutcomeUnknown)
 
 _WAIT_TIMEOUT = 3600.0
 
+_PROCESS_INTERVAL = 0.5
+"""Seconds between two looks at the processes of this machine; these send no requests."""
+
 
 class MemberLoop:
     """A session and the elections that depend on it. All calls but `run` go through its host.
@@ -126,6 +129,8 @@ class MemberLoop:
                 ]
                 if not self._store.is_billed:
                     tasks.append(group.create_task(self._listen_for_changes()))
+                if self._observer.can_see_processes:
+                    tasks.append(group.create_task(self._watch_processes()))
                 try:
                     await self._stopping.wait()
                 finally:
@@ -203,10 +208,18 @@ class MemberLoop:
         """Whether a watched session is known to be dead."""
         return self._observer.is_dead(incarnation)
 
+    def has_process_ended(self, incarnation: str) -> bool:
+        """Whether a watched session is dead because its process has ended."""
+        return self._observer.has_process_ended(incarnation)
+
     @property
     def living(self) -> frozenset[str]:
         """The live sessions; complete as of the last check while this worker leads."""
         return self._observer.living | {self.session.incarnation}
+
+    def check(self) -> None:
+        """Run a check at once."""
+        self._check_now.set()
 
     def refresh(self) -> None:
         """Send a heartbeat and run a check at once."""
@@ -250,6 +263,16 @@ class MemberLoop:
             if lag > timeout / 10:
                 late = HeartbeatLate(worker_id=self._worker, lag=lag, worker_timeout=timeout)
                 self._events.emit(late)
+
+    async def _watch_processes(self) -> None:
+        """Check at once when the process of a watched session on this machine has ended."""
+        ended: set[str] = set()
+        while True:
+            await self._clock.sleep(_PROCESS_INTERVAL)
+            before, ended = ended, self._observer.list_ended()
+            # Once for each: if its death cannot be written now, the next regular check tries again.
+            if ended - before:
+                self._check_now.set()
 
     async def _send_heartbeat(self) -> None:
         """Renew the session, or replace it if it is lost."""

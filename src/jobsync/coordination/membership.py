@@ -342,9 +342,16 @@ class Membership:
         self._host.post(self._member.publish_failure, role, failure)
 
     def watch(self, purpose: str, incarnations: Iterable[str]) -> None:
-        """Check these sessions at every heartbeat, in place of the purpose's earlier ones."""
+        """Check these sessions at every heartbeat, in place of the purpose's earlier ones.
+
+        New ones are checked at once, where requests cost nothing: the process of one may have
+        ended.
+        """
+        before = self._member.watched
         self._watched[purpose] = frozenset(incarnations)
         self._member.watched = frozenset().union(*self._watched.values())
+        if self._member.watched - before and not self.store.is_billed:
+            self._host.post(self._member.check)
 
     def watched(self, purpose: str) -> frozenset[str]:
         """Return the sessions that are watched for a purpose."""
@@ -353,6 +360,10 @@ class Membership:
     def is_dead(self, incarnation: str) -> bool:
         """Whether a session is known to be dead, by a write, as of this worker's last check."""
         return self._member.is_dead(incarnation)
+
+    def has_process_ended(self, incarnation: str) -> bool:
+        """Whether a session is dead and its process had ended before, so that it does nothing."""
+        return self._member.has_process_ended(incarnation)
 
     @property
     def living(self) -> frozenset[str]:

@@ -2,9 +2,10 @@
 
 An observer measures with its own clock, from the return of the first read that showed a version.
 It declares a session dead only if it watched one version, without a gap, for the timeout that the
-session itself has announced. Where the store has a clock, that clock must agree. A record that
-cannot be decoded is reported once and left alone until it changes. Followers watch the session
-that leads them, leaders watch all.
+session itself has announced. Where the store has a clock, that clock must agree. Better evidence
+is that the process of a session has ended, which can be seen on the same machine: such a session is
+declared dead at once. A record that cannot be decoded is reported once and left alone until it
+changes. Followers watch the session that leads them, leaders watch all.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,11 +13,14 @@ from collections.abc import Set as AbstractSet
 from itertools import takewhile
 from typing import Any
 
+import msgspec
+
 from jobsync.components import Components
 from jobsync.coordination.session import SESSIONS, SessionRecord, read_session_record
 from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing, Watch
 from jobsync.errors import Corrupt
+from jobsync.processes import ProcessIdentity, has_ended
 from jobsync.stores.contract import Applied, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
@@ -47,12 +51,18 @@ class Observer:
     def __init__(self, store: Store, components: Components, timing: Timing) -> None:
         self._store = store
         self._clock = components.clock
+        self._processes = components.processes
+        self._process = self._processes.identify()
         self._timing = timing
         self._watches: dict[str, Watch] = {}
         self._timeouts: dict[str, float] = {}
+        self._neighbours: dict[str, ProcessIdentity] = {}
+        """The processes of sessions on this machine."""
         self._unreadable: dict[str, str] = {}
         """The versions that are not session records, by incarnation."""
         self._dead: dict[str, Mono] = {}
+        self._ended: dict[str, None] = {}
+        """Those of the dead whose processes have ended."""
         self.living: frozenset[str] = frozenset()
         """The sessions that were present and not dead when all were last listed."""
         self._corruption_log = CorruptionLog(store.name, components.events)
@@ -65,6 +75,10 @@ class Observer:
         return incarnation in self._dead or (
             is_missing and watch is not None and watch.has_expired(self._timeout(incarnation))
         )
+
+    def has_process_ended(self, incarnation: str) -> bool:
+        """Whether the death of a session is written, and its process had ended then."""
+        return incarnation in self._ended
 
     def expect(self, incarnation: str, timeout: float) -> None:
         """Remember the timeout of a session whose record may never be seen."""
@@ -93,9 +107,17 @@ class Observer:
             self._set_aside(incarnation, record.version)
             return None
         self._timeouts[incarnation] = session_record.timing.timeout
+        self._note_process(incarnation, session_record.process)
         if session_record.state == "dead":
-            self._mark_dead(incarnation, self._clock.mono())
+            self._mark_dead(incarnation, self._clock.mono(), ended=session_record.ended is True)
         return session_record
+
+    def _note_process(self, incarnation: str, process: ProcessIdentity | msgspec.UnsetType) -> None:
+        """Remember the process of a session if its end can be seen from here."""
+        if self._process is None or process is msgspec.UNSET:
+            return
+        if process.shares_machine(self._process):
+            self._neighbours[incarnation] = process
 
     def _set_aside(self, incarnation: str, version: str) -> None:
         """Stop watching a record that cannot be decoded; read it again only when it changes."""
@@ -114,6 +136,7 @@ class Observer:
         seen = {head.key[_PREFIX_LENGTH:]: head.version for head in heads}
         # A record that is gone needs no watch here; the workers that it leads will miss it.
         _keep_only(self._dead, seen.keys())
+        _keep_only(self._ended, seen.keys())
         for incarnation in self._watches.keys() - seen.keys():
             if self._watches[incarnation].version is not None:
                 del self._watches[incarnation]
@@ -130,6 +153,7 @@ class Observer:
     async def _read_unknown(self, seen: Mapping[str, str]) -> None:
         """Read the sessions that were not decoded yet, and forget those that are gone."""
         _keep_only(self._timeouts, seen.keys() | self._watches.keys())
+        _keep_only(self._neighbours, self._timeouts.keys())
         self._unreadable = {
             incarnation: version
             for incarnation, version in self._unreadable.items()
@@ -162,17 +186,34 @@ class Observer:
 
     def watch_only(self, incarnations: AbstractSet[str]) -> None:
         """Stop watching all others."""
-        for known in (self._watches, self._timeouts, self._dead):
+        for known in (
+            self._watches,
+            self._timeouts,
+            self._neighbours,
+            self._dead,
+            self._ended,
+        ):
             _keep_only(known, incarnations)
 
     async def declare_dead(self) -> list[str]:
-        """Write the death of sessions that have expired; return their incarnations."""
+        """Write the death of sessions that have expired or ended; return their incarnations."""
         expired = [
             incarnation
             for incarnation, watch in self._watches.items()
-            if watch.version is not None and self._is_expired(incarnation)
+            if watch.version is not None
+            and (self._is_expired(incarnation) or self._is_process_gone(incarnation))
         ]
         return [incarnation for incarnation in expired if await self._declare_dead(incarnation)]
+
+    @property
+    def can_see_processes(self) -> bool:
+        """Whether this system tells which processes have ended."""
+        return self._process is not None
+
+    def list_ended(self) -> set[str]:
+        """Return the watched sessions whose processes have ended."""
+        watched = self._neighbours.keys() & self._watches.keys()
+        return {incarnation for incarnation in watched if self._is_process_gone(incarnation)}
 
     async def remove_long_dead(self, needed: Collection[str]) -> None:
         """Remove the records of sessions that have been dead for long and are not needed."""
@@ -187,6 +228,7 @@ class Observer:
             await self._store.drop([f"{SESSIONS}{incarnation}" for incarnation in old])
             for incarnation in old:
                 del self._dead[incarnation]
+                self._ended.pop(incarnation, None)
 
     def _watch(self, incarnation: str, version: str | None, now: Mono) -> None:
         watch = self._watches.get(incarnation)
@@ -194,7 +236,10 @@ class Observer:
             Watch(version, now, now) if watch is None else watch.observe(version, now, self._timing)
         )
 
-    def _mark_dead(self, incarnation: str, now: Mono) -> None:
+    def _mark_dead(self, incarnation: str, now: Mono, *, ended: bool) -> None:
+        if ended:
+            # First: other threads read it after the death.
+            self._ended[incarnation] = None
         self.living -= {incarnation}
         self._watches.pop(incarnation, None)
         self._dead.setdefault(incarnation, now)
@@ -206,23 +251,39 @@ class Observer:
         return self._watches[incarnation].has_expired(self._timeout(incarnation))
 
     async def _declare_dead(self, incarnation: str) -> bool:
-        """Write a session's death in place of the very version that was watched, or not at all."""
+        """Write a session's death in place of the very version that was watched, or not at all.
+
+        If its process has ended, the version may be any: no other will follow, but for one that
+        is still under way.
+        """
         record = (await self.read([incarnation])).get(incarnation)
         watch = self._watches.get(incarnation)
-        if record is None or record.deleted or watch is None or record.version != watch.version:
+        if record is None or record.deleted or watch is None:
             return False
         # It may have ended cleanly, or become unreadable, since it was last read.
         session_record = self._decode(incarnation, record)
         if session_record is None or session_record.state == "dead":
             return False
-        age = await self._store.age(record)
-        if age is not None and age < self._timeout(incarnation):
+        ended = self._is_process_gone(incarnation)
+        if not ended and not await self._has_lasted(record, watch):
             return False
-        (outcome,) = await self._store.write([record.replace({**record.value, "state": "dead"})])
+        death = {"state": "dead", "ended": True} if ended else {"state": "dead"}
+        (outcome,) = await self._store.write([record.replace({**record.value, **death})])
         if isinstance(outcome, Applied):
-            self._mark_dead(incarnation, self._clock.mono())
+            self._mark_dead(incarnation, self._clock.mono(), ended=ended)
             return True
         return False
+
+    async def _has_lasted(self, record: Record, watch: Watch) -> bool:
+        """Whether a version was watched for the whole timeout, also by the store's clock."""
+        if record.version != watch.version:
+            return False
+        age = await self._store.age(record)
+        return age is None or age >= self._timeout(record.key.removeprefix(SESSIONS))
+
+    def _is_process_gone(self, incarnation: str) -> bool:
+        process = self._neighbours.get(incarnation)
+        return process is not None and has_ended(process, self._processes)
 
 
 def _keep_only(known: dict[str, Any], incarnations: AbstractSet[str]) -> None:

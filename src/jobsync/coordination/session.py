@@ -6,7 +6,8 @@ itself for too long; the store then refuses its writes, because its record reads
 versions are stale.
 
 A heartbeat replaces the session's own last write. Death is a write too: it replaces the version
-that an observer watched for the whole timeout, so exactly one of the two is applied. Only a
+that an observer watched for the whole timeout, or that a process wrote which has ended since, so
+exactly one of the two is applied. Only a
 record that reads `dead`, or is gone, means that the session is lost. Everything it held is then
 void, and the process comes back as a new incarnation. A forked child holds nothing.
 """
@@ -22,6 +23,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
 from jobsync.errors import Corrupt, Invalid, Misconfigured, Unavailable
+from jobsync.processes import ProcessIdentity
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store
 from jobsync.stores.settling import SettlingStore
 
@@ -81,6 +83,10 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The roles that it holds, each with its epoch."""
     facts: dict[str, Json] = {}
     """Anything else that its owner publishes: host, process, version."""
+    process: ProcessIdentity | msgspec.UnsetType = msgspec.UNSET
+    """The process that it lives in, where the system tells: it does not outlive that."""
+    ended: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether it is dead because its process has ended; otherwise that may still run."""
 
 
 def read_session_record(record: Record) -> SessionRecord:
@@ -155,6 +161,7 @@ class Session:
         self._store = SettlingStore(store, components, deadline=timing.heartbeat)
         self._clock = components.clock
         self._ids = components.ids
+        self._process = components.processes.identify() or msgspec.UNSET
         self._timing = timing
         self._forks = _forks
         self._base: Record | None = None
@@ -244,6 +251,7 @@ class Session:
             works=self.works,
             holds=self.holds,
             facts=self.facts,
+            process=self._process,
         )
         # Through JSON: lists, unlike tuples, are stored as they are.
         return msgspec.json.decode(msgspec.json.encode(record))  # type: ignore[no-any-return]

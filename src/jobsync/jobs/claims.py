@@ -45,6 +45,7 @@ class Claims:
         day: the date.
         node: this node's name.
         reclaim_after: seconds between an owner's death and the next claim of its tasks.
+        reclaim_ended_after: likewise, if the owner's process had ended.
         handover_memory: seconds for which tasks that others finished around a handover are refused.
         once_per_date: whether a task that is done is never done again on the same date.
     """
@@ -59,6 +60,7 @@ class Claims:
         node: str,
         *,
         reclaim_after: float,
+        reclaim_ended_after: float,
         handover_memory: float,
         once_per_date: bool,
     ) -> None:
@@ -79,6 +81,7 @@ class Claims:
             day,
             self._corruption_log,
             reclaim_after=reclaim_after,
+            reclaim_ended_after=reclaim_ended_after,
             handover_memory=handover_memory,
             once_per_date=once_per_date,
         )

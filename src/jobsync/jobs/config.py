@@ -93,7 +93,8 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
         heartbeat_timeout_sec: after how much silence a node is dead. At least three heartbeats,
             so that a node survives one lost heartbeat. If not given, 15 on SQL, 90 on objects.
         reclaim_after: how long after a node's death its running tasks may be started again.
-            By default four timeouts and at least a minute: its last task may still be running.
+            By default four timeouts and at least a minute, because its last task may still be
+            running; and no time if a node on the same machine has seen that its process ended.
         handover_memory: how long after a handover a node refuses tasks that another node has
             just finished.
         locks_enabled: False refuses new pins and ignores existing ones.

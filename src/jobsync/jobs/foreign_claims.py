@@ -81,6 +81,7 @@ class ForeignClaims:
         day: the date.
         corruption_log: reports records that cannot be read.
         reclaim_after: seconds between an owner's death and the next claim of its tasks.
+        reclaim_ended_after: likewise, if the owner's process had ended.
         handover_memory: seconds for which tasks that others have just finished are refused.
         once_per_date: whether a task that is done is never done again on the same date.
     """
@@ -95,6 +96,7 @@ class ForeignClaims:
         corruption_log: CorruptionLog,
         *,
         reclaim_after: float,
+        reclaim_ended_after: float,
         handover_memory: float,
         once_per_date: bool,
     ) -> None:
@@ -105,6 +107,7 @@ class ForeignClaims:
         self._day = day
         self._corruption_log = corruption_log
         self._reclaim_after = reclaim_after
+        self._reclaim_ended_after = reclaim_ended_after
         self._handover_memory = handover_memory
         self._once_per_date = once_per_date
         self._refusals: dict[str, _Refusal] = {}
@@ -217,4 +220,8 @@ class ForeignClaims:
         if refusal.until is not None:
             return now >= refusal.until
         died_at = self._died_at.get(refusal.owner)
-        return died_at is not None and now - died_at >= self._reclaim_after
+        if died_at is None:
+            return False
+        # Otherwise its process may still be doing the task without knowing that it is dead.
+        has_ended = self._membership.has_process_ended(refusal.owner)
+        return now - died_at >= (self._reclaim_ended_after if has_ended else self._reclaim_after)

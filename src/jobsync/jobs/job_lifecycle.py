@@ -264,6 +264,7 @@ class JobLifecycle:
                 total_tokens=self.settings.total_tokens,
                 hash_function=self.settings.hash_function,
                 reclaim_after=self.settings.reclaim_delay(timing),
+                reclaim_ended_after=self.settings.reclaim_after or 0.0,
                 handover_memory=self.settings.handover_memory,
                 once_per_date=self._once_per_date,
                 is_observer=self._is_observer,

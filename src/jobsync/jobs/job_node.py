@@ -75,6 +75,7 @@ class JobNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     hash_function: str
     reclaim_after: float
+    reclaim_ended_after: float = 0.0
     handover_memory: float
     once_per_date: bool
     is_observer: bool
@@ -128,6 +129,7 @@ class JobNode:
             settings.day,
             settings.node,
             reclaim_after=settings.reclaim_after,
+            reclaim_ended_after=settings.reclaim_ended_after,
             handover_memory=settings.handover_memory,
             once_per_date=settings.once_per_date,
         )

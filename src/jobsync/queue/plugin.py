@@ -433,6 +433,8 @@ class QueuePlugin(CoordinatorPlugin):
 
     async def _end_claims_of(self, death: WorkerDied) -> None:
         """End the claims of a worker whose death this process has recorded."""
+        for worker in self._workers:
+            worker.look_for_late_claims()
         try:
             self._on_ended(await self._get_backend().end_claims({death.incarnation}))
         except Unavailable as error:

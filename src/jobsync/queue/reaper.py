@@ -18,8 +18,9 @@ class Reaper:
     """Ends the claims of dead workers in a queue.
 
     Every worker runs one. The process that records a death ends the claims at once, but it may
-    not have this queue, or may die of the same cause. While there are no claims, the reaper sends
-    no requests.
+    not have this queue, or may die of the same cause. A claim of the dead worker may even follow
+    its death, if the request was under way; so the claims are looked at again an interval later.
+    While there are no claims, the reaper sends no requests.
 
     Args:
         backend: where the messages are stored.
@@ -37,24 +38,32 @@ class Reaper:
         on_ended: Callable[[list[EndedClaim]], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        self.is_quiet = True
-        """Whether, as far as is known, there are no claims."""
+        self.is_quiet = False
+        """Whether, as far as is known, there are no claims. At first nothing is known."""
         self._backend = backend
         self._membership = membership
         self._clock = clock
         self._on_ended = on_ended
         self._on_failure = on_failure
         self._purpose = f"queue {backend.queue}"
+        self._again: Mono | None = None
+        """When to check even if there seem to be no claims."""
+
+    def look_again(self) -> None:
+        """Check in an interval, for a claim of a dead worker that is still under way."""
+        self._again = self._clock.mono() + self._membership.timing.heartbeat
 
     async def run(self) -> None:
         """Check until cancelled."""
         last_check = Mono(float("-inf"))
         try:
             while True:
-                await self._membership.change(self._membership.timing.heartbeat)
-                if not self.is_quiet and self._clock.mono() - last_check >= _SHORTEST_PERIOD:
-                    last_check = self._clock.mono()
+                now = self._clock.mono()
+                is_due = self._again is not None and now >= self._again
+                if is_due or (not self.is_quiet and now - last_check >= _SHORTEST_PERIOD):
+                    last_check, self._again = now, None
                     await self._end_dead_claims()
+                await self._membership.change(self._membership.timing.heartbeat)
         finally:
             self._membership.watch(self._purpose, ())
 
@@ -65,6 +74,7 @@ class Reaper:
             membership.watch(self._purpose, others)
             dead = {session for session in others if membership.is_dead(session)}
             if dead:
+                self.look_again()
                 self._on_ended(await self._backend.end_claims(dead))
         except Unavailable as error:
             self._on_failure(error)

@@ -198,6 +198,10 @@ class Worker:
         """Whether a delivery's handler or callback runs."""
         return delivery in self._running or delivery in self._called_back
 
+    def look_for_late_claims(self) -> None:
+        """Check the claims of dead workers again in an interval."""
+        self._reaper.look_again()
+
     async def run(self) -> None:
         """Work until `stop`, or until the quota or the end of the queue is reached."""
         parts = (

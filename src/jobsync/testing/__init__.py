@@ -21,7 +21,7 @@ from jobsync.testing.message_invariants import (
     check_redelivered,
 )
 from jobsync.testing.network import CALM, Link, Weather, connect
-from jobsync.testing.nodes import Node, NodeClock, NodeHost
+from jobsync.testing.nodes import Machine, Node, NodeClock, NodeHost
 from jobsync.testing.recording import RecordingBackend, RecordingStore
 from jobsync.testing.rows import RowStore
 from jobsync.testing.stories import (
@@ -44,6 +44,7 @@ __all__ = [
     "Forecast",
     "InvariantBroken",
     "Link",
+    "Machine",
     "Node",
     "NodeClock",
     "NodeDatabase",

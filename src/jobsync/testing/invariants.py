@@ -63,6 +63,7 @@ INVARIANTS: Mapping[str, str] = {
     "EL5": "A worker that was chosen by name leads next.",
     "EL6": "A dead leader is replaced within its timeout, one heartbeat and a moment.",
     "EL7": "A database that has failed gives up its roles, and another one leads.",
+    "EL8": "A leader whose process has ended is replaced at once by one that can see this.",
     # Ownership of tokens and tasks.
     "T1": "A token has at most one owner, which the current assignment names.",
     "T2": "A claim of a former owner can neither run nor finish.",

@@ -6,23 +6,26 @@ same boot of its machine or on the next one. Its threads are hosts: one can be b
 others continue.
 
 Each machine has a clock, which may be fast or slow, off, or stopped. Its monotonic time never goes
-back, whatever is done to the clock; its wall time may jump.
+back, whatever is done to the clock; its wall time may jump. Nodes that are put on one machine see
+which of them have ended.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono, Wall
+from jobsync.processes import NO_PROCESS, ProcessIdentity
 from jobsync.testing.loop import HOST, ScheduledCall, SimulatedLoop
 
 if TYPE_CHECKING:
     from jobsync.testing.network import Link
     from jobsync.testing.world import World
 
-__all__ = ["Node", "NodeClock", "NodeHost", "Program"]
+__all__ = ["Machine", "Node", "NodeClock", "NodeHost", "NodeProcesses", "Program"]
 
 T = TypeVar("T")
 
@@ -146,6 +149,59 @@ def _wake(sleeper: "asyncio.Future[None]") -> None:
         sleeper.set_result(None)
 
 
+class Machine:
+    """A machine, or a container on it, whose processes see each other.
+
+    A process gets the lowest number that is free, so that a successor has the number of its
+    predecessor, as it often happens in containers.
+
+    Args:
+        host: the name of the machine.
+        boot: the id of its boot.
+        namespaces: where the numbers of its processes are valid.
+    """
+
+    def __init__(self, host: str, boot: str = "boot-1", namespaces: str = "pid:[1]") -> None:
+        self.host = host
+        self.boot = boot
+        self.namespaces = namespaces
+        self._processes: dict[int, tuple[Node, int]] = {}
+
+    def add(self, node: "Node") -> ProcessIdentity:
+        """Give a node a number."""
+        pid = next(pid for pid in count(1) if self.find_start(pid) == NO_PROCESS)
+        started = next(node.world.starts)
+        self._processes[pid] = (node, started)
+        return ProcessIdentity(
+            host=self.host, boot=self.boot, namespaces=self.namespaces, pid=pid, started=started
+        )
+
+    def find_start(self, pid: int) -> int:
+        """Return when the process with a number was started; `NO_PROCESS` if there is none."""
+        node, started = self._processes.get(pid, (None, NO_PROCESS))
+        return started if node is not None and node.is_alive else NO_PROCESS
+
+    def reboot(self) -> "Machine":
+        """Return this machine after a reboot."""
+        return Machine(self.host, f"{self.boot}+", self.namespaces)
+
+
+class NodeProcesses:
+    """The processes of a machine, as a node on it sees them; without one it sees none."""
+
+    def __init__(self, machine: Machine | None) -> None:
+        self._machine = machine
+        self.own: ProcessIdentity | None = None
+
+    def identify(self) -> ProcessIdentity | None:
+        """Return the identity of the node's process."""
+        return self.own
+
+    def find_start(self, pid: int) -> int | None:
+        """Return when the process with a number was started."""
+        return None if self._machine is None else self._machine.find_start(pid)
+
+
 class Node:
     """A process. Created by `World.node`.
 
@@ -153,16 +209,25 @@ class Node:
         world: the world.
         name: its name; a successor may have the same.
         clock: the clock of its machine.
+        machine: its machine; None if it is alone on one.
         components: its time, randomness and events.
         links: its links to stores.
         is_alive: whether it has neither stopped nor been killed.
         is_paused: whether it is paused or suspended.
     """
 
-    def __init__(self, world: "World", name: str, clock: NodeClock, components: Components) -> None:
+    def __init__(
+        self,
+        world: "World",
+        name: str,
+        clock: NodeClock,
+        components: Components,
+        machine: Machine | None = None,
+    ) -> None:
         self.world = world
         self.name = name
         self.clock = clock
+        self.machine = machine
         self.components = components
         self.links: list[Link] = []
         self.is_alive = True
@@ -237,15 +302,16 @@ class Node:
 
     def restart(self) -> "Node":
         """Start the program again: another process with this name on the same boot."""
-        return self._succeed(self.clock)
+        return self._succeed(self.clock, self.machine)
 
     def reboot(self) -> "Node":
         """Start the program again after a reboot of the machine, whose clock starts again."""
-        return self._succeed(self.clock.reboot())
+        machine = None if self.machine is None else self.machine.reboot()
+        return self._succeed(self.clock.reboot(), machine)
 
-    def _succeed(self, clock: NodeClock) -> "Node":
+    def _succeed(self, clock: NodeClock, machine: Machine | None) -> "Node":
         self.kill()
-        successor = self.world.node(self.name, clock=clock)
+        successor = self.world.node(self.name, clock=clock, machine=machine)
         if self._program is not None:
             successor.start(self._program)
         return successor

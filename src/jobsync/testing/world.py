@@ -8,6 +8,7 @@ import hashlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context
+from itertools import count
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from jobsync.components import Components
 from jobsync.events import Events
 from jobsync.testing.invariants import Violation, as_violation, describe_failure
 from jobsync.testing.loop import SimulatedLoop
-from jobsync.testing.nodes import Node, NodeClock
+from jobsync.testing.nodes import Machine, Node, NodeClock, NodeProcesses
 
 __all__ = ["Check", "Node", "Occurrence", "Watcher", "World"]
 
@@ -62,8 +63,10 @@ class World:
         self.dice = random.Random(seed)  # noqa: S311 - chance, not secrecy
         self.loop = SimulatedLoop(self.dice)
         self.loop.set_exception_handler(self._on_exception)
-        self.components = self._build_components(NodeClock(self.loop))
+        self.components = self._build_components(NodeClock(self.loop), NodeProcesses(None))
         self.nodes: dict[str, Node] = {}
+        self.starts = count(1)
+        """Times of the start of processes: no two are equal."""
         self.history: list[Occurrence] = []
         self.faults = 0
         self.violations: list[Violation] = []
@@ -72,7 +75,13 @@ class World:
         self._is_over = False
 
     def node(
-        self, name: str, *, rate: float = 1.0, skew: float = 0.0, clock: NodeClock | None = None
+        self,
+        name: str,
+        *,
+        rate: float = 1.0,
+        skew: float = 0.0,
+        clock: NodeClock | None = None,
+        machine: Machine | None = None,
     ) -> Node:
         """Create a node.
 
@@ -81,10 +90,15 @@ class World:
             rate: the speed of its clock.
             skew: the error of its wall clock in seconds.
             clock: the clock of an existing machine, instead of a new one.
+            machine: where it sees the processes of other nodes; alone by default.
         """
         clock = clock or NodeClock(self.loop, rate, skew)
-        self.nodes[name] = Node(self, name, clock, self._build_components(clock))
-        return self.nodes[name]
+        processes = NodeProcesses(machine)
+        components = self._build_components(clock, processes)
+        self.nodes[name] = node = Node(self, name, clock, components, machine)
+        if machine is not None:
+            processes.own = machine.add(node)
+        return node
 
     def note(self, node: str, what: str, **details: Any) -> None:
         """Append an occurrence to the history."""
@@ -142,8 +156,13 @@ class World:
         """A digest of the history: equal for equal seeds, under any PYTHONHASHSEED."""
         return hashlib.sha256(msgspec.json.encode(self.history, order="sorted")).hexdigest()
 
-    def _build_components(self, clock: NodeClock) -> Components:
-        return Components(clock=clock, randomness=_NodeRandomness(self.dice), events=Events())
+    def _build_components(self, clock: NodeClock, processes: NodeProcesses) -> Components:
+        return Components(
+            clock=clock,
+            randomness=_NodeRandomness(self.dice),
+            events=Events(),
+            processes=processes,
+        )
 
     def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
