@@ -9,9 +9,11 @@ A mistyped name or a wrong value is never skipped: the error states where it is 
 probably meant. No secret is ever shown.
 
 A settings type is a frozen, keyword-only struct whose docstrings give the reasons for its
-defaults. `@in_section` registers it, so that mistyped names can be recognised.
+defaults; `CoordinationConfig` is a frozen dataclass. `@in_section` registers a type, so that
+mistyped names can be recognised.
 """
 
+import dataclasses
 import math
 import re
 import tomllib
@@ -22,7 +24,7 @@ from types import UnionType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from msgspec.structs import FieldInfo, fields
+from msgspec.structs import FieldInfo
 
 from jobsync.core.secrets import MASK, Secret, redact
 from jobsync.core.urls import parse_url
@@ -38,12 +40,14 @@ __all__ = [
     "StoreSettings",
     "check_given",
     "combine",
+    "fields",
     "in_section",
     "resolve",
     "sections",
+    "show_settings",
 ]
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 
 _PREFIX = "JOBSYNC_"
 COMMAND_LINE = frozenset(
@@ -80,11 +84,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Base class of settings types. Its repr shows no secret."""
 
     def __repr__(self) -> str:
-        pairs = (f"{f.name}={_show(f, getattr(self, f.name))}" for f in fields(self))
-        return f"{type(self).__name__}({', '.join(pairs)})"
+        return show_settings(self)
 
 
-_sections: dict[str, tuple[type[msgspec.Struct], ...]] = {}
+def fields(kind: Any) -> tuple[FieldInfo, ...]:
+    """Return the fields of a settings type, or of its instance."""
+    if not dataclasses.is_dataclass(kind):
+        return msgspec.structs.fields(kind)
+    return tuple(FieldInfo(f.name, f.name, f.type, f.default) for f in dataclasses.fields(kind))
+
+
+def show_settings(settings: object) -> str:
+    """Return the repr of settings, without secrets."""
+    pairs = (f"{f.name}={_show(f, getattr(settings, f.name))}" for f in fields(settings))
+    return f"{type(settings).__name__}({', '.join(pairs)})"
+
+
+_sections: dict[str, tuple[type[Any], ...]] = {}
 
 
 def in_section(section: str) -> Callable[[type[T]], type[T]]:
@@ -97,7 +113,7 @@ def in_section(section: str) -> Callable[[type[T]], type[T]]:
     return register
 
 
-def sections() -> Mapping[str, tuple[type[msgspec.Struct], ...]]:
+def sections() -> Mapping[str, tuple[type[Any], ...]]:
     """Return the known sections, each with the settings types that share it."""
     return dict(_sections)
 
@@ -226,7 +242,7 @@ def combine(kind: type[T], layers: Iterable[Layer]) -> Resolved[T]:
     return Resolved(_build(kind, values, origins), origins)
 
 
-def check_given(kind: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
+def check_given(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values from code in their fields' types, without those that are None.
 
     Raises:
@@ -287,7 +303,7 @@ def _place(where: str, section: str, name: str) -> str:
     return f"{where} {section}.{name}" if section else f"{where} {name}"
 
 
-def _names(kind: type[msgspec.Struct], section: str) -> list[str]:
+def _names(kind: type[Any], section: str) -> list[str]:
     """Return the names in a section: those of this type first, then of the others."""
     kinds = (kind, *_sections.get(section, ()))
     return list(dict.fromkeys(field.name for k in kinds for field in fields(k)))
@@ -299,7 +315,7 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(names))}"
 
 
-def _check_names(kind: type[msgspec.Struct], given: Mapping[str, Any]) -> None:
+def _check_names(kind: type[Any], given: Mapping[str, Any]) -> None:
     known = [field.name for field in fields(kind)]
     for name, value in given.items():
         if name not in known:
@@ -308,7 +324,7 @@ def _check_names(kind: type[msgspec.Struct], given: Mapping[str, Any]) -> None:
             raise Invalid(name, shown, problem, _suggest(name, known))
 
 
-def _check_environ(kind: type[msgspec.Struct], environ: Mapping[str, str], section: str) -> None:
+def _check_environ(kind: type[Any], environ: Mapping[str, str], section: str) -> None:
     """Check for variables with mistyped names. Other programs may use our prefix too."""
     # Without the prefix: it would make any two of our names look alike.
     known = [
@@ -339,7 +355,7 @@ def _is_foreign(variable: str) -> bool:
 
 
 def _get_table(
-    kind: type[msgspec.Struct], where: str, table: Mapping[str, Any], section: str
+    kind: type[Any], where: str, table: Mapping[str, Any], section: str
 ) -> Mapping[str, Any]:
     """Return a section's table of a document, after checking its names."""
     if section:

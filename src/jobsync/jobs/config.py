@@ -3,32 +3,40 @@
 A config remembers which settings were given, so that the others can come from elsewhere or be
 chosen to suit the store. Passwords are never shown. For each setting the first source wins:
 
+    0. the `url` of a `Job`
     1. `coordination_config`, if the setting was given there
     2. `config.sync.coordination.*` and `config.sync.sql.*`: a module, an object or a dict
     3. the environment: `SYNC_*` and `SYNC_SQL_*`
     4. the default
 
 A mistyped name or a wrong value is never ignored: the error names its source and, if possible,
-the name that was meant.
+the name that was meant. A server without a database, or the reverse, is refused if any part of
+the address is in a config or in the environment: what is missing would differ between machines.
 """
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache
+from dataclasses import InitVar, dataclass
+from functools import cache, wraps
 from importlib import metadata
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-import msgspec
-from msgspec.structs import fields
 
 from jobsync.core.assignment import HashFunction, check_total
 from jobsync.core.secrets import MASK, Secret
 from jobsync.core.trust import Timing
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.errors import Invalid, Misconfigured, closest_name
-from jobsync.settings import Layer, Origin, Resolved, Settings, check_given, combine
+from jobsync.settings import (
+    Layer,
+    Origin,
+    Resolved,
+    check_given,
+    combine,
+    fields,
+    show_settings,
+)
 
 __all__ = [
     "ADDRESS",
@@ -65,24 +73,47 @@ _MAX_PORT = 65535
 _is_prefix = re.compile("[a-z_][a-z0-9_]{0,39}").fullmatch
 
 
-class _Explicit(msgspec.StructMeta):
-    """Metaclass of structs that check their arguments and remember which fields were given."""
-
-    def __call__(cls: Any, **arguments: Any) -> Any:  # noqa: N805  # of a metaclass
-        values = check_given(cls, arguments)
-        config = super().__call__(**values)
-        config.__dict__["_given"] = frozenset(values)
-        config.check_together()
-        return config
+C = TypeVar("C")
 
 
-class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metaclass=_Explicit):
-    """How nodes share tasks. Durations are in seconds, as numbers or `timedelta`.
+def _remembering(kind: type[C]) -> type[C]:
+    """Make a dataclass check its arguments and remember in `_given` which of them were given."""
+    create: Any = kind.__init__
+    defaults = {field.name: field.default for field in fields(kind)}
 
-    Nodes of one fleet must agree on `total_tokens` and `hash_function`.
+    @wraps(create)
+    def init(self: Any, *arguments: Any, **named: Any) -> None:
+        copied: frozenset[str] | None = named.pop("_given", None)
+        if len(arguments) > len(defaults):
+            raise TypeError(f"{kind.__name__} takes at most {len(defaults)} arguments")
+        positional = dict(zip(defaults, arguments, strict=False))
+        if twice := sorted(positional.keys() & named.keys()):
+            raise TypeError(f"{kind.__name__} got {twice[0]} twice")
+        values = check_given(kind, positional | named)
+        if copied is None:
+            given = frozenset(values)
+        else:
+            # `dataclasses.replace` passes every value, and what was given to the original.
+            differing = {name for name, value in values.items() if value != defaults[name]}
+            given = copied.intersection(values) | differing
+        create(self, **values, _given=given)
+
+    kind.__init__ = init  # type: ignore[method-assign]
+    return kind
+
+
+@_remembering
+@dataclass(frozen=True, repr=False)
+class CoordinationConfig:
+    """How nodes share tasks: a dataclass. Durations are in seconds, as numbers or `timedelta`.
+
+    Nodes of one fleet must agree on `total_tokens` and `hash_function`. Positional arguments are
+    in the guide's order. In a copy made by `dataclasses.replace` those settings count as given
+    that were given to the original, and those that differ from their defaults.
 
     Attributes:
-        enabled: False makes this node the only one: it owns every task and uses no store.
+        enabled: False makes this node the only one: it owns every task. If a database is named,
+            finished tasks are recorded there; otherwise nothing is.
         total_tokens: into how many parts tasks are divided. Many times the number of nodes, so
             that shares are even; 10,000 suits fleets of up to a hundred nodes.
         hash_function: maps a task to its token. `md5` is the guide's; the newer release of the
@@ -126,19 +157,20 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
 
     enabled: bool = True
     total_tokens: int = 10_000
-    hash_function: HashFunction = "md5"
-    minimum_nodes: int = 1
     heartbeat_interval_sec: float = 5
     heartbeat_timeout_sec: float = 15
-    reclaim_after: float | None = None
-    handover_memory: float = 60
-    locks_enabled: bool = True
     rebalance_check_interval_sec: float = 30
     dead_node_check_interval_sec: float = 10
     token_refresh_initial_interval_sec: float = 5
     token_refresh_steady_interval_sec: float = 30
+    locks_enabled: bool = True
     leader_lock_timeout_sec: float = 30
     health_check_interval_sec: float = 30
+    # The guide's end here.
+    hash_function: HashFunction = "md5"
+    minimum_nodes: int = 1
+    reclaim_after: float | None = None
+    handover_memory: float = 60
     token_distribution_timeout_sec: float = 60
     stale_leader_lock_age_sec: float = 300
     stale_rebalance_lock_age_sec: float = 300
@@ -152,8 +184,11 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
     appname: str = "sync_"
     timezone: str | None = None
     profile: str | None = None
+    _given: InitVar[frozenset[str] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, _given: frozenset[str] | None) -> None:
+        # An attribute too, so that `dataclasses.replace` passes it on.
+        object.__setattr__(self, "_given", _given)
         check_total(self.total_tokens)
         if self.minimum_nodes < 1:
             raise Invalid(
@@ -168,6 +203,10 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
                 fix = f"did you mean {seconds / 1000:g}?"
                 raise Invalid(name, seconds, "must be in seconds", fix)
         self._check_names()
+        self._check_together()
+
+    def __repr__(self) -> str:
+        return show_settings(self)
 
     def _check_names(self) -> None:
         if self.url is not None:
@@ -186,12 +225,8 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
         if self.timezone is not None:
             _check_zone(self.timezone)
 
-    def check_together(self) -> None:
-        """Check that the given settings are consistent with each other.
-
-        Raises:
-            Invalid: they are not; says which one to change.
-        """
+    def _check_together(self) -> None:
+        """Check that the given settings are consistent with each other."""
         if self.given >= {*_TIMING}:
             _make_timing(self.heartbeat_interval_sec, self.heartbeat_timeout_sec)
         parts = sorted(self.given & ADDRESS)
@@ -206,10 +241,8 @@ class CoordinationConfig(Settings, frozen=True, kw_only=True, dict=True, metacla
     @property
     def given(self) -> frozenset[str]:
         """The settings that were given, as opposed to those that have their defaults."""
-        # A copy made by `replace` does not remember: then settings that differ count as given.
-        differing = (f.name for f in fields(self) if getattr(self, f.name) != f.default)
-        found: frozenset[str] | None = self.__dict__.get("_given")
-        return frozenset(differing) if found is None else found
+        found: frozenset[str] = self.__dict__["_given"]
+        return found
 
     def timing(self, usual: Timing) -> Timing:
         """Return the heartbeat interval and the timeout: those given, else those of the store.
@@ -311,26 +344,66 @@ def _variable(name: str) -> str:
 
 
 _VARIABLES = {field.name: _variable(field.name) for field in fields(CoordinationConfig)}
+_OTHER_VARIABLES = {
+    "dbname": "SYNC_SQL_DATABASE",
+    "user": "SYNC_SQL_USERNAME",
+    "password": "SYNC_SQL_PASSWORD",
+}
+"""Names of the original that are accepted beside ours."""
+
+_LIBPQ_VARIABLES = {
+    "host": ("PGHOST", "PGHOSTADDR", "PGSERVICE"),
+    "dbname": ("PGDATABASE", "PGSERVICE"),
+}
+"""The settings without which an address is half, and the variables from which libpq takes them."""
 
 
 def resolve_coordination(
     coordination_config: CoordinationConfig | None = None,
     config: Any = None,
     environ: Mapping[str, str] | None = None,
+    url: str | None = None,
 ) -> Resolved[CoordinationConfig]:
     """Return the value and the origin of each setting.
 
+    Args:
+        coordination_config: settings in code.
+        config: an object or module with `sync.coordination.*` and `sync.sql.*`.
+        environ: the environment.
+        url: the store; has precedence over all sources.
+
     Raises:
         Invalid: an argument has the wrong type.
-        Misconfigured: the config or the environment has an unknown name or a wrong value;
-            names the source.
+        Misconfigured: the config or the environment has an unknown name or a wrong value, or
+            names half a database; names the source.
     """
     layers = [
+        {} if url is None else {"url": (Origin("code"), url)},
         _read_explicit(coordination_config),
         _read_config(config),
         _read_environ(environ or {}),
     ]
-    return combine(CoordinationConfig, _hide_other_kind(layers))
+    found = combine(CoordinationConfig, _hide_other_kind(layers))
+    _check_address(found, environ or {})
+    return found
+
+
+def _check_address(found: Resolved[CoordinationConfig], environ: Mapping[str, str]) -> None:
+    """Refuse half an address that a config or the environment contributes to."""
+    origins = {name: found.origin(name) for name in sorted(ADDRESS)}
+    outside = [o for o in origins.values() if o.kind in ("config", "environment")]
+    for name, variables in _LIBPQ_VARIABLES.items():
+        is_set = origins[name].kind != "default" or any(map(environ.get, variables))
+        if outside and not is_set:
+            is_config = outside[0].kind == "config"
+            place = f"config.sync.sql.{name}" if is_config else _VARIABLES[name]
+            whole = "config.sync.sql.url" if is_config else _VARIABLES["url"]
+            raise Misconfigured(
+                place,
+                None,
+                f"must be set, because {outside[0].where} is",
+                f"set host and dbname, or {whole} instead",
+            )
 
 
 def _read_explicit(config: CoordinationConfig | None) -> Layer:
@@ -358,15 +431,28 @@ def _read_config(config: Any) -> Layer:
 
 def _read_part(part: Any, path: str, names: Mapping[str, str]) -> Layer:
     """Read one part of a config. `names` maps the names that it may have to settings."""
-    layer = {}
+    layer: dict[str, tuple[Origin, Any]] = {}
     for name, value in _attributes(part, names).items():
         if name not in names:
             # Not shown: it may be a secret.
             raise Misconfigured(
                 f"config.{path}.{name}", MASK, "is not a setting", _hint(name, names)
             )
-        layer[names[name]] = (Origin("config", f"config.{path}.{name}"), value)
+        _add(layer, names[name], Origin("config", f"config.{path}.{name}"), value)
     return layer
+
+
+def _add(layer: dict[str, tuple[Origin, Any]], name: str, origin: Origin, value: Any) -> None:
+    """Add a setting to a layer, unless the layer has it under another name already.
+
+    Raises:
+        Misconfigured: it has another value there.
+    """
+    first, known = layer.setdefault(name, (origin, value))
+    if known != value:
+        # Not shown: it may be a secret.
+        problem = f"differs from {first.where}, which is the same setting"
+        raise Misconfigured(origin.where, MASK, problem, "keep one of the two")
 
 
 def _hint(name: str, names: Collection[str]) -> str:
@@ -397,17 +483,17 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def _read_environ(environ: Mapping[str, str]) -> Layer:
-    known = list(_VARIABLES.values())
+    known = [*_VARIABLES.values(), *_OTHER_VARIABLES.values()]
     for variable in sorted(environ.keys() - known):
         # Other programs may use the prefix too: only close misspellings of ours are refused.
         ours = variable.startswith("SYNC_")
         if ours and (hint := closest_name(variable, known, likeness=0.9)):
             raise Misconfigured(variable, MASK, "is not a setting", f"did you mean {hint}?")
-    return {
-        name: (Origin("environment", variable), text)
-        for name, variable in _VARIABLES.items()
-        if (text := environ.get(variable))
-    }
+    layer: dict[str, tuple[Origin, Any]] = {}
+    for name, variable in (*_VARIABLES.items(), *_OTHER_VARIABLES.items()):
+        if text := environ.get(variable):
+            _add(layer, name, Origin("environment", variable), text)
+    return layer
 
 
 def _hide_other_kind(layers: Iterable[Layer]) -> list[Layer]:

@@ -1,23 +1,26 @@
 """Every setting of the guide and of the newer release: checks and the four sources."""
 
+import copy
+import pickle
 import re
+from dataclasses import asdict, fields, is_dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import fields
 
 from jobsync import Invalid, Misconfigured
 from jobsync.core.secrets import Secret
 from jobsync.core.trust import Timing
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.jobs.config import _VARIABLES, CoordinationConfig, resolve_coordination
+from jobsync.jobs.config import ADDRESS as _ADDRESS
 
+ROOT = Path(__file__).parents[3]
 SQL = Timing(heartbeat=5, timeout=15)
 OBJECTS = Timing(heartbeat=30, timeout=90)
 
@@ -237,6 +240,7 @@ def as_dict(coordination: dict[str, Any], sql: dict[str, Any]) -> Any:
 
 
 SHAPES = [as_module, as_namespace, as_classes, as_dict]
+ADDRESS = {"host": "db", "dbname": "jobs", "passwd": "x"}
 
 
 @pytest.fixture(autouse=True)
@@ -248,11 +252,11 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_config_may_be_of_any_kind(shape: Any) -> None:
     """A module, objects, classes or dicts; locked or not."""
-    config = shape({"total_tokens": 5000, "enabled": True}, {"host": "db", "passwd": "x"})
+    config = shape({"total_tokens": 5000, "enabled": True}, ADDRESS)
     Setting.locked = True
     found = resolve_coordination(config=config)
     assert found.value.total_tokens == 5000
-    assert found.value.reveal_url() == "postgresql://:x@db/"
+    assert found.value.reveal_url() == "postgresql://:x@db/jobs"
     assert str(found.origin("total_tokens")) == "config config.sync.coordination.total_tokens"
     assert str(found.origin("password")) == "config config.sync.sql.passwd"
     assert str(found.origin("minimum_nodes")) == "default"
@@ -327,7 +331,7 @@ def test_every_documented_variable_is_read() -> None:
 
 def test_text_in_a_config_is_read_like_the_environment() -> None:
     """Config modules pass on what they found there."""
-    config = as_dict({"total_tokens": "500", "enabled": "no"}, {"port": "6432"})
+    config = as_dict({"total_tokens": "500", "enabled": "no"}, {**ADDRESS, "port": "6432"})
     value = resolve_coordination(config=config).value
     assert (value.total_tokens, value.enabled, value.port) == (500, False, 6432)
 
@@ -347,7 +351,7 @@ def test_an_unknown_name_in_a_config_is_refused(shape: Any) -> None:
     ("environ", "place", "fix"),
     [
         ({"SYNC_TOTAL_TOKEN": "5"}, "SYNC_TOTAL_TOKEN", "did you mean SYNC_TOTAL_TOKENS?"),
-        ({"SYNC_SQL_PASSWORD": "x"}, "SYNC_SQL_PASSWORD", "did you mean SYNC_SQL_PASSWD?"),
+        ({"SYNC_SQL_PASSWRD": "x"}, "SYNC_SQL_PASSWRD", "did you mean SYNC_SQL_PASSW"),
         ({"SYNC_TOTAL_TOKENS": "many"}, "SYNC_TOTAL_TOKENS", "use a whole number"),
         ({"SYNC_TOTAL_TOKENS": "0"}, "SYNC_TOTAL_TOKENS", "use 10,000, which suits"),
         (
@@ -373,13 +377,15 @@ def test_variables_of_others_are_left_alone() -> None:
 
 def test_a_url_hides_the_parts_of_later_sources_and_the_reverse() -> None:
     """They are never mixed; a password alone may come from another source."""
-    parts = {"SYNC_SQL_HOST": "db", "SYNC_SQL_PASSWD": "x"}
+    parts = {"SYNC_SQL_HOST": "db", "SYNC_SQL_DBNAME": "jobs", "SYNC_SQL_PASSWD": "x"}
     url = CoordinationConfig(url="memory://")
     assert resolve_coordination(url, None, parts).value.reveal_url() == "memory://"
     host = CoordinationConfig(host="mine")
-    assert resolve_coordination(host, None, parts).value.reveal_url() == "postgresql://:x@mine/"
+    assert resolve_coordination(host, None, parts).value.reveal_url() == "postgresql://:x@mine/jobs"
     config = as_dict({}, {"url": "memory://"})
     assert resolve_coordination(host, config).value.reveal_url() == "postgresql://mine/"
+    job = resolve_coordination(host, config, parts, "memory://job")
+    assert job.value.reveal_url() == "memory://job"
     both = as_dict({}, {"url": "memory://", "host": "db"})
     with pytest.raises(Misconfigured, match=r"config.sync.sql.host is part of the url"):
         resolve_coordination(config=both)
@@ -393,15 +399,185 @@ def test_wrong_types_of_config_are_refused() -> None:
         resolve_coordination(config=...)
 
 
+@pytest.mark.parametrize(
+    ("environ", "url"),
+    [
+        (
+            {"SYNC_SQL_DATABASE": "d", "SYNC_SQL_USERNAME": "u", "SYNC_SQL_PASSWORD": "p"},
+            "postgresql://u:p@db/d",
+        ),
+        ({"SYNC_SQL_DATABASE": "d", "SYNC_SQL_DBNAME": "d"}, "postgresql://db/d"),
+        ({"SYNC_SQL_DATABASE": "d", "SYNC_SQL_DBNAME": ""}, "postgresql://db/d"),
+    ],
+    ids=["all", "both", "empty"],
+)
+def test_the_original_s_names_are_read_beside_ours(environ: dict[str, str], url: str) -> None:
+    """Both may be set to one value."""
+    found = resolve_coordination(environ={"SYNC_SQL_HOST": "db", **environ})
+    assert found.value.reveal_url() == url
+    assert str(found.origin("dbname")).startswith("environment SYNC_SQL_D")
+
+
+def test_one_setting_with_two_values_is_refused() -> None:
+    """In the environment and in a config; the values are not shown."""
+    environ = {"SYNC_SQL_PASSWD": "hunter2", "SYNC_SQL_PASSWORD": "hunter3"}
+    with pytest.raises(Misconfigured) as caught:
+        resolve_coordination(environ=environ)
+    assert caught.value.field == "SYNC_SQL_PASSWORD"
+    assert "differs from SYNC_SQL_PASSWD" in str(caught.value)
+    with pytest.raises(Misconfigured, match=r"config\.sync\.sql\.pass\w+ differs from") as other:
+        resolve_coordination(config=as_dict({}, {"passwd": "hunter2", "password": "hunter3"}))
+    assert "hunter" not in f"{caught.value!r}{caught.value}{other.value!r}{other.value}"
+
+
+@pytest.mark.parametrize(
+    ("sql", "environ", "message"),
+    [
+        ({}, {"SYNC_SQL_HOST": "db"}, "SYNC_SQL_DBNAME must be set, because SYNC_SQL_HOST is"),
+        ({}, {"SYNC_SQL_DATABASE": "d"}, "SYNC_SQL_HOST must be set, because SYNC_SQL_DATABASE is"),
+        (
+            {},
+            {"SYNC_SQL_USER": "u", "SYNC_SQL_PASSWD": "hunter2"},
+            "SYNC_SQL_HOST must be set, because SYNC_SQL_PASSWD is",
+        ),
+        (
+            {"host": "db", "passwd": "hunter2"},
+            {},
+            "config.sync.sql.dbname must be set, because config.sync.sql.host is",
+        ),
+        (
+            {"port": 5432},
+            {"SYNC_SQL_DBNAME": "d"},
+            "SYNC_SQL_HOST must be set, because SYNC_SQL_DBNAME is",
+        ),
+    ],
+)
+def test_half_a_database_is_refused(
+    sql: dict[str, Any], environ: dict[str, str], message: str
+) -> None:
+    """What is missing would come from each machine's own defaults."""
+    with pytest.raises(Misconfigured) as caught:
+        resolve_coordination(config=as_dict({}, sql), environ=environ)
+    assert message in str(caught.value)
+    assert "Set host and dbname, or " in str(caught.value)
+    assert "hunter2" not in f"{caught.value}{caught.value!r}"
+
+
+@pytest.mark.parametrize(
+    ("sql", "environ"),
+    [
+        ({"host": "db"}, {"SYNC_SQL_DBNAME": "jobs"}),
+        ({"host": "db"}, {"PGDATABASE": "jobs"}),
+        ({"dbname": "jobs"}, {"PGHOST": "db"}),
+        ({"user": "u"}, {"PGSERVICE": "jobs"}),
+        ({"appname": "app_", "timezone": "UTC"}, {}),
+    ],
+)
+def test_sources_may_complete_each_other(sql: dict[str, Any], environ: dict[str, str]) -> None:
+    """Also libpq's own variables; names of tables are no part of an address."""
+    resolve_coordination(config=as_dict({}, sql), environ=environ)
+
+
+def test_half_a_database_does_not_matter_beside_a_url() -> None:
+    """The URL replaces it."""
+    half = {"SYNC_SQL_HOST": "db"}
+    assert resolve_coordination(environ=half, url="memory://").value.url == "memory://"
+    assert resolve_coordination(CoordinationConfig(url="memory://"), None, half).value.host is None
+
+
+# A dataclass, as in the guide
+
+
+def test_a_config_is_a_dataclass() -> None:
+    """`asdict` has all settings and nothing else, and builds an equal config."""
+    config = CoordinationConfig(total_tokens=5, host="h", password="p", dbname="d")
+    assert is_dataclass(config)
+    values = asdict(config)
+    assert values.keys() == _VARIABLES.keys()
+    assert (values["total_tokens"], values["password"], values["url"]) == (5, "p", None)
+    assert CoordinationConfig(**values) == config
+    assert len({config, CoordinationConfig(**values)}) == 1
+    assert config != CoordinationConfig()
+
+
+def test_arguments_may_be_positional() -> None:
+    """In the order of the guide's table, and checked like named ones."""
+    guide = (True, 5000, 10, 30, 60, 20, 2, 60, True, 60, 60)
+    config = CoordinationConfig(*guide)
+    names = [field.name for field in fields(CoordinationConfig)]
+    assert names[: len(guide)] == [
+        "enabled",
+        "total_tokens",
+        "heartbeat_interval_sec",
+        "heartbeat_timeout_sec",
+        "rebalance_check_interval_sec",
+        "dead_node_check_interval_sec",
+        "token_refresh_initial_interval_sec",
+        "token_refresh_steady_interval_sec",
+        "locks_enabled",
+        "leader_lock_timeout_sec",
+        "health_check_interval_sec",
+    ]
+    assert tuple(asdict(config).values())[: len(guide)] == guide
+    assert config.given == set(names[: len(guide)])
+    with pytest.raises(Invalid, match=r"total_tokens must be 1 to 100,000 \(got 0\)"):
+        CoordinationConfig(True, 0)
+    with pytest.raises(TypeError, match="got enabled twice"):
+        CoordinationConfig(True, enabled=True)  # type: ignore[misc]
+    with pytest.raises(TypeError, match=f"at most {len(names)} arguments"):
+        CoordinationConfig(*[None] * (len(names) + 1))  # type: ignore[arg-type]
+
+
 def test_a_changed_copy_keeps_given_settings() -> None:
-    """A copy does not remember them: settings that differ from the default count."""
-    copy = msgspec.structs.replace(CoordinationConfig(total_tokens=5), minimum_nodes=2)
-    assert copy.given == {"total_tokens", "minimum_nodes"}
+    """Those of the original that still have a value, and those that differ from the default."""
+    config = CoordinationConfig(total_tokens=5, heartbeat_interval_sec=5, host="h")
+    changed = replace(config, minimum_nodes=2, host=None)
+    assert (changed.total_tokens, changed.minimum_nodes, changed.host) == (5, 2, None)
+    assert changed.given == {"total_tokens", "heartbeat_interval_sec", "minimum_nodes"}
+    assert replace(CoordinationConfig(), total_tokens=5).timing(OBJECTS) == OBJECTS
+    assert replace(config, host=None, url="memory://").reveal_url() == "memory://"
+    with pytest.raises(Invalid, match="Did you mean total_tokens"):
+        replace(config, totl_tokens=5)  # type: ignore[call-arg]
+    with pytest.raises(Invalid, match="host is part of the url"):
+        replace(config, url="memory://")
+
+
+def test_copies_are_equal_and_remember() -> None:
+    """Made by `copy` and by `pickle`."""
+    config = CoordinationConfig(heartbeat_interval_sec=5)
+    for made in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert made == config
+        assert made.given == {"heartbeat_interval_sec"}
+
+
+# Documentation
+
+
+def test_unused_settings_are_documented_as_unused() -> None:
+    """In the class and on its page: exactly those that nothing reads."""
+    source = "".join(
+        path.read_text()
+        for path in (ROOT / "src" / "jobsync").rglob("*.py")
+        if path.name != "config.py"
+    )
+    used_here = {*_ADDRESS, "url", "reclaim_after"}
+    unused = {
+        name
+        for name in _VARIABLES
+        if f"settings.{name}" not in source
+        and name not in used_here
+        and name not in {"heartbeat_interval_sec", "heartbeat_timeout_sec"}
+    }
+    doc = CoordinationConfig.__doc__ or ""
+    assert set(re.findall(r"^ +(\w+): accepted and unused", doc, re.MULTILINE)) == unused
+    page = (ROOT / "docs" / "reference" / "coordination-config.md").read_text()
+    section = page.partition("## Accepted and unused\n")[2]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == unused
 
 
 def test_every_setting_is_documented() -> None:
     """With its default and its variable, once."""
-    page = Path(__file__).parents[3] / "docs" / "reference" / "coordination-config.md"
+    page = ROOT / "docs" / "reference" / "coordination-config.md"
     rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| `(\w+)` \|", page.read_text(), re.MULTILINE)
     known = [(f.name, repr(f.default), _VARIABLES[f.name]) for f in fields(CoordinationConfig)]
     assert sorted(rows) == sorted(known)
