@@ -265,8 +265,9 @@ def _find_version(found: Iterable[_Relation], views: Collection[str], keys: JobK
                 "appname",
                 keys.name,
                 f"is the prefix of {relation.name}, which exists and is not jobsync-fleet's",
-                "set config.sync.sql.appname to another prefix, name another ?schema= in the "
-                f"url, or rename {relation.name} if nobody needs it",
+                "if the original JobSync made it, stop its nodes and follow "
+                "docs/how-to/migrate-from-the-original.md; else choose another "
+                "config.sync.sql.appname, or another ?schema= in the url",
             )
     return min(versions.values())
 
