@@ -57,6 +57,7 @@ class OwnedTokens:
         self._first_number = 0
         """The first assignment that named this node, in any of its sessions."""
         self._has_gained = False
+        self._has_had_tokens = False
         self._answered: dict[int, tuple[str, int]] = {}
         """The task that each thread asked about last, with its token."""
         self._exempt: dict[str, int] = {}
@@ -108,10 +109,10 @@ class OwnedTokens:
             self._has_gained = True
         self.current = after
         self._exempt = {exempt.task: exempt.token for exempt in plan.exceptions.tasks}
-        change = TokenChange(
-            number, gained, before.tokens - after.tokens, is_initial=before.number == 0
-        )
-        self._on_change(change)
+        # Not by the number: who joins a fleet first applies an assignment without a share.
+        is_initial = bool(gained) and not self._has_had_tokens
+        self._has_had_tokens |= is_initial
+        self._on_change(TokenChange(number, gained, before.tokens - after.tokens, is_initial))
 
     def _build_recent_filter(self) -> dict[str, Json]:
         """Return a filter for claims that others may have finished since lists were read here."""

@@ -360,6 +360,16 @@ def test_callbacks_are_called_in_order(memory: str) -> None:
     assert [event.is_initial for event in kinds[:2]] == [True, False]
 
 
+def test_the_first_tokens_of_a_node_are_marked(memory: str) -> None:
+    """Also those of a node that joins a fleet, whose assignment has a number already."""
+    events: list[RebalanceEvent] = []
+    joined = Job("b", "s", coordination_config=FEW, url=memory, on_rebalance=events.append)
+    with Job("a", "s", coordination_config=FEW, url=memory), joined:
+        assert len(joined.my_tokens) == 5
+    assert [event.is_initial for event in events if event.tokens_added] == [True]
+    assert events[0].token_version > 1
+
+
 def test_on_rebalance_may_take_nothing_and_may_fail(memory: str) -> None:
     """It is called without an argument; an exception becomes an event."""
     calls = []
