@@ -21,7 +21,7 @@ from jobsync.jobs.foreign_claims import ClaimState, ForeignClaims
 from jobsync.jobs.job_node import JobNode
 from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.jobs.rebalancer import Rebalancer
-from jobsync.jobs.registration import Registration
+from jobsync.jobs.registration import Registration, find_candidates
 from jobsync.stores.contract import Applied, Record
 from jobsync.testing import check_story, run_story
 
@@ -198,9 +198,18 @@ def takes_moves_for_finished(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rebalancer, "_read_plan", hasty)
 
 
+def assigns_to_nodes_that_wait(patch: pytest.MonkeyPatch) -> None:
+    """A leader gives tokens to nodes that wait for others, and do nothing meanwhile."""
+
+    def hasty(nodes: Any, dead: Any) -> Any:
+        return [replace(node, minimum_nodes=1) for node in find_candidates(nodes, dead)]
+
+    patch.setattr("jobsync.jobs.rebalancer.find_candidates", hasty)
+
+
 KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
     acknowledges_before_claims_are_closed: (job_stories.lost_claims, 18, "T2"),
-    acknowledges_before_giving_up: (job_stories.minimum_nodes, 0, "T1"),
+    acknowledges_before_giving_up: (job_stories.join, 0, "T1"),
     accepts_any_acknowledgement: (job_stories.leaders_die_waiting, 0, "T3"),
     does_not_read_claims_of_gained_tokens: (job_stories.leave_by_the_loop, 0, "T7"),
     ignores_its_trust: (job_stories.pause_in_the_loop, 0, "T1"),
@@ -215,6 +224,7 @@ KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
     ends_claims_of_others: (job_stories.suspend, 0, "T2"),
     ignores_newer_assignments: (job_stories.suspend_in_the_loop, 0, "T2"),
     takes_the_name_of_a_live_node: (job_stories.name_taken, 0, "T8"),
+    assigns_to_nodes_that_wait: (job_stories.minimum_nodes_beside_a_worker, 0, "T9"),
     takes_moves_for_finished: (job_stories.leaders_die_waiting, 0, "T3"),
 }
 """A story and a seed that catch each mutant, and the invariant that it breaks."""

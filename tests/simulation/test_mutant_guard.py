@@ -39,7 +39,7 @@ def run_once(story: queue_stories.Story) -> Run:
         (InFlight, "add", run_once(queue_stories.settled_late)),
         (Completer, "_settle", run_once(queue_stories.settled_late)),
         (Claims, "_end", run_once(job_stories.suspend)),
-        (OwnedTokens, "_give_up", run_once(job_stories.minimum_nodes)),
+        (OwnedTokens, "_give_up", run_once(job_stories.join)),
         (Observer, "is_dead", scenarios.a_kill),
         (Election, "release", scenarios.a_clean_stop),
     ],

@@ -148,7 +148,7 @@ class SimulatedProcess:
         self.node = JobNode(self.membership, settings, on_change=self.record_change, facts=facts)
         await self.node.start(self.fleet.wait_on_enter)
         self.has_joined = True
-        await self.node.wait_until_ready(self.fleet.minimum_nodes, self.fleet.wait_on_enter)
+        await self.node.wait_until_ready(self.fleet.wait_on_enter)
 
     async def _open(self) -> Store:
         link = Link(self.fleet.world, self.machine, self.fleet.store)
@@ -262,7 +262,6 @@ class JobFleet:
         self.reads_source_again = reads_source_again
         self.longest_task = longest_task
         self.wait_on_enter = 60.0
-        self.minimum_nodes = 1
         self.lists_done_tasks = False
         """Whether the list of pending tasks includes those that are done."""
         self.processes: list[SimulatedProcess] = []

@@ -41,7 +41,7 @@ def start_nodes_on(url: str, stack: AsyncExitStack) -> StartNode:
         node = JobNode(membership, msgspec.structs.replace(SETTINGS, node=name, **changes))
         stack.push_async_callback(node.stop, 5)
         await node.start(10)
-        assert await node.wait_until_ready(1, 30)
+        assert await node.wait_until_ready(30)
         return node
 
     return start

@@ -48,6 +48,7 @@ __all__ = [
     "leave_by_the_loop",
     "lost_claims",
     "minimum_nodes",
+    "minimum_nodes_beside_a_worker",
     "mute",
     "name_inherited",
     "name_taken",
@@ -498,13 +499,33 @@ async def observers(world: World) -> None:
 
 async def minimum_nodes(world: World) -> None:
     """A node that waits for `minimum_nodes` is ready when they have joined, and not before."""
-    fleet = JobFleet(world, tasks=30)
-    fleet.minimum_nodes = 2
+    fleet = JobFleet(world, tasks=30, minimum_nodes=2)
     fleet.add("a")
     await asyncio.sleep(20)
     require(len(fleet.pending()) == 30, "T9", "tasks were done before enough nodes had joined")
+    require(not fleet.owners, "T9", "a node that waits for others owns tokens")
     fleet.add("b")
     await fleet.wait_until_done(20)
+    fleet.expect_done_once()
+
+
+async def minimum_nodes_beside_a_worker(world: World) -> None:
+    """A node that waits for others takes nothing from those that work, and joins them later."""
+    fleet = JobFleet(world, tasks=90, longest_task=1.0)
+    fleet.wait_on_enter = 600
+    fleet.add("worker")
+    await fleet.wait_until_balanced(SOON)
+    fleet.add("a", minimum_nodes=3)
+    for _ in range(60):
+        await asyncio.sleep(1)
+        owners = set(fleet.owners.values())
+        require(owners == {"worker"}, "T9", f"{owners} own tokens, not the worker alone")
+    fleet.add("b", minimum_nodes=3)
+    await asyncio.sleep(2 * BEAT)
+    await fleet.wait_until_balanced(SOON)
+    owners = set(fleet.owners.values())
+    require(owners == {"worker", "a", "b"}, "TL1", f"only {owners} own tokens")
+    await fleet.wait_until_done(120)
     fleet.expect_done_once()
 
 
@@ -586,6 +607,7 @@ STORIES = [
     name_inherited,
     observers,
     minimum_nodes,
+    minimum_nodes_beside_a_worker,
     once_per_date,
     repeated_tasks,
 ]

@@ -15,6 +15,7 @@ from jobsync.events import Event, Events, HandlerFailed
 __all__ = [
     "AuditRefused",
     "Callbacks",
+    "NoTokens",
     "NodeFailed",
     "NodeJoined",
     "NodeRestored",
@@ -39,6 +40,16 @@ class NodeJoined(_NodeEvent, frozen=True, kw_only=True):
     level: ClassVar[int] = logging.INFO
 
     incarnation: str
+
+
+class NoTokens(_NodeEvent, frozen=True, kw_only=True):
+    """This node was entered without a single token: until it gets some, it does nothing."""
+
+    name: ClassVar[str] = "jobs:no-tokens"
+    level: ClassVar[int] = logging.WARNING
+
+    reason: str
+    fix: str
 
 
 class NodeRestored(_NodeEvent, frozen=True, kw_only=True):
@@ -129,6 +140,8 @@ class TokenChange(msgspec.Struct, frozen=True):
     added: frozenset[int]
     removed: frozenset[int]
     is_initial: bool
+    is_leaving: bool = False
+    """Whether this node hands over because it is about to leave."""
 
 
 class RebalanceEvent(msgspec.Struct, frozen=True):
@@ -174,7 +187,9 @@ class Callbacks:
             self._call(self._on_removed, change.removed)
         if self._on_added is not None and change.added:
             self._call(self._on_added, change.added)
-        if self._on_rebalance is not None and (change.added or change.removed):
+        # The user ends this node: that its tokens go elsewhere is no news to the program.
+        is_news = not change.is_leaving and bool(change.added or change.removed)
+        if self._on_rebalance is not None and is_news:
             event = RebalanceEvent(
                 change.is_initial, change.number, len(change.added), len(change.removed)
             )

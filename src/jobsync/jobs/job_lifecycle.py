@@ -19,7 +19,7 @@ from jobsync.core.urls import ObjectsUrl
 from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
 from jobsync.jobs.background import Background, ExitGuard
 from jobsync.jobs.config import CoordinationConfig
-from jobsync.jobs.events import Callbacks
+from jobsync.jobs.events import Callbacks, NoTokens
 from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.job_node import JobNode, JobNodeSettings
@@ -271,6 +271,7 @@ class JobLifecycle:
                 rebalance_interval=self.settings.rebalance_check_interval_sec,
                 refresh_interval=self.settings.token_refresh_steady_interval_sec,
                 locks_enabled=self.settings.locks_enabled,
+                minimum_nodes=self.settings.minimum_nodes,
             ),
             on_change=self._callbacks.notify,
             facts=describe_process(self.components),
@@ -294,15 +295,28 @@ class JobLifecycle:
         # `stop` may have been called before there was a node.
         node.is_retiring = self._is_stopping
         await node.start(self._wait_left)
+        is_ready = await node.wait_until_ready(self._wait_left)
         minimum = self.settings.minimum_nodes
-        is_ready = await node.wait_until_ready(minimum, self._wait_left)
-        # This node counts, even if it is not in the assignment yet.
-        joined = max(node.count, 1)
-        if not is_ready and joined < minimum:
+        if not is_ready and minimum > 1 and (joined := await node.count_joined()) < minimum:
             raise TimeoutError(
                 f"{joined} of minimum_nodes={minimum} joined within "
                 f"wait_on_enter={self._wait_on_enter:g} s; start the others, or wait longer"
             )
+        self._report_no_tokens(node, is_ready=is_ready)
+
+    def _report_no_tokens(self, node: JobNode, *, is_ready: bool) -> None:
+        """Warn if this node has nothing to do although it should."""
+        if self._is_observer or node.is_retiring or not node.owns_nothing:
+            return
+        if is_ready:
+            total, nodes = self.settings.total_tokens, len(node.names)
+            reason = f"{nodes} nodes share total_tokens={total}"
+            fix = "use more tokens or fewer nodes"
+        else:
+            waited = f"{self._wait_on_enter:g}"
+            reason = f"no other node gave it tokens within wait_on_enter={waited} s"
+            fix = "raise wait_on_enter, or do the tasks in a loop: the tokens come later"
+        self.components.events.emit(NoTokens(node=self.node_name, reason=reason, fix=fix))
 
     @property
     def _wait_left(self) -> float:

@@ -16,6 +16,7 @@ from jobsync.components import Components
 from jobsync.coordination.coordinator import Coordinator, Hooks
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import WaitForChange, listening
+from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.core.assignment import Plan, has_incoming, has_nothing, token_maker
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin
@@ -49,6 +50,7 @@ from jobsync.jobs.registration import (
     Stage,
     check_fleet_settings,
     check_locks_enabled,
+    find_candidates,
 )
 from jobsync.jobs.retention import Forgotten, forget, record_date
 from jobsync.stores.contract import Record, Store
@@ -85,6 +87,8 @@ class JobNodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between reads of the assignment if no change is reported."""
     locks_enabled: bool = True
     """Whether pins are in force while this node is the leader."""
+    minimum_nodes: int = 1
+    """This node takes no tokens before so many nodes have joined."""
 
 
 class JobNode:
@@ -152,18 +156,20 @@ class JobNode:
         self._task: asyncio.Task[None] | None = None
         self._plan: Plan | None = None
         self._incarnation = ""
+        self._stage: Stage = "joining"
+        self._minimum = 0
+        """The nodes that it waits for before it owns tokens; 0 if it does not wait for them."""
         self._ignored_pins = 0
         self.is_retiring = False
         """Whether it claims nothing more and hands over its tokens."""
         self.failure: BaseException | None = None
         """The error that ended this node, if any."""
 
-    async def enter(self, wait: float, stage: Stage = "joining") -> None:
-        """Check the fleet's settings and take the name; own nothing yet.
+    async def enter(self, wait: float) -> None:
+        """Check the fleet's settings and take the name; own nothing before `start`.
 
         Args:
             wait: seconds to wait for an earlier process with this name to end.
-            stage: "ready" if `start` follows at once.
 
         Raises:
             Misconfigured: other nodes have other settings, or the name is taken.
@@ -184,10 +190,10 @@ class JobNode:
         )
         await self.claims.read_clock()
         await record_date(self._store, self._keys, self.settings.day, self.claims.now)
-        await self._join(wait, stage)
+        await self._join(wait)
 
     async def start(self, wait: float) -> None:
-        """Start to own tokens; call `enter` first, if that was not done.
+        """Start to own tokens, once `minimum_nodes` have joined; `enter` first if necessary.
 
         Args:
             wait: seconds to wait for an earlier process with this name to end.
@@ -195,11 +201,12 @@ class JobNode:
         Raises:
             Misconfigured: other nodes have other settings, or the name is taken.
         """
+        if self.settings.minimum_nodes == 1 or self.settings.is_observer:
+            self._stage = "ready"
+        else:
+            self._minimum = self.settings.minimum_nodes
         if not self._incarnation:
-            await self.enter(wait, "ready")
-        # If the session was lost meanwhile, the next one is ready at once.
-        with suppress(Conflict):
-            await self._registration.update(stage="ready")
+            await self.enter(wait)
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._on_task_done)
         self._coordinator = await self.membership.coordinate(
@@ -209,14 +216,24 @@ class JobNode:
             governs=[self._keys.assignment],
         )
 
-    async def wait_until_ready(self, minimum_nodes: int, wait: float) -> bool:
-        """Wait until enough nodes have joined and this one has its tokens; False at the timeout."""
-        until = self._clock.mono() + wait
-        while not await self._is_ready(minimum_nodes):
+    async def wait_until_ready(self, wait: float) -> bool:
+        """Wait until enough nodes have joined and this one has its tokens; False at the timeout.
+
+        Args:
+            wait: the most seconds to wait for other nodes. What this node does alone, to be
+                elected and to assign all tokens to itself, may take a heartbeat longer.
+        """
+        heartbeat = self.membership.timing.heartbeat
+        started = self._clock.mono()
+        until = started + wait
+        while not self._is_ready:
             left = until - self._clock.mono()
-            if left <= 0:
+            if left > 0:
+                await self._wait_for_change(min(left, heartbeat))
+            elif self._waits_for_nobody and self._clock.mono() < started + heartbeat:
+                await self._wait_for_change(_SHORT_WAIT)
+            else:
                 return False
-            await self._wait_for_change(min(left, self.membership.timing.heartbeat))
         return True
 
     async def stop(self, wait: float) -> None:
@@ -244,6 +261,7 @@ class JobNode:
         """
         self.is_retiring = True
         self._wakeup.set()
+        self._plan_changed.set()
 
     def can_claim(self, task: str) -> bool:
         """Whether this node may do a task now. Does not use the store."""
@@ -299,11 +317,6 @@ class JobNode:
         return self.membership.timing.heartbeat / 2
 
     @property
-    def count(self) -> int:
-        """How many nodes are in the assignment."""
-        return 0 if self._plan is None else len(self._plan.assignment.nodes)
-
-    @property
     def names(self) -> list[str]:
         """The names of the nodes in the assignment."""
         return [] if self._plan is None else [node.name for node in self._plan.assignment.nodes]
@@ -317,6 +330,18 @@ class JobNode:
     def tokens(self) -> frozenset[int]:
         """The tokens that this node owns, even if it may not use them now."""
         return self.owned_tokens.current.tokens
+
+    async def count_joined(self) -> int:
+        """Return how many live nodes own tokens or wait for others; this one is among them."""
+        found = find_candidates(await self.nodes(), ())
+        sessions = await self._store.get_many([f"{SESSIONS}{node.incarnation}" for node in found])
+        records = [read_session_record(session) for session in sessions if session is not None]
+        return max(1, sum(record.state == "live" for record in records))
+
+    @property
+    def owns_nothing(self) -> bool:
+        """Whether it owns neither a token nor a pinned task."""
+        return not self.owned_tokens.current.tokens and not self.owned_tokens.current.own
 
     @property
     def number(self) -> int:
@@ -356,7 +381,7 @@ class JobNode:
         """The worker id of the leader, if known."""
         return None if self._coordinator is None else self._coordinator.coordinator_id
 
-    async def _join(self, wait: float, stage: Stage = "ready") -> None:
+    async def _join(self, wait: float) -> None:
         """Take the name with the current session."""
         session = self.membership.session
         incarnation = session.incarnation
@@ -365,7 +390,8 @@ class JobNode:
         record = NodeRecord(
             name=self.settings.node,
             incarnation=incarnation,
-            stage="leaving" if self.is_retiring else stage,
+            stage=self._target_stage,
+            minimum_nodes=self._minimum,
             applied=0,
             is_observer=self.settings.is_observer,
             created=self.claims.now,
@@ -399,9 +425,9 @@ class JobNode:
         """Apply the latest assignment once, then wait for a change."""
         if self.membership.incarnation != self._incarnation:
             await self._join(self.membership.timing.timeout)
-        if self.is_retiring:
-            await self._registration.update(stage="leaving")
+        await self._update_stage()
         await self._apply_assignment()
+        await self._update_stage()
         await self.claims.foreign.refresh()
         await wait_for_change(self.settings.refresh_interval)
 
@@ -461,15 +487,37 @@ class JobNode:
         )
         return max(numbers, default=0)
 
-    async def _is_ready(self, minimum_nodes: int) -> bool:
+    @property
+    def _target_stage(self) -> Stage:
+        return "leaving" if self.is_retiring else self._stage
+
+    async def _update_stage(self) -> None:
+        """Write the stage of this node, if it has changed."""
+        plan = self._plan
+        if self._minimum and plan is not None and plan.assignment.find(self._incarnation):
+            # The others are there. From now on this node works, also if they leave.
+            self._stage, self._minimum = "ready", 0
+        await self._registration.update(stage=self._target_stage, minimum_nodes=self._minimum)
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether this node has its tokens. One that takes none has nothing to wait for."""
         if self.is_retiring or self.settings.is_observer:
-            # A node that takes no tokens has nothing to wait for.
             return True
         plan = self._plan
         if plan is None or has_incoming(plan, self._incarnation):
             return False
-        is_member = plan.assignment.find(self._incarnation)
-        return bool(is_member) and len(plan.assignment.nodes) >= minimum_nodes
+        return bool(plan.assignment.find(self._incarnation))
+
+    @property
+    def _waits_for_nobody(self) -> bool:
+        """Whether its own next steps give it tokens: no other node leads or gives any up."""
+        if self._minimum:
+            return False
+        if self.leader is None:
+            return True
+        plan = self._plan
+        return self.is_leader and (plan is None or not has_incoming(plan, self._incarnation))
 
     async def _wait_for_handover(self, wait: float) -> None:
         """Wait until the leader has assigned all tokens of this node to others, or the timeout."""
@@ -525,4 +573,4 @@ class JobNode:
                 removed=len(change.removed),
             )
         )
-        self._on_change(change)
+        self._on_change(msgspec.structs.replace(change, is_leaving=self.is_retiring))

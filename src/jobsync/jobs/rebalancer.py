@@ -30,7 +30,7 @@ from jobsync.core.pins import Pin
 from jobsync.errors import Conflict, Fenced, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.jobs.events import Rebalanced
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.registration import NodeRecord, read_node_record
+from jobsync.jobs.registration import NodeRecord, find_candidates, read_node_record
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
 
@@ -60,6 +60,22 @@ async def _fetch_exceptions(store: Store, keys: JobKeys, name: str) -> Json | No
     names = [keys.exceptions(f"{name}.{part}") for part in range(1, parts)]
     others = [record.value for record in await store.get_many(names) if record is not None]
     return join_exceptions(first.value, others) if len(others) == len(names) else None
+
+
+def _find_members(plan: Plan, candidates: Sequence[NodeRecord]) -> list[NodeRef]:
+    """Return the nodes that own tokens.
+
+    A node that waits for a minimum of nodes owns nothing before they are there, because it does
+    nothing before. All that wait for each other become members at once, and remain members.
+    """
+    known = {node.incarnation for node in plan.assignment.nodes}
+    return [
+        NodeRef(node.incarnation, node.name)
+        for node in candidates
+        if node.stage == "ready"
+        or node.incarnation in known
+        or len(candidates) >= node.minimum_nodes
+    ]
 
 
 class Rebalancer:
@@ -152,11 +168,7 @@ class Rebalancer:
         self._membership.watch("rebalancer", known)
         self._dead = self._find_dead()
         dead = self._dead | {node.incarnation for node in nodes if node.stage == "left"}
-        members = [
-            NodeRef(node.incarnation, node.name)
-            for node in nodes
-            if node.stage == "ready" and not node.is_observer and node.incarnation not in dead
-        ]
+        members = _find_members(plan, find_candidates(nodes, dead))
         acks = {node.incarnation: node.applied for node in nodes}
         pins = await self._get_pins(is_notified=is_notified)
         inputs = (members, acks, dead, pins)

@@ -9,7 +9,7 @@ is deleted, the live process that holds the name writes it again.
 
 import asyncio
 import datetime as dt
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -38,6 +38,7 @@ __all__ = [
     "Stage",
     "check_fleet_settings",
     "check_locks_enabled",
+    "find_candidates",
     "read_node_record",
 ]
 
@@ -72,6 +73,9 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Whether pins are in force while it is the leader."""
     reclaim_after: float | None = None
     """Seconds that it waits after a node's death before it starts that node's tasks again."""
+    minimum_nodes: int = 0
+    """While it is joining: it waits for this many nodes, itself included; 0 if it is not yet
+    prepared to own tokens."""
 
 
 def read_node_record(record: Record) -> NodeRecord:
@@ -84,6 +88,17 @@ def read_node_record(record: Record) -> NodeRecord:
         return msgspec.convert(record.value, NodeRecord)
     except msgspec.ValidationError as error:
         raise Corrupt(record.key, str(error)) from error
+
+
+def find_candidates(nodes: Iterable[NodeRecord], dead: Collection[str]) -> list[NodeRecord]:
+    """Return the nodes that own tokens, or would if enough others had joined."""
+    return [
+        node
+        for node in nodes
+        if (node.stage == "ready" or (node.stage == "joining" and node.minimum_nodes))
+        and not node.is_observer
+        and node.incarnation not in dead
+    ]
 
 
 class Registration:

@@ -287,12 +287,6 @@ def test_entering_waits_for_minimum_nodes(memory: str) -> None:
     assert counts == [5, 5]
 
 
-def test_entering_may_wait_zero_seconds(memory: str) -> None:
-    """The node joins at once, and gets its tokens later."""
-    with Job("a", "s", coordination_config=FEW, url=memory, wait_on_enter=0) as job:
-        job._call(until(lambda: len(job.my_tokens) == 10))
-
-
 class _Watched(SystemClock):
     """A clock that adds the time that waits have taken."""
 
