@@ -88,19 +88,28 @@ async def test_a_removed_record_belongs_to_the_first_to_seal_it_again(clock: Fak
 
 
 class HeldReply(MemoryStore):
-    """A store that holds back the reply to a read until it is told to send it."""
+    """A store that holds back the reply to a read or a write until it is told to send it."""
 
-    is_holding = False
+    held_call = ""
 
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
     ) -> list[Record | None]:
         """Read, and hold back the reply if so configured."""
         records = await super().get_many(keys, tombstones=tombstones)
-        if self.is_holding:
-            self.is_holding, self.reply = False, asyncio.Event()
-            await self.reply.wait()
+        await self._hold("read")
         return records
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Write, and hold back the reply if so configured."""
+        outcomes = await super().write(changes)
+        await self._hold("write")
+        return outcomes
+
+    async def _hold(self, call: str) -> None:
+        if self.held_call == call:
+            self.held_call, self.reply = "", asyncio.Event()
+            await self.reply.wait()
 
 
 @pytest.mark.parametrize("is_sealed", [True, False])
@@ -113,13 +122,31 @@ async def test_a_slow_read_of_a_term_that_writes_is_not_another_terms(
     term = term_of(store, components, 1, refused)
     if is_sealed:
         await term.put("single/x", 0)
-    store.is_holding = True
+    store.held_call = "read"
     slow = asyncio.create_task(term.get("single/x"))
     await asyncio.sleep(0)
     for count in range(20):
         await term.put("single/x", count)
     store.reply.set()
     assert await slow == 19
+    assert refused == []
+
+
+async def test_a_slow_reply_to_a_write_of_a_term_does_not_end_it(clock: FakeClock) -> None:
+    """One task writes; before it learns this, another has written more than records remember."""
+    components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
+    store, refused = HeldReply(components=components), list[int]()
+    term = term_of(store, components, 1, refused)
+    await term.put("single/x", 0)
+    store.held_call = "write"
+    slow = asyncio.create_task(term.put("single/x", "slow"))
+    await asyncio.sleep(0)
+    for count in range(20):
+        await term.put("single/x", count)
+    store.reply.set()
+    await slow
+    assert await term.get("single/x") == 19
+    await term.put("single/x", 20)
     assert refused == []
 
 

@@ -112,8 +112,14 @@ async def test_concurrent_stops_take_effect_once() -> None:
         await plugin.stop()
         assert plugin.calls == COMPLETE
 
+    async def disconnect() -> None:
+        await database.disconnect()
+        assert plugin.calls == COMPLETE
+        with pytest.raises(Invalid, match="is not connected"):
+            assert database.store is None
+
     async with asyncio.timeout(30):
-        await asyncio.gather(stop(), stop(), database.disconnect(), stop(), database.disconnect())
+        await asyncio.gather(stop(), stop(), disconnect(), stop(), disconnect())
     assert not database.is_connected
 
 

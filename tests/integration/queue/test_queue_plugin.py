@@ -889,6 +889,43 @@ async def test_a_handler_cannot_extend_its_claim_by_nonsense(db: Database, secon
     assert [error.field for error in errors] == ["seconds"]
 
 
+@pytest.mark.parametrize("end", ["stop", "disconnect"])
+@pytest.mark.parametrize("is_done", [True, False])
+async def test_a_stop_ends_a_drain(db: Database, end: str, *, is_done: bool) -> None:
+    """Its handlers finish or are cancelled first, and it claims nothing more."""
+    begun, may_end, ended = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def handle(task: Document) -> None:
+        begun.set()
+        try:
+            await may_end.wait()
+        finally:
+            ended.append(task.n)
+
+    queue = QueuePlugin(resource="tasks", concurrency=1, grace=60 if is_done else 0)
+    await db.use_plugin(queue)
+    queue.pause()
+    queue.handler(handle)
+    await queue.enqueue_many([{"n": n} for n in range(3)])
+    draining = asyncio.create_task(queue.drain())
+    async with asyncio.timeout(60):
+        await begun.wait()
+        ending = asyncio.create_task(queue.stop() if end == "stop" else db.disconnect())
+        await until(lambda: not queue.is_running, "it stops")
+        if is_done:
+            may_end.set()
+        await ending
+    assert ended == [0]
+    assert await draining == is_done
+    await db.connect()
+    assert await queue.count("processing") == 0
+    assert await queue.count("completed") == is_done
+    may_end.set()
+    queue.resume()
+    await queue.start()
+    await until(lambda: queue.stats()["completed"] == 3, "all are handled")
+
+
 async def test_an_acknowledgement_does_not_outlive_its_claim(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
