@@ -93,6 +93,10 @@ class Job(JobLifecycle):
             # The argument order of the newer release: configuration second, date third.
             coordination_config, site = site, None
             if isinstance(config, dt.date):
+                if date is not None:
+                    raise Invalid(
+                        "date", date, "follows a date", "pass wait_on_enter and the rest by name"
+                    )
                 date, config = config, None
         components = components or Components.system()
         super().__init__(

@@ -354,6 +354,13 @@ def test_callbacks_are_called_in_order(memory: str) -> None:
     assert [event.is_initial for event in kinds[:2]] == [True, False]
 
 
+def test_nothing_follows_a_date_that_is_the_third_argument() -> None:
+    """The newer release has wait_on_enter there; here it would be lost."""
+    assert Job("a", FEW, DAY).date == DAY
+    with pytest.raises(Invalid, match="by name"):
+        Job("a", FEW, DAY, 60)  # type: ignore[arg-type]
+
+
 def test_the_first_tokens_of_a_node_are_marked(memory: str) -> None:
     """Also those of a node that joins a fleet, whose assignment has a number already."""
     events: list[RebalanceEvent] = []
