@@ -12,12 +12,13 @@ RETENTION := tests/integration/queue/test_maintenance.py
 QUEUE := tests/processes/test_queue.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py $(RETENTION)
 OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py \
   tests/integration/cli/test_shutdown.py
+DEATH := tests/processes/test_local_death.py
 STORES := tests/integration/stores/test_objects.py tests/integration/stores/test_first_connect.py
-OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE)
+OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE) $(DEATH)
 FULL := --scale=full --timeout=7200 -s
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue \
-  prove-retention prove-operate certify-s3 simulate api histories bench-stores bench-resources bench-jobs bench-queue \
+  prove-retention prove-operate prove-death certify-s3 simulate api histories bench-stores bench-resources bench-jobs bench-queue \
   bench-compare clean
 
 help: ## list the targets
@@ -61,6 +62,9 @@ prove-retention: setup ## the part of prove-queue with 60,000 messages a minute 
 
 prove-operate: setup ## rolling restarts under load, a store that is gone for 30 s, shutdowns; appends to proof/runs.jsonl
 	$(PY) -m pytest $(OPERATE) $(FULL) $(ARGS)
+
+prove-death: setup ## killed processes whose death is known at once on this machine; appends to proof/runs.jsonl
+	$(PY) -m pytest $(DEATH) $(FULL) $(ARGS)
 
 certify-s3: setup ## run the conformance suite and the probe on four S3 servers
 	@bash scripts/install-ceph

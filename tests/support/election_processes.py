@@ -62,8 +62,14 @@ class ElectionProcesses(ProcessGroup[CandidateProcess]):
         self._timing = timing
         self._script = script
 
-    def prepare(self, roles: Sequence[str] | None = None, shutdown: str = "") -> CandidateProcess:
-        """Start a process that joins when it is released."""
+    def prepare(
+        self,
+        roles: Sequence[str] | None = None,
+        shutdown: str = "",
+        *,
+        within: Sequence[str] = (),
+    ) -> CandidateProcess:
+        """Start a process that joins when it is released, perhaps within another command."""
         roles = self.roles if roles is None else roles
         settings = {
             "heartbeat_interval": self._timing.heartbeat,
@@ -77,6 +83,7 @@ class ElectionProcesses(ProcessGroup[CandidateProcess]):
             roles=roles,
             settings=settings,
             shutdown=shutdown,
+            within=within,
         )
         worker.roles = roles
         return worker

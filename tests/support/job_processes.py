@@ -54,16 +54,16 @@ class JobProcesses(ProcessGroup[WorkerProcess]):
             "settings": self._settings,
         }
 
-    async def prepare(self, count: int) -> list[WorkerProcess]:
+    async def prepare(self, count: int, **options: Any) -> list[WorkerProcess]:
         """Start processes that enter the job when they are told to go."""
-        script = job_worker.__file__
-        workers = [self.launch(script, "node", **self._options) for _ in range(count)]
+        options = {**self._options, **options}
+        workers = [self.launch(job_worker.__file__, "node", **options) for _ in range(count)]
         await self.reported("started", workers)
         return workers
 
-    async def start(self, count: int) -> list[WorkerProcess]:
-        """Start processes that enter the job all at once."""
-        return await self.release(await self.prepare(count))
+    async def start(self, count: int, **options: Any) -> list[WorkerProcess]:
+        """Start processes that enter the job all at once; options may replace those of all."""
+        return await self.release(await self.prepare(count, **options))
 
     def facts(self, *what: str) -> list[Fact]:
         """Return what was reported, of some kinds or all, in the order of the file.

@@ -35,6 +35,8 @@ class JobOptions(WorkerOptions, frozen=True, kw_only=True):
     """How long a task takes."""
     settings: dict[str, Any]
     """Of its `CoordinationConfig`."""
+    node: str = ""
+    """Its name in the fleet, if that is not the one that it reports under."""
 
 
 class ReportingJob(Job):
@@ -83,7 +85,7 @@ class JobWorker:
         components.events.on("jobs:*", self._report_event)
         self._report("enters")
         job = ReportingJob(
-            self._options.name,
+            self._options.node or self._options.name,
             "tests",
             coordination_config=CoordinationConfig(**self._options.settings),
             url=self._options.url,

@@ -170,11 +170,18 @@ class ProcessGroup(Generic[W]):
         """The workers that exist and are not frozen."""
         return [worker for worker in self.alive if not worker.is_frozen]
 
-    def launch(self, script: str, prefix: str, **options: Any) -> W:
-        """Start a worker that runs a script with options, without waiting for it."""
+    def launch(self, script: str, prefix: str, *, within: Sequence[str] = (), **options: Any) -> W:
+        """Start a worker that runs a script with options, without waiting for it.
+
+        Args:
+            script: the file.
+            prefix: its name begins with this.
+            within: a command that runs the rest of its line, such as `nice`.
+            options: of the script.
+        """
         name = f"{prefix}-{next(self._numbers)}"
         options |= {"name": name, "facts": str(self.fact_log.path)}
-        command = [sys.executable, script, msgspec.json.encode(options).decode()]
+        command = [*within, sys.executable, script, msgspec.json.encode(options).decode()]
         worker = self._kind(name, command, self.folder / f"{name}.log", self.facts)
         self.workers.append(worker)
         return worker
