@@ -22,7 +22,14 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.errors import OutcomeUnknown, Unavailable
-from jobsync.jobs.foreign_claims import PAGE_SIZE, Claim, ClaimState, ForeignClaims, read_claim
+from jobsync.jobs.foreign_claims import (
+    PAGE_SIZE,
+    Claim,
+    ClaimState,
+    ForeignClaims,
+    read_claim,
+    scan_claims,
+)
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store, Unknown
 from jobsync.stores.corruption_log import CorruptionLog, read_each
@@ -319,16 +326,7 @@ class Claims:
 
     async def list_all(self) -> list[Claim]:
         """Return all claims of the date."""
-        found: list[Claim] = []
-        after = ""
-        while True:
-            records = await self._store.scan(
-                self._keys.claims(self._day), after=after, limit=PAGE_SIZE
-            )
-            found += self._corruption_log.read_all(read_claim, records)
-            if len(records) < PAGE_SIZE:
-                return found
-            after = records[-1].key
+        return await scan_claims(self._store, self._keys, self._day, self._corruption_log)
 
     async def find_done(self, tasks: Mapping[str, int]) -> dict[str, str]:
         """Return which of these tasks (each with its token) are done, with their versions."""

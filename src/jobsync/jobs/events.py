@@ -15,6 +15,7 @@ from jobsync.events import Event, Events, HandlerFailed
 __all__ = [
     "AuditRefused",
     "Callbacks",
+    "DefaultStoreUsed",
     "NoTokens",
     "NodeFailed",
     "NodeJoined",
@@ -31,6 +32,17 @@ __all__ = [
 
 class _NodeEvent(Event, frozen=True, kw_only=True):
     node: str
+
+
+class DefaultStoreUsed(_NodeEvent, frozen=True, kw_only=True):
+    """No setting names a store, so only nodes that are started in this directory share tasks."""
+
+    name: ClassVar[str] = "jobs:default-store"
+    level: ClassVar[int] = logging.WARNING
+
+    path: str
+    """The absolute path of the SQLite file that is used."""
+    fix: str
 
 
 class NodeJoined(_NodeEvent, frozen=True, kw_only=True):

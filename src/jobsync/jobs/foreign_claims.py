@@ -21,7 +21,7 @@ from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
-__all__ = ["PAGE_SIZE", "Claim", "ClaimState", "ForeignClaims", "read_claim"]
+__all__ = ["PAGE_SIZE", "Claim", "ClaimState", "ForeignClaims", "read_claim", "scan_claims"]
 
 ClaimState: TypeAlias = Literal["running", "done", "failed"]
 
@@ -58,6 +58,20 @@ def read_claim(record: Record) -> Claim:
         return msgspec.convert(record.value, Claim)
     except msgspec.ValidationError as error:
         raise Corrupt(record.key, str(error)) from error
+
+
+async def scan_claims(
+    store: Store, keys: JobKeys, day: date, corruption_log: CorruptionLog
+) -> list[Claim]:
+    """Return all claims of a date."""
+    found: list[Claim] = []
+    after = ""
+    while True:
+        records = await store.scan(keys.claims(day), after=after, limit=PAGE_SIZE)
+        found += corruption_log.read_all(read_claim, records)
+        if len(records) < PAGE_SIZE:
+            return found
+        after = records[-1].key
 
 
 class _Refusal(msgspec.Struct, frozen=True):

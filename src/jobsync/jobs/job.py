@@ -31,7 +31,8 @@ from jobsync.jobs.background import ExitGuard
 from jobsync.jobs.config import CoordinationConfig, check_no_other_jobsync, resolve_coordination
 from jobsync.jobs.events import Callbacks
 from jobsync.jobs.foreign_claims import Claim
-from jobsync.jobs.job_lifecycle import JobLifecycle, describe_local_node
+from jobsync.jobs.job_lifecycle import JobLifecycle
+from jobsync.jobs.local_node import describe_local_node
 from jobsync.jobs.pins import LockInfo
 from jobsync.jobs.registration import NodeInfo
 from jobsync.jobs.task import Task, check_callables, read_date, read_name, read_seconds, to_task
@@ -103,8 +104,7 @@ class Job(JobLifecycle):
             read_name("node_name", node_name),
             "" if site is None else read_name("site", site),
             read_date(date, components),
-            resolve_coordination(coordination_config, config, os.environ).value,
-            url,
+            resolve_coordination(coordination_config, config, os.environ, url).value,
             wait_on_enter=read_seconds("wait_on_enter", wait_on_enter),
             wait_on_exit=read_seconds("wait_on_exit", wait_on_exit),
             is_observer=observer,
@@ -310,14 +310,20 @@ class Job(JobLifecycle):
         return [] if self._node_list is None else self._call(self._node_list.dead())
 
     def get_coordination_status(self) -> dict[str, Any]:
-        """Return the state of this node and its fleet."""
+        """Return the state of this node and its fleet.
+
+        `coordination_enabled` and `my_tokens` are the newer release's names for `enabled` and
+        `token_count`.
+        """
         active = self.get_active_nodes()
         return {
             "node_name": self.node_name,
             "enabled": self.settings.enabled,
+            "coordination_enabled": self.settings.enabled,
             "is_healthy": self.am_i_healthy(),
             "is_leader": self.am_i_leader(),
             "token_count": len(self.my_tokens),
+            "my_tokens": len(self.my_tokens),
             "token_version": self.token_version,
             "total_tokens": self.settings.total_tokens,
             "last_heartbeat": self.last_heartbeat,

@@ -1,13 +1,11 @@
 """The lifecycle of a `Job`: it joins a fleet on a background loop, and leaves within bounds.
 
-With coordination switched off, a `LocalNode` takes the place of the fleet: it owns every task
-and uses no store.
+With coordination switched off, a `LocalNode` takes the place of the fleet: it owns every task.
 """
 
 import asyncio
 import datetime as dt
-import os
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -15,116 +13,25 @@ from jobsync.components import Components
 from jobsync.coordination.membership import Membership, describe_process
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.assignment import token_maker
-from jobsync.core.urls import ObjectsUrl
+from jobsync.core.urls import ObjectsUrl, SqliteUrl, StoreUrl
 from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
 from jobsync.jobs.background import Background, ExitGuard
 from jobsync.jobs.config import CoordinationConfig
-from jobsync.jobs.events import Callbacks, NoTokens
-from jobsync.jobs.foreign_claims import Claim, ClaimState
+from jobsync.jobs.events import Callbacks, DefaultStoreUsed, NoTokens
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.job_node import JobNode, JobNodeSettings
+from jobsync.jobs.local_node import LocalNode, LocalRecords, MemoryRecords, StoredRecords
 from jobsync.jobs.pins import Pins
-from jobsync.jobs.registration import NodeInfo, NodeList
-from jobsync.jobs.retention import Forgotten
+from jobsync.jobs.registration import NodeList
 from jobsync.jobs.sql_views import SqlViews
-from jobsync.stores.opening import read_url
+from jobsync.stores.opening import open_store, read_url, resolve_url
 
-__all__ = ["JobLifecycle", "LocalNode", "describe_local_node"]
+__all__ = ["JobLifecycle"]
 
 T = TypeVar("T")
 
 _EXIT_GRACE = 4.0
 """The most seconds that leaving takes beyond `wait_on_exit`."""
-
-
-class LocalNode:
-    """A node without a fleet. It owns every task.
-
-    Args:
-        total: the number of tokens; it owns all.
-        token_of: returns a task's token.
-        once_per_date: whether a task that is done is never done again.
-    """
-
-    is_leader = True
-    poll_interval = 0.1
-    failure: BaseException | None = None
-    number = 0
-    is_trusted = True
-
-    def __init__(
-        self, total: int, token_of: Callable[[str], int], *, once_per_date: bool = False
-    ) -> None:
-        self.tokens = frozenset(range(total))
-        self.token = token_of
-        self._once_per_date = once_per_date
-        self._running: dict[str, None] = {}
-        self._done: dict[str, int] = {}
-        """How often each task was done."""
-        self.is_retiring = False
-
-    @property
-    def running(self) -> list[str]:
-        """The tasks that were claimed and not finished."""
-        return list(self._running)
-
-    def can_claim(self, task: str) -> bool:
-        """Whether a task may be done now: not while it runs, nor after `retire`."""
-        if self.is_retiring or task in self._running:
-            return False
-        return not (self._once_per_date and task in self._done)
-
-    def retire(self) -> None:
-        """Claim nothing more."""
-        self.is_retiring = True
-
-    async def claim(
-        self, tasks: Sequence[str], known: Mapping[str, str] | None = None
-    ) -> dict[str, str]:
-        """Claim tasks; return those that were not claimed, each with the reason."""
-        lost = {task: "this node does it already" for task in tasks if task in self._running}
-        lost |= {task: "it is done" for task in tasks if self._is_refused(task, known)}
-        self._running |= dict.fromkeys(task for task in tasks if task not in lost)
-        return lost
-
-    async def finish(self, tasks: Iterable[str], state: ClaimState = "done") -> dict[str, str]:
-        """End tasks; none is refused."""
-        for task in tasks:
-            if task in self._running:
-                del self._running[task]
-                if state == "done":
-                    self._done[task] = self._done.get(task, 0) + 1
-        return {}
-
-    async def find_done(self, tasks: Collection[str]) -> dict[str, str]:
-        """Return which tasks are done, each with the version of its completion."""
-        return {task: str(self._done[task]) for task in tasks if task in self._done}
-
-    async def list_claims(self) -> list[Claim]:
-        """Return no claims: nothing is recorded."""
-        return []
-
-    async def forget(self, days: float) -> Forgotten:
-        """Remove nothing: nothing is recorded."""
-        del days
-        return Forgotten(dates=0, claims=0, nodes=0, rebalances=0)
-
-    async def stop(self, wait: float) -> None:
-        """Do nothing: there is no other node to hand over to."""
-        del wait
-
-    def _is_refused(self, task: str, known: Mapping[str, str] | None) -> bool:
-        """Whether a task is done, and may not be done again after this completion."""
-        if task not in self._done:
-            return False
-        is_new = known is not None and known.get(task) != str(self._done[task])
-        return self._once_per_date or is_new
-
-
-def describe_local_node(name: str) -> NodeInfo:
-    """Describe a node without a fleet, which is recorded nowhere."""
-    facts = {"host": "", "pid": os.getpid(), "stage": "ready", "is_leader": True}
-    return {"name": name, "created_on": None, "last_heartbeat": None, **facts}
 
 
 class JobLifecycle:
@@ -135,7 +42,6 @@ class JobLifecycle:
         site: where it runs.
         date: the date whose tasks it does.
         settings: the configuration of the fleet.
-        url: the store, if it is not in the settings.
         wait_on_enter: the most seconds that entering takes.
         wait_on_exit: the most seconds, beyond a few, that leaving takes.
         is_observer: whether it takes no tokens.
@@ -150,7 +56,6 @@ class JobLifecycle:
         site: str,
         date: dt.date,
         settings: CoordinationConfig,
-        url: str | None,
         *,
         wait_on_enter: float,
         wait_on_exit: float,
@@ -165,7 +70,6 @@ class JobLifecycle:
         self.date = date
         self.settings = settings
         self._token = token_maker(settings.total_tokens, settings.hash_function)
-        self._url = url
         self._wait_on_enter = wait_on_enter
         self._wait_on_exit = wait_on_exit
         self._is_observer = is_observer
@@ -194,16 +98,21 @@ class JobLifecycle:
         self._is_stopping = False
         self._enter_by = self.components.clock.mono() + self._wait_on_enter
         try:
+            url, origin = resolve_url(self.settings.reveal_url())
+            is_named = origin.kind != "default"
             self._views = self._build_views()
             if self.settings.enabled:
+                if not is_named:
+                    self._warn_of_default(url)
                 self._call(self._join())
                 self._views.install(self.node_name)
                 if provide_locks is not None or clear_locks:
                     self._provide_locks(provide_locks, replacing=clear_locks)
                 self._call(self._start())
             else:
-                total, once = self.settings.total_tokens, self._once_per_date
-                self._node = LocalNode(total, self._token, once_per_date=once)
+                self._call(self._start_alone(is_named=is_named))
+                if is_named:
+                    self._views.install(self.node_name)
         except BaseException:
             self._close(is_done=False)
             raise
@@ -243,13 +152,53 @@ class JobLifecycle:
         return [task for task in node.running if task not in self._in_blocks]
 
     def _build_views(self) -> SqlViews:
-        url = read_url(self._url or self.settings.reveal_url())
+        url = read_url(self.settings.reveal_url())
         keys = JobKeys(self.settings.appname)
         return SqlViews(url, keys, self.components, self.settings.timezone)
 
+    def _warn_of_default(self, url: StoreUrl) -> None:
+        """Report that no setting names a store: nodes in other directories use other files."""
+        self.components.events.emit(
+            DefaultStoreUsed(
+                node=self.node_name,
+                path=url.path if isinstance(url, SqliteUrl) else str(url),
+                fix="name one store for all nodes: Job(url=…), SYNC_SQL_URL or config.sync.sql",
+            )
+        )
+
+    async def _start_alone(self, *, is_named: bool) -> None:
+        """Create a node without a fleet, which records its tasks if a store is named."""
+        records: LocalRecords = MemoryRecords()
+        if is_named:
+            store = await open_store(self.settings.reveal_url(), self.components)
+            stored = records = StoredRecords(
+                store,
+                self.components,
+                JobKeys(self.settings.appname),
+                self.date,
+                self.node_name,
+                {
+                    "site": self.site,
+                    "total_tokens": self.settings.total_tokens,
+                    "hash_function": self.settings.hash_function,
+                },
+            )
+            try:
+                await stored.start()
+            except BaseException:
+                await store.close()
+                raise
+        self._node = LocalNode(
+            self.settings.total_tokens,
+            self._token,
+            self.components.clock,
+            records,
+            once_per_date=self._once_per_date,
+        )
+
     async def _join(self) -> None:
         """Open a session and create the node."""
-        url = self._url or self.settings.reveal_url()
+        url = self.settings.reveal_url()
         options = self._find_timing_options(url)
         membership = await Membership.join(url, self.components, skip_cold_start=True, **options)
         self._membership = membership

@@ -44,11 +44,21 @@ __all__ = [
 
 Stage: TypeAlias = Literal["joining", "ready", "leaving", "left"]
 
-NodeInfo: TypeAlias = dict[str, Any]
-"""name, created_on, last_heartbeat, host, pid, stage, is_leader"""
-
 _POLL_INTERVAL = 1.0
 _LOCKS_WATCH = "locks"
+
+
+class NodeInfo(dict[str, Any]):
+    """A node, readable as `node["name"]` and as `node.name`.
+
+    Keys: name, created_on, last_heartbeat, host, pid, stage, is_leader.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"a node has no {name!r}; it has {', '.join(self)}") from None
 
 
 class NameTaken(Misconfigured):
@@ -329,8 +339,7 @@ class NodeList:
         found = []
         for node, session, last in zip(nodes, sessions, heartbeats, strict=True):
             is_alive = session is not None and read_session_record(session).state == "live"
-            info = self._describe(node) | {"last_heartbeat": last}
-            found.append((info, is_alive and node.stage != "left"))
+            found.append((self._describe(node, last), is_alive and node.stage != "left"))
         return found
 
     async def _find_heartbeat(self, session: Record | None) -> dt.datetime | None:
@@ -340,16 +349,17 @@ class NodeList:
         age = await self._node.membership.store.age(session)
         return None if age is None else _instant(self._node.claims.now - age)
 
-    def _describe(self, node: NodeRecord) -> NodeInfo:
+    def _describe(self, node: NodeRecord, last_heartbeat: dt.datetime | None) -> NodeInfo:
         leader = self._node.leader
-        return {
-            "name": node.name,
-            "created_on": _instant(node.created),
-            "host": node.host,
-            "pid": node.pid,
-            "stage": node.stage,
-            "is_leader": leader is not None and node.incarnation.startswith(f"{leader}."),
-        }
+        return NodeInfo(
+            name=node.name,
+            created_on=_instant(node.created),
+            last_heartbeat=last_heartbeat,
+            host=node.host,
+            pid=node.pid,
+            stage=node.stage,
+            is_leader=leader is not None and node.incarnation.startswith(f"{leader}."),
+        )
 
 
 def _instant(seconds: float) -> dt.datetime:

@@ -5,8 +5,6 @@ import inspect
 from collections.abc import Hashable
 from typing import Any
 
-import msgspec
-
 from jobsync.components import Components
 from jobsync.errors import Invalid
 from jobsync.events import check_function
@@ -15,15 +13,17 @@ __all__ = ["Task", "check_callables", "read_date", "read_name", "read_seconds", 
 
 
 _PLAIN = (str, int)
+_set = object.__setattr__
 
 _MAX_DIGITS = 1000
 """Python refuses to parse numbers of more than a few thousand digits."""
 
 
-class Task(msgspec.Struct, frozen=True, eq=False):
+class Task:
     """A task, identified by the text of its id: `Task(1)` and `Task("1")` are equal.
 
-    Sorts by id: integers by value, before all other ids by text.
+    Sorts by id: integers by value, before all other ids by text. The id cannot be changed. A
+    subclass may have an `__init__` of its own and further attributes.
 
     Args:
         id: a name, a number, or any value whose text is the same on every node.
@@ -33,13 +33,32 @@ class Task(msgspec.Struct, frozen=True, eq=False):
         Invalid: the id may not identify the same task on every node.
     """
 
-    id: Any
-    name: str | None = None
+    __slots__ = ("id", "name")
+    __match_args__ = ("id", "name")
 
-    def __post_init__(self) -> None:
-        if type(self.id) not in _PLAIN:
-            _check_kind(self.id)
-        _check_text(self.text)
+    id: Any
+    name: str | None
+
+    def __init__(self, id: Any, name: str | None = None) -> None:
+        # Not `self.id = id`: tasks are created for whole lists, and this takes half the time.
+        _check_id(id)
+        _set(self, "id", id)
+        _set(self, "name", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "id":
+            if hasattr(self, "id"):
+                raise AttributeError("the id of a task cannot be changed")
+            _check_id(value)
+        _set(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name == "id":
+            raise AttributeError("the id of a task cannot be removed")
+        super().__delattr__(name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id!r}, name={self.name!r})"
 
     @property
     def text(self) -> str:
@@ -85,6 +104,13 @@ def _is_integer(text: str) -> bool:
     if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MAX_DIGITS:
         return False
     return text == "0" or (text != "-0" and not digits.startswith("0"))
+
+
+def _check_id(id: Any) -> None:
+    """Refuse an id that may not identify the same task on every node."""
+    if type(id) not in _PLAIN:
+        _check_kind(id)
+    _check_text(str(id))
 
 
 def _check_kind(id: Any) -> None:

@@ -19,14 +19,22 @@ from jobsync.core.urls import (
     parse_url,
 )
 from jobsync.errors import MissingExtra
-from jobsync.settings import Sources, StoreSettings, resolve
+from jobsync.settings import Origin, Sources, StoreSettings, resolve
 from jobsync.stores.contract import Store
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.probe import probe_and_record, read_verdict
 from jobsync.stores.settling import SettlingStore
 from jobsync.stores.sqlite.store import SqliteStore
 
-__all__ = ["open_another", "open_bare", "open_store", "open_unjudged", "read_url", "require"]
+__all__ = [
+    "open_another",
+    "open_bare",
+    "open_store",
+    "open_unjudged",
+    "read_url",
+    "require",
+    "resolve_url",
+]
 
 
 async def open_store(url: str | None = None, components: Components | None = None) -> Store:
@@ -62,12 +70,23 @@ def read_url(url: str | None = None) -> StoreUrl:
     Raises:
         Invalid: it cannot be parsed.
     """
+    return resolve_url(url)[0]
+
+
+def resolve_url(url: str | None = None) -> tuple[StoreUrl, Origin]:
+    """Return what `read_url` does, and where the URL comes from.
+
+    Raises:
+        Invalid: it cannot be parsed.
+    """
     directory = Path.cwd()
     sources = Sources.load(os.environ, directory)
-    settings = resolve(StoreSettings, {"url": url}, sources).value
-    parsed = parse_url(settings.url, os.environ)
-    # A process that changes its directory later must not find another file.
-    return SqliteUrl(str(directory / parsed.path)) if isinstance(parsed, SqliteUrl) else parsed
+    found = resolve(StoreSettings, {"url": url}, sources)
+    parsed = parse_url(found.value.url, os.environ)
+    if isinstance(parsed, SqliteUrl):
+        # A process that changes its directory later must not find another file.
+        parsed = SqliteUrl(str(directory / parsed.path))
+    return parsed, found.origin("url")
 
 
 async def open_bare(url: StoreUrl, components: Components) -> Store:

@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,10 +25,10 @@ from jobsync import (
     Task,
 )
 from jobsync.core.clock import Mono, SystemClock, Wall
+from jobsync.core.urls import PostgresUrl, parse_url
 
 DAY = date(2026, 1, 5)
 FEW = CoordinationConfig(total_tokens=10)
-NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
 
 
 def settings(**values: Any) -> SimpleNamespace:
@@ -57,6 +58,88 @@ def test_url_has_precedence_over_everything(memory: str) -> None:
     elsewhere = CoordinationConfig(host="nowhere.invalid", dbname="x", total_tokens=10)
     with Job("a", "s", coordination_config=elsewhere, url=memory) as job:
         assert len(job.my_tokens) == 10
+
+
+@pytest.fixture
+def warned() -> tuple[Components, list[Any]]:
+    """Components, and the warnings about the store that are emitted with them."""
+    components = Components.system()
+    events: list[Any] = []
+    components.events.on("jobs:default-store", events.append)
+    return components, events
+
+
+def test_entering_without_a_database_says_which_file_is_used(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    warned: tuple[Components, list[Any]],
+) -> None:
+    """As a warning, with the absolute path: a node in another directory uses another file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JOBSYNC_URL", raising=False)
+    components, events = warned
+    with Job("a", "s", coordination_config=FEW, components=components):
+        pass
+    (event,) = events
+    assert event.path == str(tmp_path / "jobsync.db")
+    assert Path(event.path).exists()
+    (line,) = [record for record in caplog.records if "jobs:default-store" in record.getMessage()]
+    assert line.levelname == "WARNING"
+    assert event.path in line.getMessage()
+    assert "SYNC_SQL_URL" in line.getMessage()
+
+
+@pytest.mark.parametrize("source", ["argument", "code", "config", "SYNC_SQL_URL", "JOBSYNC_URL"])
+def test_a_named_database_causes_no_warning(
+    source: str,
+    memory: str,
+    monkeypatch: pytest.MonkeyPatch,
+    warned: tuple[Components, list[Any]],
+) -> None:
+    """Whichever setting names it."""
+    components, events = warned
+    named: dict[str, dict[str, Any]] = {
+        "argument": {"url": memory},
+        "code": {"coordination_config": CoordinationConfig(url=memory)},
+        "config": {"config": {"sync": {"sql": {"url": memory}}}},
+    }
+    if source.isupper():
+        monkeypatch.setenv(source, memory)
+    with Job("a", "s", components=components, **named.get(source, {})):
+        pass
+    assert events == []
+
+
+def test_half_a_database_is_refused_before_anything_is_opened(
+    monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    """In a config and in the environment, unless `url` replaces it."""
+    half = SimpleNamespace(sync=SimpleNamespace(sql=SimpleNamespace(host="db", user="u")))
+    with pytest.raises(Misconfigured, match=r"config\.sync\.sql\.dbname must be set, because"):
+        Job("a", "s", half)
+    monkeypatch.setenv("SYNC_SQL_DATABASE", "jobs")
+    with pytest.raises(Misconfigured, match="SYNC_SQL_HOST must be set, because SYNC_SQL_DATABASE"):
+        Job("a", "s")
+    assert Job("a", "s", half, url=memory).settings.url == memory
+
+
+def test_the_original_s_variables_name_a_server(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside ours."""
+    found = parse_url(postgres.url)
+    assert isinstance(found, PostgresUrl)
+    monkeypatch.setenv("SYNC_SQL_HOST", found.host)
+    monkeypatch.setenv("SYNC_SQL_PORT", str(found.port or ""))
+    monkeypatch.setenv("SYNC_SQL_DATABASE", found.database)
+    monkeypatch.setenv("SYNC_SQL_USERNAME", found.user)
+    if found.password is not None:
+        monkeypatch.setenv("SYNC_SQL_PASSWORD", found.password.reveal())
+    few = CoordinationConfig(total_tokens=10, appname="original_")
+    with Job("a", "s", coordination_config=few) as job:
+        assert len(job.my_tokens) == 10
+        assert job._cn.execute("SELECT current_database()").fetchone()[0] == found.database
 
 
 def test_a_server_may_be_given_in_parts(postgres: PostgresServer) -> None:
@@ -234,31 +317,6 @@ def test_invalid_task_ids_are_refused(memory: str, bad: object) -> None:
 
 
 # Behaviour
-
-
-def test_without_coordination_no_store_is_used() -> None:
-    """One node owns everything and records nothing."""
-    alone = CoordinationConfig(enabled=False, total_tokens=10, url=NOWHERE)
-    with Job("a", "s", coordination_config=alone) as job:
-        assert job.my_tokens == set(range(10))
-        assert job.am_i_healthy()
-        assert job.am_i_leader()
-        assert not job._coordination_enabled
-        assert [node["name"] for node in job.get_active_nodes()] == ["a"]
-        assert job.get_dead_nodes() == []
-        assert job.health_ready()[1] == 200
-        for number in range(3):
-            assert job.can_claim_task(number)
-            job.add_task(number)
-        job.write_audit()
-        with job.task("x"):
-            pass
-        assert [task.id for task in job.tasks(["y", "z"])] == ["y", "z"]
-        assert len(job.add_tasks(range(5))) == 5
-        assert job.get_audit() == job.incomplete_tasks() == []
-        assert job.get_coordination_status()["enabled"] is False
-        job.stop()
-        assert not job.can_claim_task(1)
 
 
 def test_entering_waits_for_minimum_nodes(memory: str) -> None:

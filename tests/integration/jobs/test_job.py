@@ -1,5 +1,6 @@
 """`Job` on every store: ownership, claims, audits and status."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -222,9 +223,11 @@ def test_status_and_health(url: str) -> None:
         assert status | {"token_version": 0, "last_heartbeat": None} == {
             "node_name": "worker-01",
             "enabled": True,
+            "coordination_enabled": True,
             "is_healthy": True,
             "is_leader": True,
             "token_count": 100,
+            "my_tokens": 100,
             "token_version": 0,
             "total_tokens": 100,
             "last_heartbeat": None,
@@ -233,8 +236,11 @@ def test_status_and_health(url: str) -> None:
         }
         assert abs(status["last_heartbeat"] - datetime.now(UTC)) < timedelta(minutes=1)
         (node,) = job.get_active_nodes()
-        assert node["is_leader"]
-        assert node["stage"] == "ready"
+        assert (node["name"], node["is_leader"], node["stage"]) == ("worker-01", True, "ready")
+        assert (node.name, node.is_leader, node.stage) == ("worker-01", True, "ready")
+        assert json.loads(json.dumps(node, default=str))["name"] == job.nodes[0].name
+        with pytest.raises(AttributeError, match="a node has no 'nam'; it has name, created_on"):
+            node.nam  # noqa: B018
     assert job.health_ready() == ({"status": "not_ready"}, 503)
     assert not job.am_i_healthy()
 

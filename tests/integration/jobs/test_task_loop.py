@@ -8,7 +8,7 @@ from chance import FakeClock
 from claim_nodes import TOKEN, ClaimNodes
 
 from jobsync.errors import Unavailable
-from jobsync.jobs.job_lifecycle import LocalNode
+from jobsync.jobs.local_node import LocalNode
 from jobsync.jobs.task import Task
 from jobsync.jobs.task_loop import Source, TaskLoop, run_blocking
 
@@ -182,7 +182,7 @@ def test_a_failed_node_ends_the_loop(nodes: ClaimNodes) -> None:
 
 def test_a_local_node_does_everything_once() -> None:
     """A node without a fleet follows the same rules."""
-    alone = LocalNode(10, lambda _: TOKEN)
+    alone = LocalNode(10, lambda _: TOKEN, FakeClock())
     assert names(loop(alone, [1, 2])) == ["1", "2"]
     assert names(loop(alone, [1, 2, 3])) == ["3"]
     pending = [1]
@@ -195,13 +195,13 @@ def test_a_local_node_does_everything_once() -> None:
 
 def test_on_a_local_node_a_task_runs_once_at_a_time() -> None:
     """Not twice at once; again later, unless `once_per_date` is set."""
-    alone = LocalNode(10, lambda _: TOKEN)
+    alone = LocalNode(10, lambda _: TOKEN, FakeClock())
     assert run(alone.claim(["1"])) == {}
     assert not alone.can_claim("1")
     assert run(alone.claim(["1", "2"])) == {"1": "this node does it already"}
     run(alone.finish(["1", "2"]))
     assert alone.can_claim("1")
-    once = LocalNode(10, lambda _: TOKEN, once_per_date=True)
+    once = LocalNode(10, lambda _: TOKEN, FakeClock(), once_per_date=True)
     run(once.claim(["1"]))
     run(once.finish(["1"]))
     assert not once.can_claim("1")

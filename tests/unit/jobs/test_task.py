@@ -1,6 +1,9 @@
 """A task is identified by the text of its id, which is the same on every node."""
 
+import copy
+import pickle
 from datetime import date
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobsync import Invalid
-from jobsync.jobs.task import Task
+from jobsync.jobs.task import Task, to_task
 
 ids = st.integers() | st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
 
@@ -26,8 +29,53 @@ def test_a_task_keeps_its_id_and_name() -> None:
     task = Task(("a", 1), "first")
     assert (task.id, task.name, task.text) == (("a", 1), "first", "('a', 1)")
     assert Task(1, "one") == Task(1)
-    with pytest.raises(AttributeError):
-        task.id = 2  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        task.id = 2
+    with pytest.raises(AttributeError, match="cannot be removed"):
+        del task.id
+    assert repr(task) == "Task(id=('a', 1), name='first')"
+
+
+class Report(Task):
+    """A task of a program, with attributes of its own."""
+
+    def __init__(self, id: object, rows: int) -> None:
+        super().__init__(id, f"report {id}")
+        self.rows = rows
+
+
+class Bare(Task):
+    """A subclass that sets the id itself."""
+
+    def __init__(self, id: object) -> None:
+        self.id = id
+        self.name = None
+
+
+def test_a_subclass_may_have_an_init_of_its_own() -> None:
+    """It is the same task, with further attributes, and its id is checked."""
+    task = Report(1, rows=5)
+    assert (task.id, task.name, task.rows) == (1, "report 1", 5)
+    assert task == Task("1")
+    assert len({task, Task(1)}) == 1
+    assert to_task(task) is task
+    task.rows = 6
+    assert task.rows == 6
+    for kind in (partial(Report, rows=1), Bare):
+        with pytest.raises(Invalid, match="id is empty"):
+            kind("")
+        with pytest.raises(AttributeError, match="cannot be changed"):
+            kind(1).id = 2
+
+
+@pytest.mark.parametrize("task", [Task(("a", 1), "first"), Report(1, rows=5), Bare(3)])
+def test_copies_are_equal(task: Task) -> None:
+    """Made by `copy` and by `pickle`, with all attributes."""
+    for made in (copy.copy(task), copy.deepcopy(task), pickle.loads(pickle.dumps(task))):
+        assert made == task
+        assert type(made) is type(task)
+        assert (made.id, made.name) == (task.id, task.name)
+        assert getattr(made, "rows", None) == getattr(task, "rows", None)
 
 
 def test_tasks_sort_by_id() -> None:

@@ -1,0 +1,245 @@
+"""A node with `enabled=False`: it owns every task, and records them if a database is named."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chance import FakeClock
+
+from jobsync import Components, CoordinationConfig, Job, Misconfigured, Unavailable
+from jobsync.core.clock import Mono
+from jobsync.core.codec import Json
+from jobsync.errors import OutcomeUnknown
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.local_node import LocalNode, StoredRecords
+from jobsync.stores.contract import Change, Outcome, Store, StoreDecorator, Unknown
+
+DAY = date(2026, 1, 5)
+ALONE = CoordinationConfig(enabled=False, total_tokens=10)
+FLEET = CoordinationConfig(total_tokens=10)
+KEYS = JobKeys("sync_")
+SETTINGS: dict[str, Json] = {"site": "s", "total_tokens": 10, "hash_function": "md5"}
+
+
+def alone(url: str | None, **options: Any) -> Job:
+    """Create a node without a fleet."""
+    return Job("alone", "s", date=DAY, url=url, **{"coordination_config": ALONE} | options)
+
+
+def ids(lines: list[dict[str, Any]]) -> list[str]:
+    """Return the ids of the described tasks, sorted."""
+    return sorted(line["task_id"] for line in lines)
+
+
+def test_audits_are_kept_in_the_database(url: str) -> None:
+    """They are there for this node, for its next run, and for a fleet."""
+    with alone(url) as job:
+        assert job.my_tokens == set(range(10))
+        for number in range(3):
+            job.add_task(number)
+        assert ids(job.incomplete_tasks()) == ["0", "1", "2"]
+        job.write_audit()
+        with job.task("block"):
+            pass
+        with pytest.raises(ZeroDivisionError), job.task("failed"):
+            raise ZeroDivisionError
+        assert ids(job.get_audit()) == ["0", "1", "2", "block"]
+        assert [line["state"] for line in job.incomplete_tasks()] == ["failed"]
+        job.add_task("at the end")
+    done = ["0", "1", "2", "at the end", "block"]
+    with alone(url) as job:
+        assert ids(job.get_audit()) == done
+    with Job("fleet", "s", date=DAY, url=url, coordination_config=FLEET) as node:
+        audit = node.get_audit()
+        assert ids(audit) == done
+        assert {line["node"] for line in audit} == {"alone"}
+        now = datetime.now(UTC)
+        assert all(abs(line["created_on"] - now) < timedelta(minutes=5) for line in audit)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_the_guide_s_views_show_the_audits(kind: str, locate: Any) -> None:
+    """As in its legacy mode."""
+    with alone(locate(kind)) as job:
+        job.add_tasks(["a", "b"])
+        job.write_audit()
+        query = "SELECT item, node FROM sync_audit ORDER BY item"
+        rows = [tuple(row) for row in job._cn.execute(query).fetchall()]
+        assert rows == [("a", "alone"), ("b", "alone")]
+
+
+def test_a_database_in_the_environment_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it is named."""
+    monkeypatch.setenv("JOBSYNC_URL", f"sqlite:///{tmp_path}/jobs.db")
+    with alone(None) as job:
+        job.add_task("x")
+    with alone(None) as job:
+        assert ids(job.get_audit()) == ["x"]
+
+
+def test_without_a_database_nothing_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node owns everything and records nothing, not even in its working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JOBSYNC_URL", raising=False)
+    with alone(None) as job:
+        assert job.am_i_healthy()
+        assert job.am_i_leader()
+        assert not job._coordination_enabled
+        assert [node.name for node in job.get_active_nodes()] == ["alone"]
+        assert job.get_dead_nodes() == []
+        assert job.health_ready()[1] == 200
+        for number in range(3):
+            assert job.can_claim_task(number)
+            job.add_task(number)
+        job.write_audit()
+        with job.task("x"):
+            pass
+        assert [task.id for task in job.tasks(["y", "z"])] == ["y", "z"]
+        assert len(job.add_tasks(range(5))) == 5
+        assert job.get_audit() == job.incomplete_tasks() == []
+        assert job.forget(older_than_days=1)["claims"] == 0
+        status = job.get_coordination_status()
+        assert status["enabled"] is status["coordination_enabled"] is False
+        assert status["my_tokens"] == status["token_count"] == 10
+        job.stop()
+        assert not job.can_claim_task(1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_that_does_not_answer_is_an_error() -> None:
+    """Audits are not lost without notice."""
+    with pytest.raises((Unavailable, Misconfigured)):
+        alone("postgresql://nobody@127.0.0.1:1/none").__enter__()
+
+
+def test_once_per_date_holds_across_runs(url: str) -> None:
+    """A task that is recorded as done is refused; without the option it is a new run."""
+    with alone(url) as job:
+        job.add_tasks(["a", "b"])
+    with alone(url, once_per_date=True) as job:
+        assert [task.text for task in job.add_tasks(["a", "b", "c"])] == ["c"]
+        assert not job.can_claim_task("a")
+    with alone(url) as job:
+        job.add_task("a")
+        job.write_audit()
+        assert {line["task_id"]: line["run"] for line in job.get_audit()} == {
+            "a": 2,
+            "b": 1,
+            "c": 1,
+        }
+
+
+def test_a_loop_over_a_list_continues_where_the_last_run_stopped(memory: str) -> None:
+    """What is recorded as done is not done again."""
+    with alone(memory) as job:
+        for task in job.tasks(["1", "2", "3"]):
+            if task.text == "2":
+                break
+    with alone(memory) as job:
+        assert [task.text for task in job.tasks(["1", "2", "3"])] == ["2", "3"]
+
+
+def test_a_fleet_with_other_tokens_finds_the_audits(url: str) -> None:
+    """Records are keyed as the fleet keys its own."""
+    with Job("fleet", "s", date=DAY, url=url, coordination_config=FLEET) as node:
+        other = CoordinationConfig(enabled=False, total_tokens=7, hash_function="sha256")
+        with alone(url, coordination_config=other) as job:
+            job.add_tasks(range(20))
+        done = node._call(node._entered_node.find_done([str(number) for number in range(20)]))
+        assert len(done) == 20
+
+
+def test_a_task_that_a_fleet_is_doing_is_not_recorded(memory: str) -> None:
+    """Only its owner may end it; the refusal is reported."""
+    components = Components.system()
+    refused: list[Any] = []
+    components.events.on("jobs:audit-refused", refused.append)
+    with Job("fleet", "s", date=DAY, url=memory, coordination_config=FLEET) as node:
+        node.add_task("x")
+        with alone(memory, components=components) as job:
+            job.add_tasks(["x", "y"])
+            job.write_audit()
+        node.write_audit()
+        assert {line["task_id"]: line["node"] for line in node.get_audit()} == {
+            "x": "fleet",
+            "y": "alone",
+        }
+    assert [(event.task_id, event.reason) for event in refused] == [("x", "fleet is doing it")]
+
+
+async def test_old_records_can_be_removed(store: Store) -> None:
+    """As those of a fleet: the date is recorded when a node starts to work on it."""
+    records = StoredRecords(store, Components.system(), KEYS, DAY, "alone", SETTINGS)
+    await records.start()
+    await records.add({"x": Mono(0.0)}, "done")
+    used = await store.get(KEYS.work_date(DAY))
+    assert used is not None
+    assert (await records.forget(1)).claims == 0
+    await store.put(used, {"used": 0.0})
+    assert (await records.forget(1)).claims == 1
+    assert await records.list_all({}) == []
+
+
+class LosesReply(StoreDecorator):
+    """A store that loses the reply to its first write, or the write itself."""
+
+    is_applied: bool | None = None
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Apply changes, or not."""
+        is_applied, self.is_applied = self.is_applied, None
+        if is_applied is False:
+            return [Unknown("lost") for _ in changes]
+        outcomes = await self.inner.write(changes)
+        return outcomes if is_applied is None else [Unknown("lost") for _ in changes]
+
+
+class Overtaken(StoreDecorator):
+    """A store in which another writer is first, once."""
+
+    overtake: Callable[[], Awaitable[object]] | None = None
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Let the other one write, then apply changes."""
+        overtake, self.overtake = self.overtake, None
+        if overtake is not None:
+            await overtake()
+        return await self.inner.write(changes)
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+async def test_an_unknown_outcome_is_recorded_once(store: Store, is_applied: bool) -> None:
+    """The caller ends the task again; if the first write had landed, it is not repeated."""
+    unreliable = LosesReply(store)
+    records = StoredRecords(unreliable, Components.system(), KEYS, DAY, "alone", SETTINGS)
+    await records.start()
+    node = LocalNode(10, lambda _: 0, FakeClock(), records)
+    assert await node.claim(["a", "b"]) == {}
+    unreliable.is_applied = is_applied
+    with pytest.raises(OutcomeUnknown):
+        await node.finish(["a", "b"])
+    assert node.running == ["a", "b"]
+    assert await node.finish(["a", "b"]) == {}
+    assert node.running == []
+    found = {(claim.task, claim.run, claim.state) for claim in await node.list_claims()}
+    assert found == {("a", 1, "done"), ("b", 1, "done")}
+
+
+async def test_a_record_that_another_node_writes_meanwhile_is_an_earlier_run(store: Store) -> None:
+    """A conflict is resolved by reading again."""
+    components = Components.system()
+    first = StoredRecords(store, components, KEYS, DAY, "one", SETTINGS)
+    await first.start()
+    overtaken = Overtaken(store)
+    second = StoredRecords(overtaken, components, KEYS, DAY, "two", SETTINGS)
+    now = components.clock.mono()
+    overtaken.overtake = lambda: first.add({"a": now}, "done")
+    assert await second.add({"a": now}, "done") == {}
+    (claim,) = await second.list_all({})
+    assert (claim.node, claim.run) == ("two", 2)
