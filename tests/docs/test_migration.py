@@ -125,7 +125,7 @@ def carry_over(url: str, folder: Path) -> str:
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", ready],
         cwd=folder,
-        env={**os.environ, "SYNC_SQL_URL": url},
+        env={**os.environ, "SYNC_SQL_URL": url, "SYNC_MINIMUM_NODES": "3"},
         capture_output=True,
         text=True,
         timeout=60,
