@@ -29,7 +29,7 @@ number, so that a fleet can migrate without a task changing its token:
     double_sha256   the same of the digest's digest
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import md5, sha256
 from itertools import chain, compress, count, islice, pairwise, repeat
@@ -192,6 +192,10 @@ class Ownership(msgspec.Struct, frozen=True):
         if token in self.tokens:
             return task not in self.others
         return task in self.own
+
+    def without(self, tasks: Collection[str]) -> "Ownership":
+        """Return the same without some tasks."""
+        return replace(self, own=self.own.difference(tasks), others=self.others.union(tasks))
 
 
 def owned_by(assignment: Assignment, incarnation: str) -> frozenset[int]:

@@ -19,7 +19,7 @@ from jobsync.coordination.runner import WaitForChange, listening
 from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.core.assignment import Plan, has_incoming, has_nothing, token_maker
 from jobsync.core.codec import Json
-from jobsync.core.pins import Pin
+from jobsync.core.pins import Pin, resolve
 from jobsync.errors import (
     Conflict,
     Corrupt,
@@ -122,6 +122,7 @@ class JobNode:
         self._on_change = on_change
         self._plan_changed = asyncio.Event()
         self._wakeup = asyncio.Event()
+        self._reviewing_pins = asyncio.Lock()
         self._facts = dict(facts or {})
         key = self._keys.node(settings.node)
         self._registration = Registration(store, components, membership, key, self._facts)
@@ -253,6 +254,43 @@ class JobNode:
         if self._coordinator is not None:
             await self._coordinator.stop()
         self._task = None
+
+    async def withhold_pinned(self, tasks: Mapping[str, int]) -> None:
+        """Claim none of these tasks that pins keep from this node, even before the leader acts.
+
+        Args:
+            tasks: the tasks that were just pinned, each with its token.
+        """
+        if self._task is None:
+            # It owns nothing before it has started, and the leader reads the pins after that.
+            return
+        async with self._reviewing_pins:
+            record = await self._store.get(self._keys.assignment)
+            number = 0 if record is None else record.value["number"]
+            # A decision may be under way that does not know the pins. The one after it does.
+            self.owned_tokens.withhold(await self._find_pinned_away(tasks), number + 2)
+        self._wakeup.set()
+
+    def review_soon(self) -> None:
+        """Check soon which pins still keep tasks from this node, after some were removed."""
+        self._wakeup.set()
+
+    async def _review_withheld(self) -> bool:
+        """Stop withholding tasks that pins no longer keep from this node; whether any are left."""
+        if not self.owned_tokens.withheld:
+            return False
+        async with self._reviewing_pins:
+            tasks = self.owned_tokens.withheld
+            self.owned_tokens.release(tasks.keys() - await self._find_pinned_away(tasks))
+            return bool(self.owned_tokens.withheld)
+
+    async def _find_pinned_away(self, tasks: Mapping[str, int]) -> dict[str, int]:
+        """Return the tasks that pins in force keep from this node, each with its token."""
+        pins = [pin for pin in await self.pins.list_active() if pin.task in tasks]
+        names = dict(enumerate(self.names))
+        ours = sum(1 << index for index, name in names.items() if name == self.settings.node)
+        allowed = resolve(pins, names).tasks
+        return {task: tasks[task] for task, nodes in allowed.items() if not nodes & ours}
 
     def retire(self) -> None:
         """Claim nothing more, and hand over. Running tasks continue and are finished.
@@ -429,7 +467,11 @@ class JobNode:
         await self._apply_assignment()
         await self._update_stage()
         await self.claims.foreign.refresh()
-        await wait_for_change(self.settings.refresh_interval)
+        interval = self.settings.refresh_interval
+        if await self._review_withheld():
+            # The pins may be removed before the leader sees them; then no assignment comes.
+            interval = min(interval, self.membership.timing.heartbeat)
+        await wait_for_change(interval)
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         """Own nothing once the loop that applies assignments has failed; others take over."""

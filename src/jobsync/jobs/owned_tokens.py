@@ -5,13 +5,17 @@ node that was paused refuses by itself. It gives up first: after a revocation it
 claiming those tasks, and acknowledges once their claims in flight have ended. It uses the tokens
 that it gains only after it has read what other nodes were doing under them.
 
+Tasks that this node has just pinned to others are withheld: it claims none of them, although the
+assignment still gives them to it. That ends with the first assignment that certainly knows the
+pins, or when the pins are gone.
+
 A positive answer to "may I claim this?" holds for a moment: a revocation that comes between the
 answer and the claim waits for the claim, so a loop that asks first does not lose the race.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -31,6 +35,14 @@ _NOTHING = Ownership(0)
 
 _GRACE = 0.2
 """Seconds for which an answer holds: far longer than a program takes from asking to claiming."""
+
+
+class _Withheld(msgspec.Struct, frozen=True):
+    """A task that the assignment may still give to this node, although it is pinned to others."""
+
+    token: int
+    known_from: int
+    """The number of the first assignment that knows the pin."""
 
 
 class OwnedTokens:
@@ -61,11 +73,15 @@ class OwnedTokens:
         self._answered: dict[int, tuple[str, int]] = {}
         """The task that each thread asked about last, with its token."""
         self._exempt: dict[str, int] = {}
+        self._granted = _NOTHING
+        """What the assignment gives to this node."""
+        self._withheld: dict[str, _Withheld] = {}
         self.current = _NOTHING
+        """What it may use: what is granted, without what is withheld."""
 
     def reset(self, session: Session | None) -> None:
         """Own nothing, in a new session or in none."""
-        self.current = _NOTHING
+        self._use(_NOTHING)
         self._session = session
         self._incarnation = "" if session is None else session.incarnation
         # Set once: the program may go on with a list that it read before this session.
@@ -86,6 +102,41 @@ class OwnedTokens:
         session = self._session
         return self.current.covers(task, token) and session is not None and session.trusted
 
+    def withhold(self, tasks: Mapping[str, int], known_from: int) -> None:
+        """Use none of these tasks until an assignment that knows their pins is applied.
+
+        Args:
+            tasks: each with its token.
+            known_from: the number of the first assignment that knows them.
+        """
+        self._withheld |= {task: _Withheld(token, known_from) for task, token in tasks.items()}
+        self._use(self._granted)
+
+    def release(self, tasks: Iterable[str]) -> None:
+        """Use these tasks again, if the assignment gives them to this node."""
+        for task in tasks:
+            self._withheld.pop(task, None)
+        self._use(self._granted)
+
+    @property
+    def withheld(self) -> dict[str, int]:
+        """The tasks that are granted and withheld, each with its token."""
+        return {
+            task: withheld.token
+            for task, withheld in self._withheld.items()
+            if self._granted.covers(task, withheld.token)
+        }
+
+    def _use(self, granted: Ownership) -> None:
+        self._granted = granted
+        if self._withheld:
+            self._withheld = {
+                task: withheld
+                for task, withheld in self._withheld.items()
+                if granted.number < withheld.known_from
+            }
+        self.current = granted.without(self._withheld.keys()) if self._withheld else granted
+
     async def apply(self, plan: Plan) -> None:
         """Apply an assignment, if it is newer than the current one.
 
@@ -93,7 +144,7 @@ class OwnedTokens:
             Unavailable, OutcomeUnknown: the store does not answer; call again.
             Conflict: another process has this node's name.
         """
-        before = self.current
+        before = self._granted
         number = plan.assignment.number
         if number <= before.number:
             return
@@ -107,7 +158,7 @@ class OwnedTokens:
             await self._claims.read_clock()
             await self._claims.foreign.load(tokens, self._build_recent_filter())
             self._has_gained = True
-        self.current = after
+        self._use(after)
         self._exempt = {exempt.task: exempt.token for exempt in plan.exceptions.tasks}
         # Not by the number: who joins a fleet first applies an assignment without a share.
         is_initial = bool(gained) and not self._has_had_tokens
@@ -131,13 +182,14 @@ class OwnedTokens:
             before.own & after.own,
             before.others | after.others,
         )
-        self.current = remaining
-        if promised := self._find_promised(before, remaining):
-            self.current = msgspec.structs.replace(remaining, own=remaining.own | promised)
+        usable = self.current
+        self._use(remaining)
+        if promised := self._find_promised(usable, remaining):
+            self._use(msgspec.structs.replace(remaining, own=remaining.own | promised))
             with suppress(TimeoutError):
                 async with asyncio.timeout(_GRACE):
                     await self._claims.wait_until_claiming(promised)
-            self.current = remaining
+            self._use(remaining)
         await self._claims.settle(remaining.covers)
         await self._registration.update(applied=number)
 

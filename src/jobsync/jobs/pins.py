@@ -8,12 +8,13 @@ however many pins there are.
 
 A refused registration leaves nothing half registered. The pins of a `lock_provider` are written
 when it returns, in one write together with the removal of this node's earlier pins, if that was
-requested; a provider that raises changes nothing.
+requested; a provider that raises changes nothing. When a registration returns, its node claims
+nothing that is now pinned to others.
 """
 
 import datetime as dt
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from functools import cache, lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -280,11 +281,21 @@ class Pins:
 
     def remove_by(self, creator: str) -> int:
         """Remove the pins that one node has created; return how many."""
-        return 0 if self._node is None else self._call(self._node.pins.remove_by(creator))
+        node = self._node
+        return 0 if node is None else self._remove(node, node.pins.remove_by(creator))
 
     def remove_all(self) -> int:
         """Remove all pins; return how many."""
-        return 0 if self._node is None else self._call(self._node.pins.remove_all())
+        node = self._node
+        return 0 if node is None else self._remove(node, node.pins.remove_all())
+
+    def _remove(self, node: "JobNode", removing: Coroutine[Any, Any, int]) -> int:
+        async def work() -> int:
+            removed = await removing
+            node.review_soon()
+            return removed
+
+        return int(self._call(work()))
 
     def _write(self, pins: Sequence[Pin], *, replacing: bool) -> None:
         node = self._node
@@ -295,6 +306,7 @@ class Pins:
             now = await node.pins.now()
             dated = [_date(pin, now) for pin in pins]
             await node.pins.add(node.settings.node, dated, replacing=replacing)
+            await node.withhold_pinned({pin.task: pin.token for pin in pins})
 
         self._call(work())
 

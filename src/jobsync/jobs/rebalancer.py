@@ -170,7 +170,9 @@ class Rebalancer:
         dead = self._dead | {node.incarnation for node in nodes if node.stage == "left"}
         members = _find_members(plan, find_candidates(nodes, dead))
         acks = {node.incarnation: node.applied for node in nodes}
-        pins = await self._get_pins(is_notified=is_notified)
+        decided_on = self._decided_on
+        is_same = decided_on is not None and decided_on[:3] == (members, acks, dead)
+        pins = await self._get_pins(must_read=is_notified or not is_same)
         inputs = (members, acks, dead, pins)
         if inputs == self._decided_on:
             # Most hints are about something else, and a decision iterates over every token.
@@ -181,13 +183,14 @@ class Rebalancer:
         self._decided_on = inputs if new is plan else None
         return new
 
-    async def _get_pins(self, *, is_notified: bool) -> Sequence[Pin]:
+    async def _get_pins(self, *, must_read: bool) -> Sequence[Pin]:
         """Return the pins in force.
 
         If the store reports changes and has reported none, the pins are read in every other
-        round only: each read is a statement that an idle fleet sends for nothing.
+        round only: each read is a statement that an idle fleet sends for nothing. A new decision
+        is made only with pins that were read for it.
         """
-        is_quiet = not is_notified and not self._store.is_billed and self._pins_valid_for() > 0
+        is_quiet = not must_read and not self._store.is_billed and self._pins_valid_for() > 0
         if self._pins is None or not is_quiet:
             self._pins = await self._read_pins()
             return self._pins

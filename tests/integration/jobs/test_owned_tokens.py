@@ -178,3 +178,37 @@ async def test_without_a_shared_clock_numbers_show_what_was_just_done(
     assert owner.claims.is_refused("x")
     nodes.pass_time(MEMORY)
     assert not owner.claims.is_refused("x")
+
+
+async def test_withheld_tasks_return_with_the_assignment_that_knows_their_pins(
+    owner: Owner,
+) -> None:
+    """An assignment that was under way when the pins were written does not return them."""
+    owned = owner.owned_tokens
+    await owned.apply(alone())
+    plan, moved = shared()
+    token = min(plan.seen_by(FIRST.incarnation).tokens)
+    owned.withhold({"x": token, "y": moved}, plan.assignment.number + 1)
+    assert not owned.owns("x", token)
+    assert owned.owns("z", token)
+    assert owned.withheld == {"x": token, "y": moved}
+    await owned.apply(plan)
+    assert not owned.owns("x", token)
+    assert owned.withheld == {"x": token}
+    acks = {FIRST.incarnation: plan.assignment.number}
+    await owned.apply(assign(plan, [FIRST, SECOND], acks=acks))
+    assert owned.owns("x", token)
+    assert owned.withheld == {}
+
+
+async def test_a_withheld_task_is_not_kept_for_an_answer(owner: Owner) -> None:
+    """A revocation does not wait for a claim that would be refused."""
+    owned = owner.owned_tokens
+    await owned.apply(alone())
+    plan, token = shared()
+    assert owned.may_claim("x", token)
+    owned.withhold({"x": token}, plan.assignment.number + 1)
+    await owned.apply(plan)
+    assert not owned.owns("x", token)
+    owned.release(["x"])
+    assert not owned.owns("x", token)
