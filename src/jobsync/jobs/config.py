@@ -14,6 +14,7 @@ the name that was meant. A server without a database, or the reverse, is refused
 the address is in a config or in the environment: what is missing would differ between machines.
 """
 
+import inspect
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import InitVar, dataclass
@@ -79,6 +80,7 @@ C = TypeVar("C")
 def _remembering(kind: type[C]) -> type[C]:
     """Make a dataclass check its arguments and remember in `_given` which of them were given."""
     create: Any = kind.__init__
+    signature = inspect.signature(create)
     defaults = {field.name: field.default for field in fields(kind)}
 
     @wraps(create)
@@ -98,6 +100,8 @@ def _remembering(kind: type[C]) -> type[C]:
             given = copied.intersection(values) | differing
         create(self, **values, _given=given)
 
+    public = [p for p in signature.parameters.values() if p.name != "_given"]
+    init.__signature__ = signature.replace(parameters=public)  # type: ignore[attr-defined]
     kind.__init__ = init  # type: ignore[method-assign]
     return kind
 

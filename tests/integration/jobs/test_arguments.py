@@ -115,6 +115,8 @@ def test_half_a_database_is_refused_before_anything_is_opened(
     monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
     """In a config and in the environment, unless `url` replaces it."""
+    for variable in ("PGHOST", "PGHOSTADDR", "PGDATABASE", "PGSERVICE"):
+        monkeypatch.delenv(variable, raising=False)
     half = SimpleNamespace(sync=SimpleNamespace(sql=SimpleNamespace(host="db", user="u")))
     with pytest.raises(Misconfigured, match=r"config\.sync\.sql\.dbname must be set, because"):
         Job("a", "s", half)
