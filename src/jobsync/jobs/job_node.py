@@ -437,6 +437,7 @@ class JobNode:
             pid=int(self._facts.get("pid", 0)),
             locks_enabled=self.settings.locks_enabled,
             reclaim_after=self.settings.reclaim_after,
+            reclaim_ended_after=self.settings.reclaim_ended_after,
         )
         await self._registration.take(record, until=self._clock.mono() + wait)
         self._incarnation = incarnation

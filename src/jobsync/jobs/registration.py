@@ -83,6 +83,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Whether pins are in force while it is the leader."""
     reclaim_after: float | None = None
     """Seconds that it waits after a node's death before it starts that node's tasks again."""
+    reclaim_ended_after: float = 0.0
+    """Likewise, if the process of that node had ended."""
     minimum_nodes: int = 0
     """While it is joining: it waits for this many nodes, itself included; 0 if it is not yet
     prepared to own tokens."""

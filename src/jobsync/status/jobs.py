@@ -196,7 +196,7 @@ class FleetStatus:
             claimed_by=None if claim is None else self._find_condition(claim.owner),
             last_heard=await self._find_last_write(session),
             timeout=timeout,
-            reclaim_after=self._find_reclaim_delay(owner) or default_reclaim_delay(timeout),
+            reclaim_after=self._find_reclaim_delay(owner, session),
         )
 
     async def _find_last_write(self, session: SessionStatus | None) -> float | None:
@@ -206,10 +206,14 @@ class FleetStatus:
         now = await self._store.now() or self._clock.wall()
         return now.seconds - session.heard
 
-    def _find_reclaim_delay(self, owner: str | None) -> float | None:
-        """Return the `reclaim_after` of a task's owner, if it is recorded."""
-        delays = [node.reclaim_after for node in self._nodes if node.name == owner]
-        return delays[0] if delays else None
+    def _find_reclaim_delay(self, owner: str | None, session: SessionStatus | None) -> float:
+        """Return how long the owner of a task waits after the death of a session with the task."""
+        node = next((node for node in self._nodes if node.name == owner), None)
+        if session is not None and session.has_ended:
+            return 0.0 if node is None else node.reclaim_ended_after
+        if node is None or node.reclaim_after is None:
+            return default_reclaim_delay(0.0 if session is None else session.timeout)
+        return node.reclaim_after
 
     def _describe_node(self, node: NodeRecord) -> NodeStatus:
         session = self._sessions.get(node.incarnation)

@@ -52,6 +52,8 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The roles that it is a candidate for, as namespace/work."""
     leads: tuple[str, ...]
     facts: dict[str, Json]
+    has_ended: bool = False
+    """Whether it is dead because its process was seen to have ended."""
 
 
 class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +121,7 @@ def _describe_session(incarnation: str, record: SessionRecord, age: float | None
         works=tuple(map(_format_role, record.works)),
         leads=tuple(map(_format_role, sorted(record.holds))),
         facts=record.facts,
+        has_ended=record.ended is True,
     )
 
 

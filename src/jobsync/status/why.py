@@ -201,12 +201,13 @@ def _explain_running_task(task: TaskStatus, claim: Claim) -> Reason:
     text = f"claimed by {claim.node} as run {claim.run}"
     match task.claimed_by:
         case "dead" | "left":
+            delay = f"{task.reclaim_after:g} s after that" if task.reclaim_after else "at once"
             return Reason(
                 "abandoned",
                 f"{text}, and {claim.node} is gone: {task.owner or 'its next owner'} may start it "
-                f"again {task.reclaim_after:g} s after that",
+                f"again {delay}",
                 since=task.last_heard,
-                until=_add(task.last_heard, task.reclaim_after),
+                until=_add(task.last_heard, task.reclaim_after) if task.reclaim_after else None,
             )
         case "silent":
             return Reason(

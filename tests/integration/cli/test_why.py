@@ -182,13 +182,13 @@ TEXTS = {
     "no-worker": "it is ready, but no worker is active on default/idle",
     "corrupt": "it is corrupt",
     "paused": "default/steady is paused (a deployment)",
-    "abandoned": "and gpu-02 is gone: worker-01 may start it again 60 s after that",
+    "abandoned": "and gpu-02 is gone: worker-01 may start it again at once",
     "done": "worker-01 completed it, as run 1",
     "unmatched-pin": "pinned to tpu-% or big-% (needs a TPU), which no live node matches",
 }
 """Part of the text of each reason."""
 
-ENDS = {"not-due": 3600.0, "retrying": 3600.0, "abandoned": 60.0}
+ENDS = {"not-due": 3600.0, "retrying": 3600.0}
 """About how many seconds it takes until a reason ends by itself."""
 
 

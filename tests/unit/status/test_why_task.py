@@ -78,6 +78,11 @@ def status(**changes: Any) -> TaskStatus:
             "b may start it again 60 s",
         ),
         (
+            status(claim=claim("running"), claimed_by="dead", reclaim_after=0.0),
+            "abandoned",
+            "b may start it again at once",
+        ),
+        (
             status(claim=claim("failed"), claimed_by="ready"),
             "failed",
             "run 2 failed on a; b owns it",
@@ -98,10 +103,11 @@ def test_the_first_obstacle_is_the_reason(task: TaskStatus, code: str, text: str
     [
         (status(claim=claim("running"), claimed_by="dead"), 1000.0, 1060.0),
         (status(claim=claim("running"), claimed_by="silent"), 1000.0, 1075.0),
+        (status(claim=claim("running"), claimed_by="dead", reclaim_after=0.0), 1000.0, None),
         (status(claim=claim("running"), claimed_by="dead", last_heard=None), None, None),
         (status(claim=claim("running"), claimed_by="ready"), 0.0, None),
     ],
-    ids=["dead", "silent", "long gone", "running"],
+    ids=["dead", "silent", "ended", "long gone", "running"],
 )
 def test_times_are_known_where_the_store_has_them(
     task: TaskStatus, since: float | None, until: float | None
