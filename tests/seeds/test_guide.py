@@ -317,7 +317,7 @@ def move_back(*tasks: str) -> None:
         for task in tasks:
             job.connection.execute(
                 f"UPDATE jobsync_record SET value = {set_value} WHERE key LIKE %s",
-                [f"claim/%.{task}"],
+                [f"claim/%/{task}"],
             )
 
 

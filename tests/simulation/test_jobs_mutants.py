@@ -6,6 +6,7 @@ applies one assignment after the other; `tests/simulation/models/test_handover.p
 """
 
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 import job_stories
@@ -17,7 +18,9 @@ from jobsync.coordination.session import Session
 from jobsync.core.assignment import Ownership, Plan, holders_of, pack_holders, tokens_of
 from jobsync.core.handover import Transfers
 from jobsync.jobs.claims import Claims
+from jobsync.jobs.fleet_settings import FleetSettings
 from jobsync.jobs.foreign_claims import ClaimState, ForeignClaims
+from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.job_node import JobNode
 from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.jobs.rebalancer import Rebalancer
@@ -207,6 +210,86 @@ def assigns_to_nodes_that_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("jobsync.jobs.rebalancer.find_candidates", hasty)
 
 
+class TokenKeys(JobKeys, frozen=True):
+    """Keys in which a claim depends on its task's token."""
+
+    token_of: Callable[[str], int]
+
+    def claim(self, day: date, task: str) -> str:
+        return f"{self.claims(day)}{self.token_of(task):06d}.{task}"
+
+
+def finds_claims_by_token(patch: pytest.MonkeyPatch) -> None:
+    """With another number of tokens a node finds no earlier claim of a task."""
+    init = Claims.__init__
+
+    def keyed(self: Claims, *arguments: Any, **options: Any) -> None:
+        init(self, *arguments, **options)
+        self._keys = self.foreign._keys = TokenKeys(self._keys.name, arguments[6])
+        self.foreign._token_of = lambda _: -1
+
+    patch.setattr(Claims, "__init__", keyed)
+
+
+def keeps_the_plan_of_other_settings(patch: pytest.MonkeyPatch) -> None:
+    """A leader goes on with the tokens of earlier settings."""
+    patch.setattr(Plan, "fits", lambda *_: True)
+
+
+def reads_the_settings_before_registering_only(patch: pytest.MonkeyPatch) -> None:
+    """A node that has read equal settings registers and goes on, whatever they are by then."""
+    wait, settle = FleetSettings.wait, FleetSettings.settle
+    equal = set[FleetSettings]()
+
+    async def looked(self: FleetSettings, until: Any) -> None:
+        await wait(self, until)
+        record = await self._read()
+        equal.discard(self)
+        if record is not None and record.value == self.values:
+            equal.add(self)
+
+    async def trusting(self: FleetSettings) -> bool:
+        return self in equal or await settle(self)
+
+    patch.setattr(FleetSettings, "wait", looked)
+    patch.setattr(FleetSettings, "settle", trusting)
+
+
+def changes_settings_without_a_second_look(patch: pytest.MonkeyPatch) -> None:
+    """A node changes the settings although another has joined with the old ones meanwhile."""
+    find = FleetSettings._find_problem
+
+    async def hasty(self: FleetSettings, record: Record | None) -> Any:
+        is_stored = record is not None and not record.deleted
+        mark = record.value.get("changing") if record and is_stored else None
+        return None if mark == self._membership.incarnation else await find(self, record)
+
+    patch.setattr(FleetSettings, "_find_problem", hasty)
+
+
+def ignores_a_change_under_way(patch: pytest.MonkeyPatch) -> None:
+    """A node goes on with the old settings while another one changes them."""
+    read = FleetSettings._read
+
+    async def blind(self: FleetSettings) -> Record | None:
+        record = await read(self)
+        if record is None or record.value is None:
+            return record
+        settings = {field: v for field, v in record.value.items() if field != "changing"}
+        return replace(record, value=settings)
+
+    patch.setattr(FleetSettings, "_read", blind)
+
+
+def changes_settings_of_live_nodes(patch: pytest.MonkeyPatch) -> None:
+    """A node takes all others for dead."""
+
+    async def dead(self: FleetSettings, incarnation: str) -> bool:
+        return False
+
+    patch.setattr(FleetSettings, "_is_alive", dead)
+
+
 KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
     acknowledges_before_claims_are_closed: (job_stories.lost_claims, 18, "T2"),
     acknowledges_before_giving_up: (job_stories.join, 0, "T1"),
@@ -226,6 +309,12 @@ KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
     takes_the_name_of_a_live_node: (job_stories.name_taken, 0, "T8"),
     assigns_to_nodes_that_wait: (job_stories.minimum_nodes_beside_a_worker, 0, "T9"),
     takes_moves_for_finished: (job_stories.leaders_die_waiting, 0, "T3"),
+    finds_claims_by_token: (job_stories.settings_change, 0, "T7"),
+    keeps_the_plan_of_other_settings: (job_stories.settings_change, 0, "TL1"),
+    reads_the_settings_before_registering_only: (job_stories.settings_duel, 0, "T10"),
+    changes_settings_without_a_second_look: (job_stories.settings_duel, 1, "T10"),
+    ignores_a_change_under_way: (job_stories.settings_duel, 9, "T10"),
+    changes_settings_of_live_nodes: (job_stories.settings_race, 0, "T10"),
 }
 """A story and a seed that catch each mutant, and the invariant that it breaks."""
 

@@ -97,7 +97,16 @@ class ClaimNodes:
         } | options
         membership = cast("Membership", FakeMembership(name, self.dead, self.ended))
         keys = JobKeys("sync_")
-        return Claims(self.store, self.components, membership, keys, DAY, name, **settings)
+        return Claims(
+            self.store,
+            self.components,
+            membership,
+            keys,
+            DAY,
+            name,
+            lambda _: TOKEN,
+            **settings,
+        )
 
     def pass_time(self, seconds: float) -> None:
         self.clock.mono_seconds += seconds

@@ -383,13 +383,19 @@ class JobFleet:
         ]
         return [Violation("crash", repr(error)) for error in errors if is_defect(error)]
 
+    @property
+    def _total_tokens(self) -> int:
+        """The number of tokens, in the settings of the nodes that own some."""
+        nodes = [process.node for process in self.processes if process.owned]
+        return max((node.settings.total_tokens for node in nodes if node), default=TOKENS)
+
     def _find_imbalance(self) -> tuple[str, str] | None:
         counts = {
             process.machine.name: len(process.owned)
             for process in self.processes
             if process.is_working
         }
-        if sum(counts.values()) != TOKENS:
+        if sum(counts.values()) != self._total_tokens:
             return "TL1", f"not all tokens are owned: {counts}"
         if max(counts.values()) - min(counts.values()) > 1:
             return "TL2", f"counts are uneven: {counts}"
@@ -439,10 +445,14 @@ class Judge:
         if not self._trusts_clocks:
             return
         owners: dict[int, str] = {}
+        settings: dict[str, Json] = {}
         for process in self._fleet.processes:
             tokens = process.owned
             if not tokens or process.node is None:
                 continue
+            values = process.node.fleet_settings.values
+            if values != (settings := settings or values):
+                yield Violation("T10", f"{process.machine.name} has {values}, others {settings}")
             number, incarnation = process.node.number, process.node.membership.incarnation
             if not tokens <= owned_by(self._plans[number].assignment, incarnation):
                 yield Violation(
@@ -465,6 +475,9 @@ class Judge:
         was = _incarnations(self._plan)
         will = _incarnations(plan)
         revoked = {t: move.revoked for move in before.moves for t in tokens_of(move)}
+        if after.total != before.total:
+            # A token is another one, so all nodes must be gone.
+            will = [""] * before.total
         for token, (old, new) in enumerate(zip(was, will, strict=True)):
             if old not in ("", new) and not self._has_given_up(old, revoked.get(token)):
                 yield Violation(
@@ -529,7 +542,8 @@ class Judge:
             )
         assert process.node is not None
         token, incarnation = process.node.token(task), process.node.membership.incarnation
-        if self._trusts_clocks and _incarnations(self._plan)[token] != incarnation:
+        owner = dict(enumerate(_incarnations(self._plan))).get(token)
+        if self._trusts_clocks and owner != incarnation:
             yield Violation("T2", f"{task} is started by {what.node}, which no longer owns it")
         self._running[task].append(process)
 

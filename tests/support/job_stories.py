@@ -58,6 +58,9 @@ __all__ = [
     "pause",
     "pause_in_the_loop",
     "repeated_tasks",
+    "settings_change",
+    "settings_duel",
+    "settings_race",
     "short_pauses",
     "slow_join",
     "source_read_again",
@@ -548,6 +551,86 @@ async def repeated_tasks(world: World) -> None:
     assert fleet.done_twice == set(fleet.tasks)
 
 
+OTHER: dict[str, Any] = {"total_tokens": 40, "hash_function": "sha256", "site": "other"}
+
+
+async def settings_change(world: World) -> None:
+    """A fleet is started again with other settings: no task that is done is done again."""
+    fleet = start_fleet(world, 3, "guide_loop", tasks=60, longest_task=1.0, once_per_date=True)
+    fleet.lists_done_tasks = True
+    await asyncio.sleep(world.dice.uniform(3, 8))
+    at_risk = set[str]()
+    for process in fleet.live:
+        if world.dice.random() < 0.5:
+            # What was done and not marked is done again, as after every kill.
+            assert process.node is not None
+            at_risk |= process.at_risk | set(process.node.running)
+            process.machine.kill()
+        else:
+            process.stop()
+    for name in "def":
+        fleet.add(name, "guide_loop", **OTHER)
+    await asyncio.sleep(AFTER_DEATH + BEAT)
+    await fleet.wait_until_balanced(AFTER_DEATH)
+    expect_counts(fleet, [0, 0, 0, 13, 13, 14])
+    await asyncio.sleep(DONE)
+    require(set(fleet.ended) == set(fleet.tasks), "TL3", "not everything was done")
+    fleet.expect_done_once(but=at_risk)
+
+
+async def settings_race(world: World) -> None:
+    """Nodes with three kinds of settings start and die at once; only one kind gets in."""
+    fleet = start_fleet(world, 1, "idle")
+    await fleet.wait_until_balanced(SOON)
+    fleet.process("a").stop()
+    await asyncio.sleep(SOON)
+    kinds: list[dict[str, Any]] = [{}, OTHER, {"total_tokens": 30}]
+    for number in range(8):
+        machine = fleet.add(f"n{number}", "idle", **world.dice.choice(kinds))
+        await asyncio.sleep(world.dice.uniform(0.001, 0.1))
+        # So that one node takes its steps between those of another.
+        for link in machine.links:
+            link.weather = Weather(latency=world.dice.choice((0.01, 0.1, 0.3)))
+        if world.dice.random() < 0.4:
+            machine.kill()
+    await asyncio.sleep(2 * AFTER_DEATH)
+    await fleet.wait_until_balanced(AFTER_DEATH)
+    # The others get in when the first have left.
+    first = [process for process in fleet.live if process.owned]
+    for process in first:
+        process.stop()
+    fleet.add("late", "idle", **world.dice.choice(kinds))
+    await asyncio.sleep(2 * AFTER_DEATH)
+    await fleet.wait_until_balanced(AFTER_DEATH)
+    require(bool(fleet.owners), "TL1", "no node got in")
+
+
+async def settings_duel(world: World) -> None:
+    """Two nodes with different settings start at once, one with the fleet's, again and again."""
+    fleet = start_fleet(world, 1, "idle")
+    await fleet.wait_until_balanced(SOON)
+    fleet.process("a").stop()
+    for number in range(12):
+        await asyncio.sleep(SOON)
+        machines = []
+        # The second takes its steps between two steps of the first.
+        for kind, options in enumerate(world.dice.sample(({}, OTHER), 2)):
+            machines.append(fleet.add(f"n{number}-{kind}", "idle", **options))
+            if kind == 0:
+                await asyncio.sleep(0.001)
+                for link in machines[0].links:
+                    link.weather = Weather(latency=0.5)
+                await asyncio.sleep(world.dice.uniform(1, 5))
+        await asyncio.sleep(2 * BEAT)
+        owners = set(fleet.owners.values())
+        require(len(owners) == 1, "TL1", f"{owners or 'nobody'} got in")
+        for machine in machines:
+            if machine.name in owners:
+                fleet.process(machine.name).stop()
+            else:
+                machine.kill()
+
+
 async def weather(world: World, *strikes: Strike, trusts_clocks: bool = True) -> None:
     """All faults for five minutes; then all tokens are owned and all tasks done within bounds."""
     fleet = start_fleet(
@@ -610,4 +693,7 @@ STORIES = [
     minimum_nodes_beside_a_worker,
     once_per_date,
     repeated_tasks,
+    settings_change,
+    settings_race,
+    settings_duel,
 ]

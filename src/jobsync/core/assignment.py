@@ -155,14 +155,19 @@ class Plan(msgspec.Struct, frozen=True):
     exceptions: Exceptions = Exceptions()
 
     @classmethod
-    def empty(cls, total: int) -> "Plan":
-        """Return the plan before the first, in which nobody has anything.
+    def empty(cls, total: int, number: int = 0) -> "Plan":
+        """Return a plan in which nobody has anything; by default the one before the first.
 
         Raises:
             Invalid: the number of tokens is out of range.
         """
         check_total(total)
-        return cls(Assignment(0, total))
+        return cls(Assignment(number, total))
+
+    def fits(self, total: int, token_of: Callable[[str], int]) -> bool:
+        """Whether the plan was made with this number of tokens and this hash of tasks."""
+        exempt = self.exceptions.tasks
+        return self.assignment.total == total and all(e.token == token_of(e.task) for e in exempt)
 
     def seen_by(self, incarnation: str) -> "Ownership":
         """Return what one node may use at this number."""

@@ -51,6 +51,7 @@ class Claims:
         keys: the fleet's keys.
         day: the date.
         node: this node's name.
+        token_of: returns a task's token.
         reclaim_after: seconds between an owner's death and the next claim of its tasks.
         reclaim_ended_after: likewise, if the owner's process had ended.
         handover_memory: seconds for which tasks that others finished around a handover are refused.
@@ -65,6 +66,7 @@ class Claims:
         keys: JobKeys,
         day: date,
         node: str,
+        token_of: Callable[[str], int],
         *,
         reclaim_after: float,
         reclaim_ended_after: float,
@@ -87,6 +89,7 @@ class Claims:
             keys,
             day,
             self._corruption_log,
+            token_of,
             reclaim_after=reclaim_after,
             reclaim_ended_after=reclaim_ended_after,
             handover_memory=handover_memory,
@@ -328,9 +331,9 @@ class Claims:
         """Return all claims of the date."""
         return await scan_claims(self._store, self._keys, self._day, self._corruption_log)
 
-    async def find_done(self, tasks: Mapping[str, int]) -> dict[str, str]:
-        """Return which of these tasks (each with its token) are done, with their versions."""
-        keys = [self._keys.claim(self._day, token, task) for task, token in tasks.items()]
+    async def find_done(self, tasks: Iterable[str]) -> dict[str, str]:
+        """Return which of these tasks are done, with their versions."""
+        keys = [self._keys.claim(self._day, task) for task in tasks]
         done = {}
         for at in range(0, len(keys), PAGE_SIZE):
             page = keys[at : at + PAGE_SIZE]
@@ -372,7 +375,7 @@ class Claims:
             state="running",
             started=self.now,
         )
-        key = self._keys.claim(self._day, token, task)
+        key = self._keys.claim(self._day, task)
         return Put(key, msgspec.to_builtins(claim), base)
 
     async def _write(
@@ -443,7 +446,7 @@ class Claims:
         known: Mapping[str, str] | None,
     ) -> tuple[dict[str, Put], dict[str, str]]:
         """Read the conflicting records; return the claims that replace them, and the refusals."""
-        keys = [self._keys.claim(self._day, tokens[task], task) for task in tasks]
+        keys = [self._keys.claim(self._day, task) for task in tasks]
         found = await read_each(self._store, keys, self._corruption_log.report)
         changes: dict[str, Put] = {}
         refused: dict[str, str] = {}
@@ -475,11 +478,11 @@ class Claims:
             # That node can have got the task only after our session was declared dead.
             return f"{claim.node} was given it, and this node does not know yet"
         if claim.state == "done" and self._once_per_date:
-            self.foreign.remember(claim, {claim.token})
+            self.foreign.remember(claim)
             return f"{claim.node} has done it on this date"
         # A task that we waited for and that has ended was finished just now.
         is_recent = self.foreign.was_running(claim.task)
-        self.foreign.remember(claim, {claim.token}, finished=is_recent)
+        self.foreign.remember(claim, finished=is_recent)
         if self.is_refused(claim.task):
             return self._explain(claim.task)
         is_new = known is not None and known.get(claim.task) != record.version

@@ -24,6 +24,7 @@ __all__ = [
     "PinsIgnored",
     "RebalanceEvent",
     "Rebalanced",
+    "SettingsChanged",
     "TokenChange",
     "TokensChanged",
     "ViewsMissing",
@@ -114,6 +115,17 @@ class AuditRefused(_NodeEvent, frozen=True, kw_only=True):
 
     task_id: str
     reason: str
+
+
+class SettingsChanged(_NodeEvent, frozen=True, kw_only=True):
+    """No node was alive, and this node has changed the settings that all nodes share."""
+
+    name: ClassVar[str] = "jobs:settings-changed"
+    level: ClassVar[int] = logging.WARNING
+
+    appname: str
+    changed: dict[str, Any]
+    """The new values."""
 
 
 class PinsExpired(_NodeEvent, frozen=True, kw_only=True):

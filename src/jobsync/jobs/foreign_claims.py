@@ -6,7 +6,7 @@ A task that runs on another node is refused here until that node's session is de
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import date
 from typing import Literal, TypeAlias
 
@@ -34,6 +34,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     task: str
     token: int
+    """Its token when it was claimed."""
     date: str
     node: str
     owner: str
@@ -94,6 +95,7 @@ class ForeignClaims:
         keys: the fleet's keys.
         day: the date.
         corruption_log: reports records that cannot be read.
+        token_of: returns a task's token.
         reclaim_after: seconds between an owner's death and the next claim of its tasks.
         reclaim_ended_after: likewise, if the owner's process had ended.
         handover_memory: seconds for which tasks that others have just finished are refused.
@@ -108,6 +110,7 @@ class ForeignClaims:
         keys: JobKeys,
         day: date,
         corruption_log: CorruptionLog,
+        token_of: Callable[[str], int],
         *,
         reclaim_after: float,
         reclaim_ended_after: float,
@@ -120,6 +123,7 @@ class ForeignClaims:
         self._keys = keys
         self._day = day
         self._corruption_log = corruption_log
+        self._token_of = token_of
         self._reclaim_after = reclaim_after
         self._reclaim_ended_after = reclaim_ended_after
         self._handover_memory = handover_memory
@@ -143,7 +147,9 @@ class ForeignClaims:
                 self._keys.claims(self._day), after=after, limit=PAGE_SIZE, where=wanted
             )
             for claim in self._corruption_log.read_all(read_claim, records):
-                self.remember(claim, tokens)
+                # The token in the claim may be of earlier settings.
+                if self._token_of(claim.task) in tokens:
+                    self.remember(claim)
             if len(records) < PAGE_SIZE:
                 break
             after = records[-1].key
@@ -169,20 +175,19 @@ class ForeignClaims:
                     else self._corruption_log.read(read_claim, record)
                 )
                 if claim is not None and claim.state != "running":
-                    self.remember(claim, {claim.token})
+                    self.remember(claim)
         self.watch_owners()
 
-    def remember(self, claim: Claim, tokens: Collection[int], *, finished: bool = True) -> None:
-        """Record what another node does or did with a task of these tokens.
+    def remember(self, claim: Claim, *, finished: bool = True) -> None:
+        """Record what another node does or did with a task.
 
         Args:
             claim: the other node's claim; one of our own is ignored.
-            tokens: claims of other tokens are ignored.
             finished: whether a task that is done was finished just now.
         """
-        if claim.token not in tokens or claim.owner == self._membership.incarnation:
+        if claim.owner == self._membership.incarnation:
             return
-        key = self._keys.claim(self._day, claim.token, claim.task)
+        key = self._keys.claim(self._day, claim.task)
         forever = Mono(math.inf)
         until = forever if self._once_per_date else self._clock.mono() + self._handover_memory
         if claim.state == "running":
@@ -233,6 +238,9 @@ class ForeignClaims:
         now = self._clock.mono()
         if refusal.until is not None:
             return now >= refusal.until
+        # A death that was written before this node looked comes without a notification.
+        if refusal.owner not in self._died_at and self._membership.is_dead(refusal.owner):
+            self._died_at.setdefault(refusal.owner, now)
         died_at = self._died_at.get(refusal.owner)
         if died_at is None:
             return False

@@ -60,9 +60,9 @@ class JobKeys(msgspec.Struct, frozen=True):
         """The prefix of the claims of a date."""
         return f"claim/{self.segment}/{day.isoformat()}/"
 
-    def claim(self, day: date, token: int, task: str) -> str:
-        """One task's claim. Claims are sorted by token."""
-        return f"{self.claims(day)}{token:06d}.{escape(task, 'task_id')}"
+    def claim(self, day: date, task: str) -> str:
+        """One task's claim. Does not depend on the task's token, which may change."""
+        return f"{self.claims(day)}{escape(task, 'task_id')}"
 
     @property
     def pins(self) -> str:

@@ -181,6 +181,7 @@ class JobLifecycle:
                     "site": self.site,
                     "total_tokens": self.settings.total_tokens,
                     "hash_function": self.settings.hash_function,
+                    "locks_enabled": self.settings.locks_enabled,
                 },
             )
             try:

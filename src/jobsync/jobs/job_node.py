@@ -38,6 +38,7 @@ from jobsync.jobs.events import (
     TokenChange,
     TokensChanged,
 )
+from jobsync.jobs.fleet_settings import FleetSettings, SettingsDiffer
 from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.owned_tokens import OwnedTokens
@@ -48,8 +49,6 @@ from jobsync.jobs.registration import (
     NodeRecord,
     Registration,
     Stage,
-    check_fleet_settings,
-    check_locks_enabled,
     find_candidates,
 )
 from jobsync.jobs.retention import Forgotten, forget, record_date
@@ -133,6 +132,7 @@ class JobNode:
             self._keys,
             settings.day,
             settings.node,
+            self.token,
             reclaim_after=settings.reclaim_after,
             reclaim_ended_after=settings.reclaim_ended_after,
             handover_memory=settings.handover_memory,
@@ -146,6 +146,7 @@ class JobNode:
             membership,
             self._keys,
             total=settings.total_tokens,
+            token_of=self.token,
             node=settings.node,
             interval=settings.rebalance_interval,
             read_pins=self._read_pins,
@@ -153,6 +154,19 @@ class JobNode:
             on_published=self._wakeup.set,
             restore=self._registration.restore,
         )
+        self.fleet_settings = FleetSettings(
+            membership,
+            self._keys,
+            settings.node,
+            {
+                "site": settings.site,
+                "total_tokens": settings.total_tokens,
+                "hash_function": settings.hash_function,
+                "locks_enabled": settings.locks_enabled,
+            },
+            self.nodes,
+        )
+        """The settings that all nodes share."""
         self._coordinator: Coordinator | None = None
         self._task: asyncio.Task[None] | None = None
         self._plan: Plan | None = None
@@ -175,23 +189,9 @@ class JobNode:
         Raises:
             Misconfigured: other nodes have other settings, or the name is taken.
         """
-        await check_fleet_settings(
-            self._store,
-            self._keys,
-            site=self.settings.site,
-            total_tokens=self.settings.total_tokens,
-            hash_function=self.settings.hash_function,
-        )
-        await check_locks_enabled(
-            self.membership,
-            self.nodes,
-            self.settings.node,
-            enabled=self.settings.locks_enabled,
-            until=self._clock.mono() + wait,
-        )
         await self.claims.read_clock()
-        await record_date(self._store, self._keys, self.settings.day, self.claims.now)
         await self._join(wait)
+        await record_date(self._store, self._keys, self.settings.day, self.claims.now)
 
     async def start(self, wait: float) -> None:
         """Start to own tokens, once `minimum_nodes` have joined; `enter` first if necessary.
@@ -342,7 +342,7 @@ class JobNode:
 
     async def find_done(self, tasks: Collection[str]) -> dict[str, str]:
         """Return which tasks are done, each with the version of its completion."""
-        return await self.claims.find_done({task: self.token(task) for task in tasks})
+        return await self.claims.find_done(tasks)
 
     async def read_time(self) -> float:
         """Return the time of day, by the store's clock where it has one."""
@@ -420,7 +420,7 @@ class JobNode:
         return None if self._coordinator is None else self._coordinator.coordinator_id
 
     async def _join(self, wait: float) -> None:
-        """Take the name with the current session."""
+        """Take the name with the current session, in a fleet with this node's settings."""
         session = self.membership.session
         incarnation = session.incarnation
         self.claims.reset()
@@ -435,11 +435,18 @@ class JobNode:
             created=self.claims.now,
             host=str(self._facts.get("host", "")),
             pid=int(self._facts.get("pid", 0)),
-            locks_enabled=self.settings.locks_enabled,
+            fleet=self.fleet_settings.values,
             reclaim_after=self.settings.reclaim_after,
             reclaim_ended_after=self.settings.reclaim_ended_after,
         )
-        await self._registration.take(record, until=self._clock.mono() + wait)
+        until = self._clock.mono() + wait
+        while True:
+            await self.fleet_settings.wait(until)
+            await self._registration.take(record, until=until)
+            if await self.fleet_settings.settle():
+                break
+            # A node with other settings has joined meanwhile.
+            await self._registration.update(stage="left")
         self._incarnation = incarnation
         self._events.emit(NodeJoined(node=self.settings.node, incarnation=incarnation))
 
@@ -455,7 +462,7 @@ class JobNode:
                     self._wakeup.wait(),
                 ) as wait_for_change:
                     await self._run_once(wait_for_change)
-            except NameTaken:
+            except (NameTaken, SettingsDiffer):
                 raise
             except _TRANSIENT:
                 await self._clock.sleep(self.membership.timing.heartbeat / 2)

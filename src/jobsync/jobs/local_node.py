@@ -209,7 +209,7 @@ class StoredRecords:
         keys: the keys of the fleet that would do these tasks.
         day: the date whose tasks are done.
         node: this node's name.
-        settings: site, total_tokens and hash_function, as a fleet records them.
+        settings: those that a fleet records.
     """
 
     def __init__(
@@ -228,13 +228,14 @@ class StoredRecords:
         self._day = day
         self._node = node
         self._settings = dict(settings)
+        self._token_of = token_maker(settings["total_tokens"], settings["hash_function"])
         self._owner = components.ids.incarnation(components.ids.worker())
         self._corruption_log = CorruptionLog(store.name, components.events)
         self._sent: dict[str, Json] = {}
         """What was last written for each task whose outcome is not known yet."""
 
     async def start(self) -> None:
-        """Record that a node works on the date, and how claims are keyed if no fleet has."""
+        """Record that a node works on the date, and the settings if no fleet has."""
         await record_date(self._store, self._keys, self._day, await self._read_time())
         if await self._store.get(self._keys.settings) is None:
             with suppress(Conflict):
@@ -242,7 +243,7 @@ class StoredRecords:
 
     async def find_done(self, tasks: Collection[str]) -> dict[str, str]:
         """Return which tasks are done, each with the version of its completion."""
-        found = await self._read(tasks, await self._find_token_maker())
+        found = await self._read(tasks)
         done = {}
         for task, record in found.items():
             claim = self._decode(record)
@@ -260,8 +261,7 @@ class StoredRecords:
         left = dict(tasks)
         refused: dict[str, str] = {}
         while left:
-            token_of = await self._find_token_maker()
-            found = await self._read(left, token_of)
+            found = await self._read(left)
             now = await self._read_time()
             changes: dict[str, Put] = {}
             for task, started in list(left.items()):
@@ -275,8 +275,8 @@ class StoredRecords:
                     since = now - (self._clock.mono() - started)
                     base = self._decode(record)
                     run = 1 if base is None else base.run + 1
-                    claim = self._build(task, token_of(task), run, state, since, now)
-                    key = self._keys.claim(self._day, claim.token, task)
+                    claim = self._build(task, run, state, since, now)
+                    key = self._keys.claim(self._day, task)
                     changes[task] = Put(key, msgspec.to_builtins(claim), record)
             await self._write(changes, left)
         for task, reason in refused.items():
@@ -293,7 +293,7 @@ class StoredRecords:
         for task, started in running.items():
             since = now - (self._clock.mono() - started)
             run = claims[task].run + 1 if task in claims else 1
-            claims[task] = self._build(task, 0, run, "running", since, None)
+            claims[task] = self._build(task, run, "running", since, None)
         return list(claims.values())
 
     async def forget(self, days: float) -> Forgotten:
@@ -329,11 +329,9 @@ class StoredRecords:
         if unknown:
             raise OutcomeUnknown(self._keys.claims(self._day), f"{unknown} tasks")
 
-    async def _read(
-        self, tasks: Collection[str], token_of: Callable[[str], int]
-    ) -> dict[str, Record | None]:
+    async def _read(self, tasks: Collection[str]) -> dict[str, Record | None]:
         """Return the records of tasks; without those that cannot be read."""
-        keys = {self._keys.claim(self._day, token_of(task), task): task for task in tasks}
+        keys = {self._keys.claim(self._day, task): task for task in tasks}
         pages = list(keys)
         found: dict[str, Record | None] = {}
         for at in range(0, len(pages), PAGE_SIZE):
@@ -360,15 +358,6 @@ class StoredRecords:
         is_alive = session is not None and read_session_record(session).state == "live"
         return f"{claim.node} is doing it" if is_alive else ""
 
-    async def _find_token_maker(self) -> Callable[[str], int]:
-        """Return the function from a task to the token in its claim's key.
-
-        A fleet may have other settings than this node.
-        """
-        record = await self._store.get(self._keys.settings)
-        found = self._settings if record is None else {**self._settings, **record.value}
-        return token_maker(found["total_tokens"], found["hash_function"])
-
     async def _read_time(self) -> float:
         """Return the time of day, by the store's clock where it has one."""
         return (await self._store.now() or self._clock.wall()).seconds
@@ -376,7 +365,6 @@ class StoredRecords:
     def _build(
         self,
         task: str,
-        token: int,
         run: int,
         state: ClaimState,
         started: float,
@@ -384,7 +372,7 @@ class StoredRecords:
     ) -> Claim:
         return Claim(
             task=task,
-            token=token,
+            token=self._token_of(task),
             date=self._day.isoformat(),
             node=self._node,
             owner=self._owner,

@@ -87,6 +87,7 @@ class Rebalancer:
         membership: knows which sessions are dead.
         keys: the fleet's keys.
         total: the number of tokens.
+        token_of: returns a task's token.
         node: this node's name, for the history.
         interval: seconds between rounds if no change is reported.
         read_pins: returns the pins in force.
@@ -103,6 +104,7 @@ class Rebalancer:
         keys: JobKeys,
         *,
         total: int,
+        token_of: Callable[[str], int],
         node: str,
         interval: float,
         read_pins: Callable[[], Awaitable[Sequence[Pin]]],
@@ -117,6 +119,7 @@ class Rebalancer:
         self._membership = membership
         self._keys = keys
         self._total = total
+        self._token_of = token_of
         self._node = node
         self._interval = interval
         self._read_pins = read_pins
@@ -126,6 +129,8 @@ class Rebalancer:
         self._dead: frozenset[str] = frozenset()
         self._decided_on: _PlanInputs | None = None
         self._pins: Sequence[Pin] | None = None
+        self._obsolete: list[str] = []
+        """Exceptions of a plan that was made with other settings."""
         self.number: int | None = None
         """The current assignment, while this node is the leader; None if it must be read."""
 
@@ -204,7 +209,12 @@ class Rebalancer:
             return Plan.empty(self._total)
         name = value.get("exceptions")
         exceptions = await _fetch_exceptions(self._store, self._keys, name) if name else None
-        return read_plan(value, exceptions, self._keys.assignment)
+        plan = read_plan(value, exceptions, self._keys.assignment)
+        if plan.fits(self._total, self._token_of):
+            return plan
+        # The settings change only while no node is alive: nobody has anything of it.
+        self._obsolete = name_parts(name, plan.exceptions) if name else []
+        return plan.empty(self._total, plan.assignment.number)
 
     async def _publish(self, term: Term, old: Plan, new: Plan) -> None:
         """Write a plan, after the exceptions that it refers to."""
@@ -221,8 +231,10 @@ class Rebalancer:
         self._membership.publish(**{self._keys.assignment: new.assignment.number})
         if moved := count_moved(old.assignment, new.assignment):
             await self._record(old, new, moved, self._clock.mono() - started)
+        gone, self._obsolete = self._obsolete, []
         if before and after != before:
-            gone = name_parts(before, old.exceptions)
+            gone += name_parts(before, old.exceptions)
+        if gone:
             await self._store.drop(list(map(self._keys.exceptions, gone)))
 
     async def _record(self, old: Plan, new: Plan, moved: int, seconds: float) -> None:

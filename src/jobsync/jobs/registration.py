@@ -9,7 +9,7 @@ is deleted, the live process that holds the name writes it again.
 
 import asyncio
 import datetime as dt
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -23,7 +23,6 @@ from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.errors import Conflict, Corrupt, Misconfigured
 from jobsync.jobs.events import NodeRestored
-from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Record, Store
 
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ __all__ = [
     "NodeRecord",
     "Registration",
     "Stage",
-    "check_fleet_settings",
-    "check_locks_enabled",
     "find_candidates",
     "read_node_record",
 ]
@@ -45,7 +42,6 @@ __all__ = [
 Stage: TypeAlias = Literal["joining", "ready", "leaving", "left"]
 
 _POLL_INTERVAL = 1.0
-_LOCKS_WATCH = "locks"
 
 
 class NodeInfo(dict[str, Any]):
@@ -79,8 +75,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """When it joined, by the store's clock where it has one."""
     host: str
     pid: int
-    locks_enabled: bool = True
-    """Whether pins are in force while it is the leader."""
+    fleet: dict[str, Json] = {}
+    """Its values of the settings that all nodes share."""
     reclaim_after: float | None = None
     """Seconds that it waits after a node's death before it starts that node's tasks again."""
     reclaim_ended_after: float = 0.0
@@ -225,84 +221,6 @@ class Registration:
         if record is not None:
             return read_session_record(record).state == "dead"
         return self._membership.is_dead(holder.incarnation)
-
-
-async def check_fleet_settings(store: Store, keys: JobKeys, **ours: Json) -> None:
-    """Write the settings that all nodes must agree on, or compare with those in the store.
-
-    Raises:
-        Misconfigured: the other nodes have another value; names the setting.
-    """
-    record = await store.get(keys.settings)
-    if record is None:
-        with suppress(Conflict):
-            record = await store.create(keys.settings, ours)
-    record = record or await store.get(keys.settings)
-    theirs = {} if record is None else record.value
-    for field, value in ours.items():
-        if theirs.get(field) != value:
-            raise Misconfigured(
-                field,
-                value,
-                f"must be {theirs.get(field)!r} as on the other nodes of {keys.name!r}",
-                "use the same value, or another appname",
-            )
-
-
-async def check_locks_enabled(
-    membership: Membership,
-    list_nodes: Callable[[], Awaitable[Iterable[NodeRecord]]],
-    name: str,
-    *,
-    enabled: bool,
-    until: Mono,
-) -> None:
-    """Wait until no other live node has another value of `locks_enabled`.
-
-    The leader decides whether pins are in force, and any node can become the leader. So a node
-    with another value than a live node may not join; a fleet changes the value by being stopped
-    and started.
-
-    Args:
-        membership: knows which sessions are dead.
-        list_nodes: returns the nodes of the fleet.
-        name: this node's name.
-        enabled: this node's value.
-        until: the end of the wait.
-
-    Raises:
-        Misconfigured: a node with another value is still alive; names it.
-    """
-    clock = membership.components.clock
-    try:
-        while True:
-            others = [
-                node
-                for node in await list_nodes()
-                if node.locks_enabled != enabled and node.stage != "left" and node.name != name
-            ]
-            membership.watch(_LOCKS_WATCH, {node.incarnation for node in others})
-            alive = [node for node in others if await _is_alive(membership, node)]
-            if not alive:
-                return
-            if clock.mono() >= until:
-                raise Misconfigured(
-                    "locks_enabled",
-                    enabled,
-                    f"must be {not enabled} as on the live node {alive[0].name}",
-                    "use the same value on every node, or stop the others first",
-                )
-            wait = min(_POLL_INTERVAL, until - clock.mono())
-            await membership.store.wait(SESSIONS, wait)
-    finally:
-        membership.watch(_LOCKS_WATCH, ())
-
-
-async def _is_alive(membership: Membership, node: NodeRecord) -> bool:
-    record = await membership.store.get(f"{SESSIONS}{node.incarnation}")
-    if record is None:
-        return not membership.is_dead(node.incarnation)
-    return read_session_record(record).state == "live"
 
 
 class NodeList:

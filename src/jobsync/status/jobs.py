@@ -168,7 +168,7 @@ class FleetStatus:
         return [_describe_pin(pin, names) for pin in found]
 
     async def claims(self, day: date) -> list[Claim]:
-        """Return the claims of a date, sorted by token."""
+        """Return the claims of a date, sorted by task."""
         prefix, after = self._keys.claims(day), ""
         found: list[Claim] = []
         while True:
@@ -181,7 +181,7 @@ class FleetStatus:
     async def task(self, task_id: str, day: date) -> TaskStatus:
         """Return what decides where one task runs on a date."""
         token = self._token_of(task_id)
-        record = await self._store.get(self._keys.claim(day, token, task_id))
+        record = await self._store.get(self._keys.claim(day, task_id))
         claim = None if record is None else self._corruption_log.read(read_claim, record)
         session = None if claim is None else self._sessions.get(claim.owner)
         owner = self._find_owner(task_id, token)

@@ -73,6 +73,7 @@ INVARIANTS: Mapping[str, str] = {
     "T7": "A task is done once, unless a process died with it in progress.",
     "T8": "A node's name belongs to one process; a second one is refused.",
     "T9": "A node owns tokens only after enough nodes have joined, and an observer never does.",
+    "T10": "Nodes that own tokens have the same settings.",
     "TL1": "All tokens are owned within a bound after all faults end.",
     "TL2": "The nodes' shares differ by at most one token.",
     "TL3": "Every task is done within a bound.",

@@ -256,15 +256,15 @@ def test_a_heartbeat_too_long_for_the_store_s_timeout_is_refused(memory: str) ->
     [
         (
             {"site": "staging"},
-            r"site must be 'production' as on the other nodes of 'sync_' \(got 'staging'\)",
+            r"site must be 'production' as on the live node a \(got 'staging'\)",
         ),
         (
             {"coordination_config": CoordinationConfig(total_tokens=20)},
-            r"total_tokens must be 10 as on the other nodes of 'sync_' \(got 20\)\. Use the same",
+            r"total_tokens must be 10 as on the live node a \(got 20\)\. Use the same",
         ),
         (
             {"coordination_config": CoordinationConfig(total_tokens=10, hash_function="sha256")},
-            r"hash_function must be 'md5' as on the other nodes of 'sync_' \(got 'sha256'\)",
+            r"hash_function must be 'md5' as on the live node a \(got 'sha256'\)",
         ),
     ],
     ids=["site", "total_tokens", "hash_function"],
@@ -272,13 +272,16 @@ def test_a_heartbeat_too_long_for_the_store_s_timeout_is_refused(memory: str) ->
 def test_a_node_that_disagrees_with_the_fleet_is_refused(
     url: str, options: dict[str, Any], problem: str
 ) -> None:
-    """Even if the other nodes are no longer alive."""
-    with Job("a", "production", coordination_config=FEW, url=url):
-        pass
-    chosen: dict[str, Any] = {"node_name": "b", "site": "production"}
+    """While another node is alive, which the error names; afterwards the settings change."""
+    chosen: dict[str, Any] = {"node_name": "b", "site": "production", "wait_on_enter": 0.2}
     chosen |= {"coordination_config": FEW} | options
-    with pytest.raises(Misconfigured, match=problem), Job(**chosen, url=url):
-        pass
+    with (
+        Job("a", "production", coordination_config=FEW, url=url),
+        pytest.raises(Misconfigured, match=problem),
+    ):
+        Job(**chosen, url=url).__enter__()
+    with Job(**chosen | {"wait_on_enter": 30}, url=url) as job:
+        assert len(job.my_tokens) == job.settings.total_tokens
 
 
 def test_another_appname_is_another_fleet(memory: str) -> None:

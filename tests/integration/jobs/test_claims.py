@@ -195,7 +195,7 @@ async def test_a_batch_that_could_not_be_closed_claims_nothing(nodes: ClaimNodes
 
 async def test_an_unreadable_claim_stops_no_other(nodes: ClaimNodes) -> None:
     """It is refused and left as it is; the others of its batch are claimed."""
-    key = JobKeys("sync_").claim(DAY, TOKEN, "x")
+    key = JobKeys("sync_").claim(DAY, "x")
     await nodes.store.create(key, {"format": "unknown"})
     node = nodes.node("a")
     assert await claim(node, "x", "y") == {"x": "its record cannot be read"}
@@ -277,7 +277,7 @@ async def test_once_per_date_applies_to_own_tasks_too(nodes: ClaimNodes) -> None
     await node.finish(["y"], "failed")
     refused = {"x": "this node has done it on this date"}
     assert await claim(node, "x") == refused
-    done = await node.find_done({"x": TOKEN})
+    done = await node.find_done(["x"])
     assert await node.add({"x": TOKEN}, 1, lambda *_: True, done) == refused
     node.reset()
     assert await node.add({"x": TOKEN}, 1, lambda *_: True, done) != {}

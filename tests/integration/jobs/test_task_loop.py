@@ -32,7 +32,7 @@ class OwningNode:
         return await self.claims.finish(tasks, state)
 
     async def find_done(self, tasks: Any) -> dict[str, str]:
-        return await self.claims.find_done(dict.fromkeys(tasks, TOKEN))
+        return await self.claims.find_done(tasks)
 
 
 @pytest.fixture

@@ -1,0 +1,125 @@
+"""The settings that all nodes of a fleet share change when no node is alive, and only then."""
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from job_nodes import SETTINGS, start_nodes_on
+from msgspec.structs import replace
+from teams import start_team
+
+from jobsync import ClaimLost, Job, Membership
+from jobsync.jobs.events import SettingsChanged
+from jobsync.jobs.fleet_settings import SettingsDiffer
+from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.job_node import JobNode
+from jobsync.stores.contract import Record
+from jobsync.stores.opening import open_store
+
+OTHER: dict[str, Any] = {"total_tokens": 25, "hash_function": "sha256"}
+
+
+def test_what_is_done_stays_done(url: str) -> None:
+    """Other settings give every task another token, and find its claim all the same."""
+    tasks = [f"t{n}" for n in range(100)]
+    with start_team(url) as team:
+        with team.make("a", once_per_date=True) as job:
+            job.add_tasks(tasks[:50])
+            job.write_audit()
+        with team.make("b", settings=OTHER, once_per_date=True) as job:
+            assert len(job.my_tokens) == 25
+            assert not any(map(job.can_claim_task, tasks[:50]))
+            assert all(map(job.can_claim_task, tasks[50:]))
+            assert [task.text for task in job.add_tasks(tasks)] == tasks[50:]
+            with pytest.raises(ClaimLost, match="a has"):
+                job.add_task("t7")
+        with team.make("a", once_per_date=True) as job:
+            assert len(job.my_tokens) == 60
+            assert job.add_tasks(tasks) == []
+            assert len(job.get_audit()) == 100
+        changed = [event.changed for event in team.events if isinstance(event, SettingsChanged)]
+    assert changed == [OTHER, {"total_tokens": 60, "hash_function": "md5"}]
+
+
+def test_what_runs_elsewhere_is_not_started(url: str) -> None:
+    """The claim of a node that died is respected for its time, whatever its token was."""
+    with start_team(url) as team:
+        with team.make("a") as job:
+            job.add_task("x")
+            # As if its process had been killed: nothing is ended.
+            job._node.claims._running.clear()  # type: ignore[union-attr]
+        with team.make("b", settings={**OTHER, "reclaim_after": 3600}) as job:
+            assert not job.can_claim_task("x")
+            with pytest.raises(ClaimLost, match="a is doing it"):
+                job.add_task("x")
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+def test_pins_follow(url: str) -> None:
+    """They hold with other settings, and SQL shows their new tokens."""
+    pins = [(f"t{n}", "b") for n in range(30)]
+    with start_team(url) as team:
+        with team.make("a") as job:
+            job.register_task_locks_bulk(pins)
+            team.until(lambda: not any(job.can_claim_task(task) for task, _ in pins))
+        job, _ = team.add("b", settings=OTHER), team.add("c", settings=OTHER)
+        team.until(lambda: all(job.can_claim_task(task) for task, _ in pins))
+        rows = _query(job, "SELECT task_id, task_token FROM sync_lock")
+        assert rows == {(task, job.task_to_token(task)) for task, _ in pins}
+
+
+def _query(job: Job, statement: str) -> set[tuple[Any, ...]]:
+    return {tuple(row) for row in job.connection.execute(statement).fetchall()}
+
+
+@pytest.mark.parametrize("total_tokens", [20, 30], ids=["undone", "resumed"])
+async def test_an_interrupted_change_is_undone_or_resumed(url: str, total_tokens: int) -> None:
+    """The next node replaces the mark of a node that died, with either settings."""
+    async with AsyncExitStack() as stack:
+        start = start_nodes_on(url, stack)
+        node = await start("a")
+        await node.stop(5)
+        await node.membership.leave()
+        settled = await _mark(url, node.membership.incarnation)
+        node = await start("b", total_tokens=total_tokens)
+        assert node.tokens == frozenset(range(total_tokens))
+        record = await node.membership.store.get(JobKeys("sync_").settings)
+    assert record is not None
+    assert record.value == {**settled, "total_tokens": total_tokens}
+
+
+async def test_a_live_node_keeps_its_settings_after_an_interrupted_change(url: str) -> None:
+    """A node that finds both the mark of a dead one and a live node with the old settings."""
+    async with AsyncExitStack() as stack:
+        start = start_nodes_on(url, stack)
+        node = await start("a")
+        gone = await Membership.join(url)
+        await gone.leave()
+        settled = await _mark(url, gone.incarnation)
+        other = await start_unready(url, stack)
+        with pytest.raises(SettingsDiffer, match="total_tokens must be 20 as on the live node a"):
+            await other.start(0)
+        # Nodes like the live one still join.
+        await start("c")
+        record = await node.membership.store.get(JobKeys("sync_").settings)
+    assert record is not None
+    assert record.value == settled
+
+
+async def start_unready(url: str, stack: AsyncExitStack) -> Any:
+    """Return a node with other settings that is not started."""
+    membership = await Membership.join(url, heartbeat_interval=0.2, worker_timeout=5)
+    stack.push_async_callback(membership.leave)
+    return JobNode(membership, replace(SETTINGS, node="other", total_tokens=30))
+
+
+async def _mark(url: str, session: str) -> dict[str, Any]:
+    """Write that a session, which is dead, changes the settings; return them."""
+    store = await open_store(url)
+    try:
+        record = await store.get(JobKeys("sync_").settings)
+        assert isinstance(record, Record)
+        await store.put(record, {**record.value, "changing": session})
+    finally:
+        await store.close()
+    return dict(record.value)
