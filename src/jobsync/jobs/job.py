@@ -337,8 +337,13 @@ class Job(JobLifecycle):
         return None if self._node_list is None else self._node_list.last_heartbeat()
 
     def health_ready(self) -> tuple[dict[str, Any], int]:
-        """Return the body and the HTTP status of a readiness probe."""
-        if not self.am_i_healthy():
+        """Return the body and the HTTP status of a readiness probe.
+
+        Not ready within a heartbeat after the store stops to answer, although this node can go on
+        with its tasks until its trust runs out; then `am_i_healthy` returns False too.
+        """
+        node = self._node
+        if node is None or not node.is_trusted or not node.is_connected:
             return {"status": "not_ready"}, 503
         facts = {"node": self.node_name, "token_count": len(self.my_tokens)}
         return {"status": "ready", **facts}, 200

@@ -18,6 +18,7 @@ from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import WaitForChange, listening
 from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.core.assignment import Plan, has_incoming, has_nothing, token_maker
+from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.pins import Pin, resolve
 from jobsync.errors import (
@@ -61,6 +62,8 @@ _TRANSIENT = (Unavailable, OutcomeUnknown, Conflict, Corrupt, Misconfigured)
 """Errors that may go away: an outage, a burst of refusals, a record that is repaired."""
 
 _SHORT_WAIT = 0.05
+_HEARTBEAT_DELAY = 0.5
+"""Seconds that a heartbeat may be late, by a slow store or a busy machine, before it is overdue."""
 _WAIT_TIMEOUT = 3600.0
 _WORK = "jobs"
 
@@ -177,6 +180,8 @@ class JobNode:
         self._ignored_pins = 0
         self.is_retiring = False
         """Whether it claims nothing more and hands over its tokens."""
+        self._failed_at: Mono | None = None
+        """When a request of this node last had no answer."""
         self.failure: BaseException | None = None
         """The error that ended this node, if any."""
 
@@ -391,6 +396,19 @@ class JobNode:
         """Whether it may act now. Reads the clock."""
         return self.failure is None and self.membership.is_trusted
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the store answers: no heartbeat is overdue, and one has followed the last error.
+
+        Known long before trust runs out, which lasts for several heartbeats. Reads the clock.
+        """
+        timing = self.membership.timing
+        age = timing.timeout - timing.margin - self.membership.trust_left
+        if age > timing.heartbeat + max(_HEARTBEAT_DELAY, timing.heartbeat / 10):
+            return False
+        # After an error, the next heartbeat that is sent and answered shows that it is over.
+        return self._failed_at is None or self._clock.mono() - self._failed_at > age
+
     async def nodes(self) -> list[NodeRecord]:
         """Return all nodes of the fleet, including those that have left."""
         return await self._rebalancer.list_nodes()
@@ -464,7 +482,9 @@ class JobNode:
                     await self._run_once(wait_for_change)
             except (NameTaken, SettingsDiffer):
                 raise
-            except _TRANSIENT:
+            except _TRANSIENT as error:
+                if isinstance(error, Unavailable | OutcomeUnknown):
+                    self._failed_at = self._clock.mono()
                 await self._clock.sleep(self.membership.timing.heartbeat / 2)
 
     async def _run_once(self, wait_for_change: WaitForChange) -> None:

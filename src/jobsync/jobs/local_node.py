@@ -72,6 +72,7 @@ class LocalNode:
     failure: BaseException | None = None
     number = 0
     is_trusted = True
+    is_connected = True
 
     def __init__(
         self,
