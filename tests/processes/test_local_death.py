@@ -122,6 +122,33 @@ async def test_a_killed_workers_messages_are_started_again_at_once(
         assert not full_scale or max(seconds) <= PROMISED, (heir, sorted(seconds)[-10:])
 
 
+@pytest.mark.parametrize("heir", ["beside", "restarted"])
+async def test_messages_do_not_wait_for_a_beat_if_a_stranger_records_the_death(
+    heir: str, locate: Locate, tmp_path: Path
+) -> None:
+    """The leader of other work declares the worker dead, and knows nothing of its queue."""
+    url = locate("sqlite")
+    rare = {"heartbeat_interval": HOUR / 4, "worker_timeout": HOUR, "visibility_timeout": HOUR}
+    processes = QueueProcesses(url, tmp_path / "queue", concurrency=BUSY, **rare)
+    election = ElectionProcesses(url, tmp_path / "other", Timing(heartbeat=1, timeout=HOUR), ["a"])
+    async with processes, election, Database(url) as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+        (stranger,) = await elect(election, [])
+        (victim,) = await processes.start(1, seconds=HOUR)
+        joined = now()
+        await queue.enqueue_many([{"n": n, "by": "test", "kind": "plain"} for n in range(BUSY)])
+        await nth_starts(processes, range(BUSY), 1)
+        await until(lambda: stranger.count_heartbeats(joined, now()) > 1, "it has seen the victim")
+        if heir == "beside":
+            await processes.start(1)
+        victim.kill()
+        if heir == "restarted":
+            await until(lambda: stranger.facts("coord:worker-died"), "it has recorded the death")
+            processes.add()
+        await nth_starts(processes, range(BUSY), 2)
+        processes.check_exits()
+
+
 # Tasks
 
 

@@ -434,7 +434,9 @@ class MemberLoop:
             incarnation: (record.works, record.holds, record.facts)
             for incarnation, record in self.seen.items()
         }
-        state = (elections, seen, self._observer.living, self.session.incarnation)
+        # Some may have been dead when they were first read.
+        dead = frozenset(filter(self._observer.is_dead, self.watched))
+        state = (elections, seen, self._observer.living, dead, self.session.incarnation)
         if state != self._reported:
             self._reported = state
             self._changed()

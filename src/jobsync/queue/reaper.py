@@ -46,6 +46,8 @@ class Reaper:
         self._on_ended = on_ended
         self._on_failure = on_failure
         self._purpose = f"queue {backend.queue}"
+        self._others: set[str] = set()
+        """The other sessions that had claims when these were last looked at, and lived."""
         self._again: Mono | None = None
         """When to check even if there seem to be no claims."""
 
@@ -60,6 +62,8 @@ class Reaper:
             while True:
                 now = self._clock.mono()
                 is_due = self._again is not None and now >= self._again
+                # A death is not a reason to wait, however soon after a check it becomes known.
+                is_due = is_due or any(map(self._membership.is_dead, self._others))
                 if is_due or (not self.is_quiet and now - last_check >= _SHORTEST_PERIOD):
                     last_check, self._again = now, None
                     await self._end_dead_claims()
@@ -73,6 +77,7 @@ class Reaper:
             others = {*await self._backend.list_holders()} - {membership.incarnation}
             membership.watch(self._purpose, others)
             dead = {session for session in others if membership.is_dead(session)}
+            self._others = others - dead
             if dead:
                 self.look_again()
                 self._on_ended(await self._backend.end_claims(dead))
