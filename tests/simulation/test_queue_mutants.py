@@ -22,6 +22,7 @@ from jobsync.core import messages
 from jobsync.core.clock import Mono
 from jobsync.core.messages import TRANSITIONS
 from jobsync.errors import Corrupt, OutcomeUnknown, Unavailable
+from jobsync.queue import executor
 from jobsync.queue.backend import Message, NewMessage, Receipt, Settlement
 from jobsync.queue.completer import Completer
 from jobsync.queue.executor import Executor, HandlerOutcome, build_late_verdict
@@ -381,6 +382,57 @@ def hides_failures_from_functions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(InFlight, "lose", lose)
 
 
+def _ignore_losses(patch: pytest.MonkeyPatch, reason: str) -> None:
+    """Keep claims that are lost for a reason."""
+
+    def lose(self: InFlight, delivery: Delivery, found: str) -> None:
+        if found != reason:
+            was(self, delivery, found)
+
+    was = InFlight.lose
+    patch.setattr(InFlight, "lose", lose)
+
+
+def hides_the_end_from_those_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """A handler that does not end in time is not told that its worker has stopped without it."""
+    _ignore_losses(patch, "its handler did not end in time")
+
+
+def forgets_what_it_could_not_settle(patch: pytest.MonkeyPatch) -> None:
+    """Nobody hears of settlements that were not answered when a worker has stopped."""
+    _ignore_losses(patch, "it could not be returned in time")
+
+
+def calls_settled_what_it_could_not_settle(patch: pytest.MonkeyPatch) -> None:
+    """Settlements that were not answered when a worker has stopped are reported as accepted."""
+
+    async def wind_down(self: Worker) -> None:
+        await was(self)
+        for delivery in unanswered:
+            self._on_answer(delivery, True)
+
+    def lose(self: InFlight, delivery: Delivery, reason: str) -> None:
+        if reason == "it could not be returned in time":
+            unanswered.append(delivery)
+        else:
+            lose_claim(self, delivery, reason)
+
+    unanswered: list[Delivery] = []
+    was, lose_claim = Worker._wind_down, InFlight.lose
+    patch.setattr(Worker, "_wind_down", wind_down)
+    patch.setattr(InFlight, "lose", lose)
+
+
+def completes_what_a_function_gave_up(patch: pytest.MonkeyPatch) -> None:
+    """A plain function that has read that nothing counts any more, and returns, has completed."""
+
+    def call(*arguments: Any) -> Any:
+        return was(*arguments)._replace(has_seen_loss=False)
+
+    was = executor._call_function
+    patch.setattr(executor, "_call_function", call)
+
+
 def charges_for_interruptions(patch: pytest.MonkeyPatch) -> None:
     """A handler that is cancelled because its worker stops spends an attempt."""
 
@@ -502,6 +554,10 @@ KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
     hides_stops_from_functions: (queue_stories.stops_with_functions, 0, "Q18"),
     hides_lost_claims_from_handlers: (queue_stories.disconnects_itself, 0, "Q14"),
     hides_failures_from_functions: (queue_stories.forbid_functions, 0, "Q19"),
+    hides_the_end_from_those_left_behind: (queue_stories.stops_although_stubborn, 0, "Q23"),
+    forgets_what_it_could_not_settle: (queue_stories.stops_in_silence, 0, "Q23"),
+    calls_settled_what_it_could_not_settle: (queue_stories.stops_in_silence, 0, "Q15"),
+    completes_what_a_function_gave_up: (queue_stories.stops_with_functions, 0, "Q1"),
     charges_for_interruptions: (queue_stories.stops, 0, "Q6"),
     charges_for_errors_of_interrupted_handlers: (queue_stories.stops, 0, "Q6"),
     returns_what_cancels_itself: (queue_stories.cancels_itself, 0, "Q20"),

@@ -97,6 +97,8 @@ class Scene:
     async def act(self, body: "CoroutineBody", task: Any, context: Any, *, waits: bool) -> Any:
         """Do what a coroutine is there for."""
         if not self.arrive(task):
+            # A cancellation that was meant for another handler would come here.
+            await asyncio.sleep(0)
             while not self.is_complete(task):  # noqa: ASYNC110 - other threads may complete it
                 await asyncio.sleep(_INTERVAL)
             return None

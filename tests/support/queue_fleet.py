@@ -21,7 +21,14 @@ from jobsync.database.database import DisconnectIncomplete
 from jobsync.database.plugin import Plugin
 from jobsync.errors import Invalid, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.context import BlockingContext, Context
-from jobsync.queue.events import MessageCompleted
+from jobsync.queue.events import (
+    MessageCancelled,
+    MessageCompleted,
+    MessageDead,
+    MessageLost,
+    MessageRetried,
+    MessageReturned,
+)
 from jobsync.testing import (
     NodeDatabase,
     RecordingQueue,
@@ -61,11 +68,15 @@ class QueueProcess:
         self.fleet = fleet
         self.node = node
         self.handling: dict[tuple[str, int], Context | BlockingContext] = {}
+        self.started: Counter[str] = Counter()
+        """How many handlers of each message have started."""
         self.queue: RecordingQueue | None = None
         self.stopping_since: float | None = None
         """When it was first told to stop."""
         self.stopped_at: float | None = None
         self._database: NodeDatabase | None = None
+        self._reported: Counter[str] = Counter()
+        """How often each message was reported as settled or lost."""
         self._options = options
         self._is_idle = is_idle
 
@@ -75,7 +86,9 @@ class QueueProcess:
         database = self._database = _WatchedDatabase(self, fleet.store)
         handler = self.handle_on_a_thread if fleet.uses_threads else self.handle
         async with database:
-            database.events.on(MessageCompleted.name, fleet.check_completion)
+            database.events.on(MessageLost.name, self._record_report)
+            for event in _SETTLED_BY:
+                database.events.on(event, self._record_report)
             database.events.on(DisconnectIncomplete.name, self._check_left_behind)
             if fleet.has_stubborn_hooks:
                 database.events.on(MessageCompleted.name, self._listen)
@@ -124,12 +137,33 @@ class QueueProcess:
             loop.call_outside(seconds, self._check_stopped, seconds)
 
     def record_end_of_stop(self) -> None:
-        """Record that it has stopped."""
+        """Record that it has stopped, and check that all its handlers were accounted for."""
         self.stopped_at = self.node.world.loop.time()
+        if self._has_stopped_undisturbed():
+            self._check_accounts()
+
+    def _check_accounts(self) -> None:
+        """Check that handlers that still run know of the end, and that all were reported."""
+        unaware = [key for key in self.handling if self.is_unaware(*key)]
+        unreported = dict(self.started - self._reported)
+        for found, what in ((unaware, "not told"), (unreported, "not reported")):
+            if found:
+                detail = f"{self.node.name} has stopped, and these were {what}: {found}"
+                self.node.world.violations.append(Violation("Q23", detail))
+
+    def _has_stopped_undisturbed(self) -> bool:
+        """Whether nothing has kept it from running since it was told to stop."""
+        since, disturbed = self.stopping_since, self.fleet.disturbed.get(self.node.name, -1.0)
+        return self.is_awake and since is not None and disturbed < since
+
+    def _record_report(self, event: MessageLost | MessageCompleted) -> None:
+        # The processes of a node have one list of listeners, in which former ones stay.
+        if self.fleet.find_process(self.node.name) is self:
+            self._reported[event.message_id] += 1
+            self.fleet.check_report(event)
 
     def _check_stopped(self, seconds: float) -> None:
-        since, disturbed = self.stopping_since, self.fleet.disturbed.get(self.node.name, -1.0)
-        if self.stopped_at is None and self.is_awake and since is not None and disturbed < since:
+        if self.stopped_at is None and self._has_stopped_undisturbed():
             found = f"{self.node.name}: has not stopped within {seconds:.1f} s"
             self.node.world.violations.append(Violation("Q21", found))
 
@@ -167,6 +201,9 @@ class QueueProcess:
                 block(min(left, _LOOK) / rate)
                 left -= _LOOK
                 if context.lost:
+                    if task["number"] % 4 == 0:
+                        # Half-way, which must not count as its end.
+                        return
                     raise ValueError("nothing counts any more")
             block(max(0.0, left) / rate)
             if task["kind"] == "fail" and context.epoch <= task["times"]:
@@ -246,9 +283,12 @@ class QueueProcess:
     def is_unaware(self, name: str, deliveries: int) -> bool:
         """Whether a handler runs and cannot know that its claim has ended."""
         context = self.handling.get((name, deliveries))
+        if isinstance(context, BlockingContext):
+            # Reading its `lost` would count as if the function had read it.
+            context = context._context
         if context is None or context.lost or not self.is_awake:
             return False
-        return not getattr(context, "is_settled", False)
+        return not context.is_settled
 
     async def sleep_stubbornly(self, seconds: float) -> None:
         """Sleep, whoever cancels this."""
@@ -302,6 +342,14 @@ _ROUNDING = 1e-6
 """Seconds that are too short to pass on a simulated clock."""
 _LOOK = 0.2
 """Seconds after which a plain function looks whether it should stop."""
+_SETTLED_BY: Mapping[str, Sequence[str]] = {
+    MessageCompleted.name: ("complete",),
+    MessageCancelled.name: ("cancel",),
+    MessageDead.name: ("bury",),
+    MessageRetried.name: ("retry",),
+    MessageReturned.name: ("release", "snooze"),
+}
+"""The settlements that each event reports."""
 _USER_CODE = ("jobsync listener", "stubborn")
 """The names of user code besides handlers, which are named by their plugins."""
 _SESSION_OPTIONS = {"heartbeat_interval", "worker_timeout", "skip_cold_start"}
@@ -382,6 +430,10 @@ class QueueFleet:
         """The messages that handlers have read."""
         self._pushed: dict[str, float] = {}
         self._done: dict[str, float] = {}
+        self._settled: Counter[tuple[str, str]] = Counter()
+        """How often each message was settled in each way."""
+        self._reported: Counter[tuple[str, str]] = Counter()
+        """How often each message was reported by each event."""
         self._handlers: dict[tuple[str, int], QueueProcess] = {}
         """The process whose handler got each delivery."""
         world.expect(check_messages, check_answers)
@@ -453,6 +505,7 @@ class QueueFleet:
         world.violations += self._find_unaware_handlers(context.id, context.epoch)
         world.note(process.node.name, "begin", id=context.id, epoch=context.epoch)
         self.started[context.id] += 1
+        process.started[context.id] += 1
         self._read[context.id] = dict(task)
         if self._sent.get(task["number"], {}).items() - dict(task).items():
             found = f"{context.id}: was handled, but is not what was sent: {task}"
@@ -468,12 +521,15 @@ class QueueFleet:
         self.finished[context.id] += 1
         self.world.note(process.node.name, "end", id=context.id, epoch=context.epoch)
 
-    def check_completion(self, event: MessageCompleted) -> None:
-        """Check that a message is completed when a worker reports it."""
-        state = self._rows[event.message_id]["state"]
-        if state not in ("completed", "gone"):
-            found = f"{event.message_id}: reported as completed, is {state}"
-            self.world.violations.append(Violation("Q15", found))
+    def check_report(self, event: MessageLost | MessageCompleted) -> None:
+        """Check that a message was settled as often as workers report it."""
+        key = (event.message_id, event.name)
+        self._reported[key] += 1
+        moves = _SETTLED_BY.get(event.name)
+        settled = sum(self._settled[event.message_id, move] for move in moves or ())
+        if moves is not None and self._reported[key] > settled:
+            found = f"{event.name} {self._reported[key]} times, settled so {settled} times"
+            self.world.violations.append(Violation("Q15", f"{event.message_id}: {found}"))
 
     def expect_drained(self) -> None:
         """Check the end: everything is handled, and nothing completed without a handler."""
@@ -581,9 +637,12 @@ class QueueFleet:
             return
         delivery = (facts["id"], before["deliveries"])
         trail = facts.get("trail", "")
+        move = trail.partition(" ")[0].rpartition(":")[2]
         if trail == before["trail"]:
             self.lapsed[facts["id"]] += 1
-        elif trail.partition(" ")[0].endswith(":release"):
+        else:
+            self._settled[facts["id"], move or "complete"] += 1
+        if trail != before["trail"] and move == "release":
             handler = self._handlers.get(delivery)
             if handler is not None and handler.stopping_since is None:
                 found = f"{facts['id']}: returned by {handler.node.name}, which does not stop"

@@ -77,6 +77,8 @@ class Show:
         self._scene = Scene(situation, self._queue, database)
         self._id = ""
         self._seen: list[tuple[str, int]] = []
+        self._next_id = ""
+        self._seen_of_next: list[tuple[str, int]] = []
         self._is_left_behind = False
 
     async def run(self) -> str:
@@ -93,10 +95,14 @@ class Show:
         messages: list[dict[str, Any]] = [{"n": 1}]
         if self._situation == "company":
             messages = [{"group": "before", "size": 2}, {"n": 1}, {"group": "before", "size": 2}]
+        elif self._situation == "alone":
+            # It is claimed with the first one, and waits for its slot.
+            messages.append({"group": "next", "size": 1})
         ids = await queue.enqueue_many(
             messages, timeout=TIMEOUT if self._situation == "timeout" else None
         )
-        self._id = ids[len(ids) // 2]
+        self._id = ids[messages.index({"n": 1})]
+        self._next_id = ids[-1] if self._situation == "alone" else ""
         queue.handler(case.build(scene))
         await self._until(lambda: scene.has_begun, "it begins")
         await self._bring_about()
@@ -110,13 +116,25 @@ class Show:
             outcome = "left behind"
         attempt = 2 if outcome == "failed" else 1
         # A delivery that came just before the handler stopped its queue was returned.
-        later = [seen for seen in self._seen[1:] if not (case.stops and seen[0] == "returned")]
+        later = self._skip_returns(self._seen[1:])
         assert later == ([] if outcome in FINAL else [("completed", attempt)])
+        await self._check_next()
         keeps = await self._check_slots()
         facts = case.facts.get(self._situation)
         if facts is not None:
             assert scene.facts == facts
         return f"{outcome}, keeps its slot" if keeps else outcome
+
+    def _skip_returns(self, seen: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Leave out what a handler that stops its queue may have caused."""
+        return [each for each in seen if not (self._case.stops and each[0] == "returned")]
+
+    async def _check_next(self) -> None:
+        """Check that the message behind it is completed as if it had been alone."""
+        if self._next_id:
+            seen = self._seen_of_next
+            await self._until(lambda: seen and seen[-1][0] in FINAL, "the next one is finished")
+            assert self._skip_returns(seen) == [("completed", 1)]
 
     async def _bring_about(self) -> None:
         """Bring the situation about."""
@@ -160,8 +178,9 @@ class Show:
         return keeps and self._expected != "runs"
 
     def _note(self, event: Event) -> None:
-        if event.name in OUTCOMES and event["message_id"] == self._id:
-            self._seen.append((OUTCOMES[event.name], event["attempt"]))
+        if event.name in OUTCOMES:
+            seen = {self._id: self._seen, self._next_id: self._seen_of_next}
+            seen.get(event["message_id"], []).append((OUTCOMES[event.name], event["attempt"]))
 
     async def _until(self, holds: Any, what: str) -> None:
         await until(holds, f"{what}; it has seen {self._seen}", PATIENCE)
