@@ -177,12 +177,7 @@ class JobLifecycle:
                 JobKeys(self.settings.appname),
                 self.date,
                 self.node_name,
-                {
-                    "site": self.site,
-                    "total_tokens": self.settings.total_tokens,
-                    "hash_function": self.settings.hash_function,
-                    "locks_enabled": self.settings.locks_enabled,
-                },
+                self._token,
             )
             try:
                 await stored.start()

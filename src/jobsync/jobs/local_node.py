@@ -9,7 +9,6 @@ is doing is not recorded, and an event reports it: only a claim's owner may end 
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import date
 from typing import Protocol
 
@@ -17,10 +16,9 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.session import SESSIONS, read_session_record
-from jobsync.core.assignment import token_maker
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.codec import Json
-from jobsync.errors import Conflict, OutcomeUnknown
+from jobsync.errors import OutcomeUnknown
 from jobsync.jobs.events import AuditRefused
 from jobsync.jobs.foreign_claims import PAGE_SIZE, Claim, ClaimState, read_claim, scan_claims
 from jobsync.jobs.job_keys import JobKeys
@@ -210,7 +208,7 @@ class StoredRecords:
         keys: the keys of the fleet that would do these tasks.
         day: the date whose tasks are done.
         node: this node's name.
-        settings: those that a fleet records.
+        token_of: returns a task's token.
     """
 
     def __init__(
@@ -220,7 +218,7 @@ class StoredRecords:
         keys: JobKeys,
         day: date,
         node: str,
-        settings: Mapping[str, Json],
+        token_of: Callable[[str], int],
     ) -> None:
         self._store = store
         self._clock = components.clock
@@ -228,19 +226,15 @@ class StoredRecords:
         self._keys = keys
         self._day = day
         self._node = node
-        self._settings = dict(settings)
-        self._token_of = token_maker(settings["total_tokens"], settings["hash_function"])
+        self._token_of = token_of
         self._owner = components.ids.incarnation(components.ids.worker())
         self._corruption_log = CorruptionLog(store.name, components.events)
         self._sent: dict[str, Json] = {}
         """What was last written for each task whose outcome is not known yet."""
 
     async def start(self) -> None:
-        """Record that a node works on the date, and the settings if no fleet has."""
+        """Record that a node works on the date."""
         await record_date(self._store, self._keys, self._day, await self._read_time())
-        if await self._store.get(self._keys.settings) is None:
-            with suppress(Conflict):
-                await self._store.create(self._keys.settings, self._settings)
 
     async def find_done(self, tasks: Collection[str]) -> dict[str, str]:
         """Return which tasks are done, each with the version of its completion."""

@@ -10,7 +10,6 @@ from chance import FakeClock
 
 from jobsync import Components, CoordinationConfig, Job, Misconfigured, Unavailable
 from jobsync.core.clock import Mono
-from jobsync.core.codec import Json
 from jobsync.errors import OutcomeUnknown
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.local_node import LocalNode, StoredRecords
@@ -20,7 +19,6 @@ DAY = date(2026, 1, 5)
 ALONE = CoordinationConfig(enabled=False, total_tokens=10)
 FLEET = CoordinationConfig(total_tokens=10)
 KEYS = JobKeys("sync_")
-SETTINGS: dict[str, Json] = {"site": "s", "total_tokens": 10, "hash_function": "md5"}
 
 
 def alone(url: str | None, **options: Any) -> Job:
@@ -145,14 +143,15 @@ def test_a_loop_over_a_list_continues_where_the_last_run_stopped(memory: str) ->
         assert [task.text for task in job.tasks(["1", "2", "3"])] == ["2", "3"]
 
 
-def test_a_fleet_with_other_tokens_finds_the_audits(url: str) -> None:
-    """Records are keyed as the fleet keys its own."""
-    with Job("fleet", "s", date=DAY, url=url, coordination_config=FLEET) as node:
-        other = CoordinationConfig(enabled=False, total_tokens=7, hash_function="sha256")
-        with alone(url, coordination_config=other) as job:
-            job.add_tasks(range(20))
-        done = node._call(node._entered_node.find_done([str(number) for number in range(20)]))
-        assert len(done) == 20
+def test_a_fleet_with_other_settings_finds_the_audits(url: str) -> None:
+    """It joins while the node without a fleet works: that one belongs to no fleet."""
+    other = CoordinationConfig(enabled=False, total_tokens=7, hash_function="sha256")
+    with alone(url, coordination_config=other) as job:
+        job.add_tasks(range(20))
+        with Job("fleet", "elsewhere", date=DAY, url=url, coordination_config=FLEET) as node:
+            job.write_audit()
+            done = node._call(node._entered_node.find_done([str(number) for number in range(20)]))
+    assert len(done) == 20
 
 
 def test_a_task_that_a_fleet_is_doing_is_not_recorded(memory: str) -> None:
@@ -175,7 +174,7 @@ def test_a_task_that_a_fleet_is_doing_is_not_recorded(memory: str) -> None:
 
 async def test_old_records_can_be_removed(store: Store) -> None:
     """As those of a fleet: the date is recorded when a node starts to work on it."""
-    records = StoredRecords(store, Components.system(), KEYS, DAY, "alone", SETTINGS)
+    records = StoredRecords(store, Components.system(), KEYS, DAY, "alone", lambda _: 0)
     await records.start()
     await records.add({"x": Mono(0.0)}, "done")
     used = await store.get(KEYS.work_date(DAY))
@@ -217,7 +216,7 @@ class Overtaken(StoreDecorator):
 async def test_an_unknown_outcome_is_recorded_once(store: Store, is_applied: bool) -> None:
     """The caller ends the task again; if the first write had landed, it is not repeated."""
     unreliable = LosesReply(store)
-    records = StoredRecords(unreliable, Components.system(), KEYS, DAY, "alone", SETTINGS)
+    records = StoredRecords(unreliable, Components.system(), KEYS, DAY, "alone", lambda _: 0)
     await records.start()
     node = LocalNode(10, lambda _: 0, FakeClock(), records)
     assert await node.claim(["a", "b"]) == {}
@@ -234,10 +233,10 @@ async def test_an_unknown_outcome_is_recorded_once(store: Store, is_applied: boo
 async def test_a_record_that_another_node_writes_meanwhile_is_an_earlier_run(store: Store) -> None:
     """A conflict is resolved by reading again."""
     components = Components.system()
-    first = StoredRecords(store, components, KEYS, DAY, "one", SETTINGS)
+    first = StoredRecords(store, components, KEYS, DAY, "one", lambda _: 0)
     await first.start()
     overtaken = Overtaken(store)
-    second = StoredRecords(overtaken, components, KEYS, DAY, "two", SETTINGS)
+    second = StoredRecords(overtaken, components, KEYS, DAY, "two", lambda _: 0)
     now = components.clock.mono()
     overtaken.overtake = lambda: first.add({"a": now}, "done")
     assert await second.add({"a": now}, "done") == {}
