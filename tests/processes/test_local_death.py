@@ -5,6 +5,7 @@ At full scale the defaults are used, and times are asserted. A process that stan
 runs in another namespace, is dead by its timeout alone.
 """
 
+import asyncio
 import functools
 import itertools
 import shutil
@@ -18,14 +19,18 @@ import pytest
 from election_processes import CandidateProcess, ElectionProcesses
 from job_processes import JobProcesses
 from processes import WorkerProcess
+from psycopg import AsyncConnection
 from queue_processes import QueueProcesses
 from servers import Locate
 from waiting import now, until
 from worker_protocol import Fact
 
-from jobsync import Database, QueuePlugin
+from jobsync import Database, QueuePlugin, open_store
+from jobsync.coordination.session import SESSIONS
 from jobsync.core.trust import Timing
 from jobsync.processes import SystemProcesses
+from jobsync.queue.sql import open_backend
+from jobsync.queue.sql.postgres import PostgresBackend
 
 HOUR = 3600.0
 PROMISED = 2.0
@@ -67,6 +72,13 @@ def read_state(worker: WorkerProcess) -> str:
 # Messages
 
 
+async def push(url: str, messages: range) -> None:
+    """Push messages, and leave: this process must not be the one that notices a death."""
+    async with Database(url) as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+        await queue.enqueue_many([{"n": n, "by": "test", "kind": "plain"} for n in messages])
+
+
 async def nth_starts(processes: QueueProcesses, messages: range, count: int) -> list[Fact]:
     """Wait until each message was begun so often; return the last of these facts of each."""
 
@@ -93,13 +105,12 @@ async def test_a_killed_workers_messages_are_started_again_at_once(
     took: dict[str, list[float]] = {"restarted": [], "beside": []}
     url = locate(kind)
     processes = QueueProcesses(url, tmp_path / "facts", concurrency=BUSY, **settings)
-    async with processes, Database(url) as db:
-        queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+    async with processes:
         for number in range(100 if full_scale else 2):
             heir = "beside" if number % 2 else "restarted"
             messages = range(number * BUSY, (number + 1) * BUSY)
             (victim,) = await processes.start(1, seconds=HOUR)
-            await queue.enqueue_many([{"n": n, "by": "test", "kind": "plain"} for n in messages])
+            await push(url, messages)
             first = await nth_starts(processes, messages, 1)
             assert {fact.who for fact in first} == {victim.name}
             workers = await processes.start(1) if heir == "beside" else []
@@ -131,12 +142,11 @@ async def test_messages_do_not_wait_for_a_beat_if_a_stranger_records_the_death(
     rare = {"heartbeat_interval": HOUR / 4, "worker_timeout": HOUR, "visibility_timeout": HOUR}
     processes = QueueProcesses(url, tmp_path / "queue", concurrency=BUSY, **rare)
     election = ElectionProcesses(url, tmp_path / "other", Timing(heartbeat=1, timeout=HOUR), ["a"])
-    async with processes, election, Database(url) as db:
-        queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+    async with processes, election:
         (stranger,) = await elect(election, [])
         (victim,) = await processes.start(1, seconds=HOUR)
         joined = now()
-        await queue.enqueue_many([{"n": n, "by": "test", "kind": "plain"} for n in range(BUSY)])
+        await push(url, range(BUSY))
         await nth_starts(processes, range(BUSY), 1)
         await until(lambda: stranger.count_heartbeats(joined, now()) > 1, "it has seen the victim")
         if heir == "beside":
@@ -147,6 +157,61 @@ async def test_messages_do_not_wait_for_a_beat_if_a_stranger_records_the_death(
             processes.add()
         await nth_starts(processes, range(BUSY), 2)
         processes.check_exits()
+
+
+async def claim_within(connection: AsyncConnection[Any], url: str, worker: str) -> str:
+    """Push and claim messages for a worker in an open transaction; return its session's key."""
+    async with Database(url) as db:
+        queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+        keys = [record.key for record in await db.store.scan(SESSIONS, limit=10)]
+        (session,) = (key for key in keys if key.startswith(f"{SESSIONS}{worker}."))
+        messages = [{"n": n, "by": "test", "kind": "plain"} for n in range(BUSY)]
+        await queue.enqueue_many(messages, connection=connection)
+        backend = open_backend(db.store, queue.queue, db.components)
+        assert isinstance(backend, PostgresBackend)
+        claim = {
+            "queue": queue.queue,
+            "claim": "late",
+            "session": session.removeprefix(SESSIONS),
+            "visibility": HOUR,
+            "limit": BUSY,
+            "suspects": False,
+            "floor": 0,
+            "since": None,
+        }
+        claimed = await (await connection.execute(backend._sql["claim"], claim)).fetchall()
+        assert len(claimed) == BUSY
+    return session
+
+
+@pytest.mark.parametrize("beats", [0, 3])
+async def test_a_claim_that_commits_after_the_death_is_found_without_a_timeout(
+    beats: int, locate: Locate, tmp_path: Path, full_scale: bool
+) -> None:
+    """The server had the killed client's statement, and finishes it when the death is written."""
+    if beats and not full_scale:
+        pytest.skip("at full scale")
+    url, beat = locate("postgres"), 1.0
+    rare = {"heartbeat_interval": beat, "worker_timeout": HOUR, "visibility_timeout": HOUR}
+    processes = QueueProcesses(url, tmp_path, concurrency=BUSY, **rare)
+    own = await AsyncConnection.connect(url.partition("?")[0])
+    async with processes, own:
+        (victim,) = await processes.start(1)
+        await processes.start(1)
+        session = await claim_within(own, url, victim.last("joined")["worker"])
+        victim.kill()
+        store = await open_store(url)
+
+        async def is_dead() -> bool:
+            record = await store.get(session)
+            return record is not None and record.value["state"] == "dead"
+
+        await until(is_dead, "the death is written")
+        await store.close()
+        # Later than anybody looks for it on purpose.
+        await asyncio.sleep(beats * beat)
+        await own.commit()
+        await nth_starts(processes, range(BUSY), 1)
 
 
 # Tasks
