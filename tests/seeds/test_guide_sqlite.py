@@ -1,6 +1,5 @@
 """The guide's queries for SQLite, as the SQL reference prints them, with correct results."""
 
-import re
 import sqlite3
 import subprocess
 import sys
@@ -12,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guide import SQLITE_SQL
 from teams import Team, start_team
 
 from jobsync.jobs.events import Rebalanced
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "sql-views.md"
-QUERIES = re.findall(
-    r"^```sql\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-)
 TOTAL = 60
 
 
@@ -53,7 +49,7 @@ class Fleet:
 
     def ask(self, query: int) -> list[dict[str, Any]]:
         """Run a query of the reference."""
-        return self.run(QUERIES[query])
+        return self.run(SQLITE_SQL[query])
 
     def age_killed_node(self) -> None:
         """Make the killed node silent for two hours."""
@@ -191,4 +187,4 @@ def test_maintenance(tmp_path: Path) -> None:
 
 def test_there_is_a_query_for_each() -> None:
     """Seventeen, as in the guide."""
-    assert len(QUERIES) == 17
+    assert len(SQLITE_SQL) == 17

@@ -14,8 +14,9 @@ from typing import Any
 
 import jobsync
 
-__all__ = ["PYTHON", "SQL", "World", "installed", "read_blocks"]
+__all__ = ["PYTHON", "SQL", "SQLITE_SQL", "World", "installed", "read_all_blocks", "read_blocks"]
 
+SQL_REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "sql-views.md"
 GUIDE = Path(__file__).parents[1] / "seeds" / "documents" / "jobsync-usage-guide.md"
 
 
@@ -25,8 +26,18 @@ def read_blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def read_all_blocks() -> list[str]:
+    """Return the languages of all the guide's Python and SQL blocks, in order."""
+    text = GUIDE.read_text(encoding="utf-8")
+    return re.findall(r"^```(python|sql)$", text, re.MULTILINE)
+
+
 PYTHON = read_blocks("python")
 SQL = read_blocks("sql")
+SQLITE_SQL = re.findall(
+    r"^```sql\n(.*?)^```$", SQL_REFERENCE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
+"""The same queries for SQLite, as the SQL reference prints them."""
 
 
 class Frame:

@@ -183,10 +183,19 @@ class Job(JobLifecycle):
         return [task for text, task in wanted.items() if text not in lost]
 
     def set_claim(self, task: Task | object) -> None:
-        """Claim a task, or each task of an iterable, like `add_task`."""
+        """Claim a task, or all tasks of an iterable in one request, like `add_task`.
+
+        A task that is listed twice is claimed once.
+
+        Raises:
+            ClaimLost: another node has one of them; the others are claimed.
+        """
         several = isinstance(task, Iterable) and not isinstance(task, str | bytes)
-        for item in task if several else (task,):  # type: ignore[attr-defined]
-            self.add_task(item)
+        items = task if several else (task,)
+        # All are checked before one is claimed.
+        wanted = dict.fromkeys(to_task(item).text for item in items)  # type: ignore[attr-defined]
+        for text, reason in self._call(self._entered_node.claim(list(wanted))).items():
+            raise ClaimLost(text, reason)
 
     @contextmanager
     def task(self, task: Task | object) -> Iterator[Task]:

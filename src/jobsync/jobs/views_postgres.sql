@@ -84,7 +84,8 @@ WHERE holder > 0 AND NOT EXISTS (SELECT 1 FROM moving WHERE token = token_id);
 -- name: lock
 -- Pins in force, one row each, with the pattern that counts. The guide compares it with the
 -- node that owns `token_id`; so `token_id` is empty where the token does not decide: where the
--- task does not follow its token, and where another pin of the task is satisfied.
+-- task does not follow its token, and where another pin of the task is satisfied. A pin that
+-- several nodes have made ends with the last of them: `expires_at` is the same in their rows.
 CREATE OR REPLACE VIEW {schema}.{app}lock AS
 WITH plan AS MATERIALIZED (
   SELECT value::jsonb AS plan FROM {schema}.jobsync_record
@@ -131,9 +132,11 @@ WITH plan AS MATERIALIZED (
 SELECT
   CASE WHEN NOT is_apart AND (fits OR served IS NOT TRUE) THEN token END AS token_id,
   task AS task_id, pattern AS node_pattern, patterns AS node_patterns, reason,
-  to_timestamp(created_at) AS created_at, created_by, to_timestamp(expires_at) AS expires_at,
+  to_timestamp(created_at) AS created_at, created_by,
+  to_timestamp(CASE WHEN count(expires_at) OVER same = count(*) OVER same
+    THEN max(expires_at) OVER same END) AS expires_at,
   node, token AS task_token
-FROM judged;
+FROM judged WINDOW same AS (PARTITION BY task COLLATE "C", patterns, reason COLLATE "C");
 
 -- name: rebalance
 -- History of rebalances.

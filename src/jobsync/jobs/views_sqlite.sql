@@ -90,7 +90,8 @@ WHERE token NOT IN (SELECT token FROM moves);
 -- name: lock
 -- Pins in force, one row each, with the pattern that counts. The guide compares it with the
 -- node that owns `token_id`; so `token_id` is empty where the token does not decide: where the
--- task does not follow its token, and where another pin of the task is satisfied.
+-- task does not follow its token, and where another pin of the task is satisfied. A pin that
+-- several nodes have made ends with the last of them: `expires_at` is the same in their rows.
 CREATE VIEW {app}lock AS -- {mark}
 WITH plan AS MATERIALIZED (
   SELECT value AS plan FROM jobsync_record
@@ -154,9 +155,10 @@ WITH plan AS MATERIALIZED (
 SELECT CASE WHEN NOT is_apart AND (fits OR NOT served) THEN token END AS token_id,
   task AS task_id, pattern AS node_pattern, patterns AS node_patterns, reason,
   strftime('%Y-%m-%d %H:%M:%f', created_at, 'unixepoch') AS created_at, created_by,
-  strftime('%Y-%m-%d %H:%M:%f', expires_at, 'unixepoch') AS expires_at,
+  strftime('%Y-%m-%d %H:%M:%f', CASE WHEN count(expires_at) OVER same = count(*) OVER same
+    THEN max(expires_at) OVER same END, 'unixepoch') AS expires_at,
   node, token AS task_token
-FROM judged;
+FROM judged WINDOW same AS (PARTITION BY task, patterns, reason);
 
 -- name: rebalance
 -- History of rebalances.

@@ -489,6 +489,26 @@ def test_set_claim_accepts_one_or_several(memory: str) -> None:
         assert job.get_coordination_status()["running_tasks"] == ["x", "1", "2"]
 
 
+@pytest.mark.parametrize("enabled", [True, False], ids=["fleet", "alone"])
+def test_set_claim_accepts_a_task_twice(url: str, enabled: bool) -> None:
+    """It is claimed once, and so are the tasks after it."""
+    settings = CoordinationConfig(total_tokens=10, enabled=enabled)
+    with Job("a", "s", coordination_config=settings, url=url) as job:
+        job.set_claim([1, 2, 3, 2, "1", 4])
+        assert job.get_coordination_status()["running_tasks"] == ["1", "2", "3", "4"]
+        with pytest.raises(ClaimLost, match="'4' was not claimed: this node does it already"):
+            job.set_claim([5, 4, 6])
+        assert job.get_coordination_status()["running_tasks"][4:] == ["5", "6"]
+
+
+def test_set_claim_claims_nothing_if_a_task_is_refused(memory: str) -> None:
+    """The tasks before it are not claimed."""
+    with Job("a", "s", coordination_config=FEW, url=memory) as job:
+        with pytest.raises(Invalid):
+            job.set_claim([1, 2, ...])
+        assert job.get_coordination_status()["running_tasks"] == []
+
+
 class _Wrong(SystemClock):
     """A machine whose time of day is five minutes off."""
 
