@@ -290,6 +290,21 @@ def changes_settings_of_live_nodes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FleetSettings, "_is_alive", dead)
 
 
+def waits_for_the_leader_to_apply_pins(patch: pytest.MonkeyPatch) -> None:
+    """A node claims what it has pinned elsewhere until the leader has moved it."""
+    patch.setattr(OwnedTokens, "withhold", lambda *_: None)
+
+
+def trusts_the_next_assignment_to_know_pins(patch: pytest.MonkeyPatch) -> None:
+    """A node claims what it has pinned elsewhere as soon as any other assignment arrives."""
+    withhold = OwnedTokens.withhold
+
+    def hasty(self: OwnedTokens, tasks: Any, known_from: int) -> None:
+        withhold(self, tasks, known_from - 1)
+
+    patch.setattr(OwnedTokens, "withhold", hasty)
+
+
 KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
     acknowledges_before_claims_are_closed: (job_stories.lost_claims, 18, "T2"),
     acknowledges_before_giving_up: (job_stories.join, 0, "T1"),
@@ -308,6 +323,8 @@ KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
     ignores_newer_assignments: (job_stories.suspend_in_the_loop, 0, "T2"),
     takes_the_name_of_a_live_node: (job_stories.name_taken, 0, "T8"),
     assigns_to_nodes_that_wait: (job_stories.minimum_nodes_beside_a_worker, 0, "T9"),
+    trusts_the_next_assignment_to_know_pins: (job_stories.pinned_elsewhere, 29, "T11"),
+    waits_for_the_leader_to_apply_pins: (job_stories.pinned_elsewhere, 0, "T11"),
     takes_moves_for_finished: (job_stories.leaders_die_waiting, 0, "T3"),
     finds_claims_by_token: (job_stories.settings_change, 0, "T7"),
     keeps_the_plan_of_other_settings: (job_stories.settings_change, 0, "TL1"),

@@ -13,6 +13,7 @@ from typing import Any
 from fleets import BilledStore
 from job_fleet import BEAT, RECLAIM_AFTER, TIMEOUT, TOKENS, JobFleet, Style
 
+from jobsync.core.pins import Pin
 from jobsync.jobs.registration import NameTaken
 from jobsync.stores.memory import MemoryStore
 from jobsync.testing import (
@@ -57,6 +58,7 @@ __all__ = [
     "outage",
     "pause",
     "pause_in_the_loop",
+    "pinned_elsewhere",
     "repeated_tasks",
     "settings_change",
     "settings_duel",
@@ -532,6 +534,30 @@ async def minimum_nodes_beside_a_worker(world: World) -> None:
     fleet.expect_done_once()
 
 
+async def pinned_elsewhere(world: World) -> None:
+    """A node claims nothing that it has pinned to another one, whatever the leader is doing."""
+    fleet = start_fleet(world, 3, "idle", tasks=60)
+    await asyncio.sleep(0.2)
+    await fleet.wait_until_balanced(SOON)
+    node = fleet.process("a").node
+    assert node is not None
+    pinned = {task: node.token(task) for task in filter(node.can_claim, fleet.tasks)}
+    # The leader has something to decide, and may have read the pins before this one.
+    fleet.add("d", "idle")
+    await asyncio.sleep(world.dice.uniform(0, 0.2))
+    pins = [Pin(task=task, token=token, patterns=("b",)) for task, token in pinned.items()]
+    await node.pins.add("a", pins)
+    await node.withhold_pinned(pinned)
+    for _ in range(200):
+        claimable = list(filter(node.can_claim, pinned))
+        require(not claimable, "T11", f"{claimable} are pinned elsewhere and may be claimed")
+        await asyncio.sleep(0.01)
+    other = fleet.process("b").node
+    assert other is not None
+    left = [task for task in pinned if not other.can_claim(task)]
+    require(not left, "TL1", f"{left} are pinned to a node that may not claim them")
+
+
 async def once_per_date(world: World) -> None:
     """A task that is done is not done again on that date, although the list still names it."""
     fleet = start_fleet(world, 2, "guide_loop", tasks=30, once_per_date=True)
@@ -691,6 +717,7 @@ STORIES = [
     observers,
     minimum_nodes,
     minimum_nodes_beside_a_worker,
+    pinned_elsewhere,
     once_per_date,
     repeated_tasks,
     settings_change,

@@ -74,6 +74,7 @@ INVARIANTS: Mapping[str, str] = {
     "T8": "A node's name belongs to one process; a second one is refused.",
     "T9": "A node owns tokens only after enough nodes have joined, and an observer never does.",
     "T10": "Nodes that own tokens have the same settings.",
+    "T11": "A node claims nothing that it has pinned to other nodes.",
     "TL1": "All tokens are owned within a bound after all faults end.",
     "TL2": "The nodes' shares differ by at most one token.",
     "TL3": "Every task is done within a bound.",
