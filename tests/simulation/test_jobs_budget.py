@@ -10,16 +10,17 @@ WARM_UP = 120.0
 HEARTBEATS = 120
 
 
-def count_idle(members: int) -> tuple[dict[str, float], str]:
-    """Run idle nodes; return the requests of each per heartbeat, and the leader."""
+def count_idle(members: int) -> tuple[dict[str, float], set[str]]:
+    """Run idle nodes; return the requests of each per heartbeat, and who led meanwhile."""
     world = World(1)
     counts: dict[str, float] = {}
 
-    async def story() -> str:
+    async def story() -> set[str]:
         fleet = JobFleet(world, tasks=0)
         for number in range(members):
             fleet.add(f"node-{number}", "idle")
         await asyncio.sleep(WARM_UP)
+        leaders = {fleet.leader.machine.name}
         before = {process.machine.name: process.meter.requests for process in fleet.processes}
         await asyncio.sleep(HEARTBEATS * BEAT)
         for process in fleet.processes:
@@ -27,19 +28,20 @@ def count_idle(members: int) -> tuple[dict[str, float], str]:
             # By its own clock: a fast one sends heartbeats more often.
             heartbeats = HEARTBEATS * process.machine.clock.rate
             counts[name] = (process.meter.requests - before[name]) / heartbeats
-        return fleet.leader.machine.name
+        # A mandate ends once in a while, and another node leads.
+        return leaders | {fleet.leader.machine.name}
 
-    leader = world.run(story)
+    leaders = world.run(story)
     assert world.judge() == []
-    return counts, leader
+    return counts, leaders
 
 
 def test_an_idle_node_asks_for_little() -> None:
     """A heartbeat, a poll, and sometimes the assignment: under 30 statements a minute."""
-    counts, leader = count_idle(5)
-    followers = {name: count for name, count in counts.items() if name != leader}
+    counts, leaders = count_idle(5)
+    followers = {name: count for name, count in counts.items() if name not in leaders}
     assert max(followers.values()) <= 2.2
-    assert counts[leader] <= 2.5
+    assert max(counts.values()) <= 2.5
 
 
 def test_what_an_idle_node_asks_for_does_not_grow_with_the_fleet() -> None:
