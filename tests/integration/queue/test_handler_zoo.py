@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 import threading
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -49,6 +50,14 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait less long for handlers that never end, and longer for those that end soon."""
     monkeypatch.setattr(worker_module, "_CANCEL_TIME", 2.0)
     monkeypatch.setattr(worker_module, "_LAST_MOMENTS", 4.0)
+
+
+@pytest.fixture
+async def go_on() -> AsyncIterator[threading.Event]:
+    """Set before the event loop is closed, which would wait for handlers for ever."""
+    event = threading.Event()
+    yield event
+    event.set()
 
 
 class Show:
@@ -348,14 +357,14 @@ async def test_a_handler_may_disconnect_while_its_queue_stops(url: str) -> None:
 
 
 async def test_a_worker_without_a_free_slot_claims_nothing(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch, go_on: threading.Event
 ) -> None:
     """It returns what it has prefetched, so that others can handle it, and is not ready."""
     monkeypatch.setattr(worker_module, "_CANCEL_TIME", 0.3)
-    is_over, handled = False, []
+    handled: list[int] = []
 
     async def ignore(task: Document) -> None:
-        while task.kind == "bad" and not is_over:
+        while task.kind == "bad" and not go_on.is_set():
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.01)
 
@@ -374,13 +383,12 @@ async def test_a_worker_without_a_free_slot_claims_nothing(
         other = await other_db.use_plugin(QueuePlugin(resource="tasks", on_message=handle))
         await until(lambda: other.stats()["completed"] == 5, "another worker handles the others")
         assert queue.stats()["completed"] == 0
-        is_over = True
+        go_on.set()
         await until(lambda: queue.unready() == "", "it is ready again")
 
 
-async def test_a_disconnect_lists_what_it_leaves_behind(url: str) -> None:
+async def test_a_disconnect_lists_what_it_leaves_behind(url: str, go_on: threading.Event) -> None:
     """It returns in time, and names the messages whose handlers run on."""
-    go_on = threading.Event()
     begun: list[int] = []
     incomplete: list[Event] = []
 
@@ -414,11 +422,11 @@ async def test_a_disconnect_lists_what_it_leaves_behind(url: str) -> None:
 
 @pytest.mark.parametrize("takes_context", [True, False])
 async def test_a_function_that_does_not_know_of_a_stop_completes_its_message(
-    url: str, monkeypatch: pytest.MonkeyPatch, *, takes_context: bool
+    url: str, monkeypatch: pytest.MonkeyPatch, go_on: threading.Event, *, takes_context: bool
 ) -> None:
     """It has not looked at its context, or has none: it has done all of its work."""
     monkeypatch.setattr(worker_module, "_LAST_MOMENTS", 120.0)
-    begun, go_on = threading.Event(), threading.Event()
+    begun = threading.Event()
 
     def handle(_: Document) -> None:
         begun.set()
@@ -482,9 +490,10 @@ async def test_a_callback_has_the_timeout_of_a_handler(url: str) -> None:
         assert await queue.count("completed") == 1
 
 
-async def test_a_callback_that_never_ends_does_not_delay_a_disconnect(url: str) -> None:
+async def test_a_callback_that_never_ends_does_not_delay_a_disconnect(
+    url: str, go_on: threading.Event
+) -> None:
     """It is left behind, and listed."""
-    go_on = asyncio.Event()
     called: list[Any] = []
     incomplete: list[Event] = []
 
