@@ -380,6 +380,8 @@ async def test_a_death_in_another_namespace_is_known_by_the_timeout_alone(
     """Each process in a namespace of its own has the number 1, as another process has here."""
     if not can_unshare():
         pytest.skip("unshare --pid is not permitted here")
+    if not mounts and not full_scale:
+        pytest.skip("at full scale; tests/unit/test_processes.py has a /proc of others")
     inside = ["unshare", "--pid", "--fork", "--kill-child", *["--mount-proc"][: int(mounts)]]
     cases = list(itertools.product([(inside, inside), (inside, []), ([], inside)], [True, False]))
     took = []
