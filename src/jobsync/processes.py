@@ -10,6 +10,7 @@ What cannot be read is no evidence, and a process that merely stands still has n
 
 import os
 import platform
+import re
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -107,9 +108,12 @@ def _identify(pid: int) -> ProcessIdentity | None:
 def _is_proc_ours() -> bool:
     """Whether `/proc` shows the numbers of this namespace, not those of another one."""
     try:
-        return str((_PROC / "self").readlink()) == str(os.getpid())
+        status = (_PROC / "self/status").read_text(errors="replace")
     except OSError:
         return False
+    # The numbers of this process, from the namespace that is shown down to its own.
+    numbers = re.search(r"^NSpid:((?:\s+\d+)+)$", status, re.MULTILINE)
+    return numbers is not None and len(numbers[1].split()) == 1
 
 
 def _read_start(pid: int | str) -> int | None:

@@ -127,12 +127,14 @@ def test_what_cannot_be_read_is_no_evidence(
     monkeypatch.setattr(module, "_PROC", tmp_path)
     assert PROCESSES.find_start(child.pid) is None
     assert not has_ended(identity, PROCESSES)
-    (tmp_path / "self").symlink_to(str(os.getpid() + 1))
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/status").write_text(
+        f"Name:\tpython\nNSpid:\t77\t{os.getpid()}\nKthread:\t0\n"
+    )
     (tmp_path / f"{child.pid}/task").mkdir(parents=True)
     (tmp_path / f"{child.pid}/stat").write_text(f"{child.pid} (a) b) S {' 0' * 18} 77 0")
     assert not has_ended(identity, PROCESSES)
-    (tmp_path / "self").unlink()
-    (tmp_path / "self").symlink_to(str(os.getpid()))
+    (tmp_path / "self/status").write_text(f"Name:\tpython\nNSpid:\t{os.getpid()}\nKthread:\t0\n")
     assert PROCESSES.find_start(child.pid) == 77
 
 
