@@ -112,7 +112,7 @@ def _is_proc_ours() -> bool:
     except OSError:
         return False
     # The numbers of this process, from the namespace that is shown down to its own.
-    numbers = re.search(r"^NSpid:((?:\s+\d+)+)$", status, re.MULTILINE)
+    numbers = re.search(r"^NSpid:((?:[ \t]+\d+)+)$", status, re.MULTILINE)
     return numbers is not None and len(numbers[1].split()) == 1
 
 
