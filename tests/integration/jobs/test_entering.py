@@ -1,6 +1,8 @@
 """What a node has when it is entered, and what it takes from others before."""
 
+import asyncio
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -45,17 +47,26 @@ def test_entering_without_tokens_warns(sql: str) -> None:
     """The event has the reason and the fix; the tokens come as soon as others give them up."""
     warnings: list[Event] = []
     components = collect(warnings, NoTokens.name)
+    may_give_up = threading.Event()
+
+    async def block_soon() -> None:
+        asyncio.get_running_loop().call_soon(may_give_up.wait)
+
     with (
         Job("a", "s", coordination_config=FEW, url=sql) as first,
-        Job(
-            "b", "s", coordination_config=FEW, url=sql, wait_on_enter=0, components=components
-        ) as second,
+        ExitStack() as exit_stack,
     ):
+        exit_stack.callback(may_give_up.set)
+        first._call(block_soon())
+        second = exit_stack.enter_context(
+            Job("b", "s", coordination_config=FEW, url=sql, wait_on_enter=0, components=components)
+        )
         (warning,) = warnings
         assert isinstance(warning, NoTokens)
         assert warning.node == "b"
         assert warning.reason == "no other node gave it tokens within wait_on_enter=0 s"
         assert warning.fix.startswith("raise wait_on_enter")
+        may_give_up.set()
         second._call(until(lambda: len(second.my_tokens) == len(first.my_tokens) == 5))
 
 
