@@ -15,8 +15,6 @@ OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py \
 DEATH := tests/processes/test_local_death.py
 STORES := tests/integration/stores/test_objects.py tests/integration/stores/test_first_connect.py
 OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE) $(DEATH)
-# Those first that wait a lot: the others keep the cores busy meanwhile.
-TESTS := tests/processes tests/seeds tests
 FULL := --scale=full --timeout=7200 -s
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue \
@@ -30,7 +28,7 @@ setup: ## create .venv with everything that the tests need; PYTHON=python3.13 cr
 	@PYTHON=$(PYTHON) bash scripts/setup $(VENV)
 
 test: setup ## all tests, on two cores; PYTHON=python3.13 runs them with that interpreter
-	$(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(or $(ARGS),$(TESTS))
+	$(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup ## ruff, mypy, import-linter
 	$(VENV)/bin/ruff check .

@@ -439,7 +439,7 @@ KILLERS: dict[Patch, tuple[scenarios.Scenario, str]] = {
     failed_database_stays: (scenarios.a_failed_database, "EL7"),
     no_fencing: (scenarios.a_long_suspend, "E3"),
     no_seal: (scenarios.a_late_write, "E3"),
-    hasty_settling: (an_hour(2), "C4"),
+    hasty_settling: (an_hour(7), "C4"),
     no_nonce: (scenarios.a_lost_reply, "C4"),
     blind_retry: (scenarios.a_lost_reply, "C4"),
 }

@@ -451,10 +451,18 @@ class MemberLoop:
                 await self._roles_changed.wait()
                 continue
             topics = [f"{kind}{each}/" for each in sorted(namespaces) for kind in (ROLES, REQUESTS)]
-            await first_of(*map(self._wait_for_change, topics), self._roles_changed.wait())
-            for election in self.elections.values():
-                election.mark_stale()
-            self._check_now.set()
+            waits = map(self._wait_for_change, topics)
+            await first_of(*waits, self._roles_changed.wait(), self._check_while_listening())
+
+    async def _check_while_listening(self) -> None:
+        """Check at once, and then wait for ever.
+
+        Started after the waits for changes: what changes before they notice it is found here.
+        """
+        for election in self.elections.values():
+            election.mark_stale()
+        self._check_now.set()
+        await asyncio.Event().wait()
 
     async def _wait_for_change(self, topic: str) -> None:
         """Wait for a notification; during an outage, return after a heartbeat interval."""
