@@ -306,7 +306,7 @@ def trusts_the_next_assignment_to_know_pins(patch: pytest.MonkeyPatch) -> None:
 
 
 KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
-    acknowledges_before_claims_are_closed: (job_stories.lost_claims, 18, "T2"),
+    acknowledges_before_claims_are_closed: (job_stories.lost_claims, 61, "T2"),
     acknowledges_before_giving_up: (job_stories.join, 0, "T1"),
     accepts_any_acknowledgement: (job_stories.leaders_die_waiting, 0, "T3"),
     does_not_read_claims_of_gained_tokens: (job_stories.leave_by_the_loop, 0, "T7"),
@@ -323,7 +323,7 @@ KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
     ignores_newer_assignments: (job_stories.suspend_in_the_loop, 0, "T2"),
     takes_the_name_of_a_live_node: (job_stories.name_taken, 0, "T8"),
     assigns_to_nodes_that_wait: (job_stories.minimum_nodes_beside_a_worker, 0, "T9"),
-    trusts_the_next_assignment_to_know_pins: (job_stories.pinned_elsewhere, 29, "T11"),
+    trusts_the_next_assignment_to_know_pins: (job_stories.pinned_elsewhere, 42, "T11"),
     waits_for_the_leader_to_apply_pins: (job_stories.pinned_elsewhere, 0, "T11"),
     takes_moves_for_finished: (job_stories.leaders_die_waiting, 0, "T3"),
     finds_claims_by_token: (job_stories.settings_change, 0, "T7"),
