@@ -607,7 +607,7 @@ class JobNode:
                 await self._plan_changed.wait()
 
     def _may_run(self, incarnation: str) -> Callable[[str, int], bool]:
-        """Return a check whether a claim made in this session may be acted on now.
+        """Return a check whether a claim made in a session may be acted on now.
 
         It may not in the next session, which owns other things.
         """

@@ -84,7 +84,7 @@ class OwnedTokens:
         self._use(_NOTHING)
         self._session = session
         self._incarnation = "" if session is None else session.incarnation
-        # Set once: the program may go on with a list that it read before this session.
+        # Set once: the program may go on with a list that it read before the session began.
         if self._joined is None:
             self._joined = self._claims.now
 

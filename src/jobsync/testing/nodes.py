@@ -168,7 +168,7 @@ class Machine:
         self._processes: dict[int, tuple[Node, int]] = {}
 
     def add(self, node: "Node") -> ProcessIdentity:
-        """Give a node a number."""
+        """Add a node; return the identity of its process."""
         pid = next(pid for pid in count(1) if self.find_start(pid) == NO_PROCESS)
         started = next(node.world.starts)
         self._processes[pid] = (node, started)

@@ -205,7 +205,7 @@ class Overtaken(StoreDecorator):
     overtake: Callable[[], Awaitable[object]] | None = None
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
-        """Let the other one write, then apply changes."""
+        """Apply changes after those of the other writer."""
         overtake, self.overtake = self.overtake, None
         if overtake is not None:
             await overtake()
