@@ -1,6 +1,7 @@
 """Listing: byte order, pages, one level, filters."""
 
 import itertools
+import time
 from typing import Any
 
 import pytest
@@ -62,6 +63,28 @@ async def test_a_prefix_lists_one_level(store: Store) -> None:
     assert [head.key for head in await store.heads("a/b/")] == ["a/b/c", "a/b/d"]
     assert [head.key for head in await store.heads("a/")] == ["a/b", "a/b-c", "a/b.Ec", "a/bc"]
     assert [head.key for head in await store.heads("c/")] == []
+
+
+async def test_a_listing_tells_the_time_of_the_last_write_where_the_server_does(
+    store: Store,
+) -> None:
+    """It is the time of the current version, by the server's clock; only buckets tell it."""
+    before = time.time()
+    record = await store.create("n/a", 1)
+    (created,) = await store.heads("n/")
+    if not store.is_billed:
+        assert created.written_at is None
+        return
+    assert created.written_at is not None
+    # The server is on this machine; it may leave the fraction out.
+    assert before - 1 <= created.written_at <= time.time()
+    replaced = created
+    while replaced.written_at == created.written_at:
+        # At most for a second: until the server's clock shows the next one.
+        record = await store.put(record, 2)
+        (replaced,) = await store.heads("n/")
+    assert replaced.written_at is not None
+    assert created.written_at < replaced.written_at <= time.time()
 
 
 async def test_fewer_than_asked_means_the_end(store: Store) -> None:

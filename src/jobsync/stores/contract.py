@@ -109,6 +109,9 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
     key: str
     version: str
+    written_at: float | None = None
+    """When this version was written, in Unix seconds of the server's clock, perhaps without the
+    fraction; None where a listing does not tell."""
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):

@@ -208,7 +208,9 @@ class ObjectsStore(Store):
         check_listing(prefix, after, limit)
 
         def pick(item: ListedObject) -> Head | None:
-            return Head(prefix + item.name, item.etag) if _is_live(item) else None
+            if not _is_live(item):
+                return None
+            return Head(prefix + item.name, item.etag, item.modified.timestamp())
 
         return await self._list_level(prefix, after).take(limit, pick)
 
