@@ -82,7 +82,7 @@ def work(
         load_target,
         start_logging,
     )
-    from jobsync.queue.arguments import check_seconds
+    from jobsync.core.arguments import check_seconds
 
     check_seconds("--grace", grace)
     address = None if http is None else parse_address(http)

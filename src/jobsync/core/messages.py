@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from jobsync.core.arguments import LONGEST_DELAY
 from jobsync.core.clock import Seconds, backoff_limit
 from jobsync.core.codec import Json
 from jobsync.errors import Invalid
@@ -33,7 +34,6 @@ from jobsync.errors import Invalid
 __all__ = [
     "FINISHED",
     "LIVE",
-    "LONGEST_DELAY",
     "MAX_ATTEMPTS",
     "TRANSITIONS",
     "Backoff",
@@ -96,9 +96,6 @@ Backoff: TypeAlias = Callable[[int], float]
 
 LONGEST_PAUSE: Seconds = 32.0
 """The pause after the sixth failure and all later ones."""
-
-LONGEST_DELAY: Seconds = 366 * 86_400.0
-"""The longest delay of a message, and the longest time for its handler."""
 
 MAX_ATTEMPTS = 1_000_000
 """The highest limit of the attempts of a message."""

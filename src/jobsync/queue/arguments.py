@@ -9,17 +9,14 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from jobsync.core.clock import Seconds
 from jobsync.core.codec import check_text
-from jobsync.core.messages import FINISHED, LIVE, LONGEST_DELAY, MessageState
+from jobsync.core.messages import FINISHED, LIVE, MessageState
 from jobsync.errors import Invalid, closest_name
 
 __all__ = [
-    "check_count",
     "check_cursor",
     "check_ids",
     "check_reason",
-    "check_seconds",
     "check_state",
     "check_states",
 ]
@@ -31,25 +28,6 @@ _MAX_TIME = 1e12
 
 _is_live_cursor = re.compile(r"[0-9]{1,19}").fullmatch
 _is_finished_cursor = re.compile(r"[0-9]{1,13}(\.[0-9]{1,20})? .*").fullmatch
-
-
-def check_count(field: str, value: object, *, least: int, most: int | None = None) -> None:
-    """Check a whole number."""
-    if type(value) is not int or value < least or (most is not None and value > most):
-        wanted = f"{least} or more" if most is None else f"{least} to {most:,}"
-        raise Invalid(field, value, f"must be {wanted}", "pass a whole number")
-
-
-def check_seconds(
-    field: str, value: object, *, is_zero_allowed: bool = True, most: Seconds = LONGEST_DELAY
-) -> None:
-    """Check a duration; by default it is 0 to 366 days."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and 0 <= value <= most and (value or is_zero_allowed):  # type: ignore[operator]
-        return
-    wanted = "0" if is_zero_allowed else "more than 0"
-    problem = f"must be {wanted} to {most / 86_400:,.0f} days, in seconds"
-    raise Invalid(field, value, problem, "pass a number of seconds")
 
 
 def check_state(state: object, known: Iterable[str] = _STATES) -> None:

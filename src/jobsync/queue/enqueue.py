@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from jobsync.core.arguments import check_seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import check_max_attempts
 from jobsync.database.database import Database
@@ -15,7 +16,6 @@ from jobsync.database.document import as_list
 from jobsync.database.plugin import check_plugin_name
 from jobsync.database.resource import Resource
 from jobsync.errors import Incomplete, Invalid, OutcomeUnknown, Unavailable
-from jobsync.queue.arguments import check_seconds
 from jobsync.queue.backend import DEFAULT_NAMESPACE, NewMessage, QueueBackend, name_queue
 from jobsync.queue.settings import QueueSettings
 from jobsync.queue.sql import open_backend

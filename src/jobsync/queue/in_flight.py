@@ -13,11 +13,11 @@ import msgspec
 
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import Wakeup
+from jobsync.core.arguments import check_seconds
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import HandlerVerdict
 from jobsync.database.document import Document
 from jobsync.errors import Unavailable
-from jobsync.queue.arguments import check_seconds
 from jobsync.queue.backend import Message, QueueBackend
 from jobsync.queue.context import Context
 from jobsync.queue.settings import QueueSettings

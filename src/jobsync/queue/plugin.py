@@ -27,6 +27,7 @@ from msgspec.structs import fields
 
 from jobsync.coordination.events import WorkerDied
 from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import (
     FINISHED,
@@ -55,7 +56,7 @@ from jobsync.errors import (
 )
 from jobsync.events import Event, HandlerFailed, is_for_task
 from jobsync.queue import events
-from jobsync.queue.arguments import check_count, check_seconds, check_state
+from jobsync.queue.arguments import check_state
 from jobsync.queue.backend import (
     EndedClaim,
     Message,

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from jobsync import Invalid, QueuePlugin
-from jobsync.queue.arguments import check_count, check_cursor, check_ids, check_seconds, check_state
+from jobsync.core.arguments import check_count, check_seconds
+from jobsync.queue.arguments import check_cursor, check_ids, check_state
 
 
 @pytest.mark.parametrize("value", [0, 0.5, 366 * 86_400])

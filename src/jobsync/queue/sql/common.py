@@ -14,18 +14,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from jobsync.components import Components
+from jobsync.core.arguments import LONGEST_DELAY, check_count, check_seconds
 from jobsync.core.codec import decode, encode
-from jobsync.core.messages import LIVE, LONGEST_DELAY, TRANSITIONS, MessageState
+from jobsync.core.messages import LIVE, TRANSITIONS, MessageState
 from jobsync.errors import Corrupt, Invalid, JobsyncError, OutcomeUnknown, Unavailable
-from jobsync.queue.arguments import (
-    check_count,
-    check_cursor,
-    check_ids,
-    check_reason,
-    check_seconds,
-    check_state,
-    check_states,
-)
+from jobsync.queue.arguments import check_cursor, check_ids, check_reason, check_state, check_states
 from jobsync.queue.backend import (
     MAX_MESSAGE,
     ClaimResult,

@@ -1,0 +1,33 @@
+"""Checks of numbers that callers pass, made before anything is sent.
+
+A driver's error neither names the argument nor says what to do instead, and some wrong arguments
+cause none: SQLite takes a negative limit for no limit. Each function here raises `Invalid`, which
+names the argument, its value and the fix.
+"""
+
+from jobsync.core.clock import Seconds
+from jobsync.errors import Invalid
+
+__all__ = ["LONGEST_DELAY", "check_count", "check_seconds"]
+
+LONGEST_DELAY: Seconds = 366 * 86_400.0
+"""The longest delay or timeout that is accepted."""
+
+
+def check_count(field: str, value: object, *, least: int, most: int | None = None) -> None:
+    """Check a whole number."""
+    if type(value) is not int or value < least or (most is not None and value > most):
+        wanted = f"{least} or more" if most is None else f"{least} to {most:,}"
+        raise Invalid(field, value, f"must be {wanted}", "pass a whole number")
+
+
+def check_seconds(
+    field: str, value: object, *, is_zero_allowed: bool = True, most: Seconds = LONGEST_DELAY
+) -> None:
+    """Check a duration; by default it is 0 to 366 days."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and 0 <= value <= most and (value or is_zero_allowed):  # type: ignore[operator]
+        return
+    wanted = "0" if is_zero_allowed else "more than 0"
+    problem = f"must be {wanted} to {most / 86_400:,.0f} days, in seconds"
+    raise Invalid(field, value, problem, "pass a number of seconds")
