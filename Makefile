@@ -13,12 +13,13 @@ QUEUE := tests/processes/test_queue.py tests/integration/queue/test_outages.py t
 OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py \
   tests/integration/cli/test_shutdown.py
 DEATH := tests/processes/test_local_death.py
+SCHEDULER := tests/unit/core/test_cron_dst.py tests/processes/test_scheduler_processes.py
 STORES := tests/integration/stores/test_objects.py tests/integration/stores/test_first_connect.py
-OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE) $(DEATH)
+OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE) $(DEATH) $(SCHEDULER)
 FULL := --scale=full --timeout=7200 -s
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue \
-  prove-retention prove-operate prove-death certify-s3 simulate api histories bench-stores bench-resources bench-jobs bench-queue \
+  prove-retention prove-operate prove-death prove-scheduler certify-s3 simulate api histories bench-stores bench-resources bench-jobs bench-queue \
   bench-compare clean
 
 help: ## list the targets
@@ -65,6 +66,9 @@ prove-operate: setup ## rolling restarts under load, a store that is gone for 30
 
 prove-death: setup ## killed processes whose death is known at once on this machine; appends to proof/runs.jsonl
 	$(PY) -m pytest $(DEATH) $(FULL) $(ARGS)
+
+prove-scheduler: setup ## schedules at every clock change of every zone, then real processes; appends to proof/runs.jsonl
+	$(PY) -m pytest $(SCHEDULER) $(FULL) $(ARGS)
 
 certify-s3: setup ## run the conformance suite and the probe on four S3 servers
 	@bash scripts/install-ceph

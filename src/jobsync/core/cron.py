@@ -1,0 +1,446 @@
+"""Schedules: which instants a text such as `0 3 * * *` means in a time zone.
+
+A schedule is pure: the same text, zone and instant give the same answer in every process. Instants
+are whole Unix seconds, from 0 to the year 9894.
+
+    0 3 * * *            five fields: minute, hour, day of month, month, day of week
+    */10 * * * * *       six fields: the second comes first
+    0 9 * JAN-MAR MON    names; 0 and 7 are both Sunday
+    0 0 L * *            the last day of the month; LW: its last weekday (Monday to Friday)
+    0 9 * * MON#1        the first Monday of the month; 5L: its last Friday
+    @daily               also @hourly, @midnight, @weekly, @monthly, @yearly and @annually
+    @every 1h30m         multiples of this time since the Unix epoch; the zone has no effect
+
+If both the day of month and the day of week are restricted, a day that matches either of them
+matches. If one of the two fields starts with `*`, a day must match both.
+
+When the clocks change:
+
+- An expression whose minute and hour are both fixed (neither field starts with `*`) fires once for
+  each local time: when the clock first reaches or passes it. A time that is skipped in spring
+  fires right after the skip; a time that occurs twice in autumn fires the first time only.
+  Several skipped times are one firing.
+- Any other expression follows elapsed time. It fires whenever the clock shows a matching time:
+  in both of the repeated hours, and not at times that are skipped.
+
+Both rules are the same with five and with six fields: a seconds field gives the seconds within
+each minute that fires. In Berlin, where 02:00 to 03:00 is skipped in spring and occurs twice in
+autumn, `30 2 * * *` fires at 03:00 in spring and at the first 02:30 in autumn; `*/15 * * * *`
+fires every 15 minutes of real time on both days. In UTC the rules do not differ.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import NoReturn, Protocol
+from zoneinfo import ZoneInfo, available_timezones
+
+from cronsim import CronSim, CronSimError
+
+from jobsync.errors import Invalid, closest_name
+
+__all__ = ["Schedule"]
+
+_PRESETS = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+_EXAMPLES = "use five fields such as '0 3 * * *', six with seconds first, @daily or @every 90s"
+_EVERY = "use whole hours, minutes and seconds, such as @every 90s or @every 1h30m"
+_ZONE_EXAMPLES = "use a name such as UTC or Europe/Berlin"
+
+_LISTS = "also *, */2, ascending ranges and lists with commas"
+_FIELDS = (
+    ("second", 60, f"use 0 to 59, {_LISTS}"),
+    ("minute", 60, f"use 0 to 59, {_LISTS}"),
+    ("hour", 24, f"use 0 to 23, {_LISTS}"),
+    ("day of month", 31, f"use 1 to 31, L or LW, {_LISTS}"),
+    ("month", 12, f"use 1 to 12 or JAN to DEC, {_LISTS}"),
+    ("day of week", 7, f"use 0 to 7, SUN to SAT, MON#1 or 5L, {_LISTS}"),
+)
+"""Each field's name, the number of its values, and what to write in it."""
+
+_MIN_FIELDS, _MAX_FIELDS = 5, 6
+_MAX_TEXT = 500
+_MAX_ZONE = 100
+
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - local times have no zone until it is applied
+_SEARCH_START = datetime(2000, 1, 1)  # noqa: DTZ001 - likewise
+_SECOND = timedelta(seconds=1)
+_MINUTE = 60
+_HOUR = 3600
+_DAY = 86400
+_SEARCH = 50 * 366 * _DAY
+"""A search ends after this time. The rarest day, a 29 February on a given weekday, comes at
+least every 40 years."""
+_LAST = 7930 * 365 * _DAY
+"""The last instant, in the year 9894: a search from it stays within what `datetime` can hold."""
+
+_read_every = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,10})s)?", re.ASCII).fullmatch
+_find_step = re.compile(r"/(\d+)", re.ASCII).findall
+_find_ordinals = re.compile(r"\b(\d*?[02-9])([123])th\b")
+_ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
+
+
+class _Firings(Protocol):
+    """The instants of a schedule. Both searches may look outside of the valid instants."""
+
+    def first_from(self, instant: int) -> int | None:
+        """Return the first instant that is at or after the given one."""
+
+    def last_until(self, instant: int) -> int | None:
+        """Return the last instant that is at or before the given one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The instants at which a job is due. Made by `parse`; equal by text and time zone.
+
+    Attributes:
+        text: the expression, with single spaces.
+        timezone: the name of the zone in which the expression is read.
+    """
+
+    text: str
+    timezone: str
+    _firings: _Firings = field(compare=False, repr=False)
+    _zone: ZoneInfo = field(compare=False, repr=False)
+
+    @classmethod
+    def parse(cls, text: str, timezone: str = "UTC") -> "Schedule":
+        """Return the schedule of an expression, read in a time zone.
+
+        Raises:
+            Invalid: `schedule` or `timezone` is wrong, or the schedule never fires.
+        """
+        text = _check_text("schedule", text, _MAX_TEXT, _EXAMPLES)
+        zone = _find_zone(_check_text("timezone", timezone, _MAX_ZONE, _ZONE_EXAMPLES))
+        return cls(text, zone.key, _parse_firings(text, zone), zone)
+
+    def next_after(self, instant: int) -> int | None:
+        """Return the first instant after the given one; None only at the end of time."""
+        start = max(instant + 1, 0)
+        if start > _LAST:
+            return None
+        found = self._firings.first_from(start)
+        return found if found is not None and found <= _LAST else None
+
+    def latest_until(self, instant: int) -> int | None:
+        """Return the last instant that is not after the given one; None if it would be before 0."""
+        if instant < 0:
+            return None
+        found = self._firings.last_until(min(instant, _LAST))
+        return found if found is not None and found >= 0 else None
+
+    def between(self, after: int, until: int, limit: int) -> list[int]:
+        """Return the first `limit` instants that are after `after` and not after `until`."""
+        found: list[int] = []
+        latest = self.next_after(after)
+        while latest is not None and latest <= until and len(found) < limit:
+            found.append(latest)
+            latest = self.next_after(latest)
+        return found
+
+    def newest_between(self, after: int, until: int, limit: int) -> list[int]:
+        """Return the last `limit` instants after `after` and not after `until`, oldest first."""
+        found: list[int] = []
+        earliest = self.latest_until(until)
+        while earliest is not None and earliest > after and len(found) < limit:
+            found.append(earliest)
+            earliest = self.latest_until(earliest - 1)
+        return found[::-1]
+
+    def in_words(self) -> str:
+        """Return the schedule as a phrase for people, without its zone."""
+        if isinstance(self._firings, _Intervals):
+            return f"Every {_describe_seconds(self._firings.seconds)}"
+        words = CronSim(_PRESETS.get(self.text.lower(), self.text), _EPOCH).explain()
+        # The library writes "21th" and "31th".
+        return _find_ordinals.sub(lambda m: f"{m[1]}{m[2]}{_ENDINGS[m[2]]}", words)
+
+    def in_zone(self, instant: int) -> datetime:
+        """Return an instant as local time of the schedule's zone."""
+        return datetime.fromtimestamp(instant, self._zone)
+
+
+@dataclass(frozen=True, slots=True)
+class _Intervals:
+    """Multiples of a number of seconds."""
+
+    seconds: int
+
+    def first_from(self, instant: int) -> int:
+        return -(-instant // self.seconds) * self.seconds
+
+    def last_until(self, instant: int) -> int:
+        return instant // self.seconds * self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _ShownTimes:
+    """The instants at which the clock shows a matching time: none if skipped, two if repeated.
+
+    Searches go through stretches of at most a day in which the zone's offset stays the same, and
+    leap over the days in which no local time matches. They rely on two facts: an offset does not
+    change and change back within a day, and it never changes by more than a day.
+    """
+
+    expression: str
+    zone: ZoneInfo
+
+    def first_from(self, instant: int) -> int | None:
+        end = instant + _SEARCH
+        while instant <= end:
+            offset = _offset(self.zone, instant)
+            wall = next(_walls_from(self.expression, instant + offset), None)
+            if wall is None:
+                return None
+            found = wall - offset
+            checked = min(found, instant + _DAY)
+            if _offset(self.zone, checked) != offset:
+                instant = _find_change(self.zone, instant, checked)
+            elif checked == found:
+                return found
+            else:
+                instant = max(checked, found - 2 * _DAY)
+        return None
+
+    def last_until(self, instant: int) -> int | None:
+        end = instant - _SEARCH
+        while instant >= end:
+            offset = _offset(self.zone, instant)
+            wall = next(_walls_until(self.expression, instant + offset), None)
+            if wall is None:
+                return None
+            found = wall - offset
+            checked = max(found, instant - _DAY)
+            if _offset(self.zone, checked) != offset:
+                instant = _find_change(self.zone, checked, instant) - 1
+            elif checked == found:
+                return found
+            else:
+                instant = min(checked, found + 2 * _DAY)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _ReachedTimes:
+    """The instants at which the clock first reaches or passes a matching minute, plus seconds.
+
+    Later minutes are never reached earlier, and two that are not reached at once are reached at
+    least a minute apart. So the first one that fits ends a search.
+    """
+
+    minutes: str
+    seconds: tuple[int, ...]
+    zone: ZoneInfo
+
+    def first_from(self, instant: int) -> int | None:
+        # Two minutes earlier: skipped times are due for a minute after the skip.
+        before = instant - 2 * _MINUTE
+        wall = before + _offset(self.zone, before)
+        for minute in _walls_from(self.minutes, wall - wall % _MINUTE):
+            reached = self._find_reached(minute)
+            for second in self.seconds:
+                if reached + second >= instant:
+                    return reached + second
+        return None
+
+    def last_until(self, instant: int) -> int | None:
+        # In a repeated hour, times that the clock shows again have been reached before.
+        shown = datetime.fromtimestamp(instant, self.zone).replace(fold=0)
+        for minute in _walls_until(self.minutes, instant + _read_offset(shown)):
+            reached = self._find_reached(minute)
+            for second in reversed(self.seconds):
+                if reached + second <= instant:
+                    return reached + second
+        return None
+
+    def _find_reached(self, wall: int) -> int:
+        """Return when the clock first shows a local time, or the first minute after its skip."""
+        before = _read_offset((_EPOCH + wall * _SECOND).replace(tzinfo=self.zone))
+        instant = wall - before
+        after = _offset(self.zone, instant)
+        if after == before:
+            return instant
+        change = _find_change(self.zone, wall - after, instant)
+        return change + -(change + after) % _MINUTE
+
+
+def _walls_from(expression: str, wall: int) -> Iterator[int]:
+    """Iterate over the local times that match, ascending, in seconds; the given one included."""
+    for found in CronSim(expression, _EPOCH + (wall - 1) * _SECOND):
+        yield (found - _EPOCH) // _SECOND
+
+
+def _walls_until(expression: str, wall: int) -> Iterator[int]:
+    """Iterate over the local times that match, descending, in seconds; the given one included."""
+    for found in CronSim(expression, _EPOCH + (wall + 1) * _SECOND, reverse=True):
+        yield (found - _EPOCH) // _SECOND
+
+
+def _offset(zone: ZoneInfo, instant: int) -> int:
+    """Return how many seconds local time is ahead of UTC."""
+    return _read_offset(datetime.fromtimestamp(instant, zone))
+
+
+def _read_offset(moment: datetime) -> int:
+    offset = moment.utcoffset()
+    assert offset is not None, "the moment has a zone"  # noqa: S101 - for the type checker
+    return offset // _SECOND
+
+
+def _find_change(zone: ZoneInfo, start: int, end: int) -> int:
+    """Return the first instant after `start` with another offset, of which `end` is one."""
+    offset = _offset(zone, start)
+    while end - start > 1:
+        middle = (start + end) // 2
+        if _offset(zone, middle) == offset:
+            start = middle
+        else:
+            end = middle
+    return end
+
+
+def _check_text(name: str, value: object, limit: int, fix: str) -> str:
+    """Return a text with single spaces."""
+    if not isinstance(value, str):
+        raise Invalid(name, value, "must be text", fix)
+    if len(value) > limit:
+        raise Invalid(name, value, f"must have at most {limit} characters", fix)
+    if not (text := " ".join(value.split())):
+        raise Invalid(name, value, "must not be empty", fix)
+    return text
+
+
+def _parse_firings(text: str, zone: ZoneInfo) -> _Firings:
+    if text.startswith("@") and text.lower() not in _PRESETS:
+        return _Intervals(_parse_every(text))
+    expression = _PRESETS.get(text.lower(), text)
+    fields = expression.split()
+    if not _MIN_FIELDS <= len(fields) <= _MAX_FIELDS or "=" in fields[0]:
+        _refuse_count(text, fields)
+    fields = [*["0"] * (_MAX_FIELDS - len(fields)), *fields]
+    _check_steps(text, fields)
+    expression = " ".join(fields)
+    _check_fires(text, expression, fields)
+    second, *minutes = fields
+    is_fixed = not minutes[0].startswith("*") and not minutes[1].startswith("*")
+    if is_fixed and zone.key != "UTC":
+        return _ReachedTimes(" ".join(minutes), _list_seconds(second), zone)
+    return _ShownTimes(expression, zone)
+
+
+def _refuse_count(text: str, fields: list[str]) -> NoReturn:
+    if "=" in fields[0]:
+        raise Invalid("schedule", text, "must not set a variable", "use the option timezone")
+    count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+    raise Invalid("schedule", text, f"has {count} instead of 5 or 6", _EXAMPLES)
+
+
+def _check_steps(text: str, fields: list[str]) -> None:
+    """Refuse steps such as `*/90` minutes, which would silently mean every hour."""
+    for value, (name, size, _) in zip(fields, _FIELDS, strict=True):
+        for step in _find_step(value):
+            if int(step) > size:
+                problem = f"has the step {step} in its {name} {value!r}, which has {size} values"
+                raise Invalid("schedule", text, problem, "use a smaller step, or @every 90m")
+
+
+def _check_fires(text: str, expression: str, fields: list[str]) -> None:
+    """Refuse an expression that has an error or matches no day.
+
+    Every kind of year occurs in the 50 years from 2000: what does not fire then, never does.
+    """
+    try:
+        next(CronSim(expression, _SEARCH_START))
+    except CronSimError:
+        for index, (value, (name, _, fix)) in enumerate(zip(fields, _FIELDS, strict=True)):
+            alone = ["*"] * len(fields)
+            alone[index] = value
+            if not _is_accepted(" ".join(alone)):
+                problem = f"must have a valid {name}, not {value!r}"
+                raise Invalid("schedule", text, problem, fix) from None
+    except StopIteration:
+        pass
+    else:
+        return
+    day, month, weekday = fields[3:]
+    problem = f"never fires: no day has day of month {day}, month {month} and day of week {weekday}"
+    raise Invalid("schedule", text, problem, "use a day that occurs; L is the last of each month")
+
+
+def _is_accepted(expression: str) -> bool:
+    try:
+        CronSim(expression, _SEARCH_START)
+    except CronSimError:
+        return False
+    return True
+
+
+def _list_seconds(second: str) -> tuple[int, ...]:
+    """Return the seconds within a minute that a field means."""
+    found = []
+    for wall in _walls_from(f"{second} * * * * *", 0):
+        if wall >= _MINUTE:
+            break
+        found.append(wall)
+    return tuple(found)
+
+
+def _parse_every(text: str) -> int:
+    """Return the seconds of `@every 1h30m`."""
+    name, _, duration = text.partition(" ")
+    if name.lower() == "@reboot":
+        fix = "use run_on_start=True, with a schedule for the runs after it"
+        raise Invalid("schedule", text, "cannot be @reboot: a fleet has no start of its own", fix)
+    if name.lower() != "@every":
+        known = closest_name(name.lower(), [*_PRESETS, "@every"])
+        fix = f"did you mean {known}?" if known else f"use {', '.join(_PRESETS)} or @every 90s"
+        raise Invalid("schedule", text, "is not a known preset", fix)
+    found = _read_every(duration)
+    if not duration or found is None:
+        raise Invalid("schedule", text, "has a duration that cannot be read", _EVERY)
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    total = hours * _HOUR + minutes * _MINUTE + seconds
+    if not 1 <= total <= _SEARCH:
+        raise Invalid("schedule", text, "must be 1 second to 50 years", _EVERY)
+    return total
+
+
+def _describe_seconds(seconds: int) -> str:
+    """Return a duration in words: "90 seconds", "hour", "1 hour and 30 minutes"."""
+    if seconds < 2 * _MINUTE and seconds != _MINUTE:
+        units = {"second": seconds}
+    else:
+        units = {
+            "hour": seconds // _HOUR,
+            "minute": seconds // _MINUTE % 60,
+            "second": seconds % 60,
+        }
+    parts = [f"{n} {unit}{'s' * (n != 1)}" for unit, n in units.items() if n]
+    return parts[0].removeprefix("1 ") if len(parts) == 1 else " and ".join(parts)
+
+
+def _find_zone(name: str) -> ZoneInfo:
+    # Files beside the zones: the machine's own zone, and copies that count leap seconds.
+    is_zone = name != "localtime" and not name.startswith(("posix/", "right/"))
+    try:
+        if is_zone:
+            return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        pass
+    # Abbreviations and offsets get no suggestion: MST is not PST, Etc/GMT+2 is behind UTC.
+    zones = {zone.lower(): zone for zone in available_timezones() - {"localtime"}}
+    places = {key: zone for key, zone in zones.items() if "/" in key and not key.startswith("etc/")}
+    cities = {key.rpartition("/")[2]: zone for key, zone in places.items()}
+    wanted = name.lower().replace(" ", "_")
+    close = wanted if wanted in zones else closest_name(wanted, [*places, *cities], likeness=0.8)
+    fix = f"did you mean {zones.get(close) or cities[close]}?" if close else _ZONE_EXAMPLES
+    raise Invalid("timezone", name, "is not a known time zone", fix)

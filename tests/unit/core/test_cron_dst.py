@@ -1,0 +1,117 @@
+"""Schedules where clocks change: every zone's changes, against an oracle that walks each minute."""
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+from zoneinfo import ZoneInfo, available_timezones
+
+import pytest
+from cron_oracle import Clock, find_changes, list_firings
+
+from jobsync.core.cron import Schedule
+
+DAY = 86400
+START = int(datetime(2025, 1, 1, tzinfo=UTC).timestamp())
+END = int(datetime(2036, 1, 1, tzinfo=UTC).timestamp())
+SAMPLE_END = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp())
+SAMPLE = {
+    "Africa/Cairo": "at midnight in spring",
+    "Africa/Casablanca": "around Ramadan",
+    "America/Havana": "midnight occurs twice",
+    "America/New_York": "at 02:00",
+    "America/Santiago": "south, at midnight",
+    "Antarctica/Troll": "by two hours",
+    "Asia/Beirut": "the last hour of a day occurs twice",
+    "Australia/Lord_Howe": "by half an hour",
+    "Europe/Berlin": "at 02:00 and 03:00",
+    "Pacific/Chatham": "an odd offset",
+}
+EXPRESSIONS = (
+    "30 1 * * *",
+    "30 2 * * *",
+    "*/15 * * * *",
+    "0 0 * * *",
+    "45 23 * * *",
+    "0 * * * *",
+    "10,40 0-3 * * *",
+    "20 30 2 * * *",
+    "5,50 * 2 * * *",
+)
+
+
+def test_each_change_of_each_zone(full_scale: bool, proof: Any) -> None:
+    """Three days around a change of the clock have the firings of the documented rule."""
+    zones, end = (_list_distinct(), END) if full_scale else (list(SAMPLE), SAMPLE_END)
+    changes = 0
+    for name in zones:
+        found = list(find_changes(ZoneInfo(name), START, end))
+        for change, _ in found:
+            _compare(name, change - 36 * 3600, change + 36 * 3600)
+        changes += len(found)
+        proof.tell(f"{name}: {len(found)} changes")
+    assert changes >= (len(zones) if full_scale else 2 * len(SAMPLE))
+    proof.record("schedules at clock changes", zones=len(zones), changes=changes)
+
+
+def _list_distinct() -> list[str]:
+    """Return one zone of all that change at the same instants by the same time."""
+    names: dict[tuple[tuple[int, timedelta], ...], str] = {}
+    for name in sorted(available_timezones() - {"localtime"}):
+        if found := tuple(find_changes(ZoneInfo(name), START, END)):
+            # The local time matters as well: 02:30 may or may not be skipped.
+            local = datetime.fromtimestamp(found[0][0], ZoneInfo(name)).utcoffset()
+            assert local is not None
+            names.setdefault(((0, local), *found), name)
+    return list(names.values())
+
+
+def _compare(zone: str, start: int, end: int) -> None:
+    clock = Clock(ZoneInfo(zone), start, end)
+    for text in EXPRESSIONS:
+        schedule = Schedule.parse(text, zone)
+        wanted = list_firings(text, clock)
+        count = len(wanted) + 1
+        found = schedule.between(start - 1, end - 1, count)
+        assert found == wanted, f"{text} in {zone} from {start}"
+        found = schedule.newest_between(start - 1, end - 1, count)
+        assert found == wanted, f"{text} in {zone}, backwards, from {start}"
+
+
+def _list_local(text: str, zone: str, day: datetime) -> list[str]:
+    start = int(day.timestamp())
+    schedule = Schedule.parse(text, zone)
+    found = schedule.between(start, start + 23 * 3600, 200)
+    return [f"{schedule.in_zone(instant):%H:%M:%S%z}" for instant in found]
+
+
+SPRING = datetime(2026, 3, 28, 23, 30, tzinfo=UTC)
+AUTUMN = datetime(2026, 10, 24, 22, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "spring", "autumn"),
+    [
+        ("30 1 * * *", ["01:30:00+0100"], ["01:30:00+0200"]),
+        ("30 2 * * *", ["03:00:00+0200"], ["02:30:00+0200"]),
+        ("20 30 2 * * *", ["03:00:20+0200"], ["02:30:20+0200"]),
+        (
+            "0,40 10,50 2 * * *",
+            ["03:00:00+0200", "03:00:40+0200"],
+            [f"02:{m}:{s}+0200" for m in (10, 50) for s in ("00", "40")],
+        ),
+        ("0 2,3 * * *", ["03:00:00+0200"], ["02:00:00+0200", "03:00:00+0100"]),
+        ("*/30 2 * * *", [], [f"02:{m}:00+0{z}00" for z in "21" for m in ("00", "30")]),
+    ],
+)
+def test_berlin(text: str, spring: list[str], autumn: list[str]) -> None:
+    """The examples of the documentation, and their neighbours."""
+    assert _list_local(text, "Europe/Berlin", SPRING) == spring
+    assert _list_local(text, "Europe/Berlin", AUTUMN) == autumn
+
+
+def test_elapsed_time_has_no_hole() -> None:
+    """An expression with wildcards fires at the same distance on the days of a change."""
+    for start in (SPRING, AUTUMN):
+        first = int(start.timestamp())
+        found = Schedule.parse("*/15 * * * *", "Europe/Berlin").between(first, first + DAY, 200)
+        assert {later - earlier for earlier, later in pairwise(found)} == {900}
