@@ -8,24 +8,33 @@ has its own context: context variables that it sets are invisible to other handl
 """
 
 import asyncio
-import concurrent.futures
 import inspect
-import os
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from types import CoroutineType, coroutine
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from jobsync.coordination.runner import Wakeup
 from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import Cancel, Completed, Failed, HandlerVerdict, Returned, Snooze
 from jobsync.database.document import Document
-from jobsync.errors import Invalid, format_error, format_places
+from jobsync.errors import Invalid
 from jobsync.queue.context import BlockingContext, Context
 from jobsync.queue.in_flight import Delivery
+from jobsync.user_code import (
+    SIGNAL_ERRORS,
+    await_result,
+    call_function,
+    check_no_generator,
+    describe_error,
+    discard,
+    end_forked_child,
+    is_coroutine_function,
+    name_generator,
+    run_in_own_context,
+)
 
 __all__ = [
     "THREAD_PREFIX",
@@ -33,13 +42,8 @@ __all__ = [
     "Executor",
     "Handler",
     "HandlerOutcome",
-    "UserTasks",
     "build_late_verdict",
-    "describe_error",
-    "run_in_own_context",
 ]
-
-T = TypeVar("T")
 
 Handler: TypeAlias = Callable[..., Any]
 """Takes a message, and its context if it has a second parameter."""
@@ -49,13 +53,10 @@ THREAD_PREFIX = "jobsync-handler"
 
 _UNSETTLED = "the handler has called neither context.ack() nor context.nack()"
 _WITH_CONTEXT = 2
+_KIND = "a handler"
 _OWN_FILES = {__file__}
-_MAX_FRAMES = 3
-"""How many frames of a traceback are stored, without those of this module."""
 _SHORTEST_WAIT = 0.01
 _LONGEST_WAIT = 3600.0
-_SIGNAL_ERRORS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
-"""Errors on the event loop that come from outside a handler, or may: they pass through."""
 
 
 class HandlerOutcome(NamedTuple):
@@ -93,10 +94,10 @@ class Executor:
     """
 
     def __init__(self, handler: Handler, threads: int, *, auto_acknowledge: bool) -> None:
-        self.is_async = _is_kind(inspect.iscoroutinefunction, handler)
+        self.is_async = is_coroutine_function(handler)
         self._handler = handler
         self.takes_context = _takes_context(handler)
-        _check_no_generator(handler)
+        check_no_generator("on_message", handler)
         self._auto_acknowledge = auto_acknowledge
         self._thread_count = threads
         self._threads: ThreadPoolExecutor | None = None
@@ -122,15 +123,15 @@ class Executor:
         arguments = (document, context) if self.takes_context else (document,)
         try:
             result = await run_in_own_context(self._handler, *arguments)
-        except _SIGNAL_ERRORS:
+        except SIGNAL_ERRORS:
             raise
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             # Not in a variable: the error refers to this frame, which must not refer to it.
             return HandlerOutcome(
-                build_late_verdict(delivery) or Failed(describe_error(error), error)
+                build_late_verdict(delivery) or Failed(describe_error(error, _OWN_FILES), error)
             )
         finally:
-            _end_forked_child(forks)
+            end_forked_child(forks, _KIND)
         return await self._finish(result, delivery)
 
     async def _run_function(self, delivery: Delivery) -> HandlerOutcome:
@@ -156,10 +157,10 @@ class Executor:
         result, error, has_seen_loss = running.result()
         if has_seen_loss:
             # It stopped because nothing counts any more.
-            _discard(result)
+            discard(result)
             return HandlerOutcome(Returned())
         if error is not None:
-            return HandlerOutcome(Failed(describe_error(error), error))
+            return HandlerOutcome(Failed(describe_error(error, _OWN_FILES), error))
         delivery.is_on_loop = True
         return await self._finish(result, delivery)
 
@@ -169,26 +170,25 @@ class Executor:
         if delivery in self._unwanted:
             self._unwanted.discard(delivery)
             if not running.cancelled():
-                _discard(running.result().result)
+                discard(running.result().result)
 
     async def _finish(self, result: Any, delivery: Delivery) -> HandlerOutcome:
         """Await what a handler has returned, if necessary, and judge it."""
         try:
-            while result is not None and (awaitable := _find_awaitable(result)) is not None:
-                result = await run_in_own_context(_wait_for, awaitable)
-        except _SIGNAL_ERRORS:
+            result = await await_result(result)
+        except SIGNAL_ERRORS:
             raise
         except BaseException as error:  # noqa: BLE001 - likewise
             return HandlerOutcome(
-                build_late_verdict(delivery) or Failed(describe_error(error), error)
+                build_late_verdict(delivery) or Failed(describe_error(error, _OWN_FILES), error)
             )
         return HandlerOutcome(build_late_verdict(delivery) or self._judge(result, delivery.context))
 
     def _judge(self, result: Any, context: Context | None) -> HandlerVerdict:
         if isinstance(result, (Snooze, Cancel)):
             return result
-        if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            return Failed(f"the handler returned {_name_kind(result)}, which nobody runs")
+        if generator := name_generator(result):
+            return Failed(f"the handler returned {generator}, which nobody runs")
         is_settled = context is not None and context.is_settled
         if not (self._auto_acknowledge or is_settled):
             return Failed(_UNSETTLED)
@@ -198,79 +198,10 @@ class Executor:
 def _call_function(
     handler: Handler, document: Document, context: BlockingContext | None
 ) -> _FunctionEnd:
-    """Call a plain function on a thread. Its error is returned: futures do not carry every one."""
-    forks = count_forks()
-    try:
-        result = handler(document) if context is None else handler(document, context)
-    except BaseException as error:  # noqa: BLE001 - a handler may raise anything
-        return _FunctionEnd(None, error, context is not None and context.has_shown_loss)
-    finally:
-        _end_forked_child(forks)
-    return _FunctionEnd(result, None, context is not None and context.has_shown_loss)
-
-
-def _end_forked_child(forks: int) -> None:
-    """End a copy of this process that a handler has made and returned in: it is not a worker.
-
-    Args:
-        forks: how often the process had forked when the handler was called.
-    """
-    if count_forks() != forks:
-        os.write(2, b"jobsync: a handler has returned in a forked child; the child ends here\n")
-        os._exit(1)
-
-
-def _find_awaitable(result: Any) -> Awaitable[Any] | None:
-    """Return what to await for the rest of a handler's work; None if there is nothing."""
-    if isinstance(result, concurrent.futures.Future):
-        return asyncio.wrap_future(result)
-    return result if inspect.isawaitable(result) else None
-
-
-def _discard(result: object) -> None:
-    """Close a coroutine that nobody will run."""
-    if inspect.iscoroutine(result):
-        result.close()
-
-
-@coroutine
-def run_in_own_context(
-    function: Callable[..., Awaitable[T]], *arguments: Any
-) -> Generator[Any, Any, T]:
-    """Call a coroutine function in a copy of this context, within the caller's task.
-
-    What it sets in context variables is visible to everything that it calls, and to nothing
-    after it, as in a task of its own, which would cost several times as much.
-
-    Raises:
-        GeneratorExit: this coroutine is being closed. One that the function raises by itself
-            becomes a RuntimeError.
-    """
-    run = copy_context().run
-    called = run(function, *arguments)
-    running = called if isinstance(called, CoroutineType) else _wait_for(called)
-    is_closing = False
-    try:
-        awaited = run(running.send, None)
-        while True:
-            try:
-                answer = yield awaited
-            except BaseException as error:  # noqa: BLE001 - the function handles a cancellation
-                is_closing = isinstance(error, GeneratorExit)
-                awaited = run(running.throw, error)
-            else:
-                awaited = run(running.send, answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    except GeneratorExit as error:
-        if is_closing:
-            raise
-        raise RuntimeError("GeneratorExit was raised") from error
-
-
-async def _wait_for(called: Awaitable[T]) -> T:
-    return await called
+    """Call a plain function on a thread."""
+    arguments = (document,) if context is None else (document, context)
+    result, error = call_function(handler, *arguments, kind=_KIND)
+    return _FunctionEnd(result, error, context is not None and context.has_shown_loss)
 
 
 def build_late_verdict(delivery: Delivery) -> Failed | None:
@@ -278,24 +209,7 @@ def build_late_verdict(delivery: Delivery) -> Failed | None:
     if not delivery.is_late:
         return None
     late = TimeoutError(f"it took longer than {delivery.timeout:g} s")
-    return Failed(describe_error(late), late)
-
-
-def _is_kind(check: Callable[[Any], bool], handler: Handler) -> bool:
-    """Whether a check applies to a handler: a function, or an object that is called."""
-    called = getattr(handler, "__call__", None)  # noqa: B004 - an object may be a handler
-    return check(handler) or check(called)
-
-
-def _check_no_generator(handler: Handler) -> None:
-    for check in (inspect.isgeneratorfunction, inspect.isasyncgenfunction):
-        if _is_kind(check, handler):
-            fix = "write a function without yield"
-            raise Invalid("on_message", handler, "is a generator, which nobody runs", fix)
-
-
-def _name_kind(result: object) -> str:
-    return "a generator" if inspect.isgenerator(result) else "an asynchronous generator"
+    return Failed(describe_error(late, _OWN_FILES), late)
 
 
 def _takes_context(handler: Handler) -> bool:
@@ -311,13 +225,6 @@ def _takes_context(handler: Handler) -> bool:
         fix = "write async def handle(task) or async def handle(task, context)"
         raise Invalid("on_message", handler, "does not take a message", fix)
     return len(positional) >= _WITH_CONTEXT
-
-
-def describe_error(error: BaseException) -> str:
-    """Return an error and where it was raised, for readers of dead letters."""
-    description = format_error(error)
-    places = format_places(error, _MAX_FRAMES, _OWN_FILES)
-    return f"{description}\n{places}" if places else description
 
 
 class Deadlines:
@@ -362,52 +269,3 @@ class Deadlines:
             self.remove(delivery)
             self._on_late(delivery)
         self._next_check = min(self._ends.values(), default=now + _LONGEST_WAIT)
-
-
-class UserTasks:
-    """Tasks that run user code. They can be left behind, unlike the tasks of a task group.
-
-    An error that is not user code's own is raised by `watch`.
-
-    Args:
-        on_end: called after the end of each task.
-    """
-
-    def __init__(self, on_end: Callable[[], object]) -> None:
-        self._on_end = on_end
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        self._error: asyncio.Future[None] | None = None
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._on_done)
-
-    async def watch(self) -> None:
-        """Wait for the first error, and raise it."""
-        self._error = asyncio.get_running_loop().create_future()
-        await self._error
-
-    async def cancel(self, seconds: float) -> None:
-        """Cancel all tasks and wait for them, but only for so long."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=seconds)
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        self._on_end()
-        error = None if task.cancelled() else task.exception()
-        if not isinstance(error, Exception):
-            # The event loop itself raises KeyboardInterrupt, and must not do so twice.
-            return
-        if self._error is not None and not self._error.done():
-            self._error.set_exception(error)
-        else:
-            text = "a task of a worker has failed after its end"
-            task.get_loop().call_exception_handler({"message": text, "exception": error})

@@ -68,13 +68,14 @@ from jobsync.queue.backend import (
     name_queue,
 )
 from jobsync.queue.enqueue import build_messages
-from jobsync.queue.executor import Executor, Handler, describe_error
+from jobsync.queue.executor import Executor, Handler
 from jobsync.queue.in_flight import Delivery
 from jobsync.queue.maintenance import Maintenance
 from jobsync.queue.settings import QueueSettings, translate
 from jobsync.queue.sql import MessageRecords, open_backend
 from jobsync.queue.worker import Worker, WorkerListener, find_calling_worker
 from jobsync.settings import Sources, resolve
+from jobsync.user_code import describe_error
 
 __all__ = ["QueuePlugin", "S3QueuePlugin"]
 

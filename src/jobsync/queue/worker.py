@@ -27,10 +27,11 @@ from jobsync.errors import Corrupt, Unavailable
 from jobsync.queue.backend import ClaimResult, EndedClaim, Message, QueueBackend, Settlement
 from jobsync.queue.completer import Completer
 from jobsync.queue.context import Context
-from jobsync.queue.executor import Deadlines, Executor, UserTasks, build_late_verdict
+from jobsync.queue.executor import Deadlines, Executor, build_late_verdict
 from jobsync.queue.in_flight import Delivery, InFlight, Prefetch
 from jobsync.queue.reaper import Quarantine, Reaper
 from jobsync.queue.settings import QueueSettings
+from jobsync.user_code import UserTasks
 
 __all__ = ["Worker", "WorkerListener", "find_calling_worker"]
 

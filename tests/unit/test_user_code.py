@@ -5,7 +5,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from jobsync.queue.executor import run_in_own_context
+from jobsync.user_code import run_in_own_context
 
 _mark: ContextVar[str] = ContextVar("mark", default="")
 
