@@ -1,0 +1,1 @@
+"""Jobs on a schedule: every instant fires once in the whole fleet."""

@@ -1,0 +1,519 @@
+"""Runs a scheduled job's action: attempts, timeout, retries. It knows no store.
+
+However an action ends becomes an outcome: a value or an error never passes as an exception to the
+scheduler. Two attempts of one run never overlap: a coroutine that exceeds its timeout is
+cancelled, and a plain function, which cannot be cancelled, sees `context.lost`; the retry starts
+only after it has ended. The run itself ends after its last attempt has ended, so that an
+overlap policy which waits for the run waits for the action. If the run is cancelled, a coroutine
+is cancelled and has a few seconds to end. What runs on after that is left behind: user code
+cannot prolong a shutdown.
+"""
+
+import asyncio
+import concurrent.futures
+import inspect
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.coordination.session import count_forks
+from jobsync.core.clock import Clock
+from jobsync.core.messages import Backoff, Retries, default_backoff
+from jobsync.errors import Invalid
+from jobsync.scheduler.context import JobContext, calling_context
+from jobsync.user_code import (
+    FunctionEnd,
+    await_result,
+    call_function,
+    check_no_generator,
+    describe_error,
+    discard,
+    end_forked_child,
+    is_coroutine_function,
+    name_generator,
+    run_in_own_context,
+)
+
+__all__ = [
+    "Action",
+    "ActionExecutor",
+    "ActionListener",
+    "ActionOutcome",
+    "ActionThreads",
+    "AttemptFailure",
+]
+
+T = TypeVar("T")
+
+Action: TypeAlias = Callable[..., Any]
+"""Takes nothing, or the database, its context and the scheduler, in this order."""
+
+_KIND = "an action"
+_OWN_FILES = {__file__}
+_MAX_ARGUMENTS = 3
+_VARIABLE_ARGUMENTS = 2
+"""How many arguments `*arguments` gets: the database and the context."""
+_SHORTEST_WAIT = 0.01
+_GRACE = 5.0
+"""Seconds in which a cancelled action must end before it is reported, and cancelled again."""
+
+
+class AttemptFailure(NamedTuple):
+    """Why an attempt failed."""
+
+    status: Literal["error", "timeout"]
+    error: str
+    """The error, and where it was raised."""
+    exception: BaseException
+    """It may be anything that an action raises: also SystemExit or CancelledError."""
+
+
+class ActionOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended.
+
+    Attributes:
+        status: of the last attempt.
+        result: what the action returned. It may be anything; see `results`.
+        error: the last attempt's error, and where it was raised; empty after a success.
+        exception: the last attempt's error. Not only an Exception.
+        attempts: how many attempts there were, with those of an earlier runner.
+        duration: seconds from the start of the first attempt to the end of the last.
+        started_at: when it started, in seconds since 1970.
+        ended_at: when it ended.
+    """
+
+    status: Literal["success", "error", "timeout"]
+    result: Any = None
+    error: str = ""
+    exception: BaseException | None = None
+    attempts: int
+    duration: float
+    started_at: float
+    ended_at: float
+
+
+class ActionListener(Protocol):
+    """Learns how a run goes. Called on the event loop."""
+
+    def on_attempt(self, context: JobContext) -> None:
+        """Note that an attempt starts."""
+        ...
+
+    def on_attempt_failed(
+        self, context: JobContext, failure: AttemptFailure, *, attempts: int, final: bool
+    ) -> None:
+        """Note that an attempt has failed: at its timeout, even if its action runs on.
+
+        Args:
+            context: of the attempt.
+            failure: the reason.
+            attempts: how many attempts there were.
+            final: whether it is not retried.
+        """
+        ...
+
+    def on_overrun(self, context: JobContext, seconds: float) -> None:
+        """Note that an action runs on after its timeout or its stop; called once for an attempt.
+
+        Args:
+            context: of the attempt.
+            seconds: for which it has run.
+        """
+        ...
+
+    def on_backoff_failed(self, context: JobContext, error: BaseException) -> None:
+        """Note that the user's backoff has failed. The default one replaces it."""
+        ...
+
+
+class ActionThreads(concurrent.futures.Executor):
+    """Starts a thread for each call of a plain function.
+
+    An action that never returns takes no thread from others, and does not keep the process from
+    ending.
+
+    Args:
+        prefix: the threads' name.
+    """
+
+    def __init__(self, prefix: str = "jobsync-action") -> None:
+        self._prefix = prefix
+
+    def submit(
+        self, fn: Callable[..., T], /, *args: Any, **kwargs: Any
+    ) -> "concurrent.futures.Future[T]":
+        """Call a function on a new thread."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
+                future.set_exception(error)
+
+        threading.Thread(target=run, name=self._prefix, daemon=True).start()
+        return future
+
+
+class ActionExecutor:
+    """Runs one job's action, for several instants at once if asked to.
+
+    Args:
+        action: the user's function.
+        components: time, and the randomness of pauses.
+        threads: where plain functions run.
+        grace: seconds in which a cancelled action must end before it is reported.
+
+    Attributes:
+        is_async: whether the action is a coroutine function.
+
+    Raises:
+        Invalid: the action cannot be called with what it gets, or is a generator.
+    """
+
+    def __init__(
+        self,
+        action: Action,
+        *,
+        components: Components,
+        threads: concurrent.futures.Executor,
+        grace: float = _GRACE,
+    ) -> None:
+        self._argument_count = _count_arguments(action)
+        check_no_generator("action", action)
+        self.is_async = is_coroutine_function(action)
+        self._action = action
+        self._clock = components.clock
+        self._randomness = components.randomness
+        self._threads = threads
+        self._grace = grace
+        self._calls: dict[_Call, None] = {}
+        self._runs: dict[asyncio.Task[Any], str] = {}
+        """The tasks of the runs, each with the reason why it was cancelled."""
+
+    @property
+    def running(self) -> list[JobContext]:
+        """The contexts of actions that run, even if nobody waits for them any more."""
+        return [call.context for call in self._calls]
+
+    def list_running(self) -> list[str]:
+        """Return descriptions of the actions that run."""
+        return [f"the action of job {context.job_name!r}" for context in self.running]
+
+    def cancel(self, reason: str) -> None:
+        """Cancel all runs, each in the task that called `run`.
+
+        Args:
+            reason: becomes `lost_reason` of their contexts.
+        """
+        for task in self._runs:
+            self._runs[task] = reason
+            task.cancel(reason)
+
+    async def run(
+        self,
+        context: JobContext,
+        *,
+        timeout: float | None,
+        retries: int,
+        backoff: Backoff = default_backoff,
+        listener: ActionListener,
+    ) -> ActionOutcome:
+        """Run the action until it succeeds or its retries are used up; return how it went.
+
+        A run that is resumed has at least one attempt.
+
+        Args:
+            context: of the first attempt.
+            timeout: seconds for each attempt; None for no limit.
+            retries: attempts after the first one.
+            backoff: returns the pause after so many failures, in seconds.
+            listener: learns how it goes.
+
+        Raises:
+            CancelledError: this task was cancelled. A coroutine has ended, or `running` has it.
+        """
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine runs in a task
+        self._runs[task] = ""
+        try:
+            rules = Retries(max_attempts=max(retries + 1, context.attempt), backoff=backoff)
+            return await self._run(context, timeout, rules, listener)
+        finally:
+            self._runs.pop(task, None)
+
+    async def _run(
+        self, context: JobContext, timeout: float | None, rules: Retries, listener: ActionListener
+    ) -> ActionOutcome:
+        began, started_at = self._clock.mono(), self._clock.wall().seconds
+        attempt = context.attempt
+        while True:
+            current = context.for_attempt(attempt)
+            is_last = attempt >= rules.max_attempts
+            end = await self._attempt(current, timeout, listener, is_last=is_last)
+            if not isinstance(end, AttemptFailure) or _is_final(end, is_last=is_last):
+                break
+            pause = self._find_pause(current, rules, listener)
+            # Not kept while it waits: an error refers to the frames that it has passed.
+            del end
+            await self._clock.sleep(pause)
+            attempt += 1
+        failure, result = (end, None) if isinstance(end, AttemptFailure) else (None, end.result)
+        duration = self._clock.mono() - began
+        return ActionOutcome(
+            status="success" if failure is None else failure.status,
+            result=result,
+            error="" if failure is None else failure.error,
+            exception=None if failure is None else failure.exception,
+            attempts=attempt,
+            duration=duration,
+            started_at=started_at,
+            ended_at=started_at + duration,
+        )
+
+    async def _attempt(
+        self,
+        context: JobContext,
+        timeout: float | None,
+        listener: ActionListener,
+        *,
+        is_last: bool,
+    ) -> FunctionEnd | AttemptFailure:
+        """Call the action, and wait until it has really ended."""
+
+        def fail(status: Literal["error", "timeout"], error: BaseException) -> AttemptFailure:
+            failure = AttemptFailure(status, _describe(error), error)
+            final = _is_final(failure, is_last=is_last)
+            listener.on_attempt_failed(context, failure, attempts=context.attempt, final=final)
+            return failure
+
+        listener.on_attempt(context)
+        call = self._call(context)
+        try:
+            if await call.wait(timeout):
+                end = call.find_end()
+                return end if end.error is None else fail("error", end.error)
+            late = f"it took longer than {timeout:g} s"
+            call.interrupt(late)
+            failure = fail("timeout", TimeoutError(late))
+            if call.is_on_thread:
+                call.report_overrun(listener)
+            while not await call.wait(self._grace):
+                call.report_overrun(listener)
+                call.cancel()
+        except asyncio.CancelledError:
+            await self._leave(call, listener)
+            raise
+        return failure
+
+    def _call(self, context: JobContext) -> "_Call":
+        given = (context.database, context, context.scheduler)
+        work = partial(self._action, *given[: self._argument_count])
+        threads = None if self.is_async else self._threads
+        call = _Call(work, context, self._clock, threads, self._forget)
+        self._calls[call] = None
+        return call
+
+    def _forget(self, call: "_Call") -> None:
+        self._calls.pop(call, None)
+
+    async def _leave(self, call: "_Call", listener: ActionListener) -> None:
+        """End an action whose run is cancelled, but only for so long."""
+        task = asyncio.current_task()
+        reason = self._runs.get(task, "") if task is not None else ""
+        call.interrupt(reason or "its run was cancelled")
+        if call.is_on_thread or not await call.wait(self._grace):
+            call.report_overrun(listener)
+
+    def _find_pause(self, context: JobContext, rules: Retries, listener: ActionListener) -> float:
+        draw = self._randomness.uniform(0, 1)
+        try:
+            return rules.pause(context.attempt, draw)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the user's backoff may raise anything
+            listener.on_backoff_failed(context, error)
+            return Retries(max_attempts=rules.max_attempts).pause(context.attempt, draw)
+
+
+class _Call:
+    """One call of an action, in a task of its own.
+
+    Args:
+        work: the action with its arguments.
+        context: of the attempt.
+        clock: this machine's clock.
+        threads: where a plain function runs; None for a coroutine function.
+        on_end: called with this after the action has really ended.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], Any],
+        context: JobContext,
+        clock: Clock,
+        threads: concurrent.futures.Executor | None,
+        on_end: Callable[["_Call"], None],
+    ) -> None:
+        self.context = context
+        self._work = work
+        self._clock = clock
+        self._threads = threads
+        self._on_end = on_end
+        self._began = clock.mono()
+        self._end: FunctionEnd | None = None
+        self._function: asyncio.Future[FunctionEnd] | None = None
+        """The plain function, once it was started."""
+        self._is_reported = False
+        name = f"jobsync action {context.job_name}"
+        self._task = asyncio.get_running_loop().create_task(self._perform(), name=name)
+        self._task.add_done_callback(self._on_done)
+
+    @property
+    def is_on_thread(self) -> bool:
+        """Whether a plain function runs, which nobody can cancel."""
+        return self._function is not None and not self._function.done()
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Wait until the action has ended, or for so many seconds; return whether it has."""
+        deadline = None if seconds is None else self._clock.mono() + seconds
+        while (pending := self._find_pending()) is not None:
+            left = None if deadline is None else deadline - self._clock.mono()
+            if left is not None and left <= 0:
+                return False
+            timeout = None if left is None else max(left, _SHORTEST_WAIT)
+            await asyncio.wait([pending], timeout=timeout)
+        return True
+
+    def find_end(self) -> FunctionEnd:
+        """Return how the action ended."""
+        if self._end is not None:
+            return self._end
+        if self._task.cancelled():
+            return FunctionEnd(error=asyncio.CancelledError())
+        return FunctionEnd(error=self._task.exception())
+
+    def interrupt(self, reason: str) -> None:
+        """Tell the action that nothing counts any more, and cancel it if that is possible."""
+        self.context.mark_lost(reason)
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the action, unless it is a plain function that runs."""
+        if not self.is_on_thread:
+            self._task.cancel()
+
+    def report_overrun(self, listener: ActionListener) -> None:
+        """Report once that the action runs on."""
+        if not self._is_reported:
+            self._is_reported = True
+            listener.on_overrun(self.context, self._clock.mono() - self._began)
+
+    def _find_pending(self) -> "asyncio.Future[Any] | None":
+        if not self._task.done():
+            return self._task
+        return self._function if self.is_on_thread else None
+
+    async def _perform(self) -> None:
+        calling_context.set(self.context)
+        forks = count_forks()
+        try:
+            self._end = await self._call()
+        except (GeneratorExit, KeyboardInterrupt):
+            # This coroutine is closed, or the program shall end.
+            raise
+        except BaseException as error:  # noqa: BLE001 - an action may raise anything
+            self._end = FunctionEnd(error=error)
+        finally:
+            end_forked_child(forks, _KIND)
+
+    async def _call(self) -> FunctionEnd:
+        if self._threads is None:
+            result = await run_in_own_context(self._work)
+        else:
+            end = await self._call_function(self._threads)
+            if end.error is not None:
+                # Not raised: a coroutine cannot raise every error.
+                return end
+            result = end.result
+        if self.context.lost:
+            discard(result)
+            return FunctionEnd()
+        result = await await_result(result)
+        if generator := name_generator(result):
+            raise TypeError(f"the action returned {generator}, which nobody runs")
+        return FunctionEnd(result)
+
+    async def _call_function(self, threads: concurrent.futures.Executor) -> FunctionEnd:
+        within = copy_context().run
+        work = partial(within, call_function, self._work, kind=_KIND)
+        self._function = asyncio.get_running_loop().run_in_executor(threads, work)
+        self._function.add_done_callback(self._on_done)
+        await asyncio.wait([self._function])
+        return self._function.result()
+
+    def _on_done(self, future: "asyncio.Future[Any]") -> None:
+        """Note the end of the task or the function."""
+        if not future.cancelled():
+            # Retrieved, so that it is not logged. The event loop itself raises KeyboardInterrupt.
+            future.exception()
+        if self._find_pending() is not None:
+            return
+        if self._end is None and self._function is not None and not self._function.cancelled():
+            # The task was cancelled before it could take the result.
+            discard(self._function.result().result)
+        self._on_end(self)
+
+
+def _is_final(failure: AttemptFailure, *, is_last: bool) -> bool:
+    """Whether an attempt is not retried."""
+    return is_last or issubclass(type(failure.exception), KeyboardInterrupt)
+
+
+def _count_arguments(action: Any) -> int:
+    """Return how many arguments an action gets.
+
+    A parameter with a default keeps it, unless that is None: `lambda db, name=name: …` works.
+    """
+    fix = "write async def action(db) or async def action(db, context)"
+    if not callable(action):
+        if inspect.isawaitable(action):
+            fix = "pass the function itself, without calling it"
+        raise Invalid("action", action, "must be callable", fix)
+    try:
+        parameters = list(inspect.signature(action).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise Invalid("action", action, "cannot be called", "pass a function") from error
+    count = 0
+    for parameter in parameters:
+        is_required = parameter.default is parameter.empty
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            count = max(count, _VARIABLE_ARGUMENTS)
+        elif parameter.kind is parameter.KEYWORD_ONLY and is_required:
+            problem = f"must not need the argument {parameter.name!r} by name"
+            raise Invalid("action", action, problem, fix)
+        elif parameter.kind <= parameter.POSITIONAL_OR_KEYWORD:
+            if is_required or (parameter.default is None and count < _MAX_ARGUMENTS):
+                count += 1
+            else:
+                break
+    if count > _MAX_ARGUMENTS:
+        raise Invalid("action", action, "must take at most 3 arguments", fix)
+    return count
+
+
+def _describe(error: BaseException) -> str:
+    """Return an action's error and where it was raised."""
+    if type(error) is asyncio.CancelledError and not error.args:
+        return "CancelledError: the action was cancelled from within"
+    try:
+        return describe_error(error, _OWN_FILES)
+    except SystemExit:
+        # Its own text exits: a failing action never ends the process.
+        return "an error that cannot be described"
