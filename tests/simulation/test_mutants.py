@@ -19,7 +19,7 @@ from jobsync.coordination.member_loop import MemberLoop
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.observer import Observer
 from jobsync.coordination.role import Role
-from jobsync.coordination.session import Session, SessionRecord, read_session_record
+from jobsync.coordination.session import Session, SessionRecord
 from jobsync.coordination.term import Term
 from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing, Watch
@@ -206,6 +206,23 @@ def timeout_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Observer, "_is_process_gone", lambda _, __: False)
 
 
+def refused_death_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A death that another worker has written first is found by the next regular check."""
+    declare_dead = Observer._declare_dead
+
+    async def declare_once(self: Observer, incarnation: str) -> bool:
+        answers = iter([await self.read([incarnation])])
+
+        async def read(_: Iterable[str]) -> dict[str, Record | None]:
+            return next(answers, {})
+
+        with patch.context() as during:
+            during.setattr(self, "read", read)
+            return await declare_dead(self, incarnation)
+
+    patch.setattr(Observer, "_declare_dead", declare_once)
+
+
 # Roles.
 
 
@@ -215,19 +232,15 @@ def take_over_of_a_live_role(patch: pytest.MonkeyPatch) -> None:
 
 
 def belief_in_the_dead(patch: pytest.MonkeyPatch) -> None:
-    """A follower believes that a dead session still holds its roles."""
-    update = Observer.update
+    """A follower believes that a session it has seen still holds its roles."""
+    is_led = Election._is_led
+    seen: dict[str, SessionRecord] = {}
 
-    def believe(self: Observer, found: Mapping[str, Record | None]) -> dict[str, SessionRecord]:
-        living = update(self, found)
-        records = {
-            each: read_session_record(record)
-            for each, record in found.items()
-            if record is not None
-        }
-        return records | living
+    def believe(self: Election, living: Mapping[str, SessionRecord]) -> bool:
+        seen.update(living)
+        return is_led(self, seen)
 
-    patch.setattr(Observer, "update", believe)
+    patch.setattr(Election, "_is_led", believe)
 
 
 def release_without_an_end(patch: pytest.MonkeyPatch) -> None:
@@ -436,6 +449,7 @@ KILLERS: dict[Patch, tuple[scenarios.Scenario, str]] = {
     shares("host", "boot"): (scenarios.a_pause_beside_strangers, "E5"),
     reused_number: (scenarios.a_kill_beside_neighbours, "EL8"),
     timeout_alone: (scenarios.a_kill_beside_neighbours, "EL8"),
+    refused_death_is_forgotten: (scenarios.a_death_written_first_by_a_stranger, "EL8"),
     failed_database_stays: (scenarios.a_failed_database, "EL7"),
     no_fencing: (scenarios.a_long_suspend, "E3"),
     no_seal: (scenarios.a_late_write, "E3"),

@@ -399,7 +399,7 @@ class Fleet:
             return
         if change.key.startswith(SINGLETON):
             self._check_singleton(change)
-        elif change.key.startswith("session/") and change.value.get("state") == "dead":
+        elif _is_death(change):
             self._check_death(change.key)
 
     def record_touch(self, key: str, epoch: int) -> None:
@@ -518,6 +518,13 @@ class Fleet:
         return violations
 
 
+def _is_death(change: Change) -> bool:
+    """Whether a change ends a session."""
+    if not isinstance(change, Put) or not isinstance(change.value, dict):
+        return False
+    return change.key.startswith("session/") and change.value.get("state") == "dead"
+
+
 class WatchedLink(Link):
     """A link whose commits are checked as they happen, and whose requests are counted.
 
@@ -529,6 +536,7 @@ class WatchedLink(Link):
         fails_waits: whether waiting for changes fails.
         slow_reads: seconds that a read takes to arrive, in spite of any timeout.
         slow_replies: seconds that the reply to a read takes, likewise.
+        slow_deaths: seconds that the write of another session's death takes to arrive, likewise.
     """
 
     fleet: Fleet
@@ -539,6 +547,7 @@ class WatchedLink(Link):
     fails_waits = False
     slow_reads = 0.0
     slow_replies = 0.0
+    slow_deaths = 0.0
 
     async def get_many(
         self, keys: Sequence[str], *, tombstones: bool = False
@@ -571,6 +580,8 @@ class WatchedLink(Link):
             self._schedule(self.delayed_writes[1], lambda: start(self._commit(stamped)))
             await asyncio.sleep(self.weather.latency)
             return [Unknown("no answer") for _ in changes]
+        if self.slow_deaths and _is_death(changes[0]):
+            await asyncio.sleep(self.slow_deaths)
         return await super().write(changes)
 
     async def wait(self, topic: str, timeout: float) -> None:

@@ -365,9 +365,13 @@ class MemberLoop:
         """
         keys = [key for each in elections for key in each.keys_to_read()]
         found, living = await self._read_sessions(owners, keys)
-        for incarnation in await self._declare_dead():
-            # At once: what it held may be taken now, not an interval later.
-            living.pop(incarnation, None)
+        await self._declare_dead()
+        # At once, whoever wrote the death: what it held may be taken now, not an interval later.
+        living = {
+            incarnation: record
+            for incarnation, record in living.items()
+            if not self._observer.is_dead(incarnation)
+        }
         keys = [key for each in elections for key in each.keys_to_read_unless_led(living)]
         found |= await read_each(self._settled, keys, self._corruption_log.report)
         new = {owner for each in elections if (owner := each.owner_in(found)) is not None}
@@ -408,12 +412,10 @@ class MemberLoop:
         await self._declare_dead()
         await self._observer.remove_long_dead({*owners, *self.watched})
 
-    async def _declare_dead(self) -> list[str]:
-        """Write the death of expired sessions, emit events and return the incarnations."""
-        died = await self._observer.declare_dead()
-        for incarnation in died:
+    async def _declare_dead(self) -> None:
+        """Write the death of expired sessions, and emit an event for each death written."""
+        for incarnation in await self._observer.declare_dead():
             self._events.emit(WorkerDied(worker_id=worker_of(incarnation), incarnation=incarnation))
-        return died
 
     def _report_heartbeats(self, living: Mapping[str, SessionRecord]) -> None:
         """Emit the heartbeats of leaders; they were read anyway."""

@@ -254,25 +254,28 @@ class Observer:
         """Write a session's death in place of the very version that was watched, or not at all.
 
         If its process has ended, the version may be any: no other will follow, but for one that
-        is still under way.
+        is still under way. What the store refuses is read again at once: the death that another
+        observer has written meanwhile counts here too, and nothing else tells of it.
         """
-        record = (await self.read([incarnation])).get(incarnation)
-        watch = self._watches.get(incarnation)
-        if record is None or record.deleted or watch is None:
-            return False
-        # It may have ended cleanly, or become unreadable, since it was last read.
-        session_record = self._decode(incarnation, record)
-        if session_record is None or session_record.state == "dead":
-            return False
-        ended = self._is_process_gone(incarnation)
-        if not ended and not await self._has_lasted(record, watch):
-            return False
-        death = {"state": "dead", "ended": True} if ended else {"state": "dead"}
-        (outcome,) = await self._store.write([record.replace({**record.value, **death})])
-        if isinstance(outcome, Applied):
-            self._mark_dead(incarnation, self._clock.mono(), ended=ended)
-            return True
-        return False
+        refused = None
+        while True:
+            record = (await self.read([incarnation])).get(incarnation)
+            watch = self._watches.get(incarnation)
+            if record is None or record.deleted or record.version == refused or watch is None:
+                return False
+            # It may have ended cleanly, or become unreadable, since it was last read.
+            session_record = self._decode(incarnation, record)
+            if session_record is None or session_record.state == "dead":
+                return False
+            ended = self._is_process_gone(incarnation)
+            if not ended and not await self._has_lasted(record, watch):
+                return False
+            death = {"state": "dead", "ended": True} if ended else {"state": "dead"}
+            (outcome,) = await self._store.write([record.replace({**record.value, **death})])
+            if isinstance(outcome, Applied):
+                self._mark_dead(incarnation, self._clock.mono(), ended=ended)
+                return True
+            refused = record.version
 
     async def _has_lasted(self, record: Record, watch: Watch) -> bool:
         """Whether a version was watched for the whole timeout, also by the store's clock."""

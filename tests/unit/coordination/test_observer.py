@@ -1,11 +1,16 @@
-"""When an observer must check again."""
+"""When an observer must check again, and what it makes of a death that another one writes."""
+
+from collections.abc import Awaitable, Callable, Sequence
 
 from chance import FakeClock, SeededRandomness
 
 from jobsync import Components
 from jobsync.coordination.observer import Observer
+from jobsync.coordination.session import SESSIONS, Session
 from jobsync.core.trust import Timing
 from jobsync.events import Events
+from jobsync.processes import NO_PROCESS, ProcessIdentity
+from jobsync.stores.contract import Change, Outcome, StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 TIMING = Timing(heartbeat=5, timeout=15)
@@ -24,3 +29,121 @@ async def test_what_falls_due_during_a_look_is_due_after_it() -> None:
     clock.mono_seconds += 0.02
     assert observer.next_expiry(checked) == expires
     assert observer.next_expiry(clock.mono()) is None
+
+
+class OneMachine:
+    """Processes of one machine that tests end."""
+
+    def __init__(self, pid: int, running: set[int]) -> None:
+        self.running = running
+        self._identity = ProcessIdentity(
+            host="web-1", boot="boot-1", namespaces="pid:[1]", pid=pid, started=pid
+        )
+        running.add(pid)
+
+    def identify(self) -> ProcessIdentity:
+        """Return the identity of this process."""
+        return self._identity
+
+    def find_start(self, pid: int) -> int:
+        """Return when a process was started; here that is its number."""
+        return pid if pid in self.running else NO_PROCESS
+
+
+class OvertakenStore(StoreDecorator):
+    """Does something else just before a write."""
+
+    before_write: Callable[[], Awaitable[object]] | None = None
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        before, self.before_write = self.before_write, None
+        if before is not None:
+            await before()
+        return await self.inner.write(changes)
+
+
+class Trio:
+    """A session whose process is killed, and two observers that see it."""
+
+    def __init__(self) -> None:
+        clock, running = FakeClock(), set[int]()
+        self.components = [
+            Components(
+                clock=clock,
+                randomness=SeededRandomness(pid),
+                events=Events(),
+                processes=OneMachine(pid, running),
+            )
+            for pid in (1, 2, 3)
+        ]
+        self.clock = clock
+        self.running = running
+        self.store = MemoryStore(components=self.components[0])
+        self.overtaken = OvertakenStore(self.store)
+        self.session = Session(self.store, self.components[0], TIMING, "worker-1")
+        self.heir = Observer(self.overtaken, self.components[1], TIMING)
+        self.stranger = Observer(self.store, self.components[2], TIMING)
+
+    async def meet(self) -> str:
+        """Let both observers see the session; return its name."""
+        await self.session.open()
+        for observer in (self.heir, self.stranger):
+            await observer.check_all()
+            assert observer.living == {self.session.incarnation}
+        return self.session.incarnation
+
+
+async def test_a_death_that_another_observer_writes_first_is_known_at_once() -> None:
+    """Its write is refused; nothing else would tell that the session is dead."""
+    trio = Trio()
+    victim = await trio.meet()
+    trio.running.remove(1)
+    trio.overtaken.before_write = trio.stranger.declare_dead
+    assert await trio.heir.declare_dead() == []
+    assert trio.stranger.is_dead(victim)
+    assert trio.heir.is_dead(victim)
+    assert trio.heir.has_process_ended(victim)
+    assert trio.heir.living == frozenset()
+
+
+async def test_a_death_by_timeout_that_another_observer_writes_first_is_known_at_once() -> None:
+    """The same if nobody can see the process: otherwise its silence would be counted anew."""
+    trio = Trio()
+    victim = await trio.meet()
+    for _ in range(3):
+        trio.clock.mono_seconds += TIMING.heartbeat
+        trio.clock.wall_seconds += TIMING.heartbeat
+        await trio.heir.check_all()
+        await trio.stranger.check_all()
+    trio.overtaken.before_write = trio.stranger.declare_dead
+    assert await trio.heir.declare_dead() == []
+    assert trio.heir.is_dead(victim)
+    assert not trio.heir.has_process_ended(victim)
+
+
+async def test_the_last_heartbeat_of_a_killed_process_delays_its_death_by_no_check() -> None:
+    """It was under way, and lands between the read and the write of an observer."""
+    trio = Trio()
+    victim = await trio.meet()
+    trio.running.remove(1)
+    trio.overtaken.before_write = trio.session.heartbeat
+    assert await trio.heir.declare_dead() == [victim]
+    record = await trio.store.get(f"{SESSIONS}{victim}")
+    assert record is not None
+    assert (record.value["state"], record.value["beat"]) == ("dead", 1)
+
+
+async def test_a_heartbeat_at_the_last_moment_saves_a_session_that_runs() -> None:
+    """A write that the store refuses is sent again only for a process that has ended."""
+    trio = Trio()
+    victim = await trio.meet()
+    for _ in range(3):
+        trio.clock.mono_seconds += TIMING.heartbeat
+        trio.clock.wall_seconds += TIMING.heartbeat
+        await trio.heir.check_all()
+    trio.overtaken.before_write = trio.session.heartbeat
+    assert await trio.heir.declare_dead() == []
+    assert not trio.heir.is_dead(victim)
+    record = await trio.store.get(f"{SESSIONS}{victim}")
+    assert record is not None
+    assert record.value["state"] == "live"
