@@ -1,11 +1,22 @@
-"""A coroutine function in its own context behaves in all else as if it were awaited."""
+"""Users' functions: whatever they do stays within their call.
+
+A coroutine function in its own context behaves in all else as if it were awaited.
+"""
 
 import asyncio
+from concurrent.futures import Future
 from contextvars import ContextVar
+from typing import Any, NoReturn
 
 import pytest
 
-from jobsync.user_code import run_in_own_context
+from jobsync.user_code import (
+    FunctionEnd,
+    await_result,
+    call_function,
+    describe_error,
+    run_in_own_context,
+)
 
 _mark: ContextVar[str] = ContextVar("mark", default="")
 
@@ -104,3 +115,47 @@ async def test_any_awaitable_works() -> None:
 
     assert await run_in_own_context(work) == "inner"
     assert _mark.get() == ""
+
+
+@pytest.mark.parametrize(
+    "error", [LookupError, SystemExit, StopIteration, KeyboardInterrupt, asyncio.CancelledError]
+)
+def test_errors_of_plain_functions_are_values(error: type[BaseException]) -> None:
+    """Futures and coroutines do not carry every one."""
+
+    def fail(text: str) -> NoReturn:
+        raise error(text)
+
+    end = call_function(fail, "gone", kind="a test")
+    assert end.result is None
+    assert type(end.error) is error
+    assert call_function(str, 5, kind="a test") == FunctionEnd("5", None)
+
+
+async def test_results_are_awaited_until_there_is_nothing_to_await() -> None:
+    """In a context of their own."""
+
+    async def work(result: Any) -> Any:
+        _mark.set("inner")
+        return result
+
+    future: Future[Any] = Future()
+    future.set_result(work(work("done")))
+    assert await await_result(future) == "done"
+    assert await await_result(None) is None
+    assert _mark.get() == ""
+
+
+def test_an_error_is_described_without_its_callers() -> None:
+    """The lines of this library explain nothing."""
+
+    def fail() -> NoReturn:
+        raise LookupError("gone")
+
+    error = call_function(fail, kind="a test").error
+    assert error is not None
+    text = describe_error(error)
+    assert text.startswith("LookupError: gone\n")
+    assert text.count("File ") == 1
+    assert "in fail" in text
+    assert describe_error(error, {__file__}) == "LookupError: gone"

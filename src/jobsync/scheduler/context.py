@@ -31,6 +31,7 @@ _FIELDS = (
     "database",
     "scheduler",
     "lost",
+    "lost_reason",
 )
 
 

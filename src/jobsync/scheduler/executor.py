@@ -12,31 +12,23 @@ cannot prolong a shutdown.
 import asyncio
 import concurrent.futures
 import inspect
-import threading
 from collections.abc import Callable
-from contextvars import copy_context
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
 from jobsync.components import Components
-from jobsync.coordination.session import count_forks
-from jobsync.core.clock import Clock
 from jobsync.core.messages import Backoff, Retries, default_backoff
 from jobsync.errors import Invalid
-from jobsync.scheduler.context import JobContext, calling_context
+from jobsync.scheduler import action_call
+from jobsync.scheduler.action_call import ActionCall
+from jobsync.scheduler.context import JobContext
 from jobsync.user_code import (
     FunctionEnd,
-    await_result,
-    call_function,
     check_no_generator,
     describe_error,
-    discard,
-    end_forked_child,
     is_coroutine_function,
-    name_generator,
-    run_in_own_context,
 )
 
 __all__ = [
@@ -44,21 +36,16 @@ __all__ = [
     "ActionExecutor",
     "ActionListener",
     "ActionOutcome",
-    "ActionThreads",
     "AttemptFailure",
 ]
-
-T = TypeVar("T")
 
 Action: TypeAlias = Callable[..., Any]
 """Takes nothing, or the database, its context and the scheduler, in this order."""
 
-_KIND = "an action"
-_OWN_FILES = {__file__}
+_OWN_FILES = {__file__, action_call.__file__}
 _MAX_ARGUMENTS = 3
 _VARIABLE_ARGUMENTS = 2
 """How many arguments `*arguments` gets: the database and the context."""
-_SHORTEST_WAIT = 0.01
 _GRACE = 5.0
 """Seconds in which a cancelled action must end before it is reported, and cancelled again."""
 
@@ -131,36 +118,6 @@ class ActionListener(Protocol):
         ...
 
 
-class ActionThreads(concurrent.futures.Executor):
-    """Starts a thread for each call of a plain function.
-
-    An action that never returns takes no thread from others, and does not keep the process from
-    ending.
-
-    Args:
-        prefix: the threads' name.
-    """
-
-    def __init__(self, prefix: str = "jobsync-action") -> None:
-        self._prefix = prefix
-
-    def submit(
-        self, fn: Callable[..., T], /, *args: Any, **kwargs: Any
-    ) -> "concurrent.futures.Future[T]":
-        """Call a function on a new thread."""
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        future.set_running_or_notify_cancel()
-
-        def run() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - the caller gets it
-                future.set_exception(error)
-
-        threading.Thread(target=run, name=self._prefix, daemon=True).start()
-        return future
-
-
 class ActionExecutor:
     """Runs one job's action, for several instants at once if asked to.
 
@@ -193,14 +150,15 @@ class ActionExecutor:
         self._randomness = components.randomness
         self._threads = threads
         self._grace = grace
-        self._calls: dict[_Call, None] = {}
+        self._calls: dict[ActionCall, bool] = {}
+        """Those that run, and whether it was reported that they run on."""
         self._runs: dict[asyncio.Task[Any], str] = {}
         """The tasks of the runs, each with the reason why it was cancelled."""
 
     @property
     def running(self) -> list[JobContext]:
         """The contexts of actions that run, even if nobody waits for them any more."""
-        return [call.context for call in self._calls]
+        return [call.context for call in self._calls if not call.has_ended]
 
     def list_running(self) -> list[str]:
         """Return descriptions of the actions that run."""
@@ -239,8 +197,7 @@ class ActionExecutor:
         Raises:
             CancelledError: this task was cancelled. A coroutine has ended, or `running` has it.
         """
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - a coroutine runs in a task
+        task = _find_task()
         self._runs[task] = ""
         try:
             rules = Retries(max_attempts=max(retries + 1, context.attempt), backoff=backoff)
@@ -303,33 +260,37 @@ class ActionExecutor:
             call.interrupt(late)
             failure = fail("timeout", TimeoutError(late))
             if call.is_on_thread:
-                call.report_overrun(listener)
+                self._report_overrun(call, listener)
             while not await call.wait(self._grace):
-                call.report_overrun(listener)
+                self._report_overrun(call, listener)
                 call.cancel()
         except asyncio.CancelledError:
             await self._leave(call, listener)
             raise
         return failure
 
-    def _call(self, context: JobContext) -> "_Call":
+    def _call(self, context: JobContext) -> ActionCall:
         given = (context.database, context, context.scheduler)
         work = partial(self._action, *given[: self._argument_count])
         threads = None if self.is_async else self._threads
-        call = _Call(work, context, self._clock, threads, self._forget)
-        self._calls[call] = None
+        call = ActionCall(work, context, self._clock, threads, self._forget)
+        self._calls[call] = False
         return call
 
-    def _forget(self, call: "_Call") -> None:
+    def _forget(self, call: ActionCall) -> None:
         self._calls.pop(call, None)
 
-    async def _leave(self, call: "_Call", listener: ActionListener) -> None:
+    async def _leave(self, call: ActionCall, listener: ActionListener) -> None:
         """End an action whose run is cancelled, but only for so long."""
-        task = asyncio.current_task()
-        reason = self._runs.get(task, "") if task is not None else ""
-        call.interrupt(reason or "its run was cancelled")
+        call.interrupt(self._runs[_find_task()] or "its run was cancelled")
         if call.is_on_thread or not await call.wait(self._grace):
-            call.report_overrun(listener)
+            self._report_overrun(call, listener)
+
+    def _report_overrun(self, call: ActionCall, listener: ActionListener) -> None:
+        """Report once that an action runs on."""
+        if call in self._calls and not self._calls[call]:
+            self._calls[call] = True
+            listener.on_overrun(call.context, call.age)
 
     def _find_pause(self, context: JobContext, rules: Retries, listener: ActionListener) -> float:
         draw = self._randomness.uniform(0, 1)
@@ -342,133 +303,8 @@ class ActionExecutor:
             return Retries(max_attempts=rules.max_attempts).pause(context.attempt, draw)
 
 
-class _Call:
-    """One call of an action, in a task of its own.
-
-    Args:
-        work: the action with its arguments.
-        context: of the attempt.
-        clock: this machine's clock.
-        threads: where a plain function runs; None for a coroutine function.
-        on_end: called with this after the action has really ended.
-    """
-
-    def __init__(
-        self,
-        work: Callable[[], Any],
-        context: JobContext,
-        clock: Clock,
-        threads: concurrent.futures.Executor | None,
-        on_end: Callable[["_Call"], None],
-    ) -> None:
-        self.context = context
-        self._work = work
-        self._clock = clock
-        self._threads = threads
-        self._on_end = on_end
-        self._began = clock.mono()
-        self._end: FunctionEnd | None = None
-        self._function: asyncio.Future[FunctionEnd] | None = None
-        """The plain function, once it was started."""
-        self._is_reported = False
-        name = f"jobsync action {context.job_name}"
-        self._task = asyncio.get_running_loop().create_task(self._perform(), name=name)
-        self._task.add_done_callback(self._on_done)
-
-    @property
-    def is_on_thread(self) -> bool:
-        """Whether a plain function runs, which nobody can cancel."""
-        return self._function is not None and not self._function.done()
-
-    async def wait(self, seconds: float | None) -> bool:
-        """Wait until the action has ended, or for so many seconds; return whether it has."""
-        deadline = None if seconds is None else self._clock.mono() + seconds
-        while (pending := self._find_pending()) is not None:
-            left = None if deadline is None else deadline - self._clock.mono()
-            if left is not None and left <= 0:
-                return False
-            timeout = None if left is None else max(left, _SHORTEST_WAIT)
-            await asyncio.wait([pending], timeout=timeout)
-        return True
-
-    def find_end(self) -> FunctionEnd:
-        """Return how the action ended."""
-        if self._end is not None:
-            return self._end
-        if self._task.cancelled():
-            return FunctionEnd(error=asyncio.CancelledError())
-        return FunctionEnd(error=self._task.exception())
-
-    def interrupt(self, reason: str) -> None:
-        """Tell the action that nothing counts any more, and cancel it if that is possible."""
-        self.context.mark_lost(reason)
-        self.cancel()
-
-    def cancel(self) -> None:
-        """Cancel the action, unless it is a plain function that runs."""
-        if not self.is_on_thread:
-            self._task.cancel()
-
-    def report_overrun(self, listener: ActionListener) -> None:
-        """Report once that the action runs on."""
-        if not self._is_reported:
-            self._is_reported = True
-            listener.on_overrun(self.context, self._clock.mono() - self._began)
-
-    def _find_pending(self) -> "asyncio.Future[Any] | None":
-        if not self._task.done():
-            return self._task
-        return self._function if self.is_on_thread else None
-
-    async def _perform(self) -> None:
-        calling_context.set(self.context)
-        forks = count_forks()
-        try:
-            self._end = await self._call()
-        except (GeneratorExit, KeyboardInterrupt):
-            # This coroutine is closed, or the program shall end.
-            raise
-        except BaseException as error:  # noqa: BLE001 - an action may raise anything
-            self._end = FunctionEnd(error=error)
-        finally:
-            end_forked_child(forks, _KIND)
-
-    async def _call(self) -> FunctionEnd:
-        if self._threads is None:
-            result = await run_in_own_context(self._work)
-        else:
-            end = await self._call_function(self._threads)
-            if end.error is not None:
-                # Not raised: a coroutine cannot raise every error.
-                return end
-            result = end.result
-        if self.context.lost:
-            discard(result)
-            return FunctionEnd()
-        result = await await_result(result)
-        if generator := name_generator(result):
-            raise TypeError(f"the action returned {generator}, which nobody runs")
-        return FunctionEnd(result)
-
-    async def _call_function(self, threads: concurrent.futures.Executor) -> FunctionEnd:
-        within = copy_context().run
-        work = partial(within, call_function, self._work, kind=_KIND)
-        self._function = asyncio.get_running_loop().run_in_executor(threads, work)
-        self._function.add_done_callback(self._on_done)
-        await asyncio.wait([self._function])
-        return self._function.result()
-
-    def _on_done(self, future: "asyncio.Future[Any]") -> None:
-        """Note the end of the task or the function."""
-        if not future.cancelled():
-            # Retrieved, so that it is not logged. The event loop itself raises KeyboardInterrupt.
-            future.exception()
-        if self._find_pending() is not None:
-            return
-        if self._end is None and self._function is not None and not self._function.cancelled():
-            # The task was cancelled before it could take the result.
-            discard(self._function.result().result)
-        self._on_end(self)
+def _find_task() -> asyncio.Task[Any]:
+    return cast("asyncio.Task[Any]", asyncio.current_task())
 
 
 def _is_final(failure: AttemptFailure, *, is_last: bool) -> bool:
@@ -490,19 +326,18 @@ def _count_arguments(action: Any) -> int:
         parameters = list(inspect.signature(action).parameters.values())
     except (TypeError, ValueError) as error:
         raise Invalid("action", action, "cannot be called", "pass a function") from error
-    count = 0
+    count, is_filling = 0, True
     for parameter in parameters:
         is_required = parameter.default is parameter.empty
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            count = max(count, _VARIABLE_ARGUMENTS)
-        elif parameter.kind is parameter.KEYWORD_ONLY and is_required:
+        if parameter.kind is parameter.KEYWORD_ONLY and is_required:
             problem = f"must not need the argument {parameter.name!r} by name"
             raise Invalid("action", action, problem, fix)
+        if parameter.kind is parameter.VAR_POSITIONAL and is_filling:
+            count = max(count, _VARIABLE_ARGUMENTS)
         elif parameter.kind <= parameter.POSITIONAL_OR_KEYWORD:
-            if is_required or (parameter.default is None and count < _MAX_ARGUMENTS):
-                count += 1
-            else:
-                break
+            is_free = parameter.default is None and count < _MAX_ARGUMENTS
+            is_filling = is_filling and (is_required or is_free)
+            count += is_filling
     if count > _MAX_ARGUMENTS:
         raise Invalid("action", action, "must take at most 3 arguments", fix)
     return count

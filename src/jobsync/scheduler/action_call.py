@@ -1,0 +1,199 @@
+"""One call of an action, on the event loop or on a thread, in a task of its own.
+
+The task can be cancelled, and left behind, without the task that waits for it. The call has ended
+when nothing of it runs any more: a plain function on a thread outlives the task if that is
+cancelled from outside.
+"""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar
+
+from jobsync.coordination.session import count_forks
+from jobsync.core.clock import Clock
+from jobsync.scheduler.context import JobContext, calling_context
+from jobsync.user_code import (
+    FunctionEnd,
+    await_result,
+    call_function,
+    discard,
+    end_forked_child,
+    name_generator,
+    run_in_own_context,
+)
+
+__all__ = ["ActionCall", "ActionThreads"]
+
+T = TypeVar("T")
+
+_KIND = "an action"
+_SHORTEST_WAIT = 0.01
+
+
+class ActionThreads(concurrent.futures.Executor):
+    """Starts a thread for each call of a plain function.
+
+    An action that never returns takes no thread from others, and does not keep the process from
+    ending.
+
+    Args:
+        prefix: the threads' name.
+    """
+
+    def __init__(self, prefix: str = "jobsync-action") -> None:
+        self._prefix = prefix
+
+    def submit(
+        self, fn: Callable[..., T], /, *args: Any, **kwargs: Any
+    ) -> "concurrent.futures.Future[T]":
+        """Call a function on a new thread."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
+                future.set_exception(error)
+
+        threading.Thread(target=run, name=self._prefix, daemon=True).start()
+        return future
+
+
+class ActionCall:
+    """One call of an action, in a task of its own.
+
+    Args:
+        work: the action with its arguments.
+        context: of the attempt.
+        clock: this machine's clock.
+        threads: where a plain function runs; None for a coroutine function.
+        on_end: called with this after the action has really ended.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], Any],
+        context: JobContext,
+        clock: Clock,
+        threads: concurrent.futures.Executor | None,
+        on_end: Callable[["ActionCall"], None],
+    ) -> None:
+        self.context = context
+        self._work = work
+        self._clock = clock
+        self._threads = threads
+        self._on_end = on_end
+        self._began = clock.mono()
+        self._end: FunctionEnd | None = None
+        self._function: asyncio.Future[FunctionEnd] | None = None
+        """The plain function, once it was started."""
+        self._is_taken = False
+        """Whether the function's result has reached the task."""
+        name = f"jobsync action {context.job_name}"
+        self._task = asyncio.get_running_loop().create_task(self._perform(), name=name)
+        self._task.add_done_callback(self._on_done)
+
+    @property
+    def is_on_thread(self) -> bool:
+        """Whether a plain function runs, which nobody can cancel."""
+        return self._function is not None and not self._function.done()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self._find_pending() is None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the call."""
+        return self._clock.mono() - self._began
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Wait until the action has ended, or for so many seconds; return whether it has."""
+        deadline = None if seconds is None else self._clock.mono() + seconds
+        while (pending := self._find_pending()) is not None:
+            left = None if deadline is None else deadline - self._clock.mono()
+            if left is not None and left <= 0:
+                return False
+            timeout = None if left is None else max(left, _SHORTEST_WAIT)
+            await asyncio.wait([pending], timeout=timeout)
+        return True
+
+    def find_end(self) -> FunctionEnd:
+        """Return how the action ended."""
+        if self._end is not None:
+            return self._end
+        if self._task.cancelled():
+            return FunctionEnd(error=asyncio.CancelledError())
+        return FunctionEnd(error=self._task.exception())
+
+    def interrupt(self, reason: str) -> None:
+        """Tell the action that nothing counts any more, and cancel it if that is possible."""
+        self.context.mark_lost(reason)
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the action, unless it is a plain function that runs."""
+        if not self.is_on_thread:
+            self._task.cancel()
+
+    def _find_pending(self) -> "asyncio.Future[Any] | None":
+        if not self._task.done():
+            return self._task
+        return self._function if self.is_on_thread else None
+
+    async def _perform(self) -> None:
+        calling_context.set(self.context)
+        forks = count_forks()
+        try:
+            self._end = await self._call()
+        except (GeneratorExit, KeyboardInterrupt):
+            # This coroutine is closed, or the program shall end.
+            raise
+        except BaseException as error:  # noqa: BLE001 - an action may raise anything
+            self._end = FunctionEnd(error=error)
+        finally:
+            end_forked_child(forks, _KIND)
+
+    async def _call(self) -> FunctionEnd:
+        if self._threads is None:
+            result = await run_in_own_context(self._work)
+        else:
+            end = await self._call_function(self._threads)
+            if end.error is not None:
+                # Not raised: a coroutine cannot raise every error.
+                return end
+            result = end.result
+        if self.context.lost:
+            discard(result)
+            return FunctionEnd()
+        result = await await_result(result)
+        if generator := name_generator(result):
+            raise TypeError(f"the action returned {generator}, which nobody runs")
+        return FunctionEnd(result)
+
+    async def _call_function(self, threads: concurrent.futures.Executor) -> FunctionEnd:
+        within = copy_context().run
+        work = partial(within, call_function, self._work, kind=_KIND)
+        self._function = asyncio.get_running_loop().run_in_executor(threads, work)
+        self._function.add_done_callback(self._on_done)
+        await asyncio.wait([self._function])
+        self._is_taken = True
+        return self._function.result()
+
+    def _on_done(self, future: "asyncio.Future[Any]") -> None:
+        """Note the end of the task or the function."""
+        if not future.cancelled():
+            # Retrieved, so that it is not logged. The event loop itself raises KeyboardInterrupt.
+            future.exception()
+        if not self.has_ended:
+            return
+        if self._function is not None and not self._is_taken:
+            # The task was cancelled before it could take the result.
+            discard(self._function.result().result)
+        self._on_end(self)

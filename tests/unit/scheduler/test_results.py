@@ -1,0 +1,87 @@
+"""Results as they are recorded: JSON as it is, a short description of anything else."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hostile import HOSTILE, build_object, contain
+
+from jobsync.scheduler.results import describe_result
+
+
+@pytest.mark.parametrize(
+    "result",
+    [None, True, 5, 0.5, "text", [1, [2]], {"count": 3, "names": ["a", "ä"]}, "x" * 16_000],
+)
+def test_json_is_recorded_as_it_is(result: Any) -> None:
+    """Up to 16 KB."""
+    assert describe_result(result) == result
+
+
+def test_the_record_is_a_copy() -> None:
+    """What the caller changes later does not change it."""
+    result = {"rows": [1]}
+    record = describe_result(result)
+    result["rows"].append(2)
+    assert record == {"rows": [1]}
+
+
+class Exits:
+    """An object whose repr exits."""
+
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
+def _nest(depth: int) -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(depth):
+        nested = [nested]
+    return nested
+
+
+def _build_cycle() -> list[Any]:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    return cycle
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        (datetime(2026, 3, 1, tzinfo=UTC), "datetime.datetime(2026, 3, 1"),
+        ({1: "a"}, "{1: 'a'}"),
+        (float("nan"), "nan"),
+        (b"bytes", "b'bytes'"),
+        ({"b"}, "{'b'}"),
+        ("x" * 20_000, "'xxx"),
+        ("a\0b", "'a\\x00b'"),
+        (list(range(100_000)), "[0, 1, 2"),
+        ({str(i): i for i in range(100_000)}, "{'0': 0, '1': 1"),
+        ([["x" * 100_000] * 1000] * 1000, "[['xxx"),
+        (10**10_000, "<int, whose repr() raised ValueError>"),
+        (_nest(100_000), "[[[["),
+        (_build_cycle(), "[[[["),
+        (Exits(), "a result that cannot be described"),
+        ([Exits()], "a result that cannot be described"),
+    ],
+    ids=range(15),
+)
+def test_anything_else_is_described(result: Any, shown: str) -> None:
+    """In at most 1,000 characters, and quickly."""
+    text = describe_result(result)
+    assert text.startswith(shown)
+    assert len(text) <= 1000
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_results_are_described(name: str) -> None:
+    """By themselves, and in containers."""
+    with contain():
+        hostile = build_object(name)
+        for result in (hostile, [hostile], {"key": hostile}, {hostile: 1}):
+            text = describe_result(result)
+            assert type(text) is str
+            json.dumps(text).encode()
+            assert len(text) <= 1000
