@@ -84,6 +84,7 @@ _LAST = 7930 * 365 * _DAY
 
 _read_every = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,10})s)?", re.ASCII).fullmatch
 _find_step = re.compile(r"/(\d+)", re.ASCII).findall
+_read_stepped_range = re.compile(r"(\w+)-(\w+)/0*[1-9]\d*", re.ASCII).fullmatch
 _find_ordinals = re.compile(r"\b(\d*?[02-9])([123])th\b")
 _ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
 
@@ -328,6 +329,7 @@ def _parse_firings(text: str, zone: ZoneInfo) -> _Firings:
         _refuse_count(text, fields)
     fields = [*["0"] * (_MAX_FIELDS - len(fields)), *fields]
     _check_steps(text, fields)
+    fields = [_simplify(index, value) for index, value in enumerate(fields)]
     expression = " ".join(fields)
     _check_fires(text, expression, fields)
     second, *minutes = fields
@@ -362,9 +364,7 @@ def _check_fires(text: str, expression: str, fields: list[str]) -> None:
         next(CronSim(expression, _SEARCH_START))
     except CronSimError:
         for index, (value, (name, _, fix)) in enumerate(zip(fields, _FIELDS, strict=True)):
-            alone = ["*"] * len(fields)
-            alone[index] = value
-            if not _is_accepted(" ".join(alone)):
+            if not _is_accepted(index, value):
                 problem = f"must have a valid {name}, not {value!r}"
                 raise Invalid("schedule", text, problem, fix) from None
     except StopIteration:
@@ -376,9 +376,24 @@ def _check_fires(text: str, expression: str, fields: list[str]) -> None:
     raise Invalid("schedule", text, problem, "use a day that occurs; L is the last of each month")
 
 
-def _is_accepted(expression: str) -> bool:
+def _simplify(index: int, value: str) -> str:
+    """Return a field with `5-5/10` as `5`. The library reads it as `5/10`: 5, 15, 25 and so on."""
+    parts = value.split(",")
+    for place, part in enumerate(parts):
+        if found := _read_stepped_range(part):
+            first, last = found.groups()
+            # Only a range of one value is accepted both ways.
+            if all(_is_accepted(index, both) for both in (f"{first}-{last}", f"{last}-{first}")):
+                parts[place] = first
+    return ",".join(parts)
+
+
+def _is_accepted(index: int, value: str) -> bool:
+    """Whether one field of an expression has no error."""
+    fields = ["*"] * _MAX_FIELDS
+    fields[index] = value
     try:
-        CronSim(expression, _SEARCH_START)
+        CronSim(" ".join(fields), _SEARCH_START)
     except CronSimError:
         return False
     return True
@@ -425,7 +440,8 @@ def _describe_seconds(seconds: int) -> str:
             "second": seconds % 60,
         }
     parts = [f"{n} {unit}{'s' * (n != 1)}" for unit, n in units.items() if n]
-    return parts[0].removeprefix("1 ") if len(parts) == 1 else " and ".join(parts)
+    *others, last = parts
+    return f"{', '.join(others)} and {last}" if others else last.removeprefix("1 ")
 
 
 def _find_zone(name: str) -> ZoneInfo:

@@ -77,6 +77,21 @@ def _compare(zone: str, start: int, end: int) -> None:
         assert found == wanted, f"{text} in {zone}, backwards, from {start}"
 
 
+def test_changes_are_rare_and_small(full_scale: bool) -> None:
+    """A search relies on it: two changes are over a day apart, and none is by more than a day."""
+    zones, end = (_list_distinct(), END) if full_scale else (list(SAMPLE), SAMPLE_END)
+    for name in zones:
+        zone = ZoneInfo(name)
+        seen = [
+            (instant, datetime.fromtimestamp(instant, zone).utcoffset() or timedelta())
+            for instant in range(START, end, 1800)
+        ]
+        changes = [(now, new - old) for (_, old), (now, new) in pairwise(seen) if new != old]
+        assert len(changes) >= 1
+        assert all(abs(size) <= timedelta(days=1) for _, size in changes)
+        assert all(later - earlier > DAY + 1800 for (earlier, _), (later, _) in pairwise(changes))
+
+
 def _list_local(text: str, zone: str, day: datetime) -> list[str]:
     start = int(day.timestamp())
     schedule = Schedule.parse(text, zone)
