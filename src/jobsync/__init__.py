@@ -1,4 +1,4 @@
-"""Leader election, durable queues and task ownership on the storage you already have.
+"""Leader election, durable queues, cron and task ownership on the storage you already have.
 
 Every public name is here. Its module is loaded when the name is first used: a command line
 that only prints its help does not load a database.
@@ -44,6 +44,10 @@ if _typing.TYPE_CHECKING:
     from jobsync.jobs.task import Task
     from jobsync.queue.context import Context
     from jobsync.queue.plugin import QueuePlugin, S3QueuePlugin
+    from jobsync.scheduler.context import JobContext
+    from jobsync.scheduler.job_store import HistoryEntry
+    from jobsync.scheduler.operations import JobStatus
+    from jobsync.scheduler.plugin import SchedulerPlugin
     from jobsync.stores.contract import (
         Applied,
         Conflicted,
@@ -78,11 +82,14 @@ __all__ = [
     "Events",
     "Fenced",
     "Head",
+    "HistoryEntry",
     "Hooks",
     "Incomplete",
     "Invalid",
     "InvalidRecord",
     "Job",
+    "JobContext",
+    "JobStatus",
     "JobsyncError",
     "Lock",
     "Membership",
@@ -101,6 +108,7 @@ __all__ = [
     "Record",
     "Resource",
     "S3QueuePlugin",
+    "SchedulerPlugin",
     "Snooze",
     "Store",
     "Task",
@@ -156,6 +164,10 @@ _MODULES = {
     "jobs.events": ("RebalanceEvent",),
     "queue.context": ("Context",),
     "queue.plugin": ("QueuePlugin", "S3QueuePlugin"),
+    "scheduler.context": ("JobContext",),
+    "scheduler.job_store": ("HistoryEntry",),
+    "scheduler.operations": ("JobStatus",),
+    "scheduler.plugin": ("SchedulerPlugin",),
     "stores.contract": (
         "Applied",
         "Conflicted",

@@ -207,6 +207,11 @@ class Membership:
         finally:
             await store.close()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the session has ended for good."""
+        return self._member.has_ended
+
     def check(self) -> None:
         """Check that the session has not ended.
 

@@ -3,6 +3,8 @@
 A driver's error neither names the argument nor says what to do instead, and some wrong arguments
 cause none: SQLite takes a negative limit for no limit. Each function here raises `Invalid`, which
 names the argument, its value and the fix.
+
+On its own because queues, schedulers and the command line check the same things.
 """
 
 from jobsync.core.clock import Seconds

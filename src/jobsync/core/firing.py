@@ -1,0 +1,552 @@
+"""When a scheduled job runs: its stored state, and every decision about it. Pure.
+
+A job has one state record in the store. An instant is a whole second at which its schedule is
+due. Each instant is decided once: it is fired, it waits behind another run, or it becomes part
+of a gap with a reason. `JobState.last` is the newest decided instant and never goes back, so that
+neither a slow process, a new leader nor a changed schedule fires an instant twice.
+
+    advance     due instants ──▶ running, queued, or a gap; runs of dead processes ──▶ resumed
+    finish      running ──▶ counted, and removed
+    pause       nothing is due until `resume`, which makes a gap of what was due meanwhile
+    edit        what an operator changes, until the code's own definition changes
+    define      what the code says; the newest process's definition holds
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from jobsync.core.codec import Json
+from jobsync.core.cron import Schedule
+
+__all__ = [
+    "MAX_RESUMES",
+    "OVERLAPPED",
+    "ActiveRun",
+    "Advance",
+    "Gap",
+    "JobDefinition",
+    "JobPause",
+    "JobState",
+    "LastRun",
+    "Misfire",
+    "Overlap",
+    "RunRequest",
+    "RunStatus",
+    "Statistics",
+    "add_request",
+    "advance",
+    "define",
+    "drop_gaps",
+    "due_time",
+    "edit",
+    "find_schedule",
+    "finish",
+    "next_due",
+    "pause",
+    "remove",
+    "resume",
+    "start_manually",
+]
+
+Overlap: TypeAlias = Literal["skip", "queue", "allow"]
+Misfire: TypeAlias = Literal["skip", "last", "all"]
+RunStatus: TypeAlias = Literal[
+    "running", "success", "error", "timeout", "lost", "missed", "skipped"
+]
+"""How a run ended; missed and skipped ones were never started."""
+
+GRACE = 60
+"""Seconds by which an instant may be late and still counts as on time for `misfire="skip"`."""
+
+MAX_RESUMES = 3
+"""How often a run whose process died is started again; a job may be what kills processes."""
+
+OVERLAPPED = "the run before had not ended"
+"""The reason of a gap where `overlap="skip"`."""
+
+_MAX_QUEUED = 100
+"""Runs that wait behind a running one; further instants become a gap."""
+
+_MAX_COUNTED = 1000
+"""Instants of a gap that are counted exactly."""
+
+_MAX_DURATIONS = 50
+"""Durations that a state remembers, for percentiles."""
+
+
+class JobDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a job's code says about it, apart from its action."""
+
+    schedule: str
+    timezone: str = "UTC"
+    description: str = ""
+    enabled: bool = True
+    retries: int = 0
+    timeout: float | None = 60.0
+    overlap: Overlap = "skip"
+    misfire: Misfire = "last"
+    max_catch_up: int = 10
+    jitter: float = 0.0
+    run_on_start: bool = False
+
+
+class ActiveRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run that was started and has not ended."""
+
+    id: str
+    instant: int
+    """When it was due; when it was asked for, if it was started by hand."""
+    owner: str
+    """The session of the process that runs it."""
+    started_at: float
+    resumed: int = 0
+    """How many processes have died while they ran it."""
+    is_manual: bool = False
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Instants in a row that were not fired."""
+
+    first: int
+    last: int
+    count: int
+    reason: str
+    kind: Literal["missed", "skipped"] = "missed"
+    """Missed: nobody could fire them. Skipped: they were not to be fired."""
+    is_counted: bool = True
+    """Whether `count` is exact; otherwise there are more."""
+
+
+class JobPause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An operator's pause."""
+
+    at: float
+    by: str = ""
+    reason: str = ""
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run that somebody asked for who does not have the job's code."""
+
+    id: str
+    at: float
+    by: str = ""
+
+
+class LastRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the latest run ended."""
+
+    id: str
+    instant: int
+    status: RunStatus
+    started_at: float
+    ended_at: float
+    error: str = ""
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a job's instants."""
+
+    runs: int = 0
+    successes: int = 0
+    failures: int = 0
+    missed: int = 0
+    skipped: int = 0
+    durations: tuple[float, ...] = ()
+    """Of the latest runs, in seconds, the newest last."""
+    last_run: LastRun | None = None
+    last_success: float | None = None
+    last_failure: float | None = None
+
+
+class JobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The stored state of one job."""
+
+    definition: JobDefinition
+    defined_by: str
+    """The worker whose code it is; ids of workers sort by their start."""
+    last: int
+    """The newest decided instant."""
+    edits: Mapping[str, Json] = {}
+    """Fields of the definition that an operator has changed."""
+    pause: JobPause | None = None
+    running: tuple[ActiveRun, ...] = ()
+    queued: tuple[int, ...] = ()
+    """Instants that run when an earlier run has ended."""
+    requests: tuple[RunRequest, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    """Gaps that are not in the history yet."""
+    statistics: Statistics = Statistics()
+    is_removed: bool = False
+
+    @property
+    def effective(self) -> JobDefinition:
+        """The definition with the operator's changes."""
+        if not self.edits:
+            return self.definition
+        return msgspec.structs.replace(self.definition, **self.edits)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its instants are fired."""
+        return self.pause is None and self.effective.enabled and not self.is_removed
+
+    def find_run(self, run_id: str) -> ActiveRun | None:
+        """Return a run that has not ended."""
+        return next((run for run in self.running if run.id == run_id), None)
+
+
+class Advance(msgspec.Struct, frozen=True):
+    """What follows from the time and from who is alive."""
+
+    state: JobState
+    starts: tuple[ActiveRun, ...] = ()
+    """The runs to start now, in this process."""
+    lost: tuple[ActiveRun, ...] = ()
+    """The runs that are given up: their processes have died too often."""
+
+
+@lru_cache(maxsize=20_000)
+def _parse(text: str, timezone: str) -> Schedule:
+    return Schedule.parse(text, timezone)
+
+
+def find_schedule(state: JobState) -> Schedule:
+    """Return the schedule that holds for a job."""
+    definition = state.effective
+    return _parse(definition.schedule, definition.timezone)
+
+
+def due_time(name: str, definition: JobDefinition, schedule: Schedule, instant: int) -> float:
+    """Return when an instant is fired: later by its jitter, which every process agrees on.
+
+    It is fired before the next instant is, however large the jitter.
+    """
+    if not definition.jitter:
+        return instant
+    digest = hashlib.sha256(f"{name}\n{instant}".encode()).digest()
+    later = instant + definition.jitter * int.from_bytes(digest[:6], "big") / 2**48
+    following = schedule.next_after(instant)
+    return later if following is None else min(later, following)
+
+
+def next_due(name: str, state: JobState) -> float | None:
+    """Return when the first undecided instant of a job is due; None if it never is."""
+    if not state.is_active:
+        return None
+    schedule = find_schedule(state)
+    instant = schedule.next_after(state.last)
+    return None if instant is None else due_time(name, state.effective, schedule, instant)
+
+
+def advance(
+    name: str,
+    state: JobState,
+    now: float,
+    *,
+    owner: str,
+    new_id: Callable[[], str],
+    is_orphan: Callable[[ActiveRun], bool],
+    late_reason: str,
+    room: int = 1,
+) -> Advance:
+    """Decide what is to be started now.
+
+    Args:
+        name: the job's.
+        state: as it was read.
+        now: the time by which instants are due.
+        owner: the session that would run it.
+        new_id: returns an id for a new run.
+        is_orphan: whether nobody runs a run any more.
+        late_reason: why instants were not fired in time, for the history.
+        room: how many runs this process may start.
+    """
+    state, starts, lost = _resume_orphans(state, owner, is_orphan, room)
+    if state.is_active:
+        state = _take_due(name, state, now, late_reason)
+    room -= len(starts)
+    while room > 0 and (run := _choose_next(state, owner, new_id, now)) is not None:
+        state = _start(state, run)
+        starts.append(run)
+        room -= 1
+    return Advance(state, tuple(starts), tuple(lost))
+
+
+def _resume_orphans(
+    state: JobState, owner: str, is_orphan: Callable[[ActiveRun], bool], room: int
+) -> tuple[JobState, list[ActiveRun], list[ActiveRun]]:
+    """Take over the runs of dead processes, as far as there is room."""
+    running: list[ActiveRun] = []
+    resumed: list[ActiveRun] = []
+    lost: list[ActiveRun] = []
+    for run in state.running:
+        if not is_orphan(run):
+            running.append(run)
+        elif run.is_manual or state.is_removed or run.resumed >= MAX_RESUMES:
+            # Whoever started one by hand is gone, too.
+            lost.append(run)
+        elif len(resumed) < room:
+            resumed.append(msgspec.structs.replace(run, owner=owner, resumed=run.resumed + 1))
+            running.append(resumed[-1])
+        else:
+            running.append(run)
+    if not (resumed or lost):
+        return state, [], []
+    statistics = state.statistics
+    for run in lost:
+        statistics = _count(statistics, run, "lost", run.started_at, "its process has ended")
+    state = msgspec.structs.replace(state, running=tuple(running), statistics=statistics)
+    return state, resumed, lost
+
+
+def _take_due(name: str, state: JobState, now: float, late_reason: str) -> JobState:
+    """Decide all instants that are due: they are queued, or become a gap."""
+    definition, schedule = state.effective, find_schedule(state)
+    if state.running and definition.overlap == "skip":
+        # They are decided when the run ends: until then nothing needs to be written.
+        return state
+    newest = _find_newest_due(name, state, now)
+    if newest is None:
+        return state
+    if state.running and definition.overlap == "queue":
+        return _queue_behind(state, schedule, newest)
+    if definition.misfire == "all":
+        kept = schedule.newest_between(state.last, newest, definition.max_catch_up)
+    elif definition.misfire == "skip" and now - newest > GRACE:
+        kept = []
+    else:
+        kept = [newest]
+    state = _skip(state, schedule, kept[0] - 1 if kept else newest, late_reason, "missed")
+    return msgspec.structs.replace(state, last=newest, queued=(*state.queued, *kept))
+
+
+def _find_newest_due(name: str, state: JobState, now: float) -> int | None:
+    """Return the newest undecided instant that is due."""
+    schedule = find_schedule(state)
+    newest = schedule.latest_until(int(now))
+    if newest is not None and due_time(name, state.effective, schedule, newest) > now:
+        newest = schedule.latest_until(newest - 1)
+    return newest if newest is not None and newest > state.last else None
+
+
+def _queue_behind(state: JobState, schedule: Schedule, newest: int) -> JobState:
+    """Let due instants wait for the run that has not ended, as far as there is room."""
+    kept = schedule.between(state.last, newest, max(_MAX_QUEUED - len(state.queued), 0))
+    last = kept[-1] if kept else state.last
+    state = msgspec.structs.replace(state, last=last, queued=(*state.queued, *kept))
+    reason = f"{_MAX_QUEUED} runs were waiting already"
+    return _skip(state, schedule, newest, reason, "skipped")
+
+
+def _choose_next(
+    state: JobState, owner: str, new_id: Callable[[], str], now: float
+) -> ActiveRun | None:
+    """Return the next run that may start."""
+    if state.running and state.effective.overlap != "allow":
+        return None
+    if state.requests and not state.is_removed:
+        request = state.requests[0]
+        return ActiveRun(
+            id=request.id, instant=int(request.at), owner=owner, started_at=now, is_manual=True
+        )
+    if state.queued and state.is_active:
+        return ActiveRun(id=new_id(), instant=state.queued[0], owner=owner, started_at=now)
+    return None
+
+
+def _start(state: JobState, run: ActiveRun) -> JobState:
+    """Record a run that was chosen."""
+    if run.is_manual:
+        state = msgspec.structs.replace(state, requests=state.requests[1:])
+    else:
+        state = msgspec.structs.replace(state, queued=state.queued[1:])
+    return msgspec.structs.replace(state, running=(*state.running, run))
+
+
+def start_manually(state: JobState, run: ActiveRun) -> JobState | None:
+    """Record a run that was started by hand; None if another one must end first."""
+    if state.running and state.effective.overlap != "allow":
+        return None
+    return msgspec.structs.replace(state, running=(*state.running, run))
+
+
+def finish(
+    name: str, state: JobState, run: ActiveRun, status: RunStatus, now: float, error: str = ""
+) -> JobState | None:
+    """Record how a run ended; None if it is no longer this owner's run.
+
+    With `overlap="skip"`, the instants that were due while it ran become a gap.
+    """
+    current = state.find_run(run.id)
+    if current is None or current.owner != run.owner:
+        return None
+    rest = tuple(other for other in state.running if other.id != run.id)
+    statistics = _count(state.statistics, run, status, now, error)
+    state = msgspec.structs.replace(state, running=rest, statistics=statistics)
+    if rest or state.effective.overlap != "skip" or not state.is_active:
+        return state
+    newest = _find_newest_due(name, state, now)
+    if newest is None:
+        return state
+    return _skip(state, find_schedule(state), newest, OVERLAPPED, "skipped")
+
+
+def _count(
+    statistics: Statistics, run: ActiveRun, status: RunStatus, now: float, error: str
+) -> Statistics:
+    """Return the statistics with one more run."""
+    is_success = status == "success"
+    durations = (*statistics.durations, round(max(now - run.started_at, 0.0), 3))
+    return msgspec.structs.replace(
+        statistics,
+        runs=statistics.runs + 1,
+        successes=statistics.successes + is_success,
+        failures=statistics.failures + (not is_success),
+        durations=durations[-_MAX_DURATIONS:],
+        last_run=LastRun(
+            id=run.id,
+            instant=run.instant,
+            status=status,
+            started_at=run.started_at,
+            ended_at=now,
+            error=error,
+        ),
+        last_success=now if is_success else statistics.last_success,
+        last_failure=statistics.last_failure if is_success else now,
+    )
+
+
+def _skip(
+    state: JobState,
+    schedule: Schedule,
+    until: int,
+    reason: str,
+    kind: Literal["missed", "skipped"],
+) -> JobState:
+    """Make a gap of all undecided instants up to one."""
+    if until <= state.last:
+        return state
+    counted = schedule.between(state.last, until, _MAX_COUNTED + 1)
+    if not counted:
+        return msgspec.structs.replace(state, last=until)
+    newest = schedule.latest_until(until)
+    gap = Gap(
+        first=counted[0],
+        last=counted[-1] if newest is None else newest,
+        count=min(len(counted), _MAX_COUNTED),
+        reason=reason,
+        kind=kind,
+        is_counted=len(counted) <= _MAX_COUNTED,
+    )
+    statistics = state.statistics
+    if kind == "missed":
+        statistics = msgspec.structs.replace(statistics, missed=statistics.missed + gap.count)
+    else:
+        statistics = msgspec.structs.replace(statistics, skipped=statistics.skipped + gap.count)
+    return msgspec.structs.replace(
+        state, last=until, gaps=(*state.gaps, gap), statistics=statistics
+    )
+
+
+def define(
+    state: JobState | None, definition: JobDefinition, worker: str, now: float
+) -> JobState | None:
+    """Return the state with a definition from code; None if the stored one holds.
+
+    Nothing that was due before is fired. A definition that differs from the code's before ends
+    the operator's changes.
+    """
+    if state is None:
+        return JobState(definition=definition, defined_by=worker, last=int(now))
+    if state.definition == definition and not state.is_removed:
+        return None
+    if worker < state.defined_by:
+        return None
+    state = _settle(state, now, "the job was defined anew")
+    return msgspec.structs.replace(
+        state,
+        definition=definition,
+        defined_by=worker,
+        edits={},
+        pause=None,
+        is_removed=False,
+    )
+
+
+def _settle(state: JobState, now: float, reason: str) -> JobState:
+    """Decide everything that was due before a change, so that the change never fires it."""
+    if not state.is_active:
+        return msgspec.structs.replace(state, last=max(state.last, int(now)))
+    return _skip(state, find_schedule(state), int(now), reason, "skipped")
+
+
+def pause(state: JobState, stop: JobPause) -> JobState | None:
+    """JobPause a job; None if it is paused."""
+    if state.pause is not None:
+        return None
+    return msgspec.structs.replace(state, pause=stop)
+
+
+def resume(state: JobState, now: float) -> JobState | None:
+    """Let a job's instants fire again; None if they do. What was due meanwhile is skipped."""
+    if state.is_active or state.is_removed:
+        return None
+    stop = state.pause
+    reason = "it was disabled" if stop is None else f"it was paused{_describe(stop)}"
+    edits = dict(state.edits)
+    if not state.effective.enabled:
+        edits["enabled"] = True
+    state = _skip(state, find_schedule(state), int(now), reason, "skipped")
+    return msgspec.structs.replace(state, pause=None, edits=edits)
+
+
+def _describe(stop: JobPause) -> str:
+    by = f" by {stop.by}" if stop.by else ""
+    return f"{by}: {stop.reason}" if stop.reason else by
+
+
+def edit(state: JobState, changes: Mapping[str, Any], now: float) -> JobState | None:
+    """Change fields of a definition; None if that changes nothing. Fires nothing of the past."""
+    before = state.effective
+    edits = {**state.edits, **changes}
+    edits = {
+        field: value for field, value in edits.items() if getattr(state.definition, field) != value
+    }
+    after = msgspec.structs.replace(state.definition, **edits)
+    if after == before:
+        return None
+    state = _settle(state, now, "the job was changed")
+    return msgspec.structs.replace(state, edits=edits)
+
+
+def remove(state: JobState) -> JobState | None:
+    """Remove a job; None if it was removed. Runs that have begun end as usual."""
+    if state.is_removed:
+        return None
+    gaps, queued = state.gaps, state.queued
+    if queued:
+        gap = Gap(
+            first=queued[0],
+            last=queued[-1],
+            count=len(queued),
+            reason="the job was removed",
+            kind="skipped",
+        )
+        gaps = (*gaps, gap)
+    return msgspec.structs.replace(state, is_removed=True, queued=(), requests=(), gaps=gaps)
+
+
+def add_request(state: JobState, request: RunRequest) -> JobState:
+    """Ask for a run, by whichever process fires this job."""
+    return msgspec.structs.replace(state, requests=(*state.requests, request))
+
+
+def drop_gaps(state: JobState, written: Sequence[Gap]) -> JobState:
+    """Forget gaps that are in the history."""
+    rest = tuple(gap for gap in state.gaps if gap not in written)
+    return state if rest == state.gaps else msgspec.structs.replace(state, gaps=rest)

@@ -1,0 +1,395 @@
+"""The stored side of scheduled jobs: states, history, progress and edits.
+
+    schedule/<namespace>/job/<name>              a job's state, see `core.firing`
+    schedule/<namespace>/run/<name>/<instant>    a firing, and later its result
+    schedule/<namespace>/code/<digest>           the jobs of one version of the code
+    schedule/<namespace>/progress                how far the leader has decided all jobs
+    schedule/<namespace>/edits                   the jobs that operators have changed
+
+Instants in keys count down, so that the newest firing comes first in a listing. A firing's
+record can be created once: it proves that its instant was fired.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core.codec import Json
+from jobsync.core.firing import ActiveRun, Gap, JobDefinition, JobState, RunStatus
+from jobsync.core.keys import escape
+from jobsync.database.keyspace import Disposition, Keyspace
+from jobsync.errors import Corrupt, JobsyncError, OutcomeUnknown
+from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store
+from jobsync.stores.corruption_log import CorruptionLog, read_each
+
+__all__ = [
+    "SCHEDULES",
+    "Edits",
+    "HistoryEntry",
+    "JobStore",
+    "Progress",
+    "StoredJob",
+    "digest_code",
+]
+
+SCHEDULES = "schedule/"
+"""The prefix of everything about scheduled jobs; each namespace has a level below it."""
+
+_PAGE = 1000
+_LATEST = 10**11 - 1
+"""The latest instant that a key can hold: the year 5138."""
+
+
+class StoredJob(NamedTuple):
+    """A job's state with the record that it was read from."""
+
+    record: Record
+    state: JobState
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A firing, or a gap of instants that were not fired."""
+
+    job_name: str = ""
+    """Not stored: it is part of the key."""
+    cursor: str = ""
+    """Not stored: pass it as `after` to read on."""
+    status: RunStatus
+    id: str = ""
+    scheduled_time: float
+    """When it was due; the last one's time in a gap."""
+    is_manual: bool = False
+    owner: str = ""
+    """The session that runs it."""
+    worker_id: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+    duration: float | None = None
+    attempts: int = 0
+    resumed: int = 0
+    result: Json = None
+    error: str = ""
+    reason: str = ""
+    """Why the instants of a gap were not fired."""
+    first: float | None = None
+    """The first instant of a gap."""
+    count: int = 1
+    """How many instants it stands for."""
+    is_counted: bool = True
+    """Whether that is exact."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a leader got, for its successor."""
+
+    until: int = 0
+    """Every instant up to here is decided, and its run has ended, except for `open`."""
+    open: tuple[str, ...] = ()
+    """The jobs of which this is not so."""
+    code: str = ""
+    """The digest of the jobs that this is said of."""
+    at: float = 0.0
+    fleet: tuple[str, ...] = ()
+    """The sessions that were alive."""
+
+
+class Edits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which jobs differ from their code, or were changed lately."""
+
+    revision: int = 0
+    names: tuple[str, ...] = ()
+
+
+def digest_code(definitions: Mapping[str, JobDefinition]) -> str:
+    """Return an id of a set of definitions."""
+    encoded = msgspec.json.encode(sorted(definitions.items()))
+    return hashlib.sha256(encoded).hexdigest()[:24]
+
+
+class JobStore:
+    """Reads and writes scheduled jobs of one namespace.
+
+    Args:
+        get_store: returns the store, or raises why it cannot be used.
+        namespace: of the scheduler.
+        components: the clock, randomness and events.
+    """
+
+    def __init__(
+        self, get_store: Callable[[], Store], namespace: str, components: Components
+    ) -> None:
+        self.prefix = f"{SCHEDULES}{namespace}/"
+        self.progress_key = f"{self.prefix}progress"
+        self.edits_key = f"{self.prefix}edits"
+        self._jobs = Keyspace(get_store, f"{self.prefix}job/", components, f"schedule/{namespace}")
+        self._notes = Keyspace(get_store, self.prefix, components, f"schedule/{namespace}")
+        self._components = components
+
+    @property
+    def store(self) -> Store:
+        """The store, if it can be used."""
+        return self._jobs.store
+
+    async def read(self, name: str) -> StoredJob | None:
+        """Read a job's state.
+
+        Raises:
+            Corrupt: it is there and cannot be read.
+        """
+        record = await self._jobs.get(name)
+        return None if record is None else self._decode(record)
+
+    async def read_many(self, names: Sequence[str]) -> dict[str, StoredJob]:
+        """Read the states of those that exist and can be read; others are reported."""
+        found: dict[str, StoredJob] = {}
+        for start in range(0, len(names), _PAGE):
+            page = {self._jobs.key(name): name for name in names[start : start + _PAGE]}
+            records = await read_each(self.store, list(page), self._corruption_log.report)
+            for key, record in records.items():
+                if record is None or record.deleted:
+                    continue
+                if (stored := self._corruption_log.read(self._decode, record)) is not None:
+                    found[page[key]] = stored
+        return found
+
+    async def read_all(self) -> dict[str, StoredJob]:
+        """Read all states that can be read, by name; others are reported."""
+        found = {}
+        async for record in self._scan(self._jobs.prefix):
+            if (stored := self._corruption_log.read(self._decode, record)) is not None:
+                found[self._jobs.name(record.key)] = stored
+        return found
+
+    async def create_many(self, states: Mapping[str, JobState]) -> None:
+        """Write states of jobs that have none; those that have one by now are left."""
+        names = sorted(states)
+        for start in range(0, len(names), _PAGE):
+            page = names[start : start + _PAGE]
+            puts = [Put(self._jobs.key(name), msgspec.to_builtins(states[name])) for name in page]
+            await self.store.write(puts)
+
+    async def replace(self, name: str, base: Record, state: JobState) -> StoredJob | None:
+        """Write a state in place of the one that was read; None if that one is replaced.
+
+        Raises:
+            OutcomeUnknown: it may have been written, may still be, or never.
+        """
+        (outcome,) = await self.store.write([base.replace(msgspec.to_builtins(state))])
+        match outcome:
+            case Applied(record):
+                return StoredJob(record, state)
+            case Conflicted():
+                return None
+        raise OutcomeUnknown(self._jobs.title(name), outcome.reason)
+
+    async def change(
+        self, name: str, decide: Callable[[JobState | None], JobState | None]
+    ) -> StoredJob | None:
+        """Change a state as `decide` says, which returns None to leave it.
+
+        Returns:
+            The state that is stored now; None if there is none.
+
+        Raises:
+            OutcomeUnknown: it may have been written, may still be, or never.
+        """
+
+        def choose(current: Record | None) -> Json | Disposition:
+            state = decide(None if current is None else self._decode(current).state)
+            return Disposition.KEEP if state is None else msgspec.to_builtins(state)
+
+        record = await self._jobs.change(name, choose)
+        return None if record is None else self._decode(record)
+
+    def report(self, name: str, error: JobsyncError) -> None:
+        """Report a job that cannot be read, once."""
+        self._corruption_log.report(Corrupt(self._jobs.key(name), str(error)))
+
+    async def read_edits(self) -> Edits:
+        """Read which jobs differ from their code."""
+        record = await self._notes.get("edits")
+        return Edits() if record is None else _convert(record, Edits)
+
+    async def note_edit(self, name: str, *, is_special: bool) -> None:
+        """Let leaders know that a job was changed; keep its name as long as it is special."""
+
+        def decide(current: Record | None) -> Json:
+            edits = Edits() if current is None else _convert(current, Edits)
+            names = {*edits.names} - {name}
+            if is_special:
+                names.add(name)
+            noted = Edits(revision=edits.revision + 1, names=tuple(sorted(names)))
+            return msgspec.to_builtins(noted)
+
+        await self._notes.put("edits", decide)
+
+    async def read_code(self, digest: str) -> frozenset[str]:
+        """Read which jobs a version of the code has; none, if nobody has written it."""
+        if not digest:
+            return frozenset()
+        record = await self.store.get(f"{self.prefix}code/{digest}")
+        return frozenset() if record is None else frozenset(record.value["names"])
+
+    async def write_code(self, digest: str, names: Iterable[str]) -> None:
+        """Write which jobs a version of the code has, once."""
+        key = f"{self.prefix}code/{digest}"
+        if await self.store.get(key) is None:
+            # One that was written meanwhile says the same.
+            await self.store.write([Put(key, {"names": sorted(names)})])
+
+    async def read_defined(self) -> str:
+        """Read the digest of the code whose definitions are stored; empty if there is none."""
+        record = await self._notes.get("defined")
+        return "" if record is None else str(record.value["code"])
+
+    async def write_defined(self, digest: str) -> None:
+        """Write the digest of the code whose definitions are stored."""
+        await self._notes.put("defined", lambda _: {"code": digest})
+
+    async def create_run(self, name: str, run: ActiveRun, worker: str) -> Record | None:
+        """Record that an instant is fired; None if it was fired before.
+
+        Raises:
+            OutcomeUnknown: it may have been written, may still be, or never.
+        """
+        entry = HistoryEntry(
+            status="running",
+            id=run.id,
+            scheduled_time=run.instant,
+            is_manual=run.is_manual,
+            owner=run.owner,
+            worker_id=worker,
+            started_at=run.started_at,
+            resumed=run.resumed,
+        )
+        key = self.run_key(name, run)
+        (outcome,) = await self.store.write([Put(key, msgspec.to_builtins(entry))])
+        match outcome:
+            case Applied(record):
+                return record
+            case Conflicted():
+                return None
+        raise OutcomeUnknown(key, outcome.reason)
+
+    async def read_run(self, name: str, run: ActiveRun) -> tuple[Record, HistoryEntry] | None:
+        """Read the record of a firing."""
+        record = await self.store.get(self.run_key(name, run))
+        return None if record is None else (record, _convert(record, HistoryEntry))
+
+    async def write_run(self, base: Record, entry: HistoryEntry) -> Record | None:
+        """Write a firing's record again; None if somebody else has.
+
+        Raises:
+            OutcomeUnknown: it may have been written, may still be, or never.
+        """
+        stored = msgspec.structs.replace(entry, job_name="", cursor="")
+        (outcome,) = await self.store.write([base.replace(msgspec.to_builtins(stored))])
+        match outcome:
+            case Applied(record):
+                return record
+            case Conflicted():
+                return None
+        raise OutcomeUnknown(base.key, outcome.reason)
+
+    async def write_gap(self, name: str, gap: Gap) -> bool:
+        """Add a gap to the history, once; return whether it is new there."""
+        entry = HistoryEntry(
+            status=gap.kind,
+            scheduled_time=gap.last,
+            first=gap.first,
+            count=gap.count,
+            is_counted=gap.is_counted,
+            reason=gap.reason,
+        )
+        key = f"{self._run_prefix(name)}{_invert(gap.last)}-gap-{gap.first}"
+        (outcome,) = await self.store.write([Put(key, msgspec.to_builtins(entry))])
+        if not isinstance(outcome, Applied | Conflicted):
+            raise OutcomeUnknown(key, outcome.reason)
+        return isinstance(outcome, Applied)
+
+    async def history(
+        self,
+        name: str,
+        *,
+        statuses: Sequence[str] = (),
+        since: float | None = None,
+        limit: int = 50,
+        after: str = "",
+    ) -> list[HistoryEntry]:
+        """Return a job's firings and gaps, the newest first."""
+        where: dict[str, Any] | None = {"status": {"$in": list(statuses)}} if statuses else None
+        prefix = self._run_prefix(name)
+        records = await self.store.scan(
+            prefix, after=f"{prefix}{after}" if after else "", limit=limit, where=where
+        )
+        entries = []
+        for record in records:
+            entry = self._corruption_log.read(_read_entry, record)
+            if entry is None:
+                continue
+            if since is not None and entry.scheduled_time < since:
+                break
+            cursor = record.key.removeprefix(prefix)
+            entries.append(msgspec.structs.replace(entry, job_name=name, cursor=cursor))
+        return entries
+
+    async def prune(self, name: str, *, keep: int, oldest: float) -> int:
+        """Remove old history of a job: beyond a count, and older than an instant."""
+        prefix = self._run_prefix(name)
+        heads = await self.store.heads(prefix, limit=keep)
+        # The earlier of the two cuts: keys count down.
+        cut = f"{prefix}{_invert(int(oldest))}"
+        if len(heads) == keep:
+            cut = min(cut, heads[-1].key)
+        removed = 0
+        while old := await self.store.heads(prefix, after=cut, limit=_PAGE):
+            await self.store.drop([head.key for head in old])
+            removed += len(old)
+            if len(old) < _PAGE:
+                break
+        return removed
+
+    def run_key(self, name: str, run: ActiveRun) -> str:
+        """Return the key of a firing. One instant has one key, unless it was fired by hand."""
+        suffix = f"-{run.id}" if run.is_manual else ""
+        return f"{self._run_prefix(name)}{_invert(run.instant)}{suffix}"
+
+    def _run_prefix(self, name: str) -> str:
+        return f"{self.prefix}run/{escape(name)}/"
+
+    async def _scan(self, prefix: str) -> AsyncIterator[Record]:
+        after = ""
+        while True:
+            records = await self.store.scan(prefix, after=after, limit=_PAGE)
+            for record in records:
+                yield record
+            if len(records) < _PAGE:
+                return
+            after = records[-1].key
+
+    def _decode(self, record: Record) -> StoredJob:
+        return StoredJob(record, _convert(record, JobState))
+
+    @cached_property
+    def _corruption_log(self) -> CorruptionLog:
+        return CorruptionLog(self.store.name, self._components.events)
+
+
+def _invert(instant: int) -> str:
+    return f"{_LATEST - instant:011d}"
+
+
+def _read_entry(record: Record) -> HistoryEntry:
+    entry: HistoryEntry = _convert(record, HistoryEntry)
+    return entry
+
+
+def _convert(record: Record, kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(record.value, kind)
+    except msgspec.ValidationError as error:
+        raise Corrupt(record.key, f"not what a scheduler writes: {error}") from error

@@ -1,0 +1,498 @@
+"""Fires jobs: sleeps until the next instant of all jobs on duty, and decides what is due.
+
+The coordinator has all jobs on duty that its code has. A job that its code lacks is on duty in the
+oldest process that has it. Two processes that have a job on duty at once are harmless: a start is
+a conditional write of the job's state.
+
+A coordinator notes how far it got (`Progress`), so that its successor reads only the jobs that
+were due since, that still ran, or that an operator has changed.
+"""
+
+import asyncio
+import heapq
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.coordination.membership import Membership
+from jobsync.coordination.runner import Wakeup
+from jobsync.coordination.session import SESSIONS, read_session_record
+from jobsync.coordination.term import Term
+from jobsync.core.clock import Mono
+from jobsync.core.firing import (
+    ActiveRun,
+    Advance,
+    JobState,
+    RunRequest,
+    add_request,
+    advance,
+    find_schedule,
+    next_due,
+)
+from jobsync.errors import Corrupt, Fenced, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.scheduler.fleet_clock import FleetClock
+from jobsync.scheduler.job_store import Edits, JobStore, Progress
+from jobsync.scheduler.reporting import Reporter
+from jobsync.scheduler.runs import JobCache, KnownJob, Runs
+
+__all__ = ["FiringLoop"]
+
+_LONGEST_WAIT = 3600.0
+_GRAIN = 0.005
+_RETRY = 1.0
+"""Seconds until a job is looked at again whose store did not answer."""
+_CHUNK = 500
+"""Schedules that are computed before other tasks get a turn."""
+
+
+class _Assignment(NamedTuple):
+    """Jobs that are to be on duty."""
+
+    names: frozenset[str]
+    term: Term | None
+    code: str
+
+
+class FiringLoop:
+    """Fires the jobs on duty, until it is cancelled.
+
+    Args:
+        cache: the states of jobs.
+        runs: starts them.
+        known: the jobs whose code this process has, by name.
+        membership: this process's session.
+        clock: the time by which instants are due.
+        components: time and ids.
+        reporter: reports what is not fired.
+        on_veto: called with the reason when the clock may not be trusted, and with "" when it may.
+    """
+
+    def __init__(
+        self,
+        cache: JobCache,
+        runs: Runs,
+        known: Mapping[str, KnownJob],
+        membership: Membership,
+        clock: FleetClock,
+        components: Components,
+        reporter: Reporter,
+        on_veto: Callable[[str], object],
+    ) -> None:
+        self._cache = cache
+        self._jobs: JobStore = cache.jobs
+        self._runs = runs
+        self._known = known
+        self._membership = membership
+        self._clock = clock
+        self._components = components
+        self._reporter = reporter
+        self._on_veto = on_veto
+        self._duty: frozenset[str] = frozenset()
+        self._term: Term | None = None
+        self._assignment: _Assignment | None = None
+        self._since = 0.0
+        """When this process got its jobs on duty, by the fleet's clock."""
+        self._heap: list[tuple[float, str]] = []
+        self._due: dict[str, float] = {}
+        """When each job is to be looked at; other entries of the heap are outdated."""
+        self._advancing: dict[str, asyncio.Task[None]] = {}
+        self._starving: set[str] = set()
+        """Jobs that are due and wait for a run to end."""
+        self._undecided: set[str] = set()
+        """Jobs that were looked at without an answer from the store."""
+        self._edits = Edits()
+        self._progress = Progress()
+        self._is_dirty = False
+        self._next_beat = Mono(0.0)
+        self._veto = ""
+        self._wakeup = Wakeup(components.clock, _GRAIN)
+
+    @property
+    def duty(self) -> frozenset[str]:
+        """The jobs that this process fires."""
+        return self._duty
+
+    def check_edits(self) -> None:
+        """Look soon at what operators have changed."""
+        self._next_beat = Mono(0.0)
+        self._wakeup.set()
+
+    def look_at(self, name: str) -> None:
+        """Look at one job now, if it is on duty."""
+        if name in self._duty:
+            self._plan(name, 0.0)
+
+    def assign(self, names: Collection[str], term: Term | None, code: str) -> None:
+        """Put jobs on duty, in place of those that were.
+
+        Args:
+            names: of jobs that this process knows.
+            term: in which this process leads; None if it does not.
+            code: the digest of this process's code.
+        """
+        self.drop()
+        if names:
+            self._assignment = _Assignment(frozenset(names), term, code)
+            self._wakeup.set()
+
+    def add(self, name: str) -> None:
+        """Put one more job on duty, if any are."""
+        if self._assignment is not None:
+            self._assignment = self._assignment._replace(names=self._assignment.names | {name})
+        elif self._term is not None:
+            self._duty |= {name}
+            self._plan(name, 0.0)
+
+    def drop(self, name: str | None = None) -> None:
+        """Take one job off duty, or all. Runs that have begun go on."""
+        if name is not None:
+            self._duty -= {name}
+            self._due.pop(name, None)
+            return
+        self._duty, self._term, self._assignment = frozenset(), None, None
+        for waiting in (self._due, self._heap, self._starving, self._undecided):
+            waiting.clear()
+
+    async def _take(self, names: frozenset[str], term: Term | None, code: str) -> None:
+        """Find out what is to be done for new jobs on duty."""
+        await self._clock.refresh()
+        self._since = self._clock.now()
+        self._edits = await self._jobs.read_edits()
+        unsettled = set(names)
+        if term is not None and term.epoch:
+            unsettled = await self._find_unsettled(names, term, code)
+        elif term is not None:
+            await self._request_starts(names, Progress())
+        self._cache.known.clear()
+        self._cache.keep(await self._jobs.read_many(sorted(unsettled | {*self._edits.names})))
+        if self._assignment != (names, term, code):
+            return
+        self._duty, self._term, self._assignment = names, term, None
+        now = self._clock.now()
+        for number, name in enumerate(sorted(names)):
+            self._plan(name, self._first_look(name, now, is_settled=name not in unsettled))
+            if number % _CHUNK == _CHUNK - 1:
+                await asyncio.sleep(0)
+        self._next_beat = Mono(0.0)
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Fire jobs until cancelled."""
+        try:
+            while True:
+                await self._take_assigned()
+                if self._duty and self._components.clock.mono() >= self._next_beat:
+                    await self._beat()
+                self._start_due()
+                await self._wakeup.wait(self._find_wakeup())
+        finally:
+            for task in self._advancing.values():
+                task.cancel()
+
+    async def _take_assigned(self) -> None:
+        if (assignment := self._assignment) is None:
+            return
+        try:
+            await self._take(*assignment)
+        except (Unavailable, OutcomeUnknown):
+            await self._components.clock.sleep(_RETRY)
+            self._wakeup.set()
+        except Fenced:
+            # Another process leads by now; this one is about to be told.
+            self.drop()
+
+    async def settle(self) -> None:
+        """Wait until nothing is being started."""
+        if self._advancing:
+            await asyncio.wait(list(self._advancing.values()))
+
+    async def _find_unsettled(self, names: frozenset[str], term: Term, code: str) -> set[str]:
+        """Return the jobs that may have something undecided, by what the last leader noted."""
+        value = await term.get(self._jobs.progress_key)
+        progress = Progress() if value is None else msgspec.convert(value, Progress)
+        before, self._progress = progress, Progress(code=code)
+        await self._request_starts(names, before)
+        covered = names if before.code == code else await self._jobs.read_code(before.code)
+        now, unsettled = self._clock.now(), {*before.open, *(names - covered)}
+        for number, name in enumerate(names - unsettled):
+            schedule = find_schedule(self._assume(name))
+            newest = schedule.latest_until(int(now))
+            if newest is not None and newest > before.until:
+                unsettled.add(name)
+            if number % _CHUNK == _CHUNK - 1:
+                await asyncio.sleep(0)
+        return unsettled & names
+
+    async def _request_starts(self, names: Collection[str], before: Progress) -> None:
+        """Ask for the runs that follow the start of a fleet, if all of the last one are gone."""
+        wanted = [name for name in names if self._known[name].options.definition.run_on_start]
+        if not wanted or {*before.fleet} & {*self._membership.living}:
+            return
+        for name in wanted:
+            (run_id,) = self._components.ids.records(1)
+            request = RunRequest(id=run_id, at=self._clock.now(), by="run_on_start")
+            await self._cache.update(name, partial(add_request, request=request))
+
+    def _assume(self, name: str) -> JobState:
+        """Return a job's state, or what it is if nobody has changed it."""
+        stored = self._cache.known.get(name)
+        if stored is not None:
+            return stored.state
+        return JobState(definition=self._known[name].options.definition, defined_by="", last=0)
+
+    def _first_look(self, name: str, now: float, *, is_settled: bool) -> float | None:
+        """Return when a job is to be looked at first."""
+        stored = self._cache.known.get(name)
+        if stored is None:
+            state = msgspec.structs.replace(self._assume(name), last=int(now))
+            return next_due(name, state) if is_settled else 0.0
+        if stored.state.running or stored.state.queued or stored.state.requests:
+            return 0.0
+        return next_due(name, stored.state)
+
+    def _plan(self, name: str, when: float | None) -> None:
+        """Look at a job at a time of the fleet's clock; never, if None."""
+        if when is None:
+            self._due.pop(name, None)
+            return
+        self._due[name] = when
+        heapq.heappush(self._heap, (when, name))
+        if self._heap[0][1] == name:
+            self._wakeup.set()
+
+    def _find_wakeup(self) -> Mono:
+        """Return when to look again."""
+        now = self._components.clock.mono()
+        if not self._duty:
+            return now + _LONGEST_WAIT
+        wakeup = min(self._next_beat, now + _LONGEST_WAIT)
+        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        if self._heap and not self._veto:
+            wakeup = min(wakeup, now + max(0.0, self._heap[0][0] - self._clock.now()))
+        return wakeup
+
+    def _start_due(self) -> None:
+        """Look at each job that is due, in a task of its own."""
+        if self._veto:
+            return
+        now = self._clock.now()
+        while self._heap and self._heap[0][0] <= now:
+            when, name = heapq.heappop(self._heap)
+            if self._due.get(name) != when:
+                continue
+            del self._due[name]
+            if name in self._advancing:
+                # It plans its next look itself, when it is done.
+                continue
+            if self._runs.room <= len(self._advancing):
+                self._starving.add(name)
+                continue
+            task = asyncio.get_running_loop().create_task(self._advance(name))
+            self._advancing[name] = task
+            task.add_done_callback(partial(self._on_advanced, name))
+
+    def _on_advanced(self, name: str, task: asyncio.Task[None]) -> None:
+        self._advancing.pop(name, None)
+        if not task.cancelled():
+            task.result()
+        self._feed()
+
+    def on_run_end(self, name: str) -> None:
+        """Look at a job whose run has ended, and at those that waited for room."""
+        self.look_at(name)
+        self._feed()
+
+    def _feed(self) -> None:
+        """Look again at jobs that wait for room."""
+        for name in list(self._starving):
+            self._starving.discard(name)
+            self.look_at(name)
+
+    async def _advance(self, name: str) -> None:
+        """Decide one job, and start what is to be started."""
+        self._undecided.add(name)
+        try:
+            await self._advance_once(name)
+        except (Unavailable, OutcomeUnknown):
+            self._plan(name, self._clock.now() + _RETRY)
+        except (Corrupt, NewerFormat) as error:
+            # Nothing can be done until the record is repaired.
+            self._jobs.report(name, error)
+            self._plan(name, self._clock.now() + self._membership.timing.timeout)
+        else:
+            self._undecided.discard(name)
+
+    async def _advance_once(self, name: str) -> None:
+        owner, now = self._membership.incarnation, self._clock.now()
+        decided: list[Advance] = []
+        gone: set[str] = set()
+        (new_id,) = self._components.ids.records(1)
+
+        def decide(state: JobState) -> JobState | None:
+            result = advance(
+                name,
+                state,
+                now,
+                owner=owner,
+                new_id=lambda: new_id,
+                is_orphan=lambda run: self._is_orphan(run, gone),
+                late_reason=self._explain_lateness(state),
+            )
+            decided[:] = [result]
+            mine = state.find_run(new_id)
+            if mine is not None:
+                # This is what an earlier write made of it, whose reply was lost.
+                decided[:] = [Advance(state, (mine,))]
+                return None
+            return result.state
+
+        cached = self._cache.known.get(name)
+        if cached is None or any(run.owner != owner for run in cached.state.running):
+            # Its process may have ended a run without our knowing.
+            cached = await self._cache.read(name)
+        if cached is None:
+            return
+        gone |= await self._find_gone(cached.state)
+        stored = await self._cache.update(name, decide)
+        if stored is None or name not in self._duty:
+            return
+        (result,) = decided
+        self._is_dirty = True
+        for run in result.starts:
+            self._runs.start(self._known[name], stored, run)
+        for run in result.lost:
+            self._reporter.on_lost(name, run, "its processes have ended too often")
+        await self._cache.write_gaps(name)
+        self._watch_owners()
+        self._plan(name, self._next_look(name))
+
+    def _next_look(self, name: str) -> float | None:
+        stored = self._cache.known.get(name)
+        if stored is None or name in self._due:
+            return self._due.get(name)
+        state = stored.state
+        if state.running and state.effective.overlap == "skip":
+            if all(run.owner == self._membership.incarnation for run in state.running):
+                # Its end makes us look.
+                return None
+            later = msgspec.structs.replace(state, last=max(state.last, int(self._clock.now())))
+            return next_due(name, later)
+        if (state.queued or state.requests) and not state.running:
+            return 0.0
+        return next_due(name, state)
+
+    def _is_orphan(self, run: ActiveRun, gone: Collection[str]) -> bool:
+        if run.owner == self._membership.incarnation:
+            return not self._runs.has(run.id)
+        return not run.owner or run.owner in gone or self._membership.is_dead(run.owner)
+
+    async def _find_gone(self, state: JobState) -> set[str]:
+        """Return the owners of runs whose sessions have ended."""
+        owners = {run.owner for run in state.running} - {self._membership.incarnation, ""}
+        unsure = [
+            owner
+            for owner in owners
+            if owner not in self._membership.living and not self._membership.is_dead(owner)
+        ]
+        if not unsure:
+            return set()
+        records = await self._jobs.store.get_many([f"{SESSIONS}{owner}" for owner in unsure])
+        return {
+            owner
+            for owner, record in zip(unsure, records, strict=True)
+            if record is None or read_session_record(record).state != "live"
+        }
+
+    def _watch_owners(self) -> None:
+        """Let deaths of the processes that run jobs on duty be noticed at once."""
+        own = self._membership.incarnation
+        owners = {
+            run.owner
+            for name in self._duty
+            if (stored := self._cache.known.get(name)) is not None
+            for run in stored.state.running
+        }
+        self._membership.watch(f"schedule {self._jobs.prefix}", owners - {own, ""})
+
+    def look_at_orphans(self) -> None:
+        """Look at the jobs whose runs have lost their process."""
+        for name, stored in self._cache.known.items():
+            for run in stored.state.running:
+                if run.owner and self._membership.is_dead(run.owner):
+                    self.look_at(name)
+
+    def _explain_lateness(self, state: JobState) -> str:
+        """Return why instants after the last decided one were not fired in time."""
+        if state.last < self._since:
+            return f"no process fired it until {_format(self._since)}"
+        if self._runs.room <= 0:
+            return "as many jobs as max_concurrent_jobs allows were running"
+        return "this process or the store was too slow"
+
+    async def _beat(self) -> None:
+        """Do what is done once a heartbeat while jobs are on duty."""
+        beat = self._membership.timing.heartbeat
+        self._next_beat = self._components.clock.mono() + beat
+        try:
+            await self._clock.refresh()
+            if self._clock.veto != self._veto:
+                self._veto = self._clock.veto
+                self._on_veto(self._veto)
+            await self._follow_edits()
+            await self._write_progress()
+        except (Unavailable, OutcomeUnknown):
+            return
+        except Fenced:
+            # Another process leads by now; this one is about to be told.
+            self._term = None
+        self.look_at_orphans()
+
+    async def _follow_edits(self) -> None:
+        edits = await self._jobs.read_edits()
+        if edits.revision == self._edits.revision:
+            return
+        idle = {name for name, job in self._cache.known.items() if not job.state.is_active}
+        names = {*edits.names, *self._edits.names, *idle} & self._duty
+        self._cache.keep(await self._jobs.read_many(sorted(names)))
+        self._edits = edits
+        for name in names:
+            self.look_at(name)
+
+    async def _write_progress(self) -> None:
+        """Note how far all jobs are decided, if that has changed."""
+        term = self._term
+        if term is None or not term.epoch or not (self._is_dirty or self._is_new_fleet()):
+            return
+        now = self._clock.now()
+        open_names = {*self._advancing, *self._starving, *self._undecided}
+        for name, stored in self._cache.known.items():
+            state = stored.state
+            if state.running or state.queued or state.requests or state.gaps:
+                open_names.add(name)
+        for name, due in self._due.items():
+            if due - self._assume(name).effective.jitter <= now:
+                open_names.add(name)
+        self._is_dirty = False
+        progress = Progress(
+            until=int(now),
+            open=tuple(sorted(open_names)),
+            code=self._progress.code,
+            at=now,
+            fleet=tuple(sorted(self._membership.living)),
+        )
+        await term.put(self._jobs.progress_key, msgspec.to_builtins(progress))
+        self._progress = progress
+
+    def _is_new_fleet(self) -> bool:
+        if not any(self._known[name].options.definition.run_on_start for name in self._duty):
+            return False
+        return {*self._progress.fleet} != {*self._membership.living}
+
+
+def _format(seconds: float) -> str:
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,288 @@
+"""What anybody can ask about scheduled jobs, and do with them, from any process.
+
+Nothing here needs a job's code or a session: the command line uses it too. A change is written to
+the job's state, and then noted in the `edits` record, which leaders follow.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core.arguments import check_count
+from jobsync.core.firing import (
+    ActiveRun,
+    JobPause,
+    JobState,
+    RunRequest,
+    RunStatus,
+    add_request,
+    edit,
+    find_schedule,
+    pause,
+    remove,
+    resume,
+)
+from jobsync.errors import Invalid, NotFound, closest_name
+from jobsync.scheduler.job_store import HistoryEntry, JobStore
+from jobsync.scheduler.settings import check_changes
+
+__all__ = ["JobOperations", "JobStatus", "build_status"]
+
+_NEXT_RUNS = 5
+_STATUSES = get_args(RunStatus)
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one job. Times are seconds since 1970, durations seconds."""
+
+    name: str
+    schedule: str
+    timezone: str
+    in_words: str
+    description: str
+    enabled: bool
+    """Whether its instants are fired."""
+    pause: JobPause | None
+    edits: Mapping[str, Any]
+    """Fields that an operator has changed."""
+    running: tuple[ActiveRun, ...]
+    queued: tuple[int, ...]
+    last_run: float | None
+    last_status: str
+    """success, error, timeout or lost; empty before the first run."""
+    last_error: str
+    last_success: float | None
+    last_failure: float | None
+    next_run: float | None
+    next_runs: tuple[float, ...]
+    """The next five, as they are scheduled, without jitter."""
+    runs: int
+    successes: int
+    failures: int
+    missed: int
+    """Instants that nobody could fire."""
+    skipped: int
+    """Instants that were not to be fired."""
+    success_rate: float | None
+    """From 0 to 1; None before the first run."""
+    p50: float | None
+    """Half of the latest 50 runs took at most so long."""
+    p95: float | None
+    defined_by: str
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a run has begun and not ended."""
+        return bool(self.running)
+
+    def __getitem__(self, field: str) -> Any:
+        return getattr(self, field)
+
+
+def build_status(name: str, state: JobState, now: float) -> JobStatus:
+    """Return what is known of a job."""
+    definition, schedule, numbers = state.effective, find_schedule(state), state.statistics
+    next_runs: list[float] = []
+    after: int | None = max(int(now), state.last)
+    while state.is_active and after is not None and len(next_runs) < _NEXT_RUNS:
+        after = schedule.next_after(after)
+        if after is not None:
+            next_runs.append(after)
+    last = numbers.last_run
+    return JobStatus(
+        name=name,
+        schedule=definition.schedule,
+        timezone=definition.timezone,
+        in_words=schedule.in_words(),
+        description=definition.description,
+        enabled=state.is_active,
+        pause=state.pause,
+        edits=state.edits,
+        running=state.running,
+        queued=state.queued,
+        last_run=None if last is None else last.started_at,
+        last_status="" if last is None else last.status,
+        last_error="" if last is None else last.error,
+        last_success=numbers.last_success,
+        last_failure=numbers.last_failure,
+        next_run=next_runs[0] if next_runs else None,
+        next_runs=tuple(next_runs),
+        runs=numbers.runs,
+        successes=numbers.successes,
+        failures=numbers.failures,
+        missed=numbers.missed,
+        skipped=numbers.skipped,
+        success_rate=numbers.successes / numbers.runs if numbers.runs else None,
+        p50=_find_percentile(numbers.durations, 0.5),
+        p95=_find_percentile(numbers.durations, 0.95),
+        defined_by=state.defined_by,
+    )
+
+
+def _find_percentile(durations: Sequence[float], share: float) -> float | None:
+    if not durations:
+        return None
+    return sorted(durations)[max(0, math.ceil(share * len(durations)) - 1)]
+
+
+class JobOperations:
+    """Questions and changes, by job name.
+
+    Args:
+        jobs: where they are stored.
+        components: the clock and ids.
+        by: who makes the changes, for the history.
+    """
+
+    def __init__(self, jobs: JobStore, components: Components, by: str) -> None:
+        self._jobs = jobs
+        self._components = components
+        self._by = by
+
+    async def now(self) -> float:
+        """Return the store's time of day, or this machine's if the store has none."""
+        stored = await self._jobs.store.now()
+        return (self._components.clock.wall() if stored is None else stored).seconds
+
+    async def list_jobs(self) -> list[JobStatus]:
+        """Return all jobs that are not removed, by name."""
+        now = await self.now()
+        return [
+            build_status(name, stored.state, now)
+            for name, stored in sorted((await self._jobs.read_all()).items())
+            if not stored.state.is_removed
+        ]
+
+    async def status(self, name: str) -> JobStatus:
+        """Return what is known of a job.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        stored = await self._jobs.read(name)
+        if stored is None or stored.state.is_removed:
+            raise await self._build_not_found(name)
+        return build_status(name, stored.state, await self.now())
+
+    async def pause(self, name: str, reason: str = "") -> bool:
+        """Stop firing a job until `resume`; False if it was paused already."""
+        now = await self.now()
+        stop = JobPause(at=now, by=self._by, reason=reason)
+        return await self._change(name, lambda state: pause(state, stop), is_special=True)
+
+    async def resume(self, name: str) -> bool:
+        """Fire a job again; False if it is fired. What was due meanwhile is skipped."""
+        now = await self.now()
+        return await self._change(name, lambda state: resume(state, now))
+
+    async def edit(self, name: str, changes: Mapping[str, Any]) -> bool:
+        """Change fields of a job until its code changes; False if that changes nothing.
+
+        Raises:
+            Invalid: a field is unknown, or a value wrong.
+        """
+        checked = check_changes(name, changes)
+        now = await self.now()
+        return await self._change(name, lambda state: edit(state, checked, now), is_special=True)
+
+    async def remove(self, name: str) -> bool:
+        """Remove a job; False if it was removed. Code that has it adds it again when it starts."""
+        is_removed = await self._change(name, remove, is_special=True)
+        if is_removed:
+            await self._jobs.write_defined("")
+        return is_removed
+
+    async def request_run(self, name: str) -> str:
+        """Ask the fleet to run a job now; return the id of the run."""
+        (run_id,) = self._components.ids.records(1)
+        request = RunRequest(id=run_id, at=await self.now(), by=self._by)
+
+        def decide(state: JobState) -> JobState:
+            if state.find_run(run_id) or any(known.id == run_id for known in state.requests):
+                return state
+            return add_request(state, request)
+
+        await self._change(name, decide, is_special=True)
+        return run_id
+
+    async def history(
+        self,
+        job: str | None = None,
+        *,
+        status: str | Sequence[str] | None = None,
+        since: float | None = None,
+        limit: int = 50,
+        after: str = "",
+    ) -> list[HistoryEntry]:
+        """Return runs and gaps, the newest first; continue after the last one's `cursor`.
+
+        Args:
+            job: of one job; of all jobs by default.
+            status: only those with this status, or one of these.
+            since: only those that were scheduled at this time or later, in seconds since 1970.
+            limit: the most entries.
+            after: the cursor of the entry to continue after.
+        """
+        check_count("limit", limit, least=1, most=10_000)
+        statuses = [] if status is None else [status] if isinstance(status, str) else [*status]
+        for one in statuses:
+            _check_status(one)
+        if job is not None:
+            if await self._jobs.read(job) is None:
+                raise await self._build_not_found(job)
+            return await self._jobs.history(
+                job, statuses=statuses, since=since, limit=limit, after=after
+            )
+        if after:
+            raise Invalid("after", after, "needs a job", "pass job=, or since=")
+        entries: list[HistoryEntry] = []
+        for name in await self._jobs.read_all():
+            entries += await self._jobs.history(name, statuses=statuses, since=since, limit=limit)
+        entries.sort(key=lambda entry: (-entry.scheduled_time, entry.job_name))
+        return entries[:limit]
+
+    async def _change(
+        self,
+        name: str,
+        decide: Callable[[JobState], JobState | None],
+        *,
+        is_special: bool = False,
+    ) -> bool:
+        """Change a job's state, and let leaders know; return whether it was changed."""
+        is_changed = False
+
+        def choose(state: JobState | None) -> JobState | None:
+            nonlocal is_changed
+            if state is None or state.is_removed:
+                is_changed = False
+                return None
+            decided = decide(state)
+            is_changed = decided is not None
+            return decided
+
+        stored = await self._jobs.change(name, choose)
+        if stored is None or (stored.state.is_removed and not is_changed):
+            raise await self._build_not_found(name)
+        if is_changed:
+            state = stored.state
+            is_special = is_special and bool(
+                state.pause or state.edits or state.requests or state.is_removed
+            )
+            await self._jobs.note_edit(name, is_special=is_special or bool(state.edits))
+        return is_changed
+
+    async def _build_not_found(self, name: str) -> NotFound:
+        stored = await self._jobs.read_all()
+        return NotFound(
+            "job", name, [known for known, job in stored.items() if not job.state.is_removed]
+        )
+
+
+def _check_status(status: object) -> None:
+    if status not in _STATUSES:
+        hint = closest_name(status, _STATUSES) if isinstance(status, str) else None
+        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_STATUSES)}"
+        raise Invalid("status", status, "is not the status of a run", fix)

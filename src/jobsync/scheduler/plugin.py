@@ -1,0 +1,609 @@
+"""Jobs that run at times, once in the whole fleet.
+
+    scheduler = SchedulerPlugin(jobs={"cleanup": {"schedule": "0 3 * * *", "action": clean}})
+    await db.use_plugin(scheduler)
+
+Guarantees: each instant of a job is fired at most once, whatever processes and leaders do; one that
+was not fired is in the history with the reason. An action runs at least once for each instant that
+was fired: if its process dies, another one runs it again.
+
+Without an election (`enable_coordinator=False`) every process fires; the store lets one of them.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from jobsync.components import Components
+from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.core.firing import (
+    ActiveRun,
+    JobDefinition,
+    JobState,
+    define,
+    find_schedule,
+    start_manually,
+)
+from jobsync.database.coordinator_plugin import CoordinatorPlugin
+from jobsync.errors import Conflict, Invalid, NotFound, Unavailable, closest_name
+from jobsync.scheduler import events
+from jobsync.scheduler.context import JobContext
+from jobsync.scheduler.executor import ActionExecutor, ActionThreads
+from jobsync.scheduler.fleet_clock import FleetClock
+from jobsync.scheduler.job_store import HistoryEntry, JobStore, StoredJob, digest_code
+from jobsync.scheduler.loop import FiringLoop
+from jobsync.scheduler.operations import JobOperations, JobStatus
+from jobsync.scheduler.reporting import JobHooks, Reporter
+from jobsync.scheduler.runs import JobCache, KnownJob, Runs, find_calling_runs
+from jobsync.scheduler.settings import SchedulerSettings, parse_job
+from jobsync.settings import Sources, fields, resolve
+
+__all__ = ["SchedulerPlugin"]
+
+
+class _Parts(NamedTuple):
+    """What a scheduler consists of while it runs."""
+
+    jobs: JobStore
+    operations: JobOperations
+    cache: JobCache
+    clock: FleetClock
+    runs: Runs
+    loop: FiringLoop
+
+
+_A = TypeVar("_A", bound=Callable[..., Any])
+
+_FIRST_POLL = 0.05
+_LONGEST_POLL = 1.0
+_STOP_TIME = 5.0
+_PRUNE_EVERY = 50
+"""Runs of a job after which its old history is removed."""
+
+
+class SchedulerPlugin(CoordinatorPlugin):
+    """Runs jobs at times, once in the whole fleet.
+
+    Args:
+        jobs: options by name: `schedule` and `action`, and if needed `timezone`, `description`,
+            `enabled`, `retries`, `backoff`, `timeout`, `overlap`, `misfire`, `max_catch_up`,
+            `run_on_start`, `jitter` and `context`.
+        on_job_start: called when a run begins: `(name, context)`.
+        on_job_complete: called when a run has succeeded: `(name, result, duration)`.
+        on_job_error: called after each failed attempt: `(name, error, attempt)`.
+        namespace: separates several schedulers.
+        options: as in `SchedulerSettings` and `CoordinatorSettings`.
+
+    Raises:
+        Invalid, Misconfigured: an option or a job is wrong, with the fix.
+    """
+
+    slug: ClassVar[str] = "scheduler"
+
+    def __init__(
+        self,
+        *,
+        jobs: Mapping[str, Mapping[str, Any]] | None = None,
+        on_job_start: Callable[..., object] | None = None,
+        on_job_complete: Callable[..., object] | None = None,
+        on_job_error: Callable[..., object] | None = None,
+        namespace: str | None = None,
+        **options: Any,
+    ) -> None:
+        own = {field.name for field in fields(SchedulerSettings)}
+        _check_known(options, own)
+        super().__init__(
+            namespace=namespace,
+            **{name: value for name, value in options.items() if name not in own},
+        )
+        sources = Sources.load(os.environ, Path.cwd())
+        passed = {name: value for name, value in options.items() if name in own}
+        self.settings = resolve(SchedulerSettings, passed, sources, section="scheduler").value
+        self._hooks = JobHooks(
+            self.emit,
+            {
+                "on_job_start": on_job_start,
+                "on_job_complete": on_job_complete,
+                "on_job_error": on_job_error,
+            },
+        )
+        self._reporter = Reporter(self.emit, self._hooks, self._fail)
+        self._threads = ActionThreads()
+        self._jobs: dict[str, Mapping[str, Any]] = {}
+        """The options of jobs, until there is a database."""
+        self._known: dict[str, KnownJob] = {}
+        self._parts: _Parts | None = None
+        self._code = ""
+        self._is_code_stale = True
+        self._codes: dict[str, frozenset[str]] = {}
+        """The jobs of other versions of the code, by digest."""
+        if jobs is not None and not isinstance(jobs, Mapping):
+            raise Invalid("jobs", jobs, "must be a dict by name", 'write {"name": {...}}')
+        for name, job in (jobs or {}).items():
+            self._check_job(name, job)
+            self._jobs[name] = job
+
+    def job(self, schedule: str, *, name: str | None = None, **options: Any) -> Callable[[_A], _A]:
+        """Run a function at times. A decorator: `@scheduler.job("0 3 * * *")`.
+
+        Args:
+            schedule: when to run it.
+            name: the job's; the function's by default.
+            options: further options of the job.
+        """
+
+        def decorate(function: _A) -> _A:
+            chosen = function.__name__ if name is None else name
+            job = {"schedule": schedule, "action": function, **options}
+            self._check_job(chosen, job)
+            self._jobs[chosen] = job
+            if self.is_running:
+                self._learn(chosen)
+                self.run_in_background(lambda: self._register([chosen]), f"adds {chosen}")
+            return function
+
+        return decorate
+
+    async def add_job(
+        self, name: str, options: Mapping[str, Any] | None = None, **more: Any
+    ) -> None:
+        """Add a job to this process's, and store its definition.
+
+        Raises:
+            Invalid: an option is wrong, or there is a job of this name.
+        """
+        job = {**(options or {}), **more}
+        self._check_job(name, job)
+        self._jobs[name] = job
+        if self.is_running:
+            self._learn(name)
+            await self._register([name])
+
+    async def remove_job(self, name: str) -> bool:
+        """Remove a job from the whole fleet; False if it was removed. Its history stays.
+
+        A process whose code has the job adds it again when it starts.
+        """
+        is_removed = await self._get_parts().operations.remove(name)
+        self._jobs.pop(name, None)
+        self._known.pop(name, None)
+        self._is_code_stale = True
+        self._get_parts().loop.drop(name)
+        if is_removed:
+            self.emit(events.JobRemoved(job_name=name))
+        return is_removed
+
+    async def update_job(self, name: str, **changes: Any) -> bool:
+        """Change a job in the whole fleet, until its code changes; False if nothing changes.
+
+        Nothing of the past is fired. A new `action` holds in this process only.
+
+        Raises:
+            Invalid: a field is unknown, or its value wrong.
+            NotFound: there is no such job.
+        """
+        operations, action = self._get_parts().operations, changes.pop("action", None)
+        if action is not None:
+            self._replace_action(name, action)
+            if not changes:
+                return True
+        is_changed = await operations.edit(name, changes)
+        if is_changed:
+            self._wake(name)
+            self.emit(events.JobUpdated(job_name=name, changes=tuple(sorted(changes))))
+        return is_changed
+
+    async def enable_job(self, name: str) -> bool:
+        """Fire a job again; False if it is fired. What was due meanwhile is skipped."""
+        is_changed = await self._get_parts().operations.resume(name)
+        if is_changed:
+            self._wake(name)
+            self.emit(events.JobEnabled(job_name=name))
+        return is_changed
+
+    async def disable_job(self, name: str, reason: str = "") -> bool:
+        """Stop firing a job in the whole fleet; False if it is stopped. Its run goes on."""
+        is_changed = await self._get_parts().operations.pause(name, reason)
+        if is_changed:
+            self.emit(events.JobDisabled(job_name=name, reason=reason))
+        return is_changed
+
+    async def run_job(self, name: str, context: Mapping[str, Any] | None = None) -> Any:
+        """Run a job now, in this process; return its action's result.
+
+        With `overlap="queue"` it waits until a run of the job has ended. The limit of
+        `max_concurrent_jobs` does not hold for it.
+
+        Args:
+            name: the job's.
+            context: is merged into `context.data`.
+
+        Raises:
+            NotFound: this process does not have the job.
+            Conflict: it is running, and `overlap="skip"`.
+            BaseException: what the last attempt raised; TimeoutError, if it took too long.
+        """
+        _, _, _, clock, runs, _ = self._get_parts()
+        job = self._known.get(name)
+        if job is None:
+            raise NotFound("job in this process", name, list(self._known))
+        if context is not None and not isinstance(context, Mapping):
+            raise Invalid("context", context, "must be a dict", "write {...}")
+        membership = self._get_membership()
+        (run_id,) = self.database.components.ids.records(1)
+        poll = _FIRST_POLL
+        while True:
+            run = ActiveRun(
+                id=run_id,
+                instant=int(clock.now()),
+                owner=membership.incarnation,
+                started_at=clock.now(),
+                is_manual=True,
+            )
+            stored = await self._start_manually(name, run)
+            if stored is not None:
+                break
+            await self.database.components.clock.sleep(poll)
+            poll = min(2 * poll, _LONGEST_POLL)
+        outcome = await asyncio.shield(runs.start(job, stored, run, context))
+        if outcome is None:
+            raise Unavailable("the run", "it was lost with this process's session", "run it again")
+        if outcome.exception is not None:
+            raise outcome.exception
+        return outcome.result
+
+    async def list_jobs(self) -> list[JobStatus]:
+        """Return all jobs of the fleet, by name."""
+        return await self._get_parts().operations.list_jobs()
+
+    async def job_status(self, name: str) -> JobStatus:
+        """Return what is known of a job.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        return await self._get_parts().operations.status(name)
+
+    async def job_history(
+        self,
+        job: str | None = None,
+        *,
+        status: str | Sequence[str] | None = None,
+        since: float | None = None,
+        limit: int = 50,
+        after: str = "",
+    ) -> list[HistoryEntry]:
+        """Return runs and gaps, the newest first. See `JobOperations.history`."""
+        return await self._get_parts().operations.history(
+            job, status=status, since=since, limit=limit, after=after
+        )
+
+    async def on_start(self) -> None:
+        """Store the definitions of this process's jobs, and begin to fire."""
+        database, membership = self.database, self._get_membership()
+        components, store = database.components, database.store
+        jobs = JobStore(lambda: database.store, self.namespace, components)
+        cache, clock = (
+            JobCache(jobs, self._reporter.on_gap),
+            FleetClock(membership, store, components),
+        )
+        limit = self.settings.max_concurrent_jobs
+        runs = Runs(
+            cache, membership, clock, components, self._reporter, self._build_context, limit
+        )
+        loop = FiringLoop(
+            cache, runs, self._known, membership, clock, components, self._reporter, self._on_veto
+        )
+        runs.notify(self._on_run_end)
+        operations = JobOperations(jobs, components, membership.worker_id)
+        self._parts = _Parts(jobs, operations, cache, clock, runs, loop)
+        await clock.refresh()
+        self._known.clear()
+        for name in self._jobs:
+            self._learn(name)
+        await self._register(list(self._jobs))
+        self.run_in_background(loop.run, "fires")
+        self.run_in_background(self._follow, "follows the coordinator")
+        if not store.is_billed:
+            self.run_in_background(self._follow_edits, "follows edits")
+
+    async def on_stop(self) -> None:
+        """Let running actions finish, and leave those behind that do not."""
+        jobs, _, _, _, runs, loop = self._get_parts()
+        loop.drop()
+        await loop.settle()
+        await runs.finish_all(self.settings.grace)
+        await self._hooks.finish(_STOP_TIME / 2)
+        self._get_membership().watch(f"schedule {jobs.prefix}", ())
+
+    async def on_become_coordinator(self) -> None:
+        """Put all jobs of this process on duty."""
+        await self._publish_code()
+        self._assign()
+
+    async def on_stop_being_coordinator(self) -> None:
+        """Take the jobs off duty; runs that have begun go on."""
+        if self._parts is not None:
+            self._parts.loop.drop()
+
+    def prepare_stop(self) -> None:
+        """Fire nothing more."""
+        if self._parts is not None:
+            self._parts.loop.drop()
+
+    @property
+    def stop_time(self) -> float:
+        """Seconds that `stop` may take."""
+        return self.settings.grace + _STOP_TIME
+
+    def list_running(self) -> list[str]:
+        """Return descriptions of actions that run."""
+        return [text for job in self._known.values() for text in job.executor.list_running()]
+
+    @property
+    def runs_caller(self) -> bool:
+        """Whether the caller is one of its actions."""
+        calling = find_calling_runs()
+        if calling is None or self._parts is None:
+            return False
+        return calling is self._parts.runs and len(calling) > 0
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the caller is one of its own hooks or actions, which `stop` waits for."""
+        return super().is_calling or self.runs_caller
+
+    async def start(self) -> None:
+        """Start, unless it is running. Called by an action, it starts after that ends."""
+        if self.runs_caller and self.database.is_connected:
+            self.database.run_in_background(super().start, f"{self.name} starts")
+        else:
+            await super().start()
+
+    async def stop(self) -> None:
+        """Stop, if it is running. Called by an action, it stops after that ends."""
+        if self.runs_caller and self._lifecycle.action != "stop" and self.database.is_connected:
+            self.prepare_stop()
+            self.database.run_in_background(super().stop, f"{self.name} stops")
+        else:
+            await super().stop()
+
+    def _check_job(self, name: object, options: object) -> None:
+        """Check a job before anything is stored.
+
+        Raises:
+            Invalid: an option is wrong, or there is a job of this name.
+        """
+        if name in self._jobs:
+            fix = "choose another name, or remove that one first"
+            raise Invalid("name", name, "is the name of another job", fix)
+        job = parse_job(name, options, self.settings)
+        ActionExecutor(job.action, components=Components.system(), threads=self._threads)
+
+    def _learn(self, name: str) -> None:
+        """Make one of this process's jobs ready to run."""
+        options = parse_job(name, self._jobs[name], self.settings)
+        executor = ActionExecutor(
+            options.action, components=self.database.components, threads=self._threads
+        )
+        self._known[name] = KnownJob(name, options, executor)
+        self._is_code_stale = True
+
+    def _replace_action(self, name: str, action: Callable[..., Any]) -> None:
+        job = self._known.get(name)
+        if job is None:
+            raise NotFound("job in this process", name, list(self._known))
+        executor = ActionExecutor(
+            action, components=self.database.components, threads=self._threads
+        )
+        self._known[name] = job._replace(executor=executor)
+
+    async def _register(self, names: Sequence[str]) -> None:
+        """Store the definitions of jobs, unless newer ones are stored."""
+        store, worker = self._get_parts().jobs, self._get_membership().worker_id
+        await self._publish_code()
+        if len(names) == len(self._known) and await store.read_defined() == self._code:
+            return
+        now = self._get_parts().clock.now()
+        stored = await store.read_many(names)
+        definitions = {name: self._known[name].options.definition for name in names}
+        new = {
+            name: define(None, definition, worker, now)
+            for name, definition in definitions.items()
+            if name not in stored
+        }
+        await store.create_many({name: state for name, state in new.items() if state is not None})
+        for name in names:
+            if name in new:
+                self.emit(events.JobAdded(job_name=name))
+            else:
+                await self._redefine(name, definitions[name], worker, now)
+        if len(names) == len(self._known):
+            await store.write_defined(self._code)
+        for name in names:
+            self._get_parts().loop.add(name)
+
+    async def _redefine(
+        self, name: str, definition: JobDefinition, worker: str, now: float
+    ) -> None:
+        """Replace a stored definition, if it differs and is not newer."""
+        store, before = self._get_parts().jobs, list[JobState]()
+
+        def decide(state: JobState | None) -> JobState | None:
+            before[:] = [] if state is None else [state]
+            return define(state, definition, worker, now)
+
+        stored = await store.change(name, decide)
+        if stored is None or not before or before[0].definition == definition:
+            return
+        self._report_difference(name, before[0].definition, definition, stored.state.defined_by)
+        if stored.state.defined_by == worker:
+            await store.note_edit(name, is_special=False)
+
+    def _report_difference(
+        self, name: str, one: JobDefinition, other: JobDefinition, by: str
+    ) -> None:
+        differing = tuple(
+            field
+            for field in JobDefinition.__struct_fields__
+            if getattr(one, field) != getattr(other, field)
+        )
+        self.emit(events.JobDefinitionReplaced(job_name=name, fields=differing, by=by))
+
+    async def _publish_code(self) -> None:
+        """Let other processes know which jobs this one has."""
+        if not self._is_code_stale:
+            return
+        self._is_code_stale = False
+        definitions = {name: job.options.definition for name, job in self._known.items()}
+        self._code = digest_code(definitions)
+        await self._get_parts().jobs.write_code(self._code, definitions)
+        self._get_membership().publish(**{self._fact: self._code})
+
+    @property
+    def _fact(self) -> str:
+        """The session's fact that tells which jobs its process has."""
+        return f"schedule {self.namespace}"
+
+    def _assign(self) -> None:
+        """Put jobs on duty in this process, by whether it leads."""
+        if self.term is not None:
+            self._get_parts().loop.assign(self._known, self.term, self._code)
+
+    async def _follow(self) -> None:
+        """Notice lost sessions and dead runners; fire what the coordinator cannot."""
+        membership, runs, loop = (
+            self._get_membership(),
+            self._get_parts().runs,
+            self._get_parts().loop,
+        )
+        while True:
+            await membership.change(membership.timing.heartbeat)
+            runs.cancel_lost()
+            loop.look_at_orphans()
+            await self._publish_code()
+            if not self.is_coordinator:
+                lacking = await self._find_lacking()
+                if lacking != loop.duty:
+                    loop.assign(lacking, None, self._code)
+
+    async def _find_lacking(self) -> frozenset[str]:
+        """Return the jobs that the coordinator's code lacks and that this process fires."""
+        coordinator, membership = self._coordinator, self._get_membership()
+        role = None if coordinator is None else coordinator.election.role
+        leader = None if role is None or role.owner is None else membership.seen.get(role.owner)
+        if leader is None:
+            return frozenset()
+        code = str(leader.facts.get(self._fact, ""))
+        lacking = frozenset(self._known) - await self._read_code(code)
+        if not lacking:
+            return lacking
+        for peer in await self.members():
+            if peer.incarnation == membership.incarnation:
+                return lacking
+            # An older process goes first.
+            lacking -= await self._read_code(str(peer.facts.get(self._fact, "")))
+        return frozenset()
+
+    async def _read_code(self, digest: str) -> frozenset[str]:
+        """Return the jobs of a version of the code."""
+        if digest == self._code:
+            return frozenset(self._known)
+        if digest not in self._codes:
+            self._codes[digest] = await self._get_parts().jobs.read_code(digest)
+        return self._codes[digest]
+
+    async def _follow_edits(self) -> None:
+        """Notice changes by operators at once, where the store sends notifications."""
+        store, loop = self._get_parts().jobs, self._get_parts().loop
+        while True:
+            await store.store.wait(store.prefix, self._get_membership().timing.heartbeat)
+            loop.check_edits()
+
+    async def _start_manually(self, name: str, run: ActiveRun) -> StoredJob | None:
+        """Record a run that was started by hand; None if it has to wait.
+
+        Raises:
+            Conflict: a run has not ended, and runs do not wait.
+        """
+        is_started = False
+
+        def decide(state: JobState) -> JobState | None:
+            nonlocal is_started
+            is_started = state.find_run(run.id) is not None
+            if is_started:
+                return None
+            changed = start_manually(state, run)
+            is_started = changed is not None
+            if changed is None and state.effective.overlap == "skip":
+                raise Conflict(name, 'it is running, and its overlap is "skip"')
+            return changed
+
+        stored = await self._get_parts().cache.update(name, decide)
+        if stored is None:
+            raise NotFound("job", name, list(self._known))
+        return stored if is_started else None
+
+    def _build_context(
+        self, job: KnownJob, state: JobState, run: ActiveRun, data: Mapping[str, Any]
+    ) -> JobContext:
+        return JobContext(
+            job_name=job.name,
+            execution_id=run.id,
+            scheduled_at=find_schedule(state).in_zone(run.instant),
+            database=self.database,
+            scheduler=self,
+            is_manual=run.is_manual,
+            data={**job.options.context, **data},
+        )
+
+    def _on_run_end(self, name: str) -> None:
+        self._get_parts().loop.on_run_end(name)
+        stored = self._get_parts().cache.known.get(name)
+        if stored is not None and stored.state.statistics.runs % _PRUNE_EVERY == 0:
+            self.run_in_background(lambda: self._prune(name), f"prunes {name}")
+
+    async def _prune(self, name: str) -> None:
+        await self._get_parts().jobs.prune(
+            name,
+            keep=self.settings.history_limit,
+            oldest=self._get_parts().clock.now() - self.settings.history_retention,
+        )
+
+    def _on_veto(self, reason: str) -> None:
+        """Hand the role over while this machine's clock cannot be right."""
+        self._reporter.on_veto(reason)
+
+    def _wake(self, name: str) -> None:
+        """Look at a job that was changed here."""
+        self._get_parts().cache.known.pop(name, None)
+        self._get_parts().loop.look_at(name)
+
+    def _fail(self, error: BaseException) -> None:
+        """Let the database fail with an error of this library."""
+
+        async def fail() -> None:
+            raise error
+
+        self.database.run_in_background(fail, f"{self.name} fails")
+
+    def _get_parts(self) -> _Parts:
+        """Return what it consists of while it runs.
+
+        Raises:
+            Invalid: it was never started.
+        """
+        if self._parts is None:
+            raise Invalid("plugin", self.name, "is not running", "await plugin.start() first")
+        return self._parts
+
+
+def _check_known(options: Mapping[str, Any], own: set[str]) -> None:
+    known = own | {field.name for field in fields(CoordinatorSettings)}
+    for name, value in options.items():
+        if name not in known:
+            hint = closest_name(name, [*known, "jobs"])
+            fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(known))}"
+            raise Invalid(name, value, "is not an option of a scheduler", fix)

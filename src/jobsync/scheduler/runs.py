@@ -1,0 +1,403 @@
+"""The runs of this process: from a state that says "running" to a result in the history.
+
+A run is ours while the stored state says so and our session is the one that it names. Its record in
+the history is created once for each instant; it proves that the instant was fired. A run whose
+process died is taken over: if its record has a result already, only the state is corrected.
+
+A run that is no longer ours is cancelled, and its result counts for nothing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.coordination.membership import Membership
+from jobsync.core.clock import backoff_limit
+from jobsync.core.firing import ActiveRun, Gap, JobState, RunStatus, drop_gaps, finish
+from jobsync.core.messages import default_backoff
+from jobsync.errors import Corrupt, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.scheduler.context import JobContext
+from jobsync.scheduler.executor import ActionExecutor, ActionListener, ActionOutcome
+from jobsync.scheduler.fleet_clock import FleetClock
+from jobsync.scheduler.job_store import HistoryEntry, JobStore, StoredJob
+from jobsync.scheduler.results import describe_result
+from jobsync.scheduler.settings import JobOptions
+from jobsync.stores.contract import Record
+
+__all__ = ["JobCache", "KnownJob", "RunListener", "Runs", "find_calling_runs"]
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+T = TypeVar("T")
+
+_calling: ContextVar["Runs | None"] = ContextVar("jobsync_scheduler_runs", default=None)
+
+
+def find_calling_runs() -> "Runs | None":
+    """Return the runs of which the caller is one; None outside of an action."""
+    return _calling.get()
+
+
+class KnownJob(NamedTuple):
+    """A job whose code this process has."""
+
+    name: str
+    options: JobOptions
+    executor: ActionExecutor
+
+
+class RunListener(ActionListener, Protocol):
+    """Receives what happens to runs."""
+
+    def on_start(self, run: ActiveRun, context: JobContext) -> None:
+        """Note that a run begins."""
+
+    def on_end(self, run: ActiveRun, context: JobContext, outcome: ActionOutcome) -> None:
+        """Note that a run has ended, and that this is stored."""
+
+    def on_lost(self, name: str, run: ActiveRun, reason: str) -> None:
+        """Note that a run no longer counts."""
+
+    def on_bug(self, error: BaseException) -> None:
+        """Note that this library has failed."""
+
+
+class JobCache:
+    """The states of jobs as this process last saw them, and the only place that changes them.
+
+    Args:
+        jobs: where they are stored.
+        on_gap: called with a job's name and each gap that is now in its history.
+    """
+
+    def __init__(self, jobs: JobStore, on_gap: Callable[[str, Gap], object]) -> None:
+        self.jobs = jobs
+        self._on_gap = on_gap
+        self.known: dict[str, StoredJob] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def keep(self, stored: Mapping[str, StoredJob]) -> None:
+        """Remember states that were read, unless newer ones are known."""
+        for name, job in stored.items():
+            known = self.known.get(name)
+            if known is None or known.record.seq < job.record.seq:
+                self.known[name] = job
+
+    async def read(self, name: str) -> StoredJob | None:
+        """Read a job's state again."""
+        stored = await self.jobs.read(name)
+        if stored is None:
+            self.known.pop(name, None)
+        else:
+            self.keep({name: stored})
+        return self.known.get(name)
+
+    async def update(
+        self, name: str, decide: Callable[[JobState], JobState | None]
+    ) -> StoredJob | None:
+        """Change a state; read it again if another process has changed it.
+
+        Args:
+            name: the job's.
+            decide: returns the new state, or None to leave it. Called again after a conflict, and
+                after a write with an unknown outcome: it must recognise its own change.
+
+        Returns:
+            The state that is stored now; None if there is none.
+
+        Raises:
+            Unavailable: the store does not answer; nothing was changed.
+        """
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            stored = self.known.get(name)
+            while True:
+                if stored is None:
+                    stored = await self.read(name)
+                    if stored is None:
+                        return None
+                state = decide(stored.state)
+                if state is None or state == stored.state:
+                    return stored
+                try:
+                    stored = await self.jobs.replace(name, stored.record, state)
+                except OutcomeUnknown:
+                    stored = None
+                if stored is not None:
+                    self.known[name] = stored
+                    return stored
+                # Another process was faster, or nobody knows.
+                self.known.pop(name, None)
+
+    async def write_gaps(self, name: str) -> None:
+        """Add the gaps of a job to its history; the next change of its state forgets them."""
+        stored = self.known.get(name)
+        if stored is None or not stored.state.gaps:
+            return
+        gaps = stored.state.gaps
+        for gap in gaps:
+            if await self.jobs.write_gap(name, gap):
+                self._on_gap(name, gap)
+        await self.update(name, lambda state: drop_gaps(state, gaps))
+
+
+class _Active(NamedTuple):
+    """A run of this process."""
+
+    name: str
+    run: ActiveRun
+    task: asyncio.Task[Any]
+
+
+class Runs:
+    """Runs actions, and records what becomes of them.
+
+    Args:
+        cache: the states of jobs.
+        membership: this process's session.
+        clock: the time by which instants are due.
+        components: the clock and randomness of pauses.
+        listener: receives what happens.
+        build_context: returns the context of a run.
+        limit: how many scheduled runs there are at once.
+    """
+
+    def __init__(
+        self,
+        cache: JobCache,
+        membership: Membership,
+        clock: FleetClock,
+        components: Components,
+        listener: RunListener,
+        build_context: Callable[[KnownJob, JobState, ActiveRun, Mapping[str, Any]], JobContext],
+        limit: int,
+    ) -> None:
+        self._cache = cache
+        self._membership = membership
+        self._clock = clock
+        self._components = components
+        self._listener = listener
+        self._build_context = build_context
+        self._limit = limit
+        self._active: dict[str, _Active] = {}
+        self._on_end: Callable[[str], object] = lambda _: None
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    @property
+    def room(self) -> int:
+        """How many more scheduled runs may start."""
+        manual = sum(active.run.is_manual for active in self._active.values())
+        return self._limit - (len(self._active) - manual)
+
+    def list_running(self) -> list[str]:
+        """Return descriptions of the runs."""
+        return [f"job {active.name}" for active in self._active.values()]
+
+    def has(self, run_id: str) -> bool:
+        """Whether a run is one of this process's."""
+        return run_id in self._active
+
+    def notify(self, on_end: Callable[[str], object]) -> None:
+        """Call a function with the name of each job whose run has ended."""
+        self._on_end = on_end
+
+    def start(
+        self,
+        job: KnownJob,
+        stored: StoredJob,
+        run: ActiveRun,
+        data: Mapping[str, Any] | None = None,
+    ) -> "asyncio.Task[ActionOutcome | None]":
+        """Start a run that the stored state names. The task returns None if it was lost."""
+        task = asyncio.get_running_loop().create_task(
+            self._run(job, stored.state, run, data or {}), name=f"jobsync job {job.name}"
+        )
+        self._active[run.id] = _Active(job.name, run, task)
+        task.add_done_callback(lambda ended: self._forget(job.name, run, ended))
+        return task
+
+    def cancel_lost(self) -> None:
+        """Cancel the runs of sessions that are no longer this process's."""
+        for active in list(self._active.values()):
+            if not self._is_ours(active.run):
+                active.task.cancel()
+
+    async def finish_all(self, grace: float) -> None:
+        """Wait until all runs have ended; cancel those that take longer."""
+        own = asyncio.current_task()
+        tasks = [active.task for active in self._active.values() if active.task is not own]
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=grace)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=1.0)
+
+    def _forget(self, name: str, run: ActiveRun, task: asyncio.Task[Any]) -> None:
+        self._active.pop(run.id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._listener.on_bug(error)
+        self._on_end(name)
+
+    async def _run(
+        self, job: KnownJob, state: JobState, run: ActiveRun, data: Mapping[str, Any]
+    ) -> ActionOutcome | None:
+        _calling.set(self)
+        try:
+            return await self._perform(job, state, run, data)
+        except asyncio.CancelledError:
+            self._listener.on_lost(job.name, run, "it was cancelled")
+            if self._is_ours(run):
+                await self._release(job.name, run)
+            raise
+        except (Corrupt, NewerFormat) as error:
+            self._listener.on_lost(job.name, run, str(error))
+            return None
+
+    async def _perform(
+        self, job: KnownJob, state: JobState, run: ActiveRun, data: Mapping[str, Any]
+    ) -> ActionOutcome | None:
+        name = job.name
+        record = await self._until_answered(run, lambda: self._claim_record(name, run))
+        if record is None:
+            return None
+        if not isinstance(record, Record):
+            # The process before has stored the result, and died before it could say so.
+            await self._end(name, run, record.status, record.error)
+            return None
+        definition, context = state.effective, self._build_context(job, state, run, data)
+        self._listener.on_start(run, context)
+        outcome = await job.executor.run(
+            context,
+            timeout=definition.timeout,
+            retries=definition.retries,
+            backoff=job.options.backoff or default_backoff,
+            listener=self._listener,
+        )
+        entry = _describe_end(run, self._membership.worker_id, outcome)
+        is_ours = await self._until_answered(run, lambda: self._write_end(name, run, record, entry))
+        if not is_ours:
+            self._listener.on_lost(name, run, "another process has taken it over")
+            return None
+        await self._end(name, run, outcome.status, outcome.error)
+        self._listener.on_end(run, context, outcome)
+        return outcome
+
+    async def _write_end(
+        self, name: str, run: ActiveRun, base: Record, entry: HistoryEntry
+    ) -> bool:
+        """Store a result; return False if the run is another process's by now."""
+        jobs = self._cache.jobs
+        while await jobs.write_run(base, entry) is None:
+            found = await jobs.read_run(name, run)
+            if found is None or (found[1].id, found[1].owner) != (run.id, run.owner):
+                return False
+            if found[1].status != "running":
+                # An earlier write of this result, whose reply was lost.
+                return True
+            base = found[0]
+        return True
+
+    async def _claim_record(self, name: str, run: ActiveRun) -> Record | HistoryEntry | None:
+        """Return the record of a run that may begin, or the entry of one that has ended."""
+        jobs = self._cache.jobs
+        record = await jobs.create_run(name, run, self._membership.worker_id)
+        if record is not None:
+            return record
+        found = await jobs.read_run(name, run)
+        if found is None:
+            reason = "its record was removed"
+        elif found[1].id != run.id:
+            reason = "its instant was fired before"
+        elif found[1].status != "running":
+            return found[1]
+        else:
+            entry = msgspec.structs.replace(
+                found[1],
+                owner=run.owner,
+                worker_id=self._membership.worker_id,
+                resumed=run.resumed,
+            )
+            if (record := await jobs.write_run(found[0], entry)) is not None:
+                return record
+            raise OutcomeUnknown(found[0].key, "another process has written it")
+        await self._cache.update(name, lambda state: _drop_run(state, run))
+        self._listener.on_lost(name, run, reason)
+        return None
+
+    async def _end(self, name: str, run: ActiveRun, status: RunStatus, error: str) -> None:
+        now = self._clock.now()
+
+        async def write() -> bool:
+            await self._cache.update(
+                name, lambda state: finish(name, state, run, status, now, error)
+            )
+            await self._cache.write_gaps(name)
+            return True
+
+        await self._until_answered(run, write)
+
+    async def _release(self, name: str, run: ActiveRun) -> None:
+        """Let another process resume a run that was cancelled here."""
+        free = msgspec.structs.replace(run, owner="", resumed=max(run.resumed - 1, 0))
+
+        def decide(state: JobState) -> JobState | None:
+            current = state.find_run(run.id)
+            if current is None or current.owner != run.owner:
+                return None
+            running = tuple(free if other.id == run.id else other for other in state.running)
+            return msgspec.structs.replace(state, running=running)
+
+        try:
+            async with asyncio.timeout(1.0):
+                await self._cache.update(name, decide)
+        except (TimeoutError, Unavailable):
+            # Its session ends soon, and tells the same.
+            return
+
+    def _is_ours(self, run: ActiveRun) -> bool:
+        """Whether the session that a run belongs to is this process's, as far as it knows."""
+        return run.owner == self._membership.incarnation and not self._membership.has_ended
+
+    async def _until_answered(self, run: ActiveRun, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Repeat a request until the store answers; None if the run is no longer ours."""
+        attempt = 0
+        while self._is_ours(run):
+            try:
+                return await work()
+            except (Unavailable, OutcomeUnknown):
+                attempt += 1
+                longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
+                pause = self._components.randomness.uniform(longest / 2, longest)
+                await self._components.clock.sleep(pause)
+        return None
+
+
+def _drop_run(state: JobState, run: ActiveRun) -> JobState | None:
+    running = tuple(other for other in state.running if other.id != run.id)
+    return None if running == state.running else msgspec.structs.replace(state, running=running)
+
+
+def _describe_end(run: ActiveRun, worker: str, outcome: ActionOutcome) -> HistoryEntry:
+    return HistoryEntry(
+        status=outcome.status,
+        id=run.id,
+        scheduled_time=run.instant,
+        is_manual=run.is_manual,
+        owner=run.owner,
+        worker_id=worker,
+        started_at=outcome.started_at,
+        ended_at=outcome.ended_at,
+        duration=outcome.duration,
+        attempts=outcome.attempts,
+        resumed=run.resumed,
+        result=describe_result(outcome.result),
+        error=outcome.error,
+    )

@@ -1,0 +1,160 @@
+"""The options of a scheduler and of its jobs. Durations are seconds."""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, get_args
+
+import msgspec
+
+from jobsync.core.arguments import check_count, check_seconds
+from jobsync.core.codec import check_text
+from jobsync.core.cron import Schedule
+from jobsync.core.firing import JobDefinition, Misfire, Overlap
+from jobsync.core.keys import escape
+from jobsync.errors import Invalid, closest_name
+from jobsync.settings import Settings, in_section
+
+__all__ = ["JobOptions", "SchedulerSettings", "check_changes", "parse_job"]
+
+_LONGEST_RETENTION = 10_000 * 86_400.0
+_MAX_RETRIES = 1000
+_MAX_NAME = 150
+_OWN_OPTIONS = ("action", "backoff", "context")
+"""Options that are not part of the stored definition."""
+
+
+@in_section("scheduler")
+class SchedulerSettings(Settings, frozen=True, kw_only=True):
+    """The options of a scheduler.
+
+    Attributes:
+        timezone: of jobs that name none; UTC.
+        max_concurrent_jobs: how many jobs run at once in this process; 5. What is due beyond
+            that waits for one to end.
+        default_timeout: seconds that one attempt of a job may take; 60.
+        default_retries: how often a failed job is tried again; 0.
+        history_retention: seconds for which runs are remembered; 30 days.
+        history_limit: how many runs of each job are remembered; 1,000.
+        grace: seconds that actions have to finish when the scheduler stops; 30.
+    """
+
+    timezone: str = "UTC"
+    max_concurrent_jobs: int = 5
+    default_timeout: float | None = 60.0
+    default_retries: int = 0
+    history_retention: float = 30 * 86_400.0
+    history_limit: int = 1000
+    grace: float = 30.0
+
+    def __post_init__(self) -> None:
+        Schedule.parse("@daily", self.timezone)
+        check_count("max_concurrent_jobs", self.max_concurrent_jobs, least=1, most=10_000)
+        check_count("default_retries", self.default_retries, least=0, most=_MAX_RETRIES)
+        check_count("history_limit", self.history_limit, least=1, most=1_000_000)
+        if self.default_timeout is not None:
+            check_seconds("default_timeout", self.default_timeout, is_zero_allowed=False)
+        check_seconds("history_retention", self.history_retention, most=_LONGEST_RETENTION)
+        check_seconds("grace", self.grace, most=_LONGEST_RETENTION)
+
+
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as its code describes it."""
+
+    definition: JobDefinition
+    action: Callable[..., Any]
+    backoff: Callable[[int], float] | None = None
+    context: Mapping[str, Any] = {}
+
+
+def parse_job(name: object, options: object, settings: SchedulerSettings) -> JobOptions:
+    """Return a checked job.
+
+    Raises:
+        Invalid: names the field, the value and the fix.
+    """
+    _check_name(name)
+    if not isinstance(options, Mapping):
+        fix = 'write {"schedule": "0 3 * * *", "action": function}'
+        raise Invalid(f"jobs.{name}", options, "must be a dict of options", fix)
+    _check_known(name, options, (*JobDefinition.__struct_fields__, *_OWN_OPTIONS))
+    if options.get("action") is None:
+        fix = "pass action=function"
+        raise Invalid(f"jobs.{name}.action", None, "is missing: the job would do nothing", fix)
+    if options.get("schedule") is None:
+        fix = 'write schedule="0 3 * * *"'
+        raise Invalid(f"jobs.{name}.schedule", None, "is missing", fix)
+    context = options.get("context") or {}
+    if not isinstance(context, Mapping):
+        raise Invalid(f"jobs.{name}.context", context, "must be a dict", "write {...}")
+    backoff = options.get("backoff")
+    if backoff is not None and not callable(backoff):
+        fix = "pass a function of the number of failures"
+        raise Invalid(f"jobs.{name}.backoff", backoff, "must be a function", fix)
+    stored = {key: value for key, value in options.items() if key not in _OWN_OPTIONS}
+    stored.setdefault("timezone", settings.timezone)
+    stored.setdefault("timeout", settings.default_timeout)
+    stored.setdefault("retries", settings.default_retries)
+    return JobOptions(
+        definition=_build_definition(stored),
+        action=options["action"],
+        backoff=backoff,
+        context=dict(context),
+    )
+
+
+def check_changes(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return checked changes of a definition.
+
+    Raises:
+        Invalid: names the field, the value and the fix.
+    """
+    _check_known(name, changes, JobDefinition.__struct_fields__)
+    if not changes:
+        raise Invalid("changes", {}, "are missing", "pass schedule=, timezone=, retries= or others")
+    checked = _build_definition({"schedule": "@daily", **changes})
+    return {field: getattr(checked, field) for field in changes}
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name.isprintable():
+        raise Invalid("name", name, "must be printable text", 'write "daily_cleanup"')
+    if len(escape(name, "name")) > _MAX_NAME:
+        raise Invalid("name", name, f"must be at most {_MAX_NAME} bytes long", "shorten it")
+
+
+def _check_known(name: object, options: Mapping[Any, Any], known: tuple[str, ...]) -> None:
+    for option in options:
+        if option not in known:
+            hint = closest_name(str(option), known)
+            fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(known)}"
+            raise Invalid(f"jobs.{name}.{option}", options[option], "is not an option", fix)
+
+
+def _build_definition(fields: dict[str, Any]) -> JobDefinition:
+    schedule, timezone = fields["schedule"], fields.get("timezone", "UTC")
+    Schedule.parse(schedule, timezone)
+    for field in ("timeout", "jitter"):
+        if isinstance(fields.get(field), timedelta):
+            fields[field] = fields[field].total_seconds()
+    _check_choice("overlap", fields.get("overlap", "skip"), get_args(Overlap))
+    _check_choice("misfire", fields.get("misfire", "last"), get_args(Misfire))
+    for field in ("enabled", "run_on_start"):
+        if not isinstance(fields.get(field, True), bool):
+            raise Invalid(field, fields[field], "must be True or False", "write True")
+    description = fields.get("description", "")
+    if not isinstance(description, str):
+        raise Invalid("description", description, "must be text", "use str(...)")
+    check_text(description, "description")
+    check_count("retries", fields.get("retries", 0), least=0, most=_MAX_RETRIES)
+    check_count("max_catch_up", fields.get("max_catch_up", 1), least=1, most=_MAX_RETRIES)
+    if fields.get("timeout") is not None:
+        check_seconds("timeout", fields["timeout"], is_zero_allowed=False)
+    check_seconds("jitter", fields.get("jitter", 0.0), most=86_400.0)
+    return JobDefinition(**fields)
+
+
+def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        hint = closest_name(value, choices) if isinstance(value, str) else None
+        fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(choices)}"
+        raise Invalid(field, value, "is unknown", fix)
