@@ -11,7 +11,7 @@ changes. Followers watch the session that leads them, leaders watch all.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -39,6 +39,14 @@ _MAX_SESSIONS = 10_000
 _PREFIX_LENGTH = len(SESSIONS)
 
 
+class _Death(NamedTuple):
+    """A death that is written; one value, because other threads read it."""
+
+    at: Mono
+    """When it became known here."""
+    has_process_ended: bool
+
+
 class Observer:
     """What one worker knows of the other sessions.
 
@@ -60,9 +68,7 @@ class Observer:
         """The processes of sessions on this machine."""
         self._unreadable: dict[str, str] = {}
         """The versions that are not session records, by incarnation."""
-        self._dead: dict[str, Mono] = {}
-        self._ended: dict[str, None] = {}
-        """Those of the dead whose processes have ended."""
+        self._dead: dict[str, _Death] = {}
         self.living: frozenset[str] = frozenset()
         """The sessions that were present and not dead when all were last listed."""
         self._corruption_log = CorruptionLog(store.name, components.events)
@@ -78,7 +84,8 @@ class Observer:
 
     def has_process_ended(self, incarnation: str) -> bool:
         """Whether the death of a session is written, and its process had ended then."""
-        return incarnation in self._ended
+        death = self._dead.get(incarnation)
+        return death is not None and death.has_process_ended
 
     def expect(self, incarnation: str, timeout: float) -> None:
         """Remember the timeout of a session whose record may never be seen."""
@@ -136,7 +143,6 @@ class Observer:
         seen = {head.key[_PREFIX_LENGTH:]: head.version for head in heads}
         # A record that is gone needs no watch here; the workers that it leads will miss it.
         _keep_only(self._dead, seen.keys())
-        _keep_only(self._ended, seen.keys())
         for incarnation in self._watches.keys() - seen.keys():
             if self._watches[incarnation].version is not None:
                 del self._watches[incarnation]
@@ -186,13 +192,7 @@ class Observer:
 
     def watch_only(self, incarnations: AbstractSet[str]) -> None:
         """Stop watching all others."""
-        for known in (
-            self._watches,
-            self._timeouts,
-            self._neighbours,
-            self._dead,
-            self._ended,
-        ):
+        for known in (self._watches, self._timeouts, self._neighbours, self._dead):
             _keep_only(known, incarnations)
 
     async def declare_dead(self) -> list[str]:
@@ -221,14 +221,13 @@ class Observer:
         # Ordered by time of death.
         old = [
             incarnation
-            for incarnation, _ in takewhile(lambda item: item[1] < long_ago, self._dead.items())
+            for incarnation, _ in takewhile(lambda item: item[1].at < long_ago, self._dead.items())
             if incarnation not in needed
         ]
         if old:
             await self._store.drop([f"{SESSIONS}{incarnation}" for incarnation in old])
             for incarnation in old:
                 del self._dead[incarnation]
-                self._ended.pop(incarnation, None)
 
     def _watch(self, incarnation: str, version: str | None, now: Mono) -> None:
         watch = self._watches.get(incarnation)
@@ -237,12 +236,10 @@ class Observer:
         )
 
     def _mark_dead(self, incarnation: str, now: Mono, *, ended: bool) -> None:
-        if ended:
-            # First: other threads read it after the death.
-            self._ended[incarnation] = None
         self.living -= {incarnation}
         self._watches.pop(incarnation, None)
-        self._dead.setdefault(incarnation, now)
+        # The first one stays: nobody writes to the record of a dead session again.
+        self._dead.setdefault(incarnation, _Death(now, ended))
 
     def _timeout(self, incarnation: str) -> float:
         return self._timeouts.get(incarnation, self._timing.timeout)
