@@ -29,8 +29,9 @@ from jobsync.core.firing import (
 from jobsync.database.coordinator_plugin import CoordinatorPlugin
 from jobsync.errors import Conflict, Invalid, NotFound, Unavailable, closest_name
 from jobsync.scheduler import events
+from jobsync.scheduler.action_call import ActionThreads
 from jobsync.scheduler.context import JobContext
-from jobsync.scheduler.executor import ActionExecutor, ActionThreads
+from jobsync.scheduler.executor import ActionExecutor
 from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.scheduler.job_store import HistoryEntry, JobStore, StoredJob, digest_code
 from jobsync.scheduler.loop import FiringLoop
