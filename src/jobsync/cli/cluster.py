@@ -109,9 +109,14 @@ def cluster(url: str | None, *, as_json: bool) -> None:
         for role in status.roles
         if role.failing is not None
     ]
+    withheld = [
+        {"work": f"{role.namespace}/{role.work}", "worker": worker, "reason": reason}
+        for role in status.roles
+        for worker, reason in role.withheld.items()
+    ]
     for role in roles:
         # Shown in tables of their own.
-        del role["past"], role["failing"]
+        del role["past"], role["failing"], role["withheld"]
     ages = format_ages(now())
     times = (Column("ended", ages), Column("since", format_time, spare=True))
     error = (Column("at", ages), Column("leader", spare=True), Column("error", long=True))
@@ -119,6 +124,7 @@ def cluster(url: str | None, *, as_json: bool) -> None:
         "members": Table(_MEMBERS, members),
         "roles": Table(_ROLES, roles),
         "failing": Table(("work", "callback", "times", *error), failing),
+        "withheld": Table(("work", "worker", Column("reason", long=True)), withheld),
         "terms": Table(("work", "epoch", "worker", "why", *times), terms),
     }
     show_tables(tables, as_json=as_json)

@@ -70,20 +70,33 @@ class StandaloneElection:
         self.role: Role | None = None
         self.can_take = True
         self.end_reason = (0, "stopped")
+        self._withheld = ""
         self._held_term: HeldTerm | None = HeldTerm(0, session.incarnation, 0, Mono(0))
+
+    @property
+    def withheld(self) -> str:
+        """Why it does not work for now."""
+        return self._withheld
+
+    @withheld.setter
+    def withheld(self, reason: str) -> None:
+        self._withheld = reason
+        if reason:
+            self.end_reason = (0, reason)
 
     @property
     def held_term(self) -> HeldTerm | None:
         """The only term."""
-        return self._held_term
+        return None if self.withheld else self._held_term
 
     @property
     def leading_term(self) -> HeldTerm | None:
         """The only term."""
-        return self._held_term
+        return self.held_term
 
     def end(self) -> None:
         """Release the role."""
+        self.end_reason = (0, "stopped")
         self._held_term = None
 
 
@@ -172,6 +185,35 @@ class Coordinator:
         """Whether the caller is one of its own hooks."""
         caller = find_caller()
         return caller is not None and caller in {self._task, self._work_task}
+
+    @property
+    def withheld(self) -> str:
+        """Why this worker stands back for now; empty if it is a candidate."""
+        return self.election.withheld
+
+    def withhold(self, reason: str) -> None:
+        """Stand back until `stand` is called: release the role if it is held, and do not take it.
+
+        The role is released at the next check, which starts at once. Meanwhile this worker is not
+        a candidate: others neither wait for it nor hand over to it. If all stand back, nobody
+        leads. The session shows the reason to everybody, and the event of a demotion has it.
+        Repeated calls keep the first reason. A process that works alone stops its work likewise.
+
+        Args:
+            reason: a sentence for people.
+        """
+        if not self.election.withheld:
+            self._set_withheld(reason)
+
+    def stand(self) -> None:
+        """Be a candidate again. Does nothing if it is one."""
+        if self.election.withheld:
+            self._set_withheld("")
+
+    def _set_withheld(self, reason: str) -> None:
+        self.election.withheld = reason
+        self._membership.publish_withheld(self.election.name, reason)
+        self._membership.wake_waiters()
 
     def start(self) -> None:
         """Start the task that leads whenever this worker is elected. Safe to repeat."""

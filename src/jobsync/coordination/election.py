@@ -75,6 +75,8 @@ class Election:
         self.name = name
         self.can_take = True
         """Whether this worker may take the role; false while its last term is being wound up."""
+        self.withheld = ""
+        """Why this worker stands back for now: it releases the role and does not take it."""
         self.session = session
         self.end_reason = (0, "")
         """The epoch of the latest term that was ended explicitly, and the reason."""
@@ -211,7 +213,10 @@ class Election:
         elif not self._is_confirmed:
             # It cannot be read, so nothing is known of it.
             return
-        if self._held_term is not None:
+        withheld = self.withheld
+        if self._held_term is not None and withheld:
+            await self.release(withheld)
+        elif self._held_term is not None:
             await self._check_mandate(self._held_term, candidates)
         elif not self._is_led(living) and key in found:
             await self._try_to_take(candidates)
@@ -305,7 +310,7 @@ class Election:
         session, role = self.session, self._role
         if not session.trusted:
             return
-        if self._is_closed or not self.can_take:
+        if self._is_closed or self.withheld or not self.can_take:
             await self._give_up_own(session)
             return
         if not self._is_free(role, session):
@@ -333,7 +338,8 @@ class Election:
             epoch, timeout = await self._next_epoch(base), self._timing.timeout
             role = Role(epoch=epoch, owner=None, since=now, until=now, timeout=timeout)
         elif role.owner == session.incarnation:
-            role = role.without_owner("stopped", self._clock.wall().seconds)
+            why = self.withheld or "stopped"
+            role = role.without_owner(why, self._clock.wall().seconds)
         # Even if it is unchanged: every write based on the current version then conflicts.
         await self._replace_role(role)
 
@@ -399,8 +405,9 @@ class Election:
             self._update(record)
             was_led = before is not None and before.was_released_lately(now, self._timing.timeout)
             self.cold_start.on_leader_seen(must_prepare=not was_led)
-            if self._is_closed:
-                await self.release("stopped")
+            why = "stopped" if self._is_closed else self.withheld
+            if why:
+                await self.release(why)
 
     async def _next_epoch(self, base: Record | None) -> int:
         """Return an epoch above every one that this role is known to have had."""
@@ -445,7 +452,9 @@ class Election:
     async def _request_handover(self) -> None:
         """Ask a younger holder, once a term, to hand over to us when its mandate ends."""
         session, role = self.session, self._role
-        if not self._is_confirmed or self._is_closed or role is None or role.owner is None:
+        if not self._is_confirmed or self._is_closed or self.withheld:
+            return
+        if role is None or role.owner is None:
             return
         if self._requested_epoch == role.epoch or not session.incarnation < role.owner:
             return

@@ -11,6 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from jobsync.components import Components
+from jobsync.coordination.clock_skew import ClockComparison
 from jobsync.coordination.election import Election
 from jobsync.coordination.events import (
     ElectionHalted,
@@ -27,6 +28,7 @@ from jobsync.coordination.runner import Wakeup, first_of
 from jobsync.coordination.session import (
     FAILING,
     SESSIONS,
+    WITHHELD,
     HookFailure,
     Session,
     SessionRecord,
@@ -43,7 +45,7 @@ from jobsync.errors import (
     Unavailable,
     format_error,
 )
-from jobsync.stores.contract import Record, Store
+from jobsync.stores.contract import Head, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 from jobsync.stores.settling import SettlingStore
 
@@ -86,6 +88,7 @@ class MemberLoop:
         """Whether `run` has ended, cleanly or by an error."""
         self.seen: Mapping[str, SessionRecord] = {}
         """The latest records of the sessions that lead this worker, or that it watches."""
+        self.clock_comparison = ClockComparison(components.clock)
         self._store = store
         self._settled = SettlingStore(store, components, deadline=timing.heartbeat)
         self._components = components
@@ -95,6 +98,8 @@ class MemberLoop:
         self._worker = worker
         self._facts = dict(facts)
         self._failing: dict[str, HookFailure] = {}
+        self._withheld: dict[str, str] = {}
+        """Why this worker stands back from roles."""
         self._changed = changed
         self._corruption_log = CorruptionLog(store.name, components.events)
         self._closing: list[Election] = []
@@ -189,6 +194,7 @@ class MemberLoop:
         """Stop being a candidate; the next check gives up the role if we have it."""
         if self.elections.get(election.name) is election:
             del self.elections[election.name]
+            self._withheld.pop(election.name, None)
             election.close()
             self._closing.append(election)
             self.refresh()
@@ -203,6 +209,24 @@ class MemberLoop:
         self._failing.pop(role, None)
         if failure is not None:
             self._failing[role] = failure
+
+    def publish_withheld(self, role: str, reason: str) -> None:
+        """Publish why this worker stands back from a role, or that it does not, at once."""
+        self._withheld.pop(role, None)
+        if reason:
+            self._withheld[role] = reason
+        self.refresh()
+
+    async def measure_clock(self) -> None:
+        """List this session alone, unless a leader's listing told its time lately.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        age = self.clock_comparison.age
+        if age is None or age > 2 * self._timing.timeout:
+            key = f"{SESSIONS}{self.session.incarnation}"
+            self._note_own(await self._store.heads(SESSIONS, after=key[:-1], limit=1))
 
     def is_dead(self, incarnation: str) -> bool:
         """Whether a watched session is known to be dead."""
@@ -236,7 +260,7 @@ class MemberLoop:
     async def _replace_session(self) -> None:
         """Open a new session in place of a lost one."""
         session = self._build_session()
-        session.works = tuple(sorted(self.elections))
+        session.works = self._list_works()
         await session.open()
         self.session = session
         for election in (*self.elections.values(), *self._closing):
@@ -277,11 +301,13 @@ class MemberLoop:
     async def _send_heartbeat(self) -> None:
         """Renew the session, or replace it if it is lost."""
         session = self.session
-        session.works = tuple(sorted(self.elections))
+        session.works = self._list_works()
         session.holds = self._held_epochs()
         session.facts = self._facts.copy()
         if self._failing:
             session.facts[FAILING] = msgspec.to_builtins(self._failing)
+        if self._withheld:
+            session.facts[WITHHELD] = self._withheld.copy()
         state, heartbeats = session.state, session.heartbeats
         if await session.heartbeat() == "lost":
             if state == "live":
@@ -290,9 +316,14 @@ class MemberLoop:
                 self._changed()
             await self._replace_session()
         elif session.heartbeats > heartbeats:
+            self.clock_comparison.note_writes(session.writes)
             self._is_outage_reported = False
             timestamp = self._clock.wall().seconds
             self._events.emit(WorkerHeartbeat(worker_id=self._worker, timestamp=timestamp))
+
+    def _list_works(self) -> tuple[str, ...]:
+        """Return the roles that this worker is a candidate for now."""
+        return tuple(sorted(self.elections.keys() - self._withheld.keys()))
 
     def _held_epochs(self) -> dict[str, int]:
         return {
@@ -408,9 +439,15 @@ class MemberLoop:
 
     async def _check_all_sessions(self, owners: Iterable[str]) -> None:
         """Do what a leader does for all: declare sessions dead, and remove old records."""
-        await self._observer.check_all(self.watched - {self.session.incarnation})
+        self._note_own(await self._observer.check_all(self.watched - {self.session.incarnation}))
         await self._declare_dead()
         await self._observer.remove_long_dead({*owners, *self.watched})
+
+    def _note_own(self, heads: Iterable[Head]) -> None:
+        """Compare this machine's clock with the server's time of our last heartbeat."""
+        key = f"{SESSIONS}{self.session.incarnation}"
+        own = next((head for head in heads if head.key == key), None)
+        self.clock_comparison.note_listed(own, self.session.writes)
 
     async def _declare_dead(self) -> None:
         """Write the death of expired sessions, and emit an event for each death written."""

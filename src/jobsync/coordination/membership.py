@@ -161,6 +161,25 @@ class Membership:
         """Seconds for which the session trusts itself if no further heartbeat succeeds."""
         return self._member.session.trust_left
 
+    @property
+    def clock_skew(self) -> float | None:
+        """Seconds that this machine's wall clock is ahead of the server's; None while unknown.
+
+        Known only where the store cannot be asked for its time, and listings tell it. Leaders
+        list all sessions at every check; others call `measure_clock`.
+        """
+        return self._member.clock_comparison.skew
+
+    async def measure_clock(self) -> None:
+        """Make `clock_skew` known, by one request unless it was compared in the last two timeouts.
+
+        It stays unknown while a heartbeat is under way; call again.
+
+        Raises:
+            Unavailable: the store does not answer, or the session has ended.
+        """
+        await self._host.call(self._member.measure_clock)
+
     async def start(self) -> None:
         """Start the heartbeats; return once the session is stored.
 
@@ -304,6 +323,8 @@ class Membership:
         del self._coordinators[role]
         if isinstance(coordinator.election, StandaloneElection):
             coordinator.election.end()
+            if coordinator.withheld:
+                self.publish_withheld(role, "")
         else:
             await self._host.call(lambda: self._member.withdraw(role))
 
@@ -345,6 +366,10 @@ class Membership:
     def publish_failure(self, role: str, failure: HookFailure | None) -> None:
         """Publish that a hook raises, or that none does, with the next heartbeat."""
         self._host.post(self._member.publish_failure, role, failure)
+
+    def publish_withheld(self, role: str, reason: str) -> None:
+        """Publish why this worker stands back from a role, or that it does not, at once."""
+        self._host.post(self._member.publish_withheld, role, reason)
 
     def watch(self, purpose: str, incarnations: Iterable[str]) -> None:
         """Check these sessions at every heartbeat, in place of the purpose's earlier ones.

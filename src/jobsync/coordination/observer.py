@@ -21,7 +21,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing, Watch
 from jobsync.errors import Corrupt
 from jobsync.processes import ProcessIdentity, has_ended
-from jobsync.stores.contract import Applied, Record, Store
+from jobsync.stores.contract import Applied, Head, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
 __all__ = ["DEAD_SESSION_TTL", "Candidates", "Observer"]
@@ -132,8 +132,10 @@ class Observer:
         self._timeouts.pop(incarnation, None)
         self._watches.pop(incarnation, None)
 
-    async def check_all(self, expected: Collection[str] = ()) -> None:
+    async def check_all(self, expected: Collection[str] = ()) -> list[Head]:
         """List every session once, and count those expected but not there as missing.
+
+        Returns what was listed.
 
         Raises:
             Unavailable: the store does not answer; that says nothing about any session.
@@ -155,6 +157,7 @@ class Observer:
         for incarnation in living:
             self._watch(incarnation, seen[incarnation], now)
         self.living = frozenset(living)
+        return heads
 
     async def _read_unknown(self, seen: Mapping[str, str]) -> None:
         """Read the sessions that were not decoded yet, and forget those that are gone."""

@@ -19,6 +19,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from jobsync.components import Components
+from jobsync.coordination.clock_skew import WriteTimes
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
@@ -30,6 +31,7 @@ from jobsync.stores.settling import SettlingStore
 __all__ = [
     "FAILING",
     "SESSIONS",
+    "WITHHELD",
     "HookFailure",
     "Session",
     "SessionRecord",
@@ -37,6 +39,7 @@ __all__ = [
     "count_forks",
     "read_hook_failure",
     "read_session_record",
+    "read_withheld",
 ]
 
 SESSIONS = "session/"
@@ -45,7 +48,11 @@ SESSIONS = "session/"
 FAILING = "failing"
 """The fact that lists the hooks which raise, by role."""
 
+WITHHELD = "withheld"
+"""The fact that lists the roles from which the worker stands back, each with the reason."""
+
 _MAX_SEND_TIMES = 32
+_MAX_WRITE_TIMES = 4
 
 _forks = 0
 """How many forks lie between this process and the one that loaded this module."""
@@ -124,6 +131,15 @@ def read_hook_failure(record: SessionRecord, role: str) -> HookFailure | None:
         return None
 
 
+def read_withheld(record: SessionRecord) -> dict[str, str]:
+    """Return the roles from which a session's worker stands back, each with the reason."""
+    try:
+        return msgspec.convert(record.facts.get(WITHHELD, {}), dict[str, str])
+    except msgspec.ValidationError:
+        # For people only, likewise.
+        return {}
+
+
 class Session:
     """One incarnation of one worker. The owner calls `open`, then `heartbeat` once an interval.
 
@@ -140,6 +156,7 @@ class Session:
         works: the roles that it is a candidate for; written with the next heartbeat.
         holds: the roles that it holds; likewise.
         facts: likewise.
+        writes: its latest writes that are known to be applied, by version.
     """
 
     def __init__(
@@ -158,6 +175,7 @@ class Session:
         self.works: tuple[str, ...] = ()
         self.holds: dict[str, int] = {}
         self.facts = dict(facts or {})
+        self.writes: dict[str, WriteTimes] = {}
         self._store = SettlingStore(store, components, deadline=timing.heartbeat)
         self._clock = components.clock
         self._ids = components.ids
@@ -272,6 +290,9 @@ class Session:
             # So late that its send time is forgotten: it becomes the base, but renews nothing.
             return
         self.heartbeats += 1
+        self.writes[record.version] = WriteTimes(sent, self._clock.mono())
+        while len(self.writes) > _MAX_WRITE_TIMES:
+            del self.writes[next(iter(self.writes))]
         until = self._timing.trusted_until(sent)
         if before is not None and before <= self._clock.mono():
             self.lapses += 1

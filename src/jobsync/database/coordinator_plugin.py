@@ -127,7 +127,8 @@ class CoordinatorPlugin(Plugin):
         """Return the live workers that are candidates for this work, the oldest first."""
         membership = self._get_membership()
         # This worker's own candidacy may be published only with its next heartbeat.
-        own = None if self._coordinator is None else membership.incarnation
+        is_candidate = self._coordinator is not None and not self._coordinator.withheld
+        own = membership.incarnation if is_candidate else None
         return [
             peer
             for peer in await membership.members()

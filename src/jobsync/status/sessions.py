@@ -18,6 +18,7 @@ from jobsync.coordination.session import (
     SessionRecord,
     read_hook_failure,
     read_session_record,
+    read_withheld,
 )
 from jobsync.core.codec import Json
 from jobsync.core.keys import unescape
@@ -71,6 +72,8 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None
     failing: HookFailure | None = None
     """What its leader last raised, if it has not succeeded since."""
+    withheld: dict[str, str] = {}
+    """The live workers that stand back from it for now, each with the reason."""
     past: tuple[PastTerm, ...] = ()
     """Its latest terms that are over, in order."""
 
@@ -104,7 +107,11 @@ async def read_cluster_status(store: Store, components: Components) -> ClusterSt
         else:
             sessions.append(_describe_session(incarnation, session_record, age))
     names = sorted(
-        {name for each in session_records.values() for name in (*each.works, *each.holds)}
+        {
+            name
+            for each in session_records.values()
+            for name in (*each.works, *each.holds, *_read_role_names(each))
+        }
     )
     found = await read_each(store, [f"{ROLES}{name}" for name in names], corruption_log.report)
     roles = [_describe_role(name, found, session_records) for name in names]
@@ -134,7 +141,7 @@ def _find_condition(record: SessionRecord, age: float | None) -> SessionConditio
 def _describe_role(
     name: str, found: Mapping[str, Record | None], session_records: Mapping[str, SessionRecord]
 ) -> RoleStatus | None:
-    """Return the status of a role; None if nobody has ever held it."""
+    """Return the status of a role; None if nobody has held it or stands back from it."""
     namespace, work = map(unescape, name.split("/"))
     live = {
         incarnation: record
@@ -146,13 +153,18 @@ def _describe_role(
         work=work,
         state="unreadable",
         candidates=sum(name in record.works for record in live.values()),
+        withheld={
+            record.worker: reasons[name]
+            for record in live.values()
+            if name in (reasons := read_withheld(record))
+        },
     )
     try:
         role = read_role(found[f"{ROLES}{name}"])
     except (KeyError, Corrupt, NewerFormat):
         return status
     if role is None:
-        return None
+        return msgspec.structs.replace(status, state="vacant") if status.withheld else None
     owner = role.owner if role.owner in live else None
     return msgspec.structs.replace(
         status,
@@ -164,6 +176,11 @@ def _describe_role(
         failing=None if owner is None else read_hook_failure(live[owner], name),
         past=role.past,
     )
+
+
+def _read_role_names(record: SessionRecord) -> list[str]:
+    """Return the roles from which a worker stands back, without those that are no roles."""
+    return [name for name in read_withheld(record) if name.count("/") == 1]
 
 
 def _format_role(name: str) -> str:

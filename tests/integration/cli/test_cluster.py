@@ -58,12 +58,13 @@ def test_the_cluster_shows_live_workers_and_the_leader(url: str) -> None:
 def test_a_pipe_gets_tables_with_tabs(url: str) -> None:
     """Titles begin with #, and values are raw."""
     text = run(url, "cluster").stdout
-    members, roles, failing, terms = text.split("\n\n")
+    members, roles, failing, withheld, terms = text.split("\n\n")
     assert members.startswith("# members\nworker_id\tstate\theard")
     assert [row["state"] for row in read_tsv(members)] == ["live", "live"]
     (role,) = read_tsv(roles)
     assert float(role["until"]) > float(role["since"])
     assert failing == "# failing\nwork\tcallback\ttimes\tat\tleader\terror"
+    assert withheld == "# withheld\nwork\tworker\treason"
     assert terms == "# terms\nwork\tepoch\tworker\twhy\tended\tsince\n"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from waiting import until
 
 from jobsync import (
     Components,
@@ -52,6 +53,49 @@ async def test_without_an_election_the_work_is_done() -> None:
     assert record.value == calls.count("work")
     assert record.epoch == 0
     await membership.leave()
+    await membership.leave()
+
+
+async def test_without_an_election_a_process_can_stand_back_too() -> None:
+    """It stops its work, says why, and begins again when it stands."""
+    components = Components.system()
+    reasons: list[str] = []
+    components.events.on("coord:coordinator-demoted", lambda event: reasons.append(event.reason))
+    calls: list[str] = []
+
+    async def become(_: Term) -> None:
+        calls.append("become")
+
+    async def stop(_: Term) -> None:
+        calls.append("stop")
+
+    membership = await Membership.join("memory://", components, enable_coordinator=False, **QUICK)
+    alone = await membership.coordinate("report", Hooks(on_become=become, on_stop=stop))
+    await until(lambda: calls == ["become"])
+    alone.withhold("the clock is off")
+    alone.withhold("another reason")
+    assert not alone.is_coordinator
+    await until(lambda: calls == ["become", "stop"])
+    assert reasons == ["the clock is off"]
+
+    async def shown() -> object:
+        (peer,) = await membership.members()
+        return peer.facts.get("withheld")
+
+    async def is_shown() -> bool:
+        return await shown() == {"default/report": "the clock is off"}
+
+    async def is_over() -> bool:
+        return await shown() is None
+
+    await until(is_shown)
+    alone.stand()
+    await until(is_over)
+    await until(lambda: calls == ["become", "stop", "become"])
+    alone.withhold("the clock is off again")
+    await alone.stop()
+    assert calls == ["become", "stop"] * 2
+    await until(is_over)
     await membership.leave()
 
 

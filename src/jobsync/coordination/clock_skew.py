@@ -1,0 +1,97 @@
+"""How far this machine's wall clock is ahead of a server's that tells its time only in listings.
+
+A listing tells when the server wrote this session's last heartbeat. The heartbeat was written after
+it was sent and before its result was known, both by the monotonic clock. So the server's time is
+known within the duration of that request and the second that the listing may leave out. Of the
+skews that are possible, the one nearest to zero is reported: an honest clock is never accused,
+however slow the request was.
+
+The wall clock is read when the skew is asked for, so a step of it counts at once, by comparison
+with the monotonic clock. If a hypervisor stops both, and the wall clock is corrected afterwards,
+that looks like a step too, until the next heartbeat is compared.
+"""
+
+import msgspec
+
+from jobsync.core.clock import Clock, Mono
+from jobsync.stores.contract import Head
+
+__all__ = ["ClockComparison", "WriteTimes"]
+
+_RESOLUTION = 1.0
+"""Seconds: `Last-Modified` has no fraction."""
+
+
+class WriteTimes(msgspec.Struct, frozen=True):
+    """Between which moments a write was applied."""
+
+    sent: Mono
+    """When it was first sent."""
+    known: Mono
+    """When it was known to be applied."""
+
+
+class _Measurement(msgspec.Struct, frozen=True):
+    """The bounds of what the server's time minus the monotonic time was at a write."""
+
+    low: float
+    high: float
+    at: Mono
+
+
+class ClockComparison:
+    """Compares this machine's wall clock with the server's, by the writes of a session.
+
+    Read from any thread; changed by the member loop alone.
+
+    Args:
+        clock: this machine's clocks.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._listed: Head | None = None
+        """A version whose write is not known yet: its reply is under way."""
+        self._measurement: _Measurement | None = None
+
+    @property
+    def skew(self) -> float | None:
+        """Seconds that the wall clock is ahead of the server's; None while unknown."""
+        measurement = self._measurement
+        if measurement is None:
+            return None
+        offset = self._clock.wall().seconds - self._clock.mono().seconds
+        least, most = offset - measurement.high, offset - measurement.low
+        return least if least > 0 else min(most, 0.0)
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since the write that was last compared; None if there is none."""
+        measurement = self._measurement
+        return None if measurement is None else self._clock.mono() - measurement.at
+
+    def note_listed(self, head: Head | None, writes: dict[str, WriteTimes]) -> None:
+        """Compare the version that a listing has shown, now or once its write is known.
+
+        Args:
+            head: the session's own entry in the listing.
+            writes: the latest writes of the session, by version.
+        """
+        # The reply to the write that the last listing showed may have come since.
+        self.note_writes(writes)
+        if head is not None and head.written_at is not None:
+            self._listed = head
+            self.note_writes(writes)
+
+    def note_writes(self, writes: dict[str, WriteTimes]) -> None:
+        """Compare the version that was listed, if its write is known."""
+        head = self._listed
+        if head is None or head.written_at is None or head.version not in writes:
+            return
+        write = writes[head.version]
+        self._listed = None
+        self._measurement = _Measurement(
+            head.written_at - write.known.seconds,
+            head.written_at + _RESOLUTION - write.sent.seconds,
+            write.sent,
+        )

@@ -1,0 +1,104 @@
+"""The comparison of a machine's wall clock with a server's that tells its time in listings."""
+
+import pytest
+from chance import FakeClock
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobsync.coordination.clock_skew import ClockComparison, WriteTimes
+from jobsync.stores.contract import Head
+
+KEY = "session/a.1"
+
+
+def compare(
+    skew: float,
+    *,
+    sent: float = 10.0,
+    written: float = 10.01,
+    known: float = 10.02,
+    has_fraction: bool = False,
+) -> tuple[FakeClock, ClockComparison]:
+    """Return a clock with this skew, compared by a write at moments of the monotonic clock."""
+    clock = FakeClock()
+    boot = 1_700_000_000.0
+    clock.mono_seconds, clock.wall_seconds = known, boot + known + skew
+    server_time = boot + written
+    head = Head(KEY, "v", server_time if has_fraction else float(int(server_time)))
+    comparison = ClockComparison(clock)
+    start = clock.mono()
+    writes = {"v": WriteTimes(start + (sent - known), start)}
+    comparison.note_listed(head, writes)
+    return clock, comparison
+
+
+@pytest.mark.parametrize("skew", [-9000.0, -92.0, -31.0, 31.0, 92.0, 9000.0])
+@pytest.mark.parametrize("has_fraction", [False, True])
+def test_a_wrong_clock_is_measured_to_the_second(skew: float, *, has_fraction: bool) -> None:
+    """What a listing leaves out is never added to the error."""
+    _, comparison = compare(skew, has_fraction=has_fraction)
+    assert comparison.skew is not None
+    assert abs(skew) - 1.03 <= abs(comparison.skew) <= abs(skew)
+    assert comparison.skew * skew > 0
+
+
+@given(
+    sent=st.floats(10, 20),
+    until_written=st.floats(0, 100),
+    until_known=st.floats(0, 100),
+    has_fraction=st.booleans(),
+)
+def test_an_honest_clock_is_never_accused(
+    sent: float, until_written: float, until_known: float, *, has_fraction: bool
+) -> None:
+    """However slow a request was, and whether its way there or back was slow."""
+    written = sent + until_written
+    _, comparison = compare(
+        0.0,
+        sent=sent,
+        written=written,
+        known=written + until_known,
+        has_fraction=has_fraction,
+    )
+    assert comparison.skew == pytest.approx(0, abs=1e-5)
+
+
+def test_a_step_of_the_wall_clock_counts_at_once() -> None:
+    """Without another heartbeat; and no longer once it is corrected."""
+    clock, comparison = compare(0.0)
+    clock.wall_seconds += 3600
+    clock.mono_seconds += 3600
+    assert comparison.skew == 0
+    clock.wall_seconds += 95
+    assert comparison.skew is not None
+    assert 93 < comparison.skew <= 95
+    clock.wall_seconds -= 190
+    assert comparison.skew is not None
+    assert -95 <= comparison.skew < -93
+    clock.wall_seconds += 95
+    assert comparison.skew == 0
+
+
+def test_a_write_whose_reply_is_under_way_is_compared_when_that_arrives() -> None:
+    """A listing may show a version before its writer knows it."""
+    clock = FakeClock()
+    comparison = ClockComparison(clock)
+    clock.wall_seconds += 60
+    comparison.note_listed(Head(KEY, "v2", 1_700_000_000.0), {})
+    assert comparison.skew is None
+    assert comparison.age is None
+    comparison.note_writes({"v1": WriteTimes(clock.mono(), clock.mono())})
+    assert comparison.skew is None
+    comparison.note_writes({"v2": WriteTimes(clock.mono(), clock.mono())})
+    assert comparison.skew == pytest.approx(59)
+    assert comparison.age == 0
+
+
+def test_a_listing_without_times_tells_nothing() -> None:
+    """Nor does one without this session."""
+    clock = FakeClock()
+    comparison = ClockComparison(clock)
+    writes = {"v": WriteTimes(clock.mono(), clock.mono())}
+    comparison.note_listed(Head(KEY, "v"), writes)
+    comparison.note_listed(None, writes)
+    assert comparison.skew is None
