@@ -92,8 +92,6 @@ class ActionCall:
         self._end: FunctionEnd | None = None
         self._function: asyncio.Future[FunctionEnd] | None = None
         """The plain function, once it was started."""
-        self._is_taken = False
-        """Whether the function's result has reached the task."""
         name = f"jobsync action {context.job_name}"
         self._task = asyncio.get_running_loop().create_task(self._perform(), name=name)
         self._task.add_done_callback(self._on_done)
@@ -183,7 +181,6 @@ class ActionCall:
         self._function = asyncio.get_running_loop().run_in_executor(threads, work)
         self._function.add_done_callback(self._on_done)
         await asyncio.wait([self._function])
-        self._is_taken = True
         return self._function.result()
 
     def _on_done(self, future: "asyncio.Future[Any]") -> None:
@@ -193,7 +190,7 @@ class ActionCall:
             future.exception()
         if not self.has_ended:
             return
-        if self._function is not None and not self._is_taken:
-            # The task was cancelled before it could take the result.
+        if self._function is not None:
+            # The task may have been cancelled before it could take the result.
             discard(self._function.result().result)
         self._on_end(self)

@@ -200,7 +200,7 @@ class ActionExecutor:
         task = _find_task()
         self._runs[task] = ""
         try:
-            rules = Retries(max_attempts=max(retries + 1, context.attempt), backoff=backoff)
+            rules = Retries(max_attempts=retries + 1, backoff=backoff)
             return await self._run(context, timeout, rules, listener)
         finally:
             self._runs.pop(task, None)

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import pytest
-from action_stage import ActionStage, build_context, play
+from action_stage import ActionNotes, ActionStage, build_context, play
 from hostile import HOSTILE, build_error, contain
 from waiting import until
 
@@ -296,9 +296,10 @@ def test_the_rest_of_a_function_is_limited_too() -> None:
 
 def test_a_coroutine_of_a_late_function_never_runs() -> None:
     """And nothing warns that it was not awaited."""
+    ran: list[str] = []
 
-    async def rest() -> NoReturn:
-        raise AssertionError
+    async def rest() -> None:
+        ran.append("rest")
 
     def act() -> Any:
         block(60)
@@ -306,6 +307,7 @@ def test_a_coroutine_of_a_late_function_never_runs() -> None:
 
     async def story(stage: ActionStage) -> None:
         assert (await stage.run(act, timeout=10)).status == "timeout"
+        assert ran == []
 
     play(story)
 
@@ -347,9 +349,9 @@ def test_any_error_is_an_outcome(error: type[BaseException], kind: str) -> None:
         outcome = await stage.run(actions[kind], retries=1)
         assert (outcome.status, outcome.attempts) == ("error", 2)
         # Python replaces those that a coroutine cannot raise.
-        expected = {error.__name__, "RuntimeError"}
-        assert type(outcome.exception).__name__ in expected
-        assert outcome.error
+        is_replaced = kind != "function" and error in {StopIteration, GeneratorExit}
+        assert type(outcome.exception) is (RuntimeError if is_replaced else error)
+        assert outcome.error.splitlines()[0]
 
     play(story)
 
@@ -369,6 +371,27 @@ def test_an_action_that_cancels_itself_has_failed() -> None:
         assert outcome.error == "CancelledError: the action was cancelled from within"
 
     play(story)
+
+
+async def test_an_action_that_is_cancelled_before_it_begins_has_failed(stage: ActionStage) -> None:
+    """By something that cancels all tasks, say: it has done nothing."""
+
+    async def act() -> NoReturn:
+        raise AssertionError
+
+    def cancel() -> None:
+        (action,) = (each for each in asyncio.all_tasks() if "jobsync action" in each.get_name())
+        action.cancel()
+
+    class Canceller(ActionNotes):
+        def on_attempt(self, context: JobContext) -> None:
+            super().on_attempt(context)
+            # Runs before the task of the action, which does not exist yet.
+            asyncio.get_running_loop().call_soon(cancel)
+
+    stage.listener = Canceller()
+    outcome = await stage.run(act)
+    assert outcome.error == "CancelledError: the action was cancelled from within"
 
 
 def test_a_cancellation_that_comes_too_late_changes_nothing() -> None:
@@ -435,6 +458,21 @@ async def test_an_interrupt_on_the_loop_passes(stage: ActionStage) -> None:
     with pytest.raises(KeyboardInterrupt):
         await asyncio.to_thread(asyncio.run, run())
     assert [part[0] for part in stage.listener.told] in (["attempt"], ["attempt", "final"])
+
+
+def test_an_interrupt_on_a_thread_is_an_error() -> None:
+    """It does not reach the loop. Whoever raises it wants no retry."""
+
+    def act() -> NoReturn:
+        raise KeyboardInterrupt
+
+    async def story(stage: ActionStage) -> None:
+        outcome = await stage.run(act, retries=3)
+        assert (outcome.status, outcome.attempts) == ("error", 1)
+        assert outcome.error.startswith("KeyboardInterrupt")
+        assert stage.listener.told[-1] == ("final", 1, "error")
+
+    play(story)
 
 
 def test_what_an_action_returns_is_awaited() -> None:
