@@ -40,6 +40,8 @@ SCHEDULES = "schedule/"
 """The prefix of everything about scheduled jobs; each namespace has a level below it."""
 
 _PAGE = 1000
+_MAX_RECENT = 500
+"""Changes that leaders can follow one by one; after more, they look at all jobs."""
 _LATEST = 10**11 - 1
 """The latest instant that a key can hold: the year 5138."""
 
@@ -98,10 +100,20 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Edits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which jobs differ from their code, or were changed lately."""
+    """Which jobs differ from their code, and which were changed lately."""
 
     revision: int = 0
-    names: tuple[str, ...] = ()
+    special: tuple[str, ...] = ()
+    """The jobs that operators have paused, edited or asked to run."""
+    recent: tuple[tuple[int, str], ...] = ()
+    """The latest changes with their revisions, the newest last."""
+
+    def list_since(self, revision: int) -> list[str] | None:
+        """Return the jobs that were changed after a revision; None if that is not known."""
+        known = self.recent[0][0] - 1 if self.recent else self.revision
+        if revision < known:
+            return None
+        return sorted({name for number, name in self.recent if number > revision})
 
 
 def digest_code(definitions: Mapping[str, JobDefinition]) -> str:
@@ -205,6 +217,14 @@ class JobStore:
         record = await self._jobs.change(name, choose)
         return None if record is None else self._decode(record)
 
+    def decode_progress(self, value: Json) -> Progress:
+        """Return how far the last leader got; not at all, if that cannot be read."""
+        try:
+            return Progress() if value is None else msgspec.convert(value, Progress)
+        except msgspec.ValidationError as error:
+            self._corruption_log.report(Corrupt(self.progress_key, str(error)))
+            return Progress()
+
     def report(self, name: str, error: JobsyncError) -> None:
         """Report a job that cannot be read, once."""
         self._corruption_log.report(Corrupt(self._jobs.key(name), str(error)))
@@ -214,15 +234,22 @@ class JobStore:
         record = await self._notes.get("edits")
         return Edits() if record is None else _convert(record, Edits)
 
-    async def note_edit(self, name: str, *, is_special: bool) -> None:
-        """Let leaders know that a job was changed; keep its name as long as it is special."""
+    async def note_edits(self, names: Mapping[str, bool]) -> None:
+        """Let leaders know that jobs were changed.
+
+        Args:
+            names: of the jobs, each with whether it differs from its code now.
+        """
 
         def decide(current: Record | None) -> Json:
             edits = Edits() if current is None else _convert(current, Edits)
-            names = {*edits.names} - {name}
-            if is_special:
-                names.add(name)
-            noted = Edits(revision=edits.revision + 1, names=tuple(sorted(names)))
+            special = {*edits.special} - {*names} | {name for name in names if names[name]}
+            revision = edits.revision + 1
+            recent = (*edits.recent, *((revision, name) for name in names))[-_MAX_RECENT:]
+            if len(names) > _MAX_RECENT:
+                # Too many: nobody can tell which.
+                recent = ()
+            noted = Edits(revision=revision, special=tuple(sorted(special)), recent=recent)
             return msgspec.to_builtins(noted)
 
         await self._notes.put("edits", decide)

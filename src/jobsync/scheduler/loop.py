@@ -102,14 +102,17 @@ class FiringLoop:
         self._advancing: dict[str, asyncio.Task[None]] = {}
         self._starving: set[str] = set()
         """Jobs that are due and wait for a run to end."""
+        self._delayed: set[str] = set()
+        """Jobs that have waited for a run to end, and are not decided since."""
         self._undecided: set[str] = set()
         """Jobs that were looked at without an answer from the store."""
         self._edits = Edits()
         self._progress = Progress()
+        self._code = ""
         self._is_dirty = False
-        self._next_beat = Mono(0.0)
         self._veto = ""
         self._wakeup = Wakeup(components.clock, _GRAIN)
+        self._beat_wakeup = Wakeup(components.clock, _GRAIN)
 
     @property
     def duty(self) -> frozenset[str]:
@@ -118,8 +121,7 @@ class FiringLoop:
 
     def check_edits(self) -> None:
         """Look soon at what operators have changed."""
-        self._next_beat = Mono(0.0)
-        self._wakeup.set()
+        self._beat_wakeup.set()
 
     def look_at(self, name: str) -> None:
         """Look at one job now, if it is on duty."""
@@ -154,41 +156,42 @@ class FiringLoop:
             self._due.pop(name, None)
             return
         self._duty, self._term, self._assignment = frozenset(), None, None
-        for waiting in (self._due, self._heap, self._starving, self._undecided):
+        for waiting in (self._due, self._heap, self._starving, self._delayed, self._undecided):
             waiting.clear()
 
     async def _take(self, names: frozenset[str], term: Term | None, code: str) -> None:
         """Find out what is to be done for new jobs on duty."""
-        await self._clock.refresh()
+        await self._check_clock()
         self._since = self._clock.now()
+        self._cache.known.clear()
         self._edits = await self._jobs.read_edits()
         unsettled = set(names)
         if term is not None and term.epoch:
             unsettled = await self._find_unsettled(names, term, code)
         elif term is not None:
             await self._request_starts(names, Progress())
-        self._cache.known.clear()
-        self._cache.keep(await self._jobs.read_many(sorted(unsettled | {*self._edits.names})))
+        self._cache.keep(await self._jobs.read_many(sorted(unsettled | {*self._edits.special})))
         if self._assignment != (names, term, code):
             return
-        self._duty, self._term, self._assignment = names, term, None
+        self._duty, self._term, self._assignment, self._code = names, term, None, code
         now = self._clock.now()
         for number, name in enumerate(sorted(names)):
             self._plan(name, self._first_look(name, now, is_settled=name not in unsettled))
             if number % _CHUNK == _CHUNK - 1:
                 await asyncio.sleep(0)
-        self._next_beat = Mono(0.0)
+        self._beat_wakeup.set()
         self._wakeup.set()
 
     async def run(self) -> None:
         """Fire jobs until cancelled."""
         try:
-            while True:
-                await self._take_assigned()
-                if self._duty and self._components.clock.mono() >= self._next_beat:
-                    await self._beat()
-                self._start_due()
-                await self._wakeup.wait(self._find_wakeup())
+            async with asyncio.TaskGroup() as group:
+                # Beside it: a slow reply to a heartbeat's requests delays no firing.
+                group.create_task(self._beat_forever())
+                while True:
+                    await self._take_assigned()
+                    self._start_due()
+                    await self._wakeup.wait(self._find_wakeup())
         finally:
             for task in self._advancing.values():
                 task.cancel()
@@ -212,10 +215,12 @@ class FiringLoop:
 
     async def _find_unsettled(self, names: frozenset[str], term: Term, code: str) -> set[str]:
         """Return the jobs that may have something undecided, by what the last leader noted."""
-        value = await term.get(self._jobs.progress_key)
-        progress = Progress() if value is None else msgspec.convert(value, Progress)
-        before, self._progress = progress, Progress(code=code)
+        before = self._jobs.decode_progress(await term.get(self._jobs.progress_key))
+        self._progress = Progress()
         await self._request_starts(names, before)
+        if await self._jobs.read_defined() != code:
+            # Another version of the code says when they are due.
+            return set(names)
         covered = names if before.code == code else await self._jobs.read_code(before.code)
         now, unsettled = self._clock.now(), {*before.open, *(names - covered)}
         for number, name in enumerate(names - unsettled):
@@ -230,7 +235,7 @@ class FiringLoop:
     async def _request_starts(self, names: Collection[str], before: Progress) -> None:
         """Ask for the runs that follow the start of a fleet, if all of the last one are gone."""
         wanted = [name for name in names if self._known[name].options.definition.run_on_start]
-        if not wanted or {*before.fleet} & {*self._membership.living}:
+        if not wanted or {*before.fleet} & await self._find_fleet():
             return
         for name in wanted:
             (run_id,) = self._components.ids.records(1)
@@ -269,7 +274,7 @@ class FiringLoop:
         now = self._components.clock.mono()
         if not self._duty:
             return now + _LONGEST_WAIT
-        wakeup = min(self._next_beat, now + _LONGEST_WAIT)
+        wakeup = now + _LONGEST_WAIT
         while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if self._heap and not self._veto:
@@ -291,6 +296,7 @@ class FiringLoop:
                 continue
             if self._runs.room <= len(self._advancing):
                 self._starving.add(name)
+                self._delayed.add(name)
                 continue
             task = asyncio.get_running_loop().create_task(self._advance(name))
             self._advancing[name] = task
@@ -326,6 +332,7 @@ class FiringLoop:
             self._plan(name, self._clock.now() + self._membership.timing.timeout)
         else:
             self._undecided.discard(name)
+            self._delayed.discard(name)
 
     async def _advance_once(self, name: str) -> None:
         owner, now = self._membership.incarnation, self._clock.now()
@@ -341,7 +348,7 @@ class FiringLoop:
                 owner=owner,
                 new_id=lambda: new_id,
                 is_orphan=lambda run: self._is_orphan(run, gone),
-                late_reason=self._explain_lateness(state),
+                late_reason=self._explain_lateness(name, state),
             )
             decided[:] = [result]
             mine = state.find_run(new_id)
@@ -426,23 +433,31 @@ class FiringLoop:
                 if run.owner and self._membership.is_dead(run.owner):
                     self.look_at(name)
 
-    def _explain_lateness(self, state: JobState) -> str:
+    def _explain_lateness(self, name: str, state: JobState) -> str:
         """Return why instants after the last decided one were not fired in time."""
         if state.last < self._since:
             return f"no process fired it until {_format(self._since)}"
-        if self._runs.room <= 0:
+        if name in self._delayed:
             return "as many jobs as max_concurrent_jobs allows were running"
         return "this process or the store was too slow"
 
+    async def _check_clock(self) -> None:
+        await self._clock.refresh()
+        if self._clock.veto != self._veto:
+            self._veto = self._clock.veto
+            self._on_veto(self._veto)
+
+    async def _beat_forever(self) -> None:
+        clock, beat = self._components.clock, self._membership.timing.heartbeat
+        while True:
+            if self._duty:
+                await self._beat()
+            await self._beat_wakeup.wait(clock.mono() + beat)
+
     async def _beat(self) -> None:
         """Do what is done once a heartbeat while jobs are on duty."""
-        beat = self._membership.timing.heartbeat
-        self._next_beat = self._components.clock.mono() + beat
         try:
-            await self._clock.refresh()
-            if self._clock.veto != self._veto:
-                self._veto = self._clock.veto
-                self._on_veto(self._veto)
+            await self._check_clock()
             await self._follow_edits()
             await self._write_progress()
         except (Unavailable, OutcomeUnknown):
@@ -456,17 +471,22 @@ class FiringLoop:
         edits = await self._jobs.read_edits()
         if edits.revision == self._edits.revision:
             return
-        idle = {name for name, job in self._cache.known.items() if not job.state.is_active}
-        names = {*edits.names, *self._edits.names, *idle} & self._duty
-        self._cache.keep(await self._jobs.read_many(sorted(names)))
+        names = edits.list_since(self._edits.revision)
+        if names is None:
+            self.assign(self._duty, self._term, self._code)
+            return
         self._edits = edits
+        self._cache.keep(await self._jobs.read_many(names))
         for name in names:
             self.look_at(name)
 
     async def _write_progress(self) -> None:
         """Note how far all jobs are decided, if that has changed."""
         term = self._term
-        if term is None or not term.epoch or not (self._is_dirty or self._is_new_fleet()):
+        if term is None or not term.epoch:
+            return
+        fleet = await self._find_fleet() if self._has_starts else set[str]()
+        if not self._is_dirty and fleet == {*self._progress.fleet}:
             return
         now = self._clock.now()
         open_names = {*self._advancing, *self._starving, *self._undecided}
@@ -481,17 +501,20 @@ class FiringLoop:
         progress = Progress(
             until=int(now),
             open=tuple(sorted(open_names)),
-            code=self._progress.code,
+            code=self._code,
             at=now,
-            fleet=tuple(sorted(self._membership.living)),
+            fleet=tuple(sorted(fleet)),
         )
         await term.put(self._jobs.progress_key, msgspec.to_builtins(progress))
         self._progress = progress
 
-    def _is_new_fleet(self) -> bool:
-        if not any(self._known[name].options.definition.run_on_start for name in self._duty):
-            return False
-        return {*self._progress.fleet} != {*self._membership.living}
+    @property
+    def _has_starts(self) -> bool:
+        return any(self._known[name].options.definition.run_on_start for name in self._duty)
+
+    async def _find_fleet(self) -> set[str]:
+        """Return the workers that are alive. A worker keeps its id when its session is replaced."""
+        return {peer.worker_id for peer in await self._membership.members()}
 
 
 def _format(seconds: float) -> str:

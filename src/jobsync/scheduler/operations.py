@@ -271,7 +271,7 @@ class JobOperations:
             is_special = is_special and bool(
                 state.pause or state.edits or state.requests or state.is_removed
             )
-            await self._jobs.note_edit(name, is_special=is_special or bool(state.edits))
+            await self._jobs.note_edits({name: is_special or bool(state.edits)})
         return is_changed
 
     async def _build_not_found(self, name: str) -> NotFound:

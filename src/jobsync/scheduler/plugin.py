@@ -44,7 +44,7 @@ from jobsync.settings import Sources, fields, resolve
 __all__ = ["SchedulerPlugin"]
 
 
-class _Parts(NamedTuple):
+class _SchedulerParts(NamedTuple):
     """What a scheduler consists of while it runs."""
 
     jobs: JobStore
@@ -115,7 +115,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         self._jobs: dict[str, Mapping[str, Any]] = {}
         """The options of jobs, until there is a database."""
         self._known: dict[str, KnownJob] = {}
-        self._parts: _Parts | None = None
+        self._parts: _SchedulerParts | None = None
         self._code = ""
         self._is_code_stale = True
         self._codes: dict[str, frozenset[str]] = {}
@@ -299,7 +299,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         )
         runs.notify(self._on_run_end)
         operations = JobOperations(jobs, components, membership.worker_id)
-        self._parts = _Parts(jobs, operations, cache, clock, runs, loop)
+        self._parts = _SchedulerParts(jobs, operations, cache, clock, runs, loop)
         await clock.refresh()
         self._known.clear()
         for name in self._jobs:
@@ -416,11 +416,14 @@ class SchedulerPlugin(CoordinatorPlugin):
             if name not in stored
         }
         await store.create_many({name: state for name, state in new.items() if state is not None})
+        replaced = []
         for name in names:
             if name in new:
                 self.emit(events.JobAdded(job_name=name))
-            else:
-                await self._redefine(name, definitions[name], worker, now)
+            elif await self._redefine(name, definitions[name], worker, now):
+                replaced.append(name)
+        if replaced:
+            await store.note_edits(dict.fromkeys(replaced, False))
         if len(names) == len(self._known):
             await store.write_defined(self._code)
         for name in names:
@@ -428,8 +431,8 @@ class SchedulerPlugin(CoordinatorPlugin):
 
     async def _redefine(
         self, name: str, definition: JobDefinition, worker: str, now: float
-    ) -> None:
-        """Replace a stored definition, if it differs and is not newer."""
+    ) -> bool:
+        """Replace a stored definition, if it differs and is not newer; return whether it was."""
         store, before = self._get_parts().jobs, list[JobState]()
 
         def decide(state: JobState | None) -> JobState | None:
@@ -437,11 +440,13 @@ class SchedulerPlugin(CoordinatorPlugin):
             return define(state, definition, worker, now)
 
         stored = await store.change(name, decide)
-        if stored is None or not before or before[0].definition == definition:
-            return
-        self._report_difference(name, before[0].definition, definition, stored.state.defined_by)
-        if stored.state.defined_by == worker:
-            await store.note_edit(name, is_special=False)
+        if stored is None or not before:
+            return False
+        is_ours = before[0].defined_by != worker == stored.state.defined_by
+        if before[0].definition != definition:
+            by = stored.state.defined_by
+            self._report_difference(name, before[0].definition, definition, by)
+        return is_ours
 
     def _report_difference(
         self, name: str, one: JobDefinition, other: JobDefinition, by: str
@@ -590,7 +595,7 @@ class SchedulerPlugin(CoordinatorPlugin):
 
         self.database.run_in_background(fail, f"{self.name} fails")
 
-    def _get_parts(self) -> _Parts:
+    def _get_parts(self) -> _SchedulerParts:
         """Return what it consists of while it runs.
 
         Raises:
