@@ -42,6 +42,8 @@ __all__ = [
 Action: TypeAlias = Callable[..., Any]
 """Takes nothing, or the database, its context and the scheduler, in this order."""
 
+_CONTROL_ERRORS = (StopIteration, StopAsyncIteration)
+"""Exceptions that mean something to the code that they pass."""
 _OWN_FILES = {__file__, action_call.__file__}
 _MAX_ARGUMENTS = 3
 _VARIABLE_ARGUMENTS = 2
@@ -82,6 +84,20 @@ class ActionOutcome(msgspec.Struct, frozen=True, kw_only=True):
     duration: float
     started_at: float
     ended_at: float
+
+    def unwrap(self) -> Any:
+        """Return the result, or raise the error in the caller's task.
+
+        Raises:
+            Exception: what the last attempt raised. An error that would end the caller's task or
+                process, such as SystemExit, is the cause of a RuntimeError.
+        """
+        error = self.exception
+        if error is None:
+            return self.result
+        if issubclass(type(error), Exception) and not issubclass(type(error), _CONTROL_ERRORS):
+            raise error
+        raise RuntimeError(self.error) from error
 
 
 class ActionListener(Protocol):
@@ -163,6 +179,10 @@ class ActionExecutor:
     def list_running(self) -> list[str]:
         """Return descriptions of the actions that run."""
         return [f"the action of job {context.job_name!r}" for context in self.running]
+
+    def is_running(self, execution_id: str) -> bool:
+        """Whether the action of a run is running, even if its run was cancelled."""
+        return any(context.execution_id == execution_id for context in self.running)
 
     def cancel(self, reason: str) -> None:
         """Cancel all runs, each in the task that called `run`.

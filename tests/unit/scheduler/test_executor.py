@@ -38,7 +38,7 @@ def test_a_success_is_one_attempt() -> None:
     async def story(stage: ActionStage) -> None:
         outcome = await stage.run(act, timeout=5, retries=3)
         assert (outcome.status, outcome.attempts, outcome.error) == ("success", 1, "")
-        assert outcome.result is result
+        assert outcome.result is outcome.unwrap() is result
         assert outcome.exception is None
         assert outcome.duration == pytest.approx(3)
         assert outcome.ended_at - outcome.started_at == pytest.approx(3)
@@ -352,6 +352,12 @@ def test_any_error_is_an_outcome(error: type[BaseException], kind: str) -> None:
         is_replaced = kind != "function" and error in {StopIteration, GeneratorExit}
         assert type(outcome.exception) is (RuntimeError if is_replaced else error)
         assert outcome.error.splitlines()[0]
+        # The caller of a job gets errors that end neither its task nor its process.
+        raised = type(outcome.exception)
+        is_harmless = raised in {Exception, TimeoutError, RuntimeError}
+        with contain(), pytest.raises(raised if is_harmless else RuntimeError) as caught:
+            outcome.unwrap()
+        assert outcome.exception in {caught.value, caught.value.__cause__}
 
     play(story)
 
@@ -631,9 +637,12 @@ def test_a_function_of_a_cancelled_run_is_left_behind() -> None:
         assert asyncio.get_running_loop().time() == begun
         assert [part[0] for part in stage.listener.told] == ["attempt", "overrun"]
         assert [context.lost for context in stage.executor.running] == [True]
+        assert stage.executor.is_running("e1")
+        assert not stage.executor.is_running("e2")
         await until(lambda: log, "it has returned")
         assert log == [True]
         await until(lambda: not stage.executor.running, "it is forgotten")
+        assert not stage.executor.is_running("e1")
 
     play(story)
 
