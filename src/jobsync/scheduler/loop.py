@@ -450,7 +450,8 @@ class FiringLoop:
     async def _beat_forever(self) -> None:
         clock, beat = self._components.clock, self._membership.timing.heartbeat
         while True:
-            if self._duty:
+            # A process that stands back for its clock has to notice when that is right again.
+            if self._duty or self._veto:
                 await self._beat()
             await self._beat_wakeup.wait(clock.mono() + beat)
 
@@ -458,6 +459,8 @@ class FiringLoop:
         """Do what is done once a heartbeat while jobs are on duty."""
         try:
             await self._check_clock()
+            if not self._duty:
+                return
             await self._follow_edits()
             await self._write_progress()
         except (Unavailable, OutcomeUnknown):

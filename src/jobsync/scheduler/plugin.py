@@ -581,6 +581,12 @@ class SchedulerPlugin(CoordinatorPlugin):
     def _on_veto(self, reason: str) -> None:
         """Hand the role over while this machine's clock cannot be right."""
         self._reporter.on_veto(reason)
+        if self._coordinator is None:
+            return
+        if reason:
+            self._coordinator.withhold(reason)
+        else:
+            self._coordinator.stand()
 
     def _wake(self, name: str) -> None:
         """Look at a job that was changed here."""
