@@ -1,31 +1,137 @@
-"""The time by which instants are due: the store's, where it has a clock.
+"""The time by which scheduled instants are due, the same for all processes of a fleet.
 
-On its own because the loop, the runs and the plugin share it.
+Where the store has a clock, that clock decides. Its offset against this machine's monotonic clock
+is measured once a beat, so that reading the time costs nothing, and a step of this machine's wall
+clock changes nothing. On SQLite and in memory that clock is this machine's own, which all share.
+
+On objects the wall clock decides, but only while it agrees with the server's time of this session's
+own heartbeats. A disagreement is a veto: this process must not fire, and another should lead. A
+veto protects people from a wrong clock. It proves nothing: that each instant fires once does not
+depend on clocks, because the store decides it.
 """
+
+from datetime import UTC, datetime
 
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
+from jobsync.errors import Misconfigured, Unavailable
 from jobsync.stores.contract import Store
+
+__all__ = ["MAX_SKEW", "FleetClock"]
+
+MAX_SKEW = 30.0
+"""Seconds by which a wall clock may disagree with the object store's."""
+
+_AGREED_SKEW = 25.0
+"""Seconds within which it agrees again. Less, so that a role does not change hands to and fro."""
+
+_UNKNOWN = "the store's time is not known yet"
 
 
 class FleetClock:
-    """The time by which instants are due."""
+    """The time by which instants are due.
+
+    Call `refresh` once a beat in a process that fires, or that stands back because of its clock.
+
+    While nothing is vetoed it never goes back, so an instant that was due stays due. If the clock
+    that decides is set back, this one goes on at half speed until both agree: for two minutes after
+    a step of one minute. After a step of an hour that takes two hours, in which instants are due
+    early, but jobs do not stand still; a process that starts meanwhile goes by the corrected clock
+    at once, and fires nothing that was fired already. A step forward counts from the next refresh:
+    the instants between are late, as after an outage.
+
+    Args:
+        membership: compares this machine's clock with an object store's.
+        store: its clock decides if it has one.
+        components: this machine's clocks.
+    """
 
     def __init__(self, membership: Membership, store: Store, components: Components) -> None:
         self._membership = membership
         self._store = store
         self._clock = components.clock
+        self._uses_wall = False
+        """Whether the store is known to have no clock."""
         self._offset: float | None = None
-        self.veto = ""
+        """The store's time minus the monotonic time."""
+        self._disagreement = ""
+        self._shown: tuple[float, float] | None = None
+        """The latest time that was not vetoed, and the monotonic time then."""
 
     async def refresh(self) -> None:
-        """Ask the store for its time."""
-        now = await self._store.now()
-        if now is not None:
-            self._offset = now.seconds - self._clock.mono().seconds
+        """Compare the clocks. If the store does not answer, the last comparison stands.
+
+        That costs a request on SQL. On objects it costs none in a process that leads anything, and
+        one in two timeouts in others.
+        """
+        try:
+            if not self._uses_wall:
+                await self._measure_offset()
+            if self._uses_wall:
+                await self._membership.measure_clock()
+        except (Unavailable, Misconfigured):
+            # Nothing can be fired either while the store does not answer. If it never has,
+            # `veto` says that its time is unknown.
+            return
 
     def now(self) -> float:
-        """Return the time."""
-        if self._offset is None:
-            return self._clock.wall().seconds
-        return self._clock.mono().seconds + self._offset
+        """Return the time in Unix seconds. Under a veto it is a guess, for people to read."""
+        mono = self._clock.mono().seconds
+        now = self._clock.wall().seconds if self._offset is None else mono + self._offset
+        if self.veto:
+            # Not remembered: a wrong clock must not hold up the time after its correction.
+            return now
+        if self._shown is not None:
+            shown, then = self._shown
+            now = max(now, shown + (mono - then) / 2)
+        self._shown = (now, mono)
+        return now
+
+    @property
+    def veto(self) -> str:
+        """Why nothing may fire now, for people; empty if all is well. Reads the clock each time.
+
+        The text stays the same until the clocks agree again.
+        """
+        if self._offset is not None:
+            return ""
+        skew = self._membership.clock_skew
+        if not self._uses_wall or skew is None:
+            return _UNKNOWN
+        if abs(skew) <= (_AGREED_SKEW if self._disagreement else MAX_SKEW):
+            self._disagreement = ""
+        elif not self._disagreement:
+            self._disagreement = _describe(skew, self._clock.wall().seconds)
+        return self._disagreement
+
+    @property
+    def is_off(self) -> bool:
+        """Whether this machine's clock is the reason of the veto, so that another should lead."""
+        return self.veto not in {"", _UNKNOWN}
+
+    async def _measure_offset(self) -> None:
+        sent = self._clock.mono().seconds
+        server = await self._store.now()
+        received = self._clock.mono().seconds
+        if server is None:
+            self._uses_wall = True
+            return
+        # The server read its clock between the two. Taken half way at first; later an offset that
+        # fits stays, so that a slow request does not move the time.
+        least, most = server.seconds - received, server.seconds - sent
+        offset = (least + most) / 2 if self._offset is None else self._offset
+        self._offset = min(max(offset, least), most)
+
+
+def _describe(skew: float, wall: float) -> str:
+    # Whole seconds, so that the two times differ by what the sentence says.
+    here, ahead = round(wall), round(skew)
+    direction = "ahead of" if ahead > 0 else "behind"
+    return (
+        f"this machine's clock is {abs(ahead)} s {direction} the object store's "
+        f"({_format(here)} here, {_format(here - ahead)} there)"
+    )
+
+
+def _format(instant: int) -> str:
+    return f"{datetime.fromtimestamp(instant, UTC):%Y-%m-%d %H:%M:%S} UTC"

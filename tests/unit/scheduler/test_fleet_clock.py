@@ -1,0 +1,272 @@
+"""The time by which instants are due, on stores with and without a clock of their own."""
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+from chance import FakeClock
+
+from jobsync.components import Components
+from jobsync.core.clock import Wall
+from jobsync.errors import Misconfigured, Unavailable
+from jobsync.scheduler.fleet_clock import FleetClock
+from jobsync.stores.memory import MemoryStore
+
+START = 1_700_000_000.0
+
+
+class ServerStore(MemoryStore):
+    """A store with a clock of its own, or without one, behind a slow network."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.machine = clock
+        self.ahead: float | None = 0.0
+        """Seconds that the server is ahead of the true time; None if it has no clock."""
+        self.there = self.back = 0.0
+        self.error: Exception | None = None
+        self.requests = 0
+
+    async def now(self) -> Wall | None:
+        """Return the server's time, after the way there and before the way back."""
+        self.requests += 1
+        if self.error is not None:
+            raise self.error
+        if self.ahead is None:
+            return None
+        pass_time(self.machine, self.there)
+        now = Wall(true_time(self.machine) + self.ahead)
+        pass_time(self.machine, self.back)
+        return now
+
+
+class KnownSkew:
+    """A membership that only knows how far the wall clock is ahead of an object store's."""
+
+    def __init__(self) -> None:
+        self.clock_skew: float | None = None
+        self.measured: float | None = 0.0
+        self.requests = 0
+
+    async def measure_clock(self) -> None:
+        """Make the skew known."""
+        self.requests += 1
+        self.clock_skew = self.measured
+
+
+def pass_time(clock: FakeClock, seconds: float) -> None:
+    """Let time pass on both clocks of a machine."""
+    clock.mono_seconds += seconds
+    clock.wall_seconds += seconds
+
+
+def true_time(clock: FakeClock) -> float:
+    """Return the time, whatever was done to the wall clock."""
+    return START + clock.mono_seconds - 1_000.0
+
+
+class Setting:
+    """A fleet clock and everything that it reads."""
+
+    def __init__(self) -> None:
+        self.machine = FakeClock()
+        components = msgspec.structs.replace(Components.system(), clock=self.machine)
+        self.store = ServerStore(self.machine)
+        self.membership = KnownSkew()
+        self.clock = FleetClock(cast("Any", self.membership), self.store, components)
+
+
+@pytest.fixture
+def setting() -> Setting:
+    """A store with a clock, which is right."""
+    return Setting()
+
+
+@pytest.fixture
+async def bucket() -> Setting:
+    """A store without a clock; the wall clock is right."""
+    setting = Setting()
+    setting.store.ahead = None
+    await setting.clock.refresh()
+    return setting
+
+
+async def test_the_store_decides_and_a_wrong_wall_clock_does_not_matter(setting: Setting) -> None:
+    """Neither a wrong one nor one that jumps; and reading the time sends no request."""
+    setting.machine.wall_seconds += 92
+    setting.store.ahead = 7.0
+    await setting.clock.refresh()
+    for _ in range(10):
+        setting.machine.wall_seconds -= 1000
+        pass_time(setting.machine, 3)
+        assert setting.clock.now() == pytest.approx(true_time(setting.machine) + 7)
+    assert setting.clock.veto == ""
+    assert not setting.clock.is_off
+    assert setting.store.requests == 1
+
+
+async def test_nothing_fires_before_the_stores_time_is_known(setting: Setting) -> None:
+    """The clock of this machine is not accused of that."""
+    assert setting.clock.veto == "the store's time is not known yet"
+    setting.store.error = Unavailable("store", "it does not answer")
+    await setting.clock.refresh()
+    assert setting.clock.veto == "the store's time is not known yet"
+    assert not setting.clock.is_off
+    setting.store.error = None
+    await setting.clock.refresh()
+    assert setting.clock.veto == ""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("store", "it does not answer"), Misconfigured("url", "s", "is refused", "allow")],
+)
+async def test_the_last_comparison_stands_while_the_store_does_not_answer(
+    setting: Setting, error: Exception
+) -> None:
+    """The monotonic clock carries it on."""
+    setting.store.ahead = 7.0
+    await setting.clock.refresh()
+    setting.store.error = error
+    pass_time(setting.machine, 600)
+    await setting.clock.refresh()
+    assert setting.clock.veto == ""
+    assert setting.clock.now() == pytest.approx(true_time(setting.machine) + 7)
+
+
+async def test_half_the_round_trip_is_taken_and_a_slow_one_moves_nothing(setting: Setting) -> None:
+    """An offset that still fits is kept."""
+    setting.store.there = setting.store.back = 2.0
+    await setting.clock.refresh()
+    assert setting.clock.now() == pytest.approx(true_time(setting.machine))
+    setting.store.there, setting.store.back = 0.0, 20.0
+    await setting.clock.refresh()
+    assert setting.clock.now() == pytest.approx(true_time(setting.machine))
+    setting.store.there, setting.store.back = 20.0, 0.0
+    await setting.clock.refresh()
+    assert setting.clock.now() == pytest.approx(true_time(setting.machine))
+
+
+async def test_an_error_of_a_slow_first_request_is_corrected_by_the_next(setting: Setting) -> None:
+    """All of the first one's time was spent on the way there."""
+    setting.store.there = 20.0
+    await setting.clock.refresh()
+    assert setting.clock.now() == pytest.approx(true_time(setting.machine) - 10)
+    setting.store.there = 0.0
+    await setting.clock.refresh()
+    assert setting.clock.now() == pytest.approx(true_time(setting.machine))
+
+
+async def test_a_server_that_is_set_forward_is_followed_at_once(setting: Setting) -> None:
+    """The instants between are late."""
+    await setting.clock.refresh()
+    assert setting.clock.now() == pytest.approx(true_time(setting.machine))
+    setting.store.ahead = 3600.0
+    await setting.clock.refresh()
+    assert setting.clock.now() == pytest.approx(true_time(setting.machine) + 3600)
+
+
+@pytest.mark.parametrize("step", [1.0, 60.0, 3600.0])
+async def test_after_a_step_back_the_time_goes_on_at_half_speed(
+    setting: Setting, step: float
+) -> None:
+    """It never goes back, never stands still, and agrees after twice the step."""
+    setting.store.ahead = step
+    await setting.clock.refresh()
+    last = setting.clock.now()
+    setting.store.ahead = 0.0
+    beats = 40
+    for _ in range(beats):
+        pass_time(setting.machine, 2 * step / beats)
+        await setting.clock.refresh()
+        now = setting.clock.now()
+        assert now - last >= 0.999 * step / beats
+        last = now
+    assert last == pytest.approx(true_time(setting.machine), abs=1e-3)
+    pass_time(setting.machine, 10)
+    assert setting.clock.now() == pytest.approx(true_time(setting.machine))
+
+
+async def test_on_objects_the_wall_clock_decides_while_it_agrees(bucket: Setting) -> None:
+    """Up to 30 seconds in either direction; the store is asked once only whether it has a clock."""
+    for skew in (0.0, 30.0, -30.0):
+        bucket.membership.clock_skew = bucket.membership.measured = skew
+        await bucket.clock.refresh()
+        pass_time(bucket.machine, 60)
+        assert bucket.clock.veto == ""
+        assert bucket.clock.now() == bucket.machine.wall_seconds
+    assert bucket.store.requests == 1
+
+
+@pytest.mark.parametrize(
+    ("skew", "difference", "there"),
+    [(92.4, "92 s ahead of", "22:11:48"), (-31.0, "31 s behind", "22:13:51")],
+)
+async def test_a_clock_that_disagrees_is_vetoed_until_it_agrees_again(
+    bucket: Setting, skew: float, difference: str, there: str
+) -> None:
+    """The sentence has both times, and stays the same; 25 seconds count as agreement."""
+    sentence = (
+        f"this machine's clock is {difference} the object store's "
+        f"(2023-11-14 22:13:20 UTC here, 2023-11-14 {there} UTC there)"
+    )
+    bucket.membership.clock_skew = skew
+    assert (bucket.clock.veto, bucket.clock.is_off) == (sentence, True)
+    pass_time(bucket.machine, 5)
+    for later in (2 * skew, 29.0, -29.0):
+        bucket.membership.clock_skew = later
+        assert bucket.clock.veto == sentence
+    bucket.membership.clock_skew = 25.0
+    assert (bucket.clock.veto, bucket.clock.is_off) == ("", False)
+    bucket.membership.clock_skew = 29.0
+    assert bucket.clock.veto == ""
+
+
+async def test_on_objects_nothing_fires_before_the_comparison(setting: Setting) -> None:
+    """A heartbeat is under way: its time is known at the next refresh."""
+    setting.store.ahead = setting.membership.measured = None
+    await setting.clock.refresh()
+    assert setting.clock.veto == "the store's time is not known yet"
+    assert not setting.clock.is_off
+    setting.membership.measured = 0.0
+    await setting.clock.refresh()
+    assert setting.clock.veto == ""
+    assert setting.membership.requests == 2
+
+
+async def test_a_vetoed_clock_does_not_hold_up_the_time_after_its_correction(
+    bucket: Setting,
+) -> None:
+    """What it showed meanwhile counts for nothing, because nothing was fired by it."""
+    before = bucket.clock.now()
+    bucket.machine.wall_seconds += 3600
+    bucket.membership.clock_skew = 3600.0
+    assert bucket.clock.now() == before + 3600
+    bucket.machine.wall_seconds -= 3600
+    bucket.membership.clock_skew = 0.0
+    pass_time(bucket.machine, 10)
+    assert bucket.clock.now() == pytest.approx(before + 10)
+
+
+async def test_a_small_step_back_of_the_wall_clock_is_passed_at_half_speed(bucket: Setting) -> None:
+    """It stays within what is tolerated."""
+    before = bucket.clock.now()
+    bucket.machine.wall_seconds -= 20
+    assert bucket.clock.now() == before
+    pass_time(bucket.machine, 20)
+    assert bucket.clock.now() == pytest.approx(before + 10)
+    pass_time(bucket.machine, 20)
+    assert bucket.clock.now() == pytest.approx(before + 20)
+    assert bucket.clock.now() == pytest.approx(bucket.machine.wall_seconds)
+
+
+async def test_in_memory_the_wall_clock_decides_without_a_veto() -> None:
+    """There is no server whose time could differ."""
+    machine = FakeClock()
+    components = msgspec.structs.replace(Components.system(), clock=machine)
+    store = MemoryStore(components=components)
+    clock = FleetClock(cast("Any", KnownSkew()), store, components)
+    await clock.refresh()
+    pass_time(machine, 5)
+    assert clock.veto == ""
+    assert clock.now() == pytest.approx(machine.wall_seconds)
