@@ -179,18 +179,13 @@ class SchedulerPlugin(CoordinatorPlugin):
     async def update_job(self, name: str, **changes: Any) -> bool:
         """Change a job in the whole fleet, until its code changes; False if nothing changes.
 
-        Nothing of the past is fired. A new `action` holds in this process only.
+        Nothing of the past is fired.
 
         Raises:
             Invalid: a field is unknown, or its value wrong.
             NotFound: there is no such job.
         """
-        operations, action = self._get_parts().operations, changes.pop("action", None)
-        if action is not None:
-            self._replace_action(name, action)
-            if not changes:
-                return True
-        is_changed = await operations.edit(name, changes)
+        is_changed = await self._get_parts().operations.edit(name, changes)
         if is_changed:
             self._wake(name)
             self.emit(events.JobUpdated(job_name=name, changes=tuple(sorted(changes))))
@@ -224,7 +219,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         Raises:
             NotFound: this process does not have the job.
             Conflict: it is running, and `overlap="skip"`.
-            BaseException: what the last attempt raised; TimeoutError, if it took too long.
+            Unavailable: the run was lost, because this process stops or has lost its session.
+            Exception: what the last attempt raised; TimeoutError, if it took too long.
         """
         _, _, _, clock, runs, _ = self._get_parts()
         job = self._known.get(name)
@@ -248,12 +244,14 @@ class SchedulerPlugin(CoordinatorPlugin):
                 break
             await self.database.components.clock.sleep(poll)
             poll = min(2 * poll, _LONGEST_POLL)
-        outcome = await asyncio.shield(runs.start(job, stored, run, context))
+        task = runs.start(job, stored, run, context)
+        # If the caller is cancelled, the run goes on.
+        await asyncio.wait([task])
+        outcome = None if task.cancelled() else task.result()
         if outcome is None:
-            raise Unavailable("the run", "it was lost with this process's session", "run it again")
-        if outcome.exception is not None:
-            raise outcome.exception
-        return outcome.result
+            problem = "it was lost: this process has stopped, or has lost its session"
+            raise Unavailable("the run", problem, "run it again")
+        return outcome.unwrap()
 
     async def list_jobs(self) -> list[JobStatus]:
         """Return all jobs of the fleet, by name."""
@@ -391,15 +389,6 @@ class SchedulerPlugin(CoordinatorPlugin):
         )
         self._known[name] = KnownJob(name, options, executor)
         self._is_code_stale = True
-
-    def _replace_action(self, name: str, action: Callable[..., Any]) -> None:
-        job = self._known.get(name)
-        if job is None:
-            raise NotFound("job in this process", name, list(self._known))
-        executor = ActionExecutor(
-            action, components=self.database.components, threads=self._threads
-        )
-        self._known[name] = job._replace(executor=executor)
 
     async def _register(self, names: Sequence[str]) -> None:
         """Store the definitions of jobs, unless newer ones are stored."""

@@ -254,7 +254,7 @@ class Runs:
             return await self._perform(job, state, run, data)
         except asyncio.CancelledError:
             self._listener.on_lost(job.name, run, "it was cancelled")
-            if self._is_ours(run):
+            if self._is_ours(run) and not job.executor.is_running(run.id):
                 await self._release(job.name, run)
             raise
         except (Corrupt, NewerFormat) as error:
