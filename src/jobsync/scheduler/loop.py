@@ -36,7 +36,6 @@ from jobsync.core.firing import (
 from jobsync.errors import Corrupt, Fenced, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.scheduler.job_store import Edits, JobStore, Progress
-from jobsync.scheduler.reporting import Reporter
 from jobsync.scheduler.runs import JobCache, KnownJob, Runs
 
 __all__ = ["FiringLoop"]
@@ -67,7 +66,6 @@ class FiringLoop:
         membership: this process's session.
         clock: the time by which instants are due.
         components: time and ids.
-        reporter: reports what is not fired.
         on_veto: called with the reason when the clock may not be trusted, and with "" when it may.
     """
 
@@ -79,7 +77,6 @@ class FiringLoop:
         membership: Membership,
         clock: FleetClock,
         components: Components,
-        reporter: Reporter,
         on_veto: Callable[[str], object],
     ) -> None:
         self._cache = cache
@@ -89,7 +86,6 @@ class FiringLoop:
         self._membership = membership
         self._clock = clock
         self._components = components
-        self._reporter = reporter
         self._on_veto = on_veto
         self._duty: frozenset[str] = frozenset()
         self._term: Term | None = None
@@ -373,7 +369,8 @@ class FiringLoop:
         for run in result.starts:
             self._runs.start(self._known[name], stored, run)
         for run in result.lost:
-            self._reporter.on_lost(name, run, "its processes have ended too often")
+            reason = "its process has ended" if run.is_manual else "its processes ended too often"
+            await self._runs.record_loss(name, run, reason)
         await self._cache.write_gaps(name)
         self._watch_owners()
         self._plan(name, self._next_look(name))

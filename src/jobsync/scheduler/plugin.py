@@ -292,9 +292,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         runs = Runs(
             cache, membership, clock, components, self._reporter, self._build_context, limit
         )
-        loop = FiringLoop(
-            cache, runs, self._known, membership, clock, components, self._reporter, self._on_veto
-        )
+        loop = FiringLoop(cache, runs, self._known, membership, clock, components, self._on_veto)
         runs.notify(self._on_run_end)
         operations = JobOperations(jobs, components, membership.worker_id)
         self._parts = _SchedulerParts(jobs, operations, cache, clock, runs, loop)

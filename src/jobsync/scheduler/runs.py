@@ -240,6 +240,21 @@ class Runs:
         if late:
             await asyncio.wait(late, timeout=1.0)
 
+    async def record_loss(self, name: str, run: ActiveRun, reason: str) -> None:
+        """Write into the history that a run was given up.
+
+        Raises:
+            Unavailable, OutcomeUnknown: the store does not answer.
+        """
+        self._listener.on_lost(name, run, reason)
+        found = await self._cache.jobs.read_run(name, run)
+        if found is None or found[1].status != "running":
+            return
+        entry = msgspec.structs.replace(
+            found[1], status="lost", ended_at=self._clock.now(), error=reason
+        )
+        await self._cache.jobs.write_run(found[0], entry)
+
     def _forget(self, name: str, run: ActiveRun, task: asyncio.Task[Any]) -> None:
         self._active.pop(run.id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
