@@ -66,7 +66,8 @@ class FiringLoop:
         membership: this process's session.
         clock: the time by which instants are due.
         components: time and ids.
-        on_veto: called with the reason when the clock may not be trusted, and with "" when it may.
+        on_veto: called with the reason when this machine's clock is wrong, and with "" when it is
+            right again.
     """
 
     def __init__(
@@ -273,13 +274,14 @@ class FiringLoop:
         wakeup = now + _LONGEST_WAIT
         while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
-        if self._heap and not self._veto:
+        if self._heap and not self._clock.veto:
             wakeup = min(wakeup, now + max(0.0, self._heap[0][0] - self._clock.now()))
         return wakeup
 
     def _start_due(self) -> None:
         """Look at each job that is due, in a task of its own."""
-        if self._veto:
+        if self._clock.veto:
+            self._beat_wakeup.set()
             return
         now = self._clock.now()
         while self._heap and self._heap[0][0] <= now:
@@ -440,9 +442,11 @@ class FiringLoop:
 
     async def _check_clock(self) -> None:
         await self._clock.refresh()
-        if self._clock.veto != self._veto:
-            self._veto = self._clock.veto
-            self._on_veto(self._veto)
+        veto, self._veto = self._veto, self._clock.veto
+        if veto != self._veto:
+            # A time that is merely unknown yet is no reason to let another process lead.
+            self._on_veto(self._veto if self._clock.is_off else "")
+        self._wakeup.set()
 
     async def _beat_forever(self) -> None:
         clock, beat = self._components.clock, self._membership.timing.heartbeat
@@ -450,7 +454,8 @@ class FiringLoop:
             # A process that stands back for its clock has to notice when that is right again.
             if self._duty or self._veto:
                 await self._beat()
-            await self._beat_wakeup.wait(clock.mono() + beat)
+            is_unknown = bool(self._veto) and not self._clock.is_off
+            await self._beat_wakeup.wait(clock.mono() + (min(beat, _RETRY) if is_unknown else beat))
 
     async def _beat(self) -> None:
         """Do what is done once a heartbeat while jobs are on duty."""
