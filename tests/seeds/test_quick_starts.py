@@ -1,13 +1,13 @@
 """The database parts of the documents' quick starts, line by line, on every kind of store.
 
-Stand-ins replace the library's plugins: an action is called explicitly, a message handler never.
+Stand-ins replace the library's plugins: a message handler is never called.
 """
 
 from typing import Any
 
 import pytest
 
-from jobsync import Components, Database, Invalid, Plugin
+from jobsync import Database, Invalid, Plugin
 
 
 class StandIn(Plugin):
@@ -31,121 +31,6 @@ class CachePlugin(StandIn):
 
 class TTLPlugin(StandIn):
     """Stands for expiry."""
-
-
-class SchedulerPlugin(StandIn):
-    """Stands for a scheduler."""
-
-    async def run_job(self, name: str) -> Any:
-        return await self.options["jobs"][name]["action"](self.database)
-
-
-def now() -> float:
-    """Return the time of `Date.now()`, in seconds."""
-    return Components.system().clock.wall().seconds
-
-
-async def test_the_schedulers_quick_start(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Expired sessions are found and marked, all are counted."""
-    # Step 1: Create database
-    db = Database(connection_string=url)
-    await db.connect()
-
-    # Step 2: Create a resource to track (example: sessions)
-    sessions = await db.create_resource(
-        name="sessions",
-        attributes={
-            "user_id": "string|required",
-            "expires_at": "number|required",
-            "active": "boolean",
-        },
-    )
-    then = now()
-    for number in range(5):
-        # Two have expired, one of them is not active; the others have an hour to go.
-        record = {"user_id": f"u{number}", "expires_at": then + 3600 * (number - 2) - 1}
-        await sessions.insert({**record, "active": number != 1})
-
-    # Step 3: Configure scheduler
-    # Clean up expired sessions every hour
-    async def cleanup_sessions(db: Database) -> dict[str, int]:
-        moment = now()
-        sessions = db.resources.sessions
-
-        # Find expired sessions
-        expired = await sessions.query({"expires_at": {"$lt": moment}, "active": True})
-
-        print(f"Found {len(expired)} expired sessions to clean up")
-
-        # Mark as inactive
-        for session in expired:
-            await sessions.update(session.id, {"active": False})
-
-        return {"cleaned": len(expired)}
-
-    # Daily report at 8am
-    async def daily_report(db: Database) -> dict[str, int]:
-        sessions = db.resources.sessions
-        count = await sessions.count()
-
-        print(f"Daily Report: {count} total sessions")
-
-        return {"total_sessions": count}
-
-    scheduler_plugin = SchedulerPlugin(
-        jobs={
-            "cleanup_sessions": {
-                "schedule": "0 * * * *",
-                "action": cleanup_sessions,
-                "retries": 3,
-                "timeout": 30,
-            },
-            "daily_report": {
-                "schedule": "0 8 * * *",
-                "timezone": "America/New_York",
-                "action": daily_report,
-            },
-        }
-    )
-
-    await db.use_plugin(scheduler_plugin)
-
-    # Step 4: Start the scheduler
-    await scheduler_plugin.start()
-
-    # Step 6: Manually trigger a job (optional)
-    assert await scheduler_plugin.run_job("cleanup_sessions") == {"cleaned": 2}
-    assert await scheduler_plugin.run_job("cleanup_sessions") == {"cleaned": 0}
-    assert await scheduler_plugin.run_job("daily_report") == {"total_sessions": 5}
-    assert capsys.readouterr().out.splitlines() == [
-        "Found 2 expired sessions to clean up",
-        "Found 0 expired sessions to clean up",
-        "Daily Report: 5 total sessions",
-    ]
-    assert await sessions.count({"active": True}) == 2
-    assert await sessions.query({"expires_at": {"$lt": now()}, "active": True}) == []
-
-    # Step 7: Stop scheduler when done (optional)
-    await scheduler_plugin.stop()
-    await db.disconnect()
-
-
-async def test_the_schedulers_installation(url: str) -> None:
-    """A plugin can be added before or after connect."""
-    db = Database(connection_string=url)
-    done: list[Database] = []
-
-    async def daily_cleanup(db: Database) -> None:
-        done.append(db)
-
-    plugin = await db.use_plugin(
-        SchedulerPlugin(jobs={"daily_cleanup": {"schedule": "0 3 * * *", "action": daily_cleanup}})
-    )
-    await db.connect()
-    await plugin.run_job("daily_cleanup")
-    assert done == [db]
-    assert db.plugins.scheduler is plugin
-    await db.disconnect()
 
 
 async def test_the_queues_thirty_second_setup(url: str) -> None:
