@@ -130,3 +130,47 @@ def test_elapsed_time_has_no_hole() -> None:
         first = int(start.timestamp())
         found = Schedule.parse("*/15 * * * *", "Europe/Berlin").between(first, first + DAY, 200)
         assert {later - earlier for earlier, later in pairwise(found)} == {900}
+
+
+def test_a_time_that_is_shown_again_was_reached_before() -> None:
+    """In the second of two repeated hours, the latest firing is the last one of the first hour."""
+    start = int(datetime(2026, 10, 25, tzinfo=UTC).timestamp())
+    schedule = Schedule.parse("10,50 30,50 2 * * *", "Europe/Berlin")
+    first = [start + minute * 60 + second for minute in (30, 50) for second in (10, 50)]
+    for instant in range(start + 3600, start + 7200, 300):
+        assert schedule.latest_until(instant) == first[-1]
+        assert schedule.newest_between(start, instant, 9) == first
+        assert schedule.next_after(instant) == first[0] + DAY + 3600
+
+
+def test_a_rare_time_that_occurs_twice() -> None:
+    """A search that leaps over months still finds both hours of a day, from both sides."""
+    schedule = Schedule.parse("*/30 2 25 10 *", "Europe/Berlin")
+    start = int(datetime(2026, 10, 25, tzinfo=UTC).timestamp())
+    wanted = [start + 1800 * step for step in range(4)]
+    for days in (1, 2, 3, 30, 200, 300):
+        before, after = start - days * DAY, start + days * DAY
+        assert schedule.between(before, after, 9) == wanted
+        assert schedule.newest_between(before, after, 9) == wanted
+        assert schedule.next_after(before) == wanted[0]
+        assert schedule.latest_until(after) == wanted[-1]
+
+
+def test_a_skip_that_ends_within_a_minute() -> None:
+    """Liberia skipped 00:00:00 to 00:44:30: what was due fires at the next whole minute."""
+    start = int(datetime(1972, 1, 7, 0, 45, tzinfo=UTC).timestamp())
+    schedule = Schedule.parse("20 5,44 0 7 1 *", "Africa/Monrovia")
+    assert schedule.in_zone(start - 31).isoformat() == "1972-01-06T23:59:59-00:44:30"
+    assert schedule.between(start - DAY, start + DAY, 9) == [start + 20]
+    assert schedule.newest_between(start - DAY, start + DAY, 9) == [start + 20]
+
+
+def test_a_day_that_was_skipped() -> None:
+    """Samoa skipped 30 December 2011: a fixed time of it fires at the midnight that follows."""
+    midnight = int(datetime(2011, 12, 30, 10, tzinfo=UTC).timestamp())
+    fixed = Schedule.parse("0 12 30 12 *", "Pacific/Apia")
+    assert fixed.in_zone(midnight).isoformat() == "2011-12-31T00:00:00+14:00"
+    assert fixed.between(midnight - DAY, midnight + DAY, 9) == [midnight]
+    shown = Schedule.parse("*/10 12 30 12 *", "Pacific/Apia")
+    assert shown.between(midnight - DAY, midnight + DAY, 9) == []
+    assert shown.newest_between(midnight - DAY, midnight + DAY, 9) == []
