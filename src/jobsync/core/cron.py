@@ -184,6 +184,19 @@ class _Intervals:
 
 
 @dataclass(frozen=True, slots=True)
+class _UtcTimes:
+    """The matching times in UTC, whose clock is never changed."""
+
+    expression: str
+
+    def first_from(self, instant: int) -> int | None:
+        return next(_walls_from(self.expression, instant), None)
+
+    def last_until(self, instant: int) -> int | None:
+        return next(_walls_until(self.expression, instant), None)
+
+
+@dataclass(frozen=True, slots=True)
 class _ShownTimes:
     """The instants at which the clock shows a matching time: none if skipped, two if repeated.
 
@@ -332,11 +345,12 @@ def _parse_firings(text: str, zone: ZoneInfo) -> _Firings:
     fields = [_simplify(index, value) for index, value in enumerate(fields)]
     expression = " ".join(fields)
     _check_fires(text, expression, fields)
+    if zone.key == "UTC":
+        return _UtcTimes(expression)
     second, *minutes = fields
-    is_fixed = not minutes[0].startswith("*") and not minutes[1].startswith("*")
-    if is_fixed and zone.key != "UTC":
-        return _ReachedTimes(" ".join(minutes), _list_seconds(second), zone)
-    return _ShownTimes(expression, zone)
+    if minutes[0].startswith("*") or minutes[1].startswith("*"):
+        return _ShownTimes(expression, zone)
+    return _ReachedTimes(" ".join(minutes), _list_seconds(second), zone)
 
 
 def _refuse_count(text: str, fields: list[str]) -> NoReturn:
