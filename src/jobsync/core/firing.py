@@ -222,16 +222,18 @@ def find_schedule(state: JobState) -> Schedule:
 
 
 def due_time(name: str, definition: JobDefinition, schedule: Schedule, instant: int) -> float:
-    """Return when an instant is fired: later by its jitter, which every process agrees on.
+    """Return when an instant is fired: later by a part of the jitter that every process agrees on.
 
-    It is fired before the next instant is, however large the jitter.
+    It is fired before the next instant, however large the jitter.
     """
     if not definition.jitter:
         return instant
-    digest = hashlib.sha256(f"{name}\n{instant}".encode()).digest()
-    later = instant + definition.jitter * int.from_bytes(digest[:6], "big") / 2**48
     following = schedule.next_after(instant)
-    return later if following is None else min(later, following)
+    window = definition.jitter
+    if following is not None:
+        window = min(window, following - instant)
+    digest = hashlib.sha256(f"{name}\n{instant}".encode()).digest()
+    return instant + window * int.from_bytes(digest[:6], "big") / 2**48
 
 
 def next_due(name: str, state: JobState) -> float | None:
@@ -480,8 +482,10 @@ def define(
 
 def _settle(state: JobState, now: float, reason: str) -> JobState:
     """Decide everything that was due before a change, so that the change never fires it."""
-    if not state.is_active:
+    if state.is_removed:
         return msgspec.structs.replace(state, last=max(state.last, int(now)))
+    if not state.is_active:
+        reason = _explain_pause(state)
     return _skip(state, find_schedule(state), int(now), reason, "skipped")
 
 
@@ -496,18 +500,19 @@ def resume(state: JobState, now: float) -> JobState | None:
     """Let a job's instants fire again; None if they do. What was due meanwhile is skipped."""
     if state.is_active or state.is_removed:
         return None
-    stop = state.pause
-    reason = "it was disabled" if stop is None else f"it was paused{_describe(stop)}"
     edits = dict(state.edits)
     if not state.effective.enabled:
         edits["enabled"] = True
-    state = _skip(state, find_schedule(state), int(now), reason, "skipped")
+    state = _skip(state, find_schedule(state), int(now), _explain_pause(state), "skipped")
     return msgspec.structs.replace(state, pause=None, edits=edits)
 
 
-def _describe(stop: JobPause) -> str:
-    by = f" by {stop.by}" if stop.by else ""
-    return f"{by}: {stop.reason}" if stop.reason else by
+def _explain_pause(state: JobState) -> str:
+    stop = state.pause
+    if stop is None:
+        return "it was disabled"
+    paused = f"it was paused by {stop.by}" if stop.by else "it was paused"
+    return f"{paused}: {stop.reason}" if stop.reason else paused
 
 
 def edit(state: JobState, changes: Mapping[str, Any], now: float) -> JobState | None:

@@ -1,0 +1,326 @@
+"""What is decided about a job, from its state, the time and who is alive."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobsync.core.firing import (
+    GRACE,
+    MAX_RESUMES,
+    OVERLAPPED,
+    ActiveRun,
+    Advance,
+    JobDefinition,
+    JobPause,
+    JobState,
+    RunRequest,
+    add_request,
+    advance,
+    define,
+    due_time,
+    edit,
+    find_schedule,
+    finish,
+    next_due,
+    pause,
+    remove,
+    resume,
+    start_manually,
+)
+
+NOON = 1_800_014_400
+"""An instant at a whole minute."""
+MINUTE = 60
+
+
+def job(last: int = NOON, **options: Any) -> JobState:
+    """Return a job that is due every minute, unless the options say otherwise."""
+    definition = JobDefinition(**{"schedule": "* * * * *", **options})
+    return JobState(definition=definition, defined_by="worker-1", last=last)
+
+
+def step(
+    state: JobState,
+    now: float,
+    *,
+    owner: str = "me",
+    is_orphan: Callable[[ActiveRun], bool] = lambda _: False,
+    room: int = 1,
+) -> Advance:
+    """Advance a job."""
+    return advance(
+        "job",
+        state,
+        now,
+        owner=owner,
+        new_id=lambda: f"run-{now}",
+        is_orphan=is_orphan,
+        late_reason="late",
+        room=room,
+    )
+
+
+def start(state: JobState, now: float) -> tuple[JobState, ActiveRun]:
+    """Advance a job of which one run is due."""
+    result = step(state, now)
+    (run,) = result.starts
+    return result.state, run
+
+
+def test_nothing_is_due_before_the_first_instant() -> None:
+    """A job that is defined at noon has nothing to do with noon itself."""
+    state = job()
+    assert step(state, NOON + MINUTE - 0.001) == Advance(state)
+    assert next_due("job", state) == NOON + MINUTE
+
+
+def test_an_instant_is_fired_once() -> None:
+    """The same time, or an earlier one, starts nothing more."""
+    state, run = start(job(), NOON + MINUTE)
+    assert (run.instant, run.owner) == (NOON + MINUTE, "me")
+    ended = finish("job", state, run, "success", NOON + MINUTE + 1)
+    assert ended is not None
+    assert step(ended, NOON + MINUTE + 1).starts == ()
+    assert step(ended, NOON + 1).starts == ()
+    assert ended.statistics.runs == ended.statistics.successes == 1
+
+
+@pytest.mark.parametrize(("misfire", "kept"), [("skip", 0), ("last", 1), ("all", 3)])
+def test_instants_that_passed_are_fired_as_the_job_says(misfire: str, kept: int) -> None:
+    """The rest is one gap."""
+    state = job(schedule="0 * * * *", misfire=misfire, max_catch_up=3)
+    after = step(state, NOON + 10 * 3600 + GRACE + 1).state
+    assert len(after.running) + len(after.queued) == kept
+    (gap,) = after.gaps
+    assert (gap.kind, gap.reason, gap.count) == ("missed", "late", 10 - kept)
+    assert after.last == NOON + 10 * 3600
+
+
+def test_an_instant_that_is_a_little_late_is_fired() -> None:
+    """Even if misfires are skipped: an election takes a moment."""
+    state = job(schedule="0 * * * *", misfire="skip")
+    assert step(state, NOON + 3600 + GRACE).starts
+
+
+def test_three_years_are_one_gap_and_a_bounded_catch_up() -> None:
+    """However many instants there were."""
+    state = job(schedule="* * * * * *", misfire="all", max_catch_up=5)
+    now = NOON + 3 * 365 * 86_400
+    after = step(state, now).state
+    assert [run.instant for run in after.running] + list(after.queued) == [*range(now - 4, now + 1)]
+    (gap,) = after.gaps
+    assert (gap.first, gap.last) == (NOON + 1, now - 5)
+    assert (gap.count, gap.is_counted) == (1000, False)
+
+
+def test_overlapping_instants_are_skipped_without_a_write() -> None:
+    """Nothing changes until the run ends; then they are one gap."""
+    state, run = start(job(), NOON + MINUTE)
+    assert step(state, NOON + 5 * MINUTE).state == state
+    ended = finish("job", state, run, "success", NOON + 5 * MINUTE + 1)
+    assert ended is not None
+    (gap,) = ended.gaps
+    assert (gap.first, gap.last, gap.count) == (NOON + 2 * MINUTE, NOON + 5 * MINUTE, 4)
+    assert (gap.kind, gap.reason) == ("skipped", OVERLAPPED)
+
+
+def test_overlapping_instants_wait_in_order() -> None:
+    """Each is fired when the one before has ended."""
+    state, run = start(job(overlap="queue"), NOON + MINUTE)
+    state = step(state, NOON + 3 * MINUTE).state
+    assert state.queued == (NOON + 2 * MINUTE, NOON + 3 * MINUTE)
+    for number in (2, 3):
+        ended = finish("job", state, run, "error", NOON + 3 * MINUTE + number)
+        assert ended is not None
+        state, run = start(ended, NOON + 3 * MINUTE + number)
+        assert run.instant == NOON + number * MINUTE
+    assert state.gaps == ()
+
+
+def test_only_so_many_instants_wait() -> None:
+    """The rest is skipped, with the reason."""
+    state, _ = start(job(overlap="queue"), NOON + MINUTE)
+    state = step(state, NOON + 200 * MINUTE).state
+    assert len(state.queued) == 100
+    (gap,) = state.gaps
+    assert (gap.count, gap.kind) == (99, "skipped")
+
+
+def test_overlapping_instants_may_run_beside_each_other() -> None:
+    """If the job says so."""
+    state, first = start(job(overlap="allow"), NOON + MINUTE)
+    state, second = start(state, NOON + 2 * MINUTE)
+    assert [run.instant for run in state.running] == [first.instant, second.instant]
+
+
+def test_a_run_is_resumed_only_so_often() -> None:
+    """A job may be what kills its processes."""
+    state, run = start(job(), NOON + MINUTE)
+    for number in range(1, MAX_RESUMES + 1):
+        result = step(state, NOON + MINUTE + number, owner=f"heir-{number}", is_orphan=bool)
+        (run,) = result.starts
+        assert (run.resumed, run.owner, run.instant) == (number, f"heir-{number}", NOON + MINUTE)
+        state = result.state
+        assert len(state.running) == 1
+    result = step(state, NOON + MINUTE + 10, is_orphan=bool)
+    assert result.lost == (run,)
+    assert result.state.statistics.failures == 1
+
+
+def test_only_the_owner_ends_a_run() -> None:
+    """A process that was believed dead comes too late."""
+    state, run = start(job(), NOON + MINUTE)
+    taken = step(state, NOON + MINUTE + 1, owner="heir", is_orphan=bool)
+    assert finish("job", taken.state, run, "success", NOON + MINUTE + 2) is None
+    (heir,) = taken.starts
+    assert finish("job", taken.state, heir, "success", NOON + MINUTE + 2) is not None
+
+
+def test_a_manual_run_is_not_resumed() -> None:
+    """Whoever waited for it is gone."""
+    run = ActiveRun(id="by-hand", instant=NOON, owner="me", started_at=NOON, is_manual=True)
+    state = start_manually(job(), run)
+    assert state is not None
+    result = step(state, NOON + 1, is_orphan=bool)
+    assert (result.starts, result.lost) == ((), (run,))
+    assert result.state.last == state.last
+
+
+@pytest.mark.parametrize(("overlap", "is_allowed"), [("skip", False), ("allow", True)])
+def test_a_manual_run_obeys_the_overlap(overlap: str, is_allowed: bool) -> None:
+    """Like any other."""
+    state, run = start(job(overlap=overlap), NOON + MINUTE)
+    by_hand = msgspec.structs.replace(run, id="by-hand", is_manual=True)
+    assert (start_manually(state, by_hand) is not None) == is_allowed
+
+
+def test_a_request_is_run_even_if_the_job_is_paused() -> None:
+    """It is an operator's wish, too."""
+    state = pause(job(), JobPause(at=NOON))
+    assert state is not None
+    state, run = start(add_request(state, RunRequest(id="wish", at=NOON + 0.5)), NOON + 1)
+    assert (run.id, run.is_manual, state.requests) == ("wish", True, ())
+
+
+def test_what_was_due_in_a_pause_is_skipped() -> None:
+    """One gap, which says who paused it."""
+    state = pause(job(), JobPause(at=NOON, by="ann", reason="migration"))
+    assert state is not None
+    assert step(state, NOON + 5 * MINUTE).state == state
+    assert next_due("job", state) is None
+    assert pause(state, JobPause(at=NOON + 1)) is None
+    state = resume(state, NOON + 5 * MINUTE + 1)
+    assert state is not None
+    (gap,) = state.gaps
+    assert (gap.count, gap.reason) == (5, "it was paused by ann: migration")
+    assert resume(state, NOON + 6 * MINUTE) is None
+    assert step(state, NOON + 5 * MINUTE + 2).starts == ()
+    assert step(state, NOON + 6 * MINUTE).starts
+
+
+def test_a_job_that_is_disabled_in_code_can_be_enabled() -> None:
+    """Until the code changes."""
+    state = job(enabled=False)
+    assert not state.is_active
+    enabled = resume(state, NOON + 1)
+    assert enabled is not None
+    assert enabled.is_active
+    again = define(enabled, JobDefinition(schedule="@hourly", enabled=False), "worker-2", NOON + 2)
+    assert again is not None
+    assert not again.is_active
+
+
+def test_a_new_schedule_fires_nothing_of_the_past() -> None:
+    """Neither by an edit nor by new code."""
+    state = job(schedule="0 0 1 1 *")
+    now = NOON + 30 * MINUTE + 1
+    edited = edit(state, {"schedule": "* * * * *"}, now)
+    assert edited is not None
+    assert step(edited, now).starts == ()
+    assert next_due("job", edited) == NOON + 31 * MINUTE
+    defined = define(state, JobDefinition(schedule="* * * * *"), "worker-2", now)
+    assert defined is not None
+    assert step(defined, now).starts == ()
+    assert edit(edited, {"schedule": "0 0 1 1 *"}, now) is not None
+    assert edit(edited, {"schedule": "* * * * *"}, now) is None
+
+
+def test_the_newest_process_defines_a_job() -> None:
+    """The same definition changes nothing, also not what operators have done."""
+    state = pause(job(), JobPause(at=NOON))
+    assert state is not None
+    other = JobDefinition(schedule="@hourly")
+    assert define(state, state.definition, "worker-2", NOON) is None
+    assert define(state, other, "worker-0", NOON) is None
+    defined = define(state, other, "worker-2", NOON)
+    assert defined is not None
+    assert (defined.pause, defined.defined_by) == (None, "worker-2")
+
+
+def test_a_removed_job_is_added_again_without_its_past() -> None:
+    """What waited becomes a gap; what has begun goes on."""
+    state, _ = start(job(overlap="queue"), NOON + MINUTE)
+    state = step(state, NOON + 3 * MINUTE).state
+    removed = remove(state)
+    assert removed is not None
+    assert remove(removed) is None
+    assert [gap.count for gap in removed.gaps] == [2]
+    assert len(removed.running) == 1
+    added = define(removed, state.definition, "worker-2", NOON + 10 * MINUTE)
+    assert added is not None
+    assert step(added, NOON + 10 * MINUTE).starts == ()
+
+
+def test_jitter_is_the_same_in_every_process() -> None:
+    """And never reaches the next instant."""
+    state = job(jitter=300.0)
+    schedule = find_schedule(state)
+    times = [due_time("job", state.definition, schedule, NOON + n * MINUTE) for n in range(50)]
+    assert times == sorted(times)
+    assert all(n * MINUTE <= t - NOON <= (n + 1) * MINUTE for n, t in enumerate(times))
+    assert times[1] != due_time("other", state.definition, schedule, NOON + MINUTE)
+    soon = job(jitter=30.0)
+    due = next_due("job", soon)
+    assert due is not None
+    assert step(soon, due - 0.01).starts == ()
+    assert step(soon, due).starts
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    overlap=st.sampled_from(["skip", "queue", "allow"]),
+    misfire=st.sampled_from(["skip", "last", "all"]),
+    moves=st.lists(st.tuples(st.integers(0, 200), st.sampled_from("aefpr")), max_size=25),
+)
+def test_every_instant_is_decided_once(
+    overlap: str, misfire: str, moves: list[tuple[int, str]]
+) -> None:
+    """Whatever happens in whatever order: fired, waiting, in one gap, or not decided yet."""
+    state, now = job(overlap=overlap, misfire=misfire, max_catch_up=3), float(NOON)
+    fired: list[int] = []
+    for pause_before, move in moves:
+        now += pause_before
+        changed: JobState | None = None
+        if move == "a":
+            result = step(state, now)
+            fired += [run.instant for run in result.starts]
+            changed = result.state
+        elif move == "e":
+            changed = edit(state, {"retries": int(now) % 7}, now)
+        elif move == "f" and state.running:
+            changed = finish("job", state, state.running[0], "success", now)
+        elif move == "p":
+            changed = pause(state, JobPause(at=now))
+        elif move == "r":
+            changed = resume(state, now)
+        state = state if changed is None else changed
+        assert overlap == "allow" or len(state.running) <= 1
+    decided = [*fired, *state.queued]
+    for gap in state.gaps:
+        decided += find_schedule(state).between(gap.first - 1, gap.last, 10_000)
+    expected = find_schedule(state).between(NOON, state.last, 10_000)
+    assert sorted(decided) == expected
