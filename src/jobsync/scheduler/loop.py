@@ -363,8 +363,11 @@ class FiringLoop:
         if cached is None:
             return
         gone |= await self._find_gone(cached.state)
+        if not self._membership.is_trusted:
+            # Others may believe this process dead: they would resume at once what it starts.
+            raise Unavailable("the session", "it is not current", "wait for the store")
         stored = await self._cache.update(name, decide)
-        if stored is None or name not in self._duty:
+        if stored is None:
             return
         (result,) = decided
         self._is_dirty = True
@@ -374,8 +377,9 @@ class FiringLoop:
             reason = "its process has ended" if run.is_manual else "its processes ended too often"
             await self._runs.record_loss(name, run, reason)
         await self._cache.write_gaps(name)
-        self._watch_owners()
-        self._plan(name, self._next_look(name))
+        if name in self._duty:
+            self._watch_owners()
+            self._plan(name, self._next_look(name))
 
     def _next_look(self, name: str) -> float | None:
         stored = self._cache.known.get(name)
