@@ -33,12 +33,12 @@ class FleetClock:
 
     Call `refresh` once a beat in a process that fires, or that stands back because of its clock.
 
-    While nothing is vetoed it never goes back, so an instant that was due stays due. If the clock
-    that decides is set back, this one goes on at half speed until both agree: for two minutes after
-    a step of one minute. After a step of an hour that takes two hours, in which instants are due
-    early, but jobs do not stand still; a process that starts meanwhile goes by the corrected clock
-    at once, and fires nothing that was fired already. A step forward counts from the next refresh:
-    the instants between are late, as after an outage.
+    It never goes back behind a time that was not vetoed, so an instant that was due stays due. If
+    the clock that decides is set back, this one goes on at half speed until both agree: for two
+    minutes after a step of one minute. After a step of an hour that takes two hours. Instants are
+    due early in that time, but jobs do not stand still. A process that starts meanwhile goes by the
+    corrected clock at once, and fires nothing that was fired already. A step forward counts from
+    the next refresh: the instants between are late, as after an outage.
 
     Args:
         membership: compares this machine's clock with an object store's.
@@ -75,16 +75,22 @@ class FleetClock:
             return
 
     def now(self) -> float:
-        """Return the time in Unix seconds. Under a veto it is a guess, for people to read."""
+        """Return the time in Unix seconds.
+
+        Under a veto it is the best guess, which is good enough to end a run that had begun: the
+        object store's time as far as it is known, else this machine's.
+        """
         mono = self._clock.mono().seconds
         now = self._clock.wall().seconds if self._offset is None else mono + self._offset
-        if self.veto:
-            # Not remembered: a wrong clock must not hold up the time after its correction.
-            return now
+        veto = self.veto
+        if self.is_off:
+            now -= self._membership.clock_skew or 0.0
         if self._shown is not None:
             shown, then = self._shown
             now = max(now, shown + (mono - then) / 2)
-        self._shown = (now, mono)
+        if not veto:
+            # Otherwise a guess could hold up the time after the correction.
+            self._shown = (now, mono)
         return now
 
     @property

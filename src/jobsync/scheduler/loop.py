@@ -281,7 +281,9 @@ class FiringLoop:
     def _start_due(self) -> None:
         """Look at each job that is due, in a task of its own."""
         if self._clock.veto:
-            self._beat_wakeup.set()
+            if not self._veto:
+                # The clock was set since the last beat, or no beat was yet: the next reports it.
+                self._beat_wakeup.set()
             return
         now = self._clock.now()
         while self._heap and self._heap[0][0] <= now:
@@ -465,7 +467,8 @@ class FiringLoop:
         """Do what is done once a heartbeat while jobs are on duty."""
         try:
             await self._check_clock()
-            if not self._duty:
+            if self._veto or not self._duty:
+                # No progress is noted by a clock that may be wrong.
                 return
             await self._follow_edits()
             await self._write_progress()
