@@ -17,6 +17,8 @@ SCHEDULER := tests/unit/core/test_cron_dst.py tests/processes/test_scheduler_pro
 STORES := tests/integration/stores/test_objects.py tests/integration/stores/test_first_connect.py
 OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE) $(DEATH) $(SCHEDULER)
 FULL := --scale=full --timeout=7200 -s
+# Tests start hundreds of processes: each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue \
   prove-retention prove-operate prove-death prove-scheduler certify-s3 simulate api histories bench-stores bench-resources bench-jobs bench-queue \
