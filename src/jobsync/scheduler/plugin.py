@@ -158,9 +158,15 @@ class SchedulerPlugin(CoordinatorPlugin):
         job = {**(options or {}), **more}
         self._check_job(name, job)
         self._jobs[name] = job
-        if self.is_running:
-            self._learn(name)
+        if not self.is_running:
+            return
+        self._learn(name)
+        try:
             await self._register([name])
+        except BaseException:
+            # So that it can be added again.
+            del self._jobs[name], self._known[name]
+            raise
 
     async def remove_job(self, name: str) -> bool:
         """Remove a job from the whole fleet; False if it was removed. Its history stays.
@@ -284,10 +290,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         database, membership = self.database, self._get_membership()
         components, store = database.components, database.store
         jobs = JobStore(lambda: database.store, self.namespace, components)
-        cache, clock = (
-            JobCache(jobs, self._reporter.on_gap),
-            FleetClock(membership, store, components),
-        )
+        cache = JobCache(jobs, self._reporter.on_gap)
+        clock = FleetClock(membership, store, components)
         limit = self.settings.max_concurrent_jobs
         runs = Runs(
             cache, membership, clock, components, self._reporter, self._build_context, limit
@@ -391,9 +395,11 @@ class SchedulerPlugin(CoordinatorPlugin):
     async def _register(self, names: Sequence[str]) -> None:
         """Store the definitions of jobs, unless newer ones are stored."""
         store, worker = self._get_parts().jobs, self._get_membership().worker_id
-        await self._publish_code()
-        if len(names) == len(self._known) and await store.read_defined() == self._code:
-            return
+        has_all = len(names) == len(self._known)
+        if has_all:
+            await self._publish_code()
+            if await store.read_defined() == self._code:
+                return
         now = self._get_parts().clock.now()
         stored = await store.read_many(names)
         definitions = {name: self._known[name].options.definition for name in names}
@@ -411,7 +417,7 @@ class SchedulerPlugin(CoordinatorPlugin):
                 replaced.append(name)
         if replaced:
             await store.note_edits(dict.fromkeys(replaced, False))
-        if len(names) == len(self._known):
+        if has_all:
             await store.write_defined(self._code)
         for name in names:
             self._get_parts().loop.add(name)
