@@ -321,9 +321,13 @@ class FiringLoop:
 
     async def _advance(self, name: str) -> None:
         """Decide one job, and start what is to be started."""
+        job = self._known.get(name)
+        if job is None:
+            # It was removed meanwhile.
+            return
         self._undecided.add(name)
         try:
-            await self._advance_once(name)
+            await self._advance_once(job)
         except (Unavailable, OutcomeUnknown):
             self._plan(name, self._clock.now() + _RETRY)
         except (Corrupt, NewerFormat) as error:
@@ -334,7 +338,8 @@ class FiringLoop:
             self._undecided.discard(name)
             self._delayed.discard(name)
 
-    async def _advance_once(self, name: str) -> None:
+    async def _advance_once(self, job: KnownJob) -> None:
+        name = job.name
         owner, now = self._membership.incarnation, self._clock.now()
         decided: list[Advance] = []
         gone: set[str] = set()
@@ -374,7 +379,7 @@ class FiringLoop:
         (result,) = decided
         self._is_dirty = True
         for run in result.starts:
-            self._runs.start(self._known[name], stored, run)
+            self._runs.start(job, stored, run)
         for run in result.lost:
             reason = "its process has ended" if run.is_manual else "its processes ended too often"
             await self._runs.record_loss(name, run, reason)
@@ -387,16 +392,23 @@ class FiringLoop:
         stored = self._cache.known.get(name)
         if stored is None or name in self._due:
             return self._due.get(name)
-        state = stored.state
+        state, now = stored.state, self._clock.now()
+        is_elsewhere = any(run.owner != self._membership.incarnation for run in state.running)
         if state.running and state.effective.overlap == "skip":
-            if all(run.owner == self._membership.incarnation for run in state.running):
+            if not is_elsewhere:
                 # Its end makes us look.
                 return None
-            later = msgspec.structs.replace(state, last=max(state.last, int(self._clock.now())))
-            return next_due(name, later)
-        if (state.queued or state.requests) and not state.running:
+            state = msgspec.structs.replace(state, last=max(state.last, int(now)))
+        due = next_due(name, state)
+        if not (state.requests or (state.queued and state.is_active)):
+            return due
+        if not state.running or state.effective.overlap == "allow":
             return 0.0
-        return next_due(name, state)
+        if not is_elsewhere:
+            return due
+        # Nobody tells us of the end that they wait for.
+        later = now + self._membership.timing.heartbeat
+        return later if due is None else min(due, later)
 
     def _is_orphan(self, run: ActiveRun, gone: Collection[str]) -> bool:
         if run.owner == self._membership.incarnation:

@@ -534,15 +534,19 @@ class SchedulerPlugin(CoordinatorPlugin):
             is_started = state.find_run(run.id) is not None
             if is_started:
                 return None
+            if state.is_removed:
+                raise NotFound("job", name, list(self._known))
             changed = start_manually(state, run)
             is_started = changed is not None
             if changed is None and state.effective.overlap == "skip":
                 raise Conflict(name, 'it is running, and its overlap is "skip"')
             return changed
 
-        stored = await self._get_parts().cache.update(name, decide)
-        if stored is None:
+        cache = self._get_parts().cache
+        # What is remembered may be old where another process fires the job.
+        if await cache.read(name) is None:
             raise NotFound("job", name, list(self._known))
+        stored = await cache.update(name, decide)
         return stored if is_started else None
 
     def _build_context(

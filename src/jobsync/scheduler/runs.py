@@ -287,6 +287,9 @@ class Runs:
             # The process before has stored the result, and died before it could say so.
             await self._end(name, run, record.status, record.error)
             return None
+        if not await self._until_trusted(run):
+            self._listener.on_lost(name, run, "this process's session was lost before it began")
+            return None
         definition, context = state.effective, self._build_context(job, state, run, data)
         self._listener.on_start(run, context)
         outcome = await job.executor.run(
@@ -380,6 +383,17 @@ class Runs:
     def _is_ours(self, run: ActiveRun) -> bool:
         """Whether the session that a run belongs to is this process's, as far as it knows."""
         return run.owner == self._membership.incarnation and not self._membership.has_ended
+
+    async def _until_trusted(self, run: ActiveRun) -> bool:
+        """Wait until others surely believe this process alive; False if the run is not ours.
+
+        A process that stood still may have been declared dead: another one runs this by now.
+        """
+        while self._is_ours(run):
+            if self._membership.is_trusted:
+                return True
+            await self._membership.change(self._membership.timing.heartbeat)
+        return False
 
     async def _until_answered(self, run: ActiveRun, work: Callable[[], Awaitable[T]]) -> T | None:
         """Repeat a request until the store answers; None if the run is no longer ours."""

@@ -1,0 +1,504 @@
+"""The scheduler plugin: adding, firing, changing and running jobs in one process."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from scheduler_stage import EVERY_SECOND, NEVER, QUICK, Stage, run_scheduler
+from servers import Locate
+from waiting import until
+
+from jobsync import (
+    Conflict,
+    Database,
+    Event,
+    Invalid,
+    JobContext,
+    NotFound,
+    SchedulerPlugin,
+)
+
+
+@pytest.fixture
+def url(locate: Locate) -> str:
+    """A fresh file."""
+    return locate("sqlite")
+
+
+def idle() -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "s3"])
+async def test_a_job_runs_at_each_instant(kind: str, locate: Locate) -> None:
+    """Every second, with its context; the history has each run, and the status counts them."""
+    seen: list[tuple[Database, JobContext]] = []
+
+    async def act(database: Database, context: JobContext) -> dict[str, int]:
+        seen.append((database, context))
+        return {"count": len(seen)}
+
+    jobs = {"tick": {"schedule": EVERY_SECOND, "action": act, "context": {"depth": 3}}}
+    async with run_scheduler(locate(kind), jobs) as stage:
+        await until(lambda: len(stage.heard("job-executed")) >= 2, "two runs")
+        contexts = [context for _, context in seen[:2]]
+        assert seen[0][0] is stage.database
+        assert contexts[1].scheduled_time == contexts[0].scheduled_time + 1
+        assert [(each.job_name, each.attempt, each["depth"]) for each in contexts] == [
+            ("tick", 1, 3),
+            ("tick", 1, 3),
+        ]
+        newest, *_, oldest = await stage.scheduler.job_history("tick", status="success")
+        assert oldest.scheduled_time == contexts[0].scheduled_time
+        assert newest.scheduled_time > oldest.scheduled_time
+        assert (oldest.id, oldest.result) == (contexts[0].execution_id, {"count": 1})
+        status = await stage.scheduler.job_status("tick")
+        assert status.successes >= 2
+        assert status.success_rate == 1.0
+        first, *rest = status.next_runs
+        assert status.next_run == first > oldest.scheduled_time
+        assert rest == [first + 1, first + 2, first + 3, first + 4]
+        assert status.in_words
+        assert status.p50 is not None
+        assert status.p95 is not None
+        assert status.p50 <= status.p95
+        assert [each.name for each in await stage.scheduler.list_jobs()] == ["tick"]
+
+
+async def test_a_decorated_function_is_a_job(url: str) -> None:
+    """Before and after the start; it can be called as before."""
+    calls: list[str] = []
+
+    def decorate(scheduler: SchedulerPlugin) -> None:
+        @scheduler.job(EVERY_SECOND, timezone="Europe/Berlin")
+        def early() -> None:
+            calls.append("early")
+
+        early()
+
+    async with run_scheduler(url, prepare=decorate) as stage:
+        assert calls == ["early"]
+
+        @stage.scheduler.job(EVERY_SECOND, name="other", description="later")
+        async def late() -> None:
+            calls.append("late")
+
+        await until(lambda: {*calls[1:]} == {"early", "late"}, "both have run")
+        assert (await stage.scheduler.job_status("early")).timezone == "Europe/Berlin"
+        assert (await stage.scheduler.job_status("other")).description == "later"
+
+
+async def test_a_job_is_added_and_removed_while_it_runs(url: str) -> None:
+    """A removed job never fires again; its history stays; it can be added again."""
+    calls: list[str] = []
+    async with run_scheduler(url) as stage:
+        scheduler = stage.scheduler
+        await scheduler.add_job("tick", schedule=EVERY_SECOND, action=lambda: calls.append("one"))
+        await until(lambda: calls, "it has run")
+        with pytest.raises(Invalid, match="another job"):
+            await scheduler.add_job("tick", schedule=EVERY_SECOND, action=idle)
+        assert await scheduler.remove_job("tick") is True
+        removed = time.time()
+        with pytest.raises(NotFound):
+            await scheduler.job_status("tick")
+        with pytest.raises(NotFound):
+            await scheduler.run_job("tick")
+        assert await scheduler.list_jobs() == []
+        assert await scheduler.job_history("tick")
+        await scheduler.add_job("tick", schedule=EVERY_SECOND, action=lambda: calls.append("two"))
+        await until(lambda: "two" in calls, "it runs again")
+        runs = await scheduler.job_history("tick", since=removed + 1)
+        assert all(entry.status == "success" for entry in runs)
+        assert [event.name for event in stage.heard("job-added")] == ["plg:scheduler:job-added"]
+        assert stage.heard("job-removed")[0]["job_id"] == "tick"
+
+
+async def test_a_job_that_another_process_removed_can_be_added_again(url: str) -> None:
+    """The leader still has its code, and learns that it is back."""
+    calls: list[float] = []
+    tick = {"schedule": EVERY_SECOND, "action": lambda: calls.append(time.time())}
+    jobs = {"tick": tick}
+    async with run_scheduler(url, jobs) as leader, run_scheduler(url, jobs) as other:
+        await until(lambda: calls, "it has run")
+        assert leader.scheduler.is_coordinator
+        await other.scheduler.remove_job("tick")
+        await leader_knows(leader, "tick", is_active=False)
+        await other.scheduler.add_job("tick", tick)
+        count = len(calls)
+        await until(lambda: len(calls) > count, "it runs again", 10)
+
+
+async def leader_knows(stage: Stage, name: str, *, is_active: bool) -> None:
+    """Wait until a leader has noticed a change."""
+
+    def has_noticed() -> bool:
+        stored = stage.scheduler._get_parts().cache.known.get(name)
+        return stored is not None and stored.state.is_active is is_active
+
+    await until(has_noticed, "the leader has noticed", 10)
+
+
+async def test_an_update_holds_in_the_whole_fleet(url: str) -> None:
+    """The leader follows what another process changes; nothing of the past is fired."""
+    calls: list[JobContext] = []
+
+    def act(_: Database, context: JobContext) -> None:
+        calls.append(context)
+
+    jobs = {"rare": {"schedule": NEVER, "action": act}}
+    async with run_scheduler(url, jobs) as leader, run_scheduler(url, jobs) as other:
+        await leader.scheduler.ensure_coordinator()
+        changed = time.time()
+        assert await other.scheduler.update_job("rare", schedule=EVERY_SECOND, retries=2) is True
+        assert await other.scheduler.update_job("rare", retries=2) is False
+        await until(lambda: calls, "the leader fires it")
+        assert calls[0].scheduler is leader.scheduler
+        assert calls[0].scheduled_time > int(changed)
+        status = await leader.scheduler.job_status("rare")
+        assert status.edits == {"schedule": EVERY_SECOND, "retries": 2}
+        assert other.heard("job-updated")[0]["changes"] == ("retries", "schedule")
+        for field, value in (("schedul", NEVER), ("retries", -1), ("schedule", "61 * * * *")):
+            with pytest.raises(Invalid):
+                await other.scheduler.update_job("rare", **{field: value})
+        with pytest.raises(NotFound, match="rare"):
+            await other.scheduler.update_job("rar", retries=2)
+
+
+async def test_a_disabled_job_does_not_fire(url: str) -> None:
+    """Until it is enabled; what was due meanwhile is one gap with the reason."""
+    calls: list[float] = []
+
+    def act(_: Database, context: JobContext) -> None:
+        calls.append(context.scheduled_time)
+
+    jobs = {"tick": {"schedule": EVERY_SECOND, "action": act}}
+    async with run_scheduler(url, jobs) as leader, run_scheduler(url, jobs) as other:
+        await until(lambda: calls, "it has run")
+        assert await other.scheduler.disable_job("tick", "maintenance") is True
+        assert await other.scheduler.disable_job("tick") is False
+        status = await leader.scheduler.job_status("tick")
+        assert not status.enabled
+        assert status.next_runs == ()
+        await leader_knows(leader, "tick", is_active=False)
+        paused_at = int(time.time())
+        await until(lambda: time.time() > paused_at + 1.2, "an instant has passed")
+        count = len(calls)
+        assert await other.scheduler.enable_job("tick") is True
+        assert await other.scheduler.enable_job("tick") is False
+        resumed_at = time.time()
+        await until(lambda: len(calls) > count, "it fires again")
+        assert calls[count] > int(resumed_at)
+        gap = await leader.hears("job-skipped")
+        assert "maintenance" in gap["reason"]
+        (entry,) = await leader.scheduler.job_history("tick", status="skipped")
+        assert entry.first is not None
+        assert calls[count - 1] < entry.first <= entry.scheduled_time < calls[count]
+        names = [event.name.rpartition(":")[2] for event in other.events]
+        assert [name for name in names if name in {"job-disabled", "job-enabled"}] == [
+            "job-disabled",
+            "job-enabled",
+        ]
+
+
+async def test_run_job_returns_the_result_and_raises_the_error(url: str) -> None:
+    """On any instance, with data for this run alone."""
+
+    async def add(_: Database, context: JobContext) -> int:
+        assert context.is_manual
+        return int(context["a"] + context["b"])
+
+    def fail() -> None:
+        raise KeyError("gone")
+
+    jobs = {
+        "add": {"schedule": NEVER, "action": add, "context": {"a": 1, "b": 1}},
+        "fail": {"schedule": NEVER, "action": fail},
+        "slow": {"schedule": NEVER, "action": lambda: asyncio.sleep(60), "timeout": 0.05},
+    }
+    async with run_scheduler(url, jobs) as leader, run_scheduler(url, jobs) as other:
+        for stage in (leader, other):
+            assert await stage.scheduler.run_job("add", {"b": 41}) == 42
+            assert await stage.scheduler.run_job("add") == 2
+            with pytest.raises(KeyError, match="gone"):
+                await stage.scheduler.run_job("fail")
+            with pytest.raises(TimeoutError):
+                await stage.scheduler.run_job("slow")
+        with pytest.raises(NotFound, match="add"):
+            await leader.scheduler.run_job("ad")
+        with pytest.raises(Invalid, match="context"):
+            await leader.scheduler.run_job("add", 41)  # type: ignore[arg-type]
+        entries = await leader.scheduler.job_history(status=["error", "timeout"])
+        assert sorted(entry.status for entry in entries) == ["error", "error", "timeout", "timeout"]
+        assert all(entry.is_manual for entry in entries)
+
+
+async def test_run_job_follows_the_overlap(url: str) -> None:
+    """While it runs elsewhere: refused, waits, or runs beside it; afterwards it runs."""
+    began, release = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: Database, context: JobContext) -> str:
+        began.set()
+        if context.get("blocks"):
+            await release.wait()
+        return "done"
+
+    jobs = {
+        overlap: {"schedule": NEVER, "action": wait, "overlap": overlap}
+        for overlap in ("skip", "queue", "allow")
+    }
+    async with run_scheduler(url, jobs) as one, run_scheduler(url, jobs) as two:
+        for overlap in jobs:
+            began.clear()
+            release.clear()
+            running = asyncio.create_task(one.scheduler.run_job(overlap, {"blocks": True}))
+            await began.wait()
+            if overlap == "skip":
+                for _ in range(2):
+                    with pytest.raises(Conflict, match="running"):
+                        await two.scheduler.run_job(overlap)
+            elif overlap == "allow":
+                assert await two.scheduler.run_job(overlap) == "done"
+            waiting = (
+                asyncio.create_task(two.scheduler.run_job(overlap)) if overlap == "queue" else None
+            )
+            if waiting is not None:
+                done, _ = await asyncio.wait([waiting], timeout=0.3)
+                assert not done
+            release.set()
+            assert await running == "done"
+            if waiting is not None:
+                assert await asyncio.wait_for(waiting, 10) == "done"
+            assert await two.scheduler.run_job(overlap) == "done"
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_a_job_runs_another(kind: str, url: str) -> None:
+    """Also where one job at a time may run."""
+
+    async def outer(_: Database, context: JobContext) -> int:
+        return 1 + int(await context.scheduler.run_job("inner", {"n": 4}))
+
+    def plain_outer(_: Database, context: JobContext) -> int:
+        return 1 + int(context.run(context.scheduler.run_job("inner", {"n": 4})))
+
+    def inner(_: Database, context: JobContext) -> int:
+        return int(context["n"]) * 10
+
+    action: Any = outer if kind == "async" else plain_outer
+    jobs = {
+        "outer": {"schedule": EVERY_SECOND, "action": action},
+        "inner": {"schedule": NEVER, "action": inner},
+    }
+    async with run_scheduler(url, jobs, max_concurrent_jobs=1) as stage:
+        event = await stage.hears("job-completed", job_name="outer")
+        assert event["result"] == 41
+        (entry, *_) = await stage.scheduler.job_history("inner")
+        assert (entry.is_manual, entry.result) == (True, 40)
+
+
+async def test_as_many_jobs_run_at_once_as_allowed(url: str) -> None:
+    """The others wait, and then run."""
+    running: set[str] = set()
+    most: list[int] = []
+
+    async def act(_: Database, context: JobContext) -> None:
+        running.add(context.execution_id)
+        most.append(len(running))
+        await asyncio.sleep(0.05)
+        running.discard(context.execution_id)
+
+    jobs = {f"job-{n}": {"schedule": EVERY_SECOND, "action": act} for n in range(6)}
+    async with run_scheduler(url, jobs, max_concurrent_jobs=2) as stage:
+        await until(
+            lambda: {event["job_name"] for event in stage.heard("job-executed")} == {*jobs},
+            "all have run",
+        )
+    assert max(most) == 2
+
+
+def describe(event: Event) -> dict[str, Any]:
+    """Return the fields of an event."""
+    return {field: event[field] for field in event.__struct_fields__}
+
+
+async def test_a_failing_job_never_ends_the_process(url: str) -> None:
+    """Whatever it raises: retries are as configured, and the job fires again."""
+    raised: list[tuple[str, int]] = []
+    jobs = {
+        error.__name__: {
+            "schedule": EVERY_SECOND,
+            "action": _raising(error, raised),
+            "retries": retries,
+            "backoff": lambda _: 0.01,
+        }
+        for error, retries in ((ValueError, 0), (SystemExit, 2), (asyncio.CancelledError, 0))
+    }
+    async with run_scheduler(url, jobs) as stage:
+        for name in jobs:
+            await until(
+                lambda name=name: len(stage.heard("job-executed", job_name=name)) >= 2,  # type: ignore[misc]
+                f"{name} goes on",
+            )
+        statuses = {event["status"] for event in stage.heard("job-executed")}
+        assert statuses == {"error"}
+        assert {attempt for name, attempt in raised if name == "ValueError"} == {1}
+        assert {attempt for name, attempt in raised if name == "SystemExit"} == {1, 2, 3}
+        failed = stage.heard("job-failed", job_name="SystemExit")[:3]
+        assert [(event["attempts"], event["final"]) for event in failed] == [
+            (1, False),
+            (2, False),
+            (3, True),
+        ]
+        status = await stage.scheduler.job_status("ValueError")
+        assert status.failures >= 2
+        assert status.success_rate == 0.0
+        assert status.last_error.startswith("ValueError: boom")
+
+
+def _raising(error: type[BaseException], raised: list[tuple[str, int]]) -> Any:
+    async def fail(_: Database, context: JobContext) -> None:
+        raised.append((error.__name__, context.attempt))
+        raise error("boom")
+
+    return fail
+
+
+async def test_hooks_and_events_carry_what_happened(url: str) -> None:
+    """Under their own names and the documents' names; `job_id` is the name of the job."""
+    calls: list[tuple[Any, ...]] = []
+    heard: list[tuple[str, Event]] = []
+    names = ("jobStarted", "jobCompleted", "jobFailed", "plg:scheduler:job-executed")
+
+    def listen(scheduler: SchedulerPlugin) -> None:
+        for name in names:
+            scheduler.on(name, lambda event, name=name: heard.append((name, event)))
+
+    def fail_once(_: Database, context: JobContext) -> list[int]:
+        if context.attempt == 1:
+            raise ValueError("boom")
+        return [1, 2]
+
+    async def on_start(name: str, context: JobContext) -> None:
+        calls.append(("start", name, context.is_manual))
+
+    def on_error(name: str, error: BaseException, attempt: int) -> None:
+        calls.append(("error", name, str(error), attempt))
+        raise RuntimeError("a hook's own error")
+
+    jobs = {
+        "job": {
+            "schedule": NEVER,
+            "action": fail_once,
+            "retries": 1,
+            "backoff": lambda _: 0.0,
+        }
+    }
+    async with run_scheduler(
+        url,
+        jobs,
+        prepare=listen,
+        on_job_start=on_start,
+        on_job_error=on_error,
+        on_job_complete=lambda *details: calls.append(("complete", *details[:2])),
+    ) as stage:
+        failures: list[Event] = []
+        stage.database.events.on("jobsync:handler-failed", failures.append)
+        assert await stage.scheduler.run_job("job") == [1, 2]
+        await until(lambda: len(calls) == 3, "all hooks were called")
+        assert calls == [
+            ("start", "job", True),
+            ("error", "job", "boom", 1),
+            ("complete", "job", [1, 2]),
+        ]
+        await until(lambda: failures, "the hook's error is reported")
+        assert failures[0]["callback"] == "on_job_error"
+        assert [name for name, _ in heard] == [names[0], names[2], names[1], names[3]]
+        started, failed, completed, executed = (describe(event) for _, event in heard)
+        common = {key: started[key] for key in ("job_name", "execution_id", "scheduled_time")}
+        assert common["job_name"] == "job"
+        for payload in (failed, completed, executed):
+            assert payload | common == payload
+        assert failed["error"].startswith("ValueError: boom")
+        assert (failed["attempts"], failed["final"]) == (1, False)
+        for payload in (completed, executed):
+            assert (payload["result"], payload["attempts"]) == ([1, 2], 2)
+            assert payload["duration"] >= 0
+        assert executed["status"] == "success"
+        assert {event["job_id"] for _, event in heard} == {"job"}
+
+
+async def test_timeouts_end_attempts(url: str) -> None:
+    """An `async` action is cancelled before its retry; a plain one delays it, with an event."""
+    running: list[str] = []
+    most: list[int] = []
+
+    async def hang(_: Database, context: JobContext) -> None:
+        running.append("async")
+        most.append(len(running))
+        try:
+            await asyncio.sleep(60)
+        finally:
+            running.remove("async")
+
+    def block(_: Database, context: JobContext) -> None:
+        running.append("plain")
+        most.append(len(running))
+        time.sleep(0.3)
+        running.remove("plain")
+
+    jobs = {
+        name: {
+            "schedule": NEVER,
+            "action": action,
+            "timeout": 0.1,
+            "retries": 1,
+            "backoff": lambda _: 0.0,
+        }
+        for name, action in (("hang", hang), ("block", block))
+    }
+    async with run_scheduler(url, jobs) as stage:
+        for name in jobs:
+            with pytest.raises(TimeoutError):
+                await stage.scheduler.run_job(name)
+        assert max(most) == 1
+        assert len(most) == 4
+        assert {event["job_name"] for event in stage.heard("job-overran")} == {"block"}
+        assert [e.status for e in await stage.scheduler.job_history()] == ["timeout", "timeout"]
+        assert [e.attempts for e in await stage.scheduler.job_history()] == [2, 2]
+
+
+async def test_stopping_inside_an_action_works(url: str) -> None:
+    """The action ends, then the scheduler stops; it can be started again."""
+    ended: list[str] = []
+
+    async def stop(_: Database, context: JobContext) -> str:
+        await context.scheduler.stop()
+        ended.append("action")
+        return "stopped"
+
+    async with run_scheduler(url, {"stop": {"schedule": NEVER, "action": stop}}) as stage:
+        assert await stage.scheduler.run_job("stop") == "stopped"
+        await until(lambda: not stage.scheduler.is_running, "it has stopped")
+        assert ended == ["action"]
+        await stage.scheduler.start()
+        (entry,) = await stage.scheduler.job_history("stop")
+        assert (entry.status, entry.result) == ("success", "stopped")
+
+
+async def test_disconnecting_inside_an_action_works(url: str) -> None:
+    """The action's result is stored before the database is closed."""
+
+    async def leave(database: Database) -> str:
+        await database.disconnect()
+        return "left"
+
+    scheduler = SchedulerPlugin(jobs={"leave": {"schedule": NEVER, "action": leave}}, **QUICK)
+    database = Database(url)
+    await database.connect()
+    await database.use_plugin(scheduler)
+    assert await scheduler.run_job("leave") == "left"
+    await until(lambda: not database.is_connected, "it is closed")
+    async with run_scheduler(url) as stage:
+        (entry,) = await stage.scheduler.job_history("leave")
+        assert (entry.status, entry.result) == ("success", "left")
