@@ -52,8 +52,9 @@ T = TypeVar("T")
 _PREFIX = "JOBSYNC_"
 COMMAND_LINE = frozenset(
     {
-        *("AFTER", "APP", "COMMAND", "DATE", "DELAY", "GRACE", "HEARTBEAT_FILE", "HTTP", "JSON"),
-        *("LIMIT", "LIVE", "LOG_FORMAT", "LOG_LEVEL", "MAX_AGE", "QUEUE", "REASON", "STATE"),
+        *("AFTER", "APP", "COMMAND", "COUNT", "DATE", "DELAY", "GRACE", "HEARTBEAT_FILE", "HTTP"),
+        *("JOB", "JSON", "LIMIT", "LIVE", "LOG_FORMAT", "LOG_LEVEL", "MAX_AGE", "NAMESPACE"),
+        *("NEW_SCHEDULE", "NEW_TIMEZONE", "QUEUE", "REASON", "SINCE", "STATE", "STATUS"),
         *("TARGET", "TIMEOUT", "WHERE", "YES"),
     }
 )

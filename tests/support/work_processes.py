@@ -6,13 +6,14 @@ import re
 import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from processes import WorkerProcess
 from terminal import JOBSYNC
 
-__all__ = ["WorkProcess"]
+__all__ = ["ScheduleProcess", "WorkProcess"]
 
 
 class WorkProcess(WorkerProcess):
@@ -67,3 +68,36 @@ class WorkProcess(WorkerProcess):
         except urllib.error.HTTPError as refused:
             with refused:
                 return refused.code
+
+
+class ScheduleProcess(WorkerProcess):
+    """One `jobsync work` that fires scheduled jobs.
+
+    Args:
+        url: the store.
+        log: the file that its standard error goes to.
+        jobs: the options of its jobs, by name.
+        settings: of its plugin.
+    """
+
+    def __init__(self, url: str, log: Path, jobs: Mapping[str, Any], **settings: Any) -> None:
+        super().__init__(
+            log.stem,
+            [*JOBSYNC, "work", "schedule_app:open_database"],
+            log,
+            cwd=Path(__file__).parent,
+            env={
+                **os.environ,
+                "JOBSYNC_URL": url,
+                "JOBSYNC_HTTP": "0",
+                "APP_JOBS": json.dumps(jobs),
+                "APP_SETTINGS": json.dumps(settings),
+            },
+            stdout=subprocess.DEVNULL,
+        )
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has begun to work."""
+        assert self.is_alive, self.log
+        return "worker running" in self.log

@@ -22,10 +22,11 @@ _COMMANDS = {
     "pins": ("cluster", "Show which tasks are pinned to which nodes."),
     "queues": ("queues", "Show queues and their messages; pause, resume and purge queues."),
     "resources": ("resources", "Show resources and their records."),
+    "schedules": ("schedules", "Show scheduled jobs; run, pause, resume and change them."),
     "schema": ("sql", "Print the tables, or the IAM policy, that a store needs."),
     "sql": ("sql", "Open a SQL shell on the views of a fleet."),
     "tokens": ("cluster", "Show how many tokens each node of a fleet owns."),
-    "why": ("why", "Explain why a message or a task is waiting."),
+    "why": ("why", "Explain why a message, a task or a scheduled job is waiting."),
     "work": ("work", "Run the plugins of a database until a signal stops them."),
 }
 """The module of each command, and its summary."""

@@ -1,4 +1,4 @@
-"""`jobsync why`: explains why a message or a task is waiting."""
+"""`jobsync why`: explains why a message, a task or a scheduled job is waiting."""
 
 from __future__ import annotations
 
@@ -24,24 +24,33 @@ if TYPE_CHECKING:
 
     from jobsync.status.jobs import TaskStatus
     from jobsync.status.queues import MessageStatus
-    from jobsync.status.why import Reason
+    from jobsync.status.schedules import ScheduledJobStatus
+    from jobsync.status.why import Explained, Reason
 
-__all__ = ["why"]
+__all__ = ["show_reason", "why"]
 
 
 @click.command()
-@click.argument("name", metavar="MESSAGE|TASK")
+@click.argument("name", metavar="MESSAGE|TASK|JOB")
 @url_option
 @app_option
 @date_option
 @json_option
 def why(name: str, url: str | None, app: str, day: dt.date, *, as_json: bool) -> None:
-    """Explain why a message, by its id, or a task is waiting, or how it ended."""
-    from jobsync.status.why import explain, find_status
+    """Explain why a message, by its id, a task or a scheduled job waits, or how it ended."""
+    from jobsync.status.why import find_status
 
     status = run_on_store(
         url, lambda store, components: find_status(store, components, name, app, day)
     )
+    show_reason(name, status, as_json=as_json)
+    raise SystemExit(FAILED if status is None else 0)
+
+
+def show_reason(name: str, status: Explained | None, *, as_json: bool) -> None:
+    """Print why something waits."""
+    from jobsync.status.why import explain
+
     reason = explain(status)
     row = {"name": name, "code": reason.code, "reason": reason.text, **_times(reason)}
     if as_json or not sys.stdout.isatty():
@@ -49,7 +58,6 @@ def why(name: str, url: str | None, app: str, day: dt.date, *, as_json: bool) ->
         show_rows(list(row), [{**row, **details} if as_json else row], as_json=as_json)
     else:
         show_facts(f"{name}: {reason.text}", [*_format_times(reason), *_describe(status)])
-    raise SystemExit(FAILED if status is None else 0)
 
 
 def _times(reason: Reason) -> dict[str, float | None]:
@@ -61,14 +69,18 @@ def _format_times(reason: Reason) -> list[tuple[str, str]]:
     return [(name, f"{format_time(at)} ({ago(now() - at)})") for name, at in times.items()]
 
 
-def _describe(status: MessageStatus | TaskStatus | None) -> list[tuple[str, str]]:
+def _describe(status: Explained | None) -> list[tuple[str, str]]:
     """Return the facts that are worth knowing besides the reason, by name."""
     from jobsync.status.queues import MessageStatus
+    from jobsync.status.schedules import ScheduledJobStatus
 
-    if status is None:
-        return []
-    if isinstance(status, MessageStatus):
-        return _describe_message(status)
+    match status:
+        case None:
+            return []
+        case MessageStatus():
+            return _describe_message(status)
+        case ScheduledJobStatus():
+            return _describe_job(status)
     return _describe_task(status)
 
 
@@ -101,4 +113,25 @@ def _describe_task(status: TaskStatus) -> list[tuple[str, str]]:
     for pin in status.pins:
         match = f"{pin.in_force} is in force" if pin.in_force else "no node matches"
         facts.append(("pin", f"{', '.join(pin.patterns)} by {pin.created_by}: {match}"))
+    return facts
+
+
+def _describe_job(status: ScheduledJobStatus) -> list[tuple[str, str]]:
+    from jobsync.status.schedules import describe_gap, format_instant
+
+    job, scheduler = status.job, status.scheduler
+    facts = [("schedule", f"{job.in_words} ({job.schedule}), {job.timezone}")]
+    if job.edits:
+        changes = ", ".join(f"{field}={value}" for field, value in job.edits.items())
+        facts.append(("edited", f"{changes}, until its code changes"))
+    if job.last_run is not None:
+        error = f": {job.last_error}" if job.last_error else ""
+        facts.append(("last run", f"{format_instant(job.last_run)} {job.last_status}{error}"))
+    if status.gap is not None:
+        facts.append(("last gap", describe_gap(status.gap)))
+    if status.next_fire is not None:
+        facts.append(("next", format_instant(status.next_fire)))
+    facts.append(("leader", scheduler.leader or "none"))
+    facts.append(("its code", f"on {', '.join(status.workers)}" if status.workers else "nowhere"))
+    facts += [("withheld", f"{worker}: {why}") for worker, why in scheduler.withheld.items()]
     return facts

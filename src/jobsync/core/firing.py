@@ -50,6 +50,7 @@ __all__ = [
     "remove",
     "resume",
     "start_manually",
+    "start_requested",
 ]
 
 Overlap: TypeAlias = Literal["skip", "queue", "allow"]
@@ -352,13 +353,17 @@ def _choose_next(
     if state.running and state.effective.overlap != "allow":
         return None
     if state.requests and not state.is_removed:
-        request = state.requests[0]
-        return ActiveRun(
-            id=request.id, instant=int(request.at), owner=owner, started_at=now, is_manual=True
-        )
+        return start_requested(state.requests[0], owner, now)
     if state.queued and state.is_active:
         return ActiveRun(id=new_id(), instant=state.queued[0], owner=owner, started_at=now)
     return None
+
+
+def start_requested(request: RunRequest, owner: str, now: float) -> ActiveRun:
+    """Return the run that a request asks for."""
+    return ActiveRun(
+        id=request.id, instant=int(request.at), owner=owner, started_at=now, is_manual=True
+    )
 
 
 def _start(state: JobState, run: ActiveRun) -> JobState:

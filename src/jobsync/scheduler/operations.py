@@ -24,6 +24,7 @@ from jobsync.core.firing import (
     pause,
     remove,
     resume,
+    start_requested,
 )
 from jobsync.errors import Invalid, NotFound, closest_name
 from jobsync.scheduler.job_store import HistoryEntry, JobStore
@@ -32,6 +33,8 @@ from jobsync.scheduler.settings import check_changes
 __all__ = ["JobOperations", "JobStatus", "build_status"]
 
 _NEXT_RUNS = 5
+_MAX_KNOWN = 20
+"""Names that an error lists."""
 _STATUSES = get_args(RunStatus)
 
 
@@ -167,6 +170,11 @@ class JobOperations:
             raise await self._build_not_found(name)
         return build_status(name, stored.state, await self.now())
 
+    async def read_state(self, name: str) -> JobState | None:
+        """Return a job's state, even if it was removed; None if there is none."""
+        stored = await self._jobs.read(name)
+        return None if stored is None else stored.state
+
     async def pause(self, name: str, reason: str = "") -> bool:
         """Stop firing a job until `resume`; False if it was paused already."""
         now = await self.now()
@@ -195,8 +203,8 @@ class JobOperations:
             await self._jobs.write_defined("")
         return is_removed
 
-    async def request_run(self, name: str) -> str:
-        """Ask the fleet to run a job now; return the id of the run."""
+    async def request_run(self, name: str) -> RunRequest:
+        """Ask the fleet to run a job now. See `find_requested`."""
         (run_id,) = self._components.ids.records(1)
         request = RunRequest(id=run_id, at=await self.now(), by=self._by)
 
@@ -206,7 +214,13 @@ class JobOperations:
             return add_request(state, request)
 
         await self._change(name, decide, is_special=True)
-        return run_id
+        return request
+
+    async def find_requested(self, name: str, request: RunRequest) -> HistoryEntry | None:
+        """Return what is known of a run that was asked for; None before it begins."""
+        run = start_requested(request, owner="", now=request.at)
+        found = await self._jobs.read_run(name, run)
+        return None if found is None else found[1]
 
     async def history(
         self,
@@ -276,9 +290,8 @@ class JobOperations:
 
     async def _build_not_found(self, name: str) -> NotFound:
         stored = await self._jobs.read_all()
-        return NotFound(
-            "job", name, [known for known, job in stored.items() if not job.state.is_removed]
-        )
+        known = [known for known, job in stored.items() if not job.state.is_removed]
+        return NotFound("job", name, known[:_MAX_KNOWN], closest_name(name, known))
 
 
 def _check_status(status: object) -> None:

@@ -1,28 +1,37 @@
-"""Explains why a message or a task is waiting, or what has become of it.
+"""Explains why a message, a task or a scheduled job is waiting, or what has become of it.
 
 `find_status` reads from the store. The explanations are pure: they decide from the status alone.
 """
 
 import datetime as dt
 import re
+from typing import TypeAlias
 
 import msgspec
 
 from jobsync.components import Components
+from jobsync.coordination.role import worker_of
 from jobsync.errors import NotFound
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.queue.backend import MESSAGE_FORMAT, MessageInfo
 from jobsync.status.jobs import TaskStatus, read_fleet_status
 from jobsync.status.queues import MessageStatus, QueueStatus, read_queues_status
+from jobsync.status.schedules import (
+    ScheduledJobStatus,
+    SchedulerStatus,
+    describe_gap,
+    format_instant,
+    read_schedules_status,
+)
 from jobsync.stores.contract import Store
 
-__all__ = ["Reason", "explain", "find_status"]
+__all__ = ["Explained", "Reason", "explain", "find_status"]
 
 _is_message_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a message or a task is not done yet, or how it ended. Times are Unix seconds."""
+    """Why something is not done yet, or how it ended. Times are Unix seconds."""
 
     code: str
     """For programs."""
@@ -34,35 +43,53 @@ class Reason(msgspec.Struct, frozen=True):
     """When it ends at the latest, if known."""
 
 
+Explained: TypeAlias = MessageStatus | TaskStatus | ScheduledJobStatus
+"""What can be explained."""
+
+
 async def find_status(
     store: Store, components: Components, name: str, app: str, day: dt.date
-) -> MessageStatus | TaskStatus | None:
-    """Read the status of the message with this id, or of a fleet's task on a date."""
+) -> Explained | None:
+    """Read the status of the message with this id, of a fleet's task on a date, or of a job.
+
+    Any name may be a task's. One in the form of a message id, or of a scheduled job, is one only if
+    it is claimed or pinned.
+    """
     message = None
     if store.sql is not None:
         message = await (await read_queues_status(store, components)).message(name)
-    return message or await _find_task(store, components, app, name, day)
+    if message is not None:
+        return message
+    task = await _find_task(store, components, app, name, day)
+    if task is not None and (task.claim is not None or task.pins):
+        return task
+    job = await _find_job(store, components, name)
+    return job or (None if _is_message_id(name) else task)
 
 
 async def _find_task(
     store: Store, components: Components, app: str, name: str, day: dt.date
 ) -> TaskStatus | None:
-    """Read the status of a task.
-
-    Any name may be a task's. One in the form of a message id is, only if it is claimed or pinned.
-    """
+    """Read the status of a task; None if no fleet shares tasks."""
     try:
         fleet = await read_fleet_status(store, components, app)
     except NotFound:
         return None
-    task = await fleet.task(name, day)
-    is_message = _is_message_id(name) and task.claim is None and not task.pins
-    return None if is_message else task
+    return await fleet.task(name, day)
 
 
-def explain(status: MessageStatus | TaskStatus | None) -> Reason:
-    """Return why a message or a task is waiting, or how it ended."""
+async def _find_job(store: Store, components: Components, name: str) -> ScheduledJobStatus | None:
+    try:
+        return await (await read_schedules_status(store, components)).job(name)
+    except NotFound:
+        return None
+
+
+def explain(status: Explained | None) -> Reason:
+    """Return why something is waiting, or how it ended."""
     match status:
+        case ScheduledJobStatus():
+            return _explain_job(status)
         case MessageStatus():
             return _explain_message(status)
         case TaskStatus():
@@ -233,3 +260,108 @@ def _explain_owned_task(task: TaskStatus, owner: str) -> Reason:
 
 def _add(at: float | None, seconds: float) -> float | None:
     return None if at is None else at + seconds
+
+
+def _explain_job(status: ScheduledJobStatus) -> Reason:
+    """Explain why a job does not fire; if nothing keeps it from that, when it does."""
+    job = status.job
+    if status.is_removed:
+        text = "it was removed: a process whose code has it adds it again when it starts"
+        return Reason("removed", text)
+    if job.pause is not None:
+        by = f" by {job.pause.by}" if job.pause.by else ""
+        reason = f": {job.pause.reason}" if job.pause.reason else ""
+        return Reason("paused", f"it was paused{by}{reason}", since=job.pause.at)
+    if not job.enabled:
+        who = "in its code" if status.is_disabled_by_code else "by an operator"
+        return Reason("disabled", f"it is disabled {who}")
+    return (
+        _explain_unable(status)
+        or _explain_running_job(status)
+        or _explain_due_job(status)
+        or _explain_idle_job(status)
+    )
+
+
+def _explain_unable(status: ScheduledJobStatus) -> Reason | None:
+    """Explain a job that no process can fire."""
+    scheduler = status.scheduler
+    since = status.due if status.is_due else None
+    if not scheduler.workers:
+        text = f"no live process runs the scheduler {scheduler.namespace}"
+        return Reason("no-process", text, since=since)
+    if not status.workers:
+        count = len(scheduler.workers)
+        have = "the only process lacks" if count == 1 else f"all {count} processes lack"
+        return Reason("no-code", f"{have} its code", since=since)
+    if scheduler.is_led:
+        return None
+    if scheduler.withheld:
+        return Reason("vetoed", _describe_withheld(scheduler), since=scheduler.vacant_since)
+    text = "no process is the coordinator: one is elected within its worker_timeout"
+    return Reason("no-coordinator", text, since=scheduler.vacant_since)
+
+
+def _describe_withheld(scheduler: SchedulerStatus) -> str:
+    reasons = [f"{worker} stands back: {why}" for worker, why in scheduler.withheld.items()]
+    return f"no process is the coordinator: {'; '.join(reasons)}"
+
+
+def _explain_running_job(status: ScheduledJobStatus) -> Reason | None:
+    """Explain a job by the run that has not ended."""
+    job = status.job
+    if not job.running:
+        return None
+    run = job.running[0]
+    worker, since = worker_of(run.owner) or "nobody", run.started_at
+    condition = status.owners.get(run.owner, "dead")
+    if condition != "live":
+        what = "is dead" if condition == "dead" else "sends no heartbeats"
+        text = f"{worker} ran it and {what}: another process resumes the run"
+        return Reason(f"owner-{condition}", text, since=since)
+    began = f"the run that began at {format_instant(since)} on {worker} has not ended"
+    if status.overlap == "allow" and status.is_due:
+        return None
+    if status.overlap == "skip" and status.is_late:
+        text = f"{began}, so what is due meanwhile is skipped"
+        return Reason("overlapping", text, since=since)
+    if status.is_due:
+        return Reason("overlapping", f"{began}, and what is due waits for it", since=since)
+    return Reason(
+        "running", f"{began}; {_describe_next(status)}", since=since, until=status.next_fire
+    )
+
+
+def _explain_due_job(status: ScheduledJobStatus) -> Reason | None:
+    """Explain a job that could be started, by what its process does."""
+    if not status.is_due:
+        return None
+    scheduler = status.scheduler
+    firing = scheduler.leader if scheduler.leader in status.workers else status.workers[0]
+    instants = [*status.job.queued, *(request.at for request in status.requests), status.due]
+    since = min(at for at in instants if at is not None)
+    if scheduler.failing is not None:
+        error = _first_line(scheduler.failing.error)
+        text = f"{firing} cannot lead: {scheduler.failing.callback} raises {error}"
+        return Reason("failing", text, since=since)
+    if status.busy:
+        jobs = "1 other job runs" if status.busy == 1 else f"{status.busy} other jobs run"
+        text = f"it is due, and waits for room if max_concurrent_jobs is reached: {jobs}"
+        return Reason("waiting", f"{text} on {firing}", since=since)
+    return Reason("due", f"it is due: {firing} starts it", since=since)
+
+
+def _explain_idle_job(status: ScheduledJobStatus) -> Reason:
+    """Explain a job that nothing keeps from firing, by its newest gap."""
+    job, gap = status.job, status.gap
+    if status.next_fire is None:
+        return Reason("never", "its schedule is never due again")
+    if gap is not None and (job.last_run is None or job.last_run < gap.last):
+        text = f"{describe_gap(gap)}; {_describe_next(status)}"
+        return Reason(gap.kind, text, since=float(gap.first), until=status.next_fire)
+    return Reason("scheduled", _describe_next(status), until=status.next_fire)
+
+
+def _describe_next(status: ScheduledJobStatus) -> str:
+    at = status.next_fire
+    return "it never fires again" if at is None else f"it fires next at {format_instant(at)}"

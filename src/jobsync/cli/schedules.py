@@ -1,0 +1,452 @@
+"""`jobsync schedules`: inspect scheduled jobs, run them now, pause, resume and change them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import click
+import msgspec
+
+from jobsync.cli.options import (
+    FAILED,
+    json_option,
+    limit_option,
+    now,
+    run_on_store,
+    url_option,
+)
+from jobsync.cli.render import Column, format_ages, show_facts, show_rows
+from jobsync.core.firing import RunStatus
+from jobsync.errors import Invalid
+
+if TYPE_CHECKING:
+    from jobsync.components import Components
+    from jobsync.scheduler.job_store import HistoryEntry
+    from jobsync.scheduler.operations import JobOperations
+    from jobsync.status.schedules import ScheduledJobStatus, SchedulesStatus
+    from jobsync.stores.contract import Store
+
+__all__ = ["schedules"]
+
+T = TypeVar("T")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+INTERRUPTED = 130
+"""The exit code that shells expect of a command that Ctrl-C has ended."""
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+_read_span = re.compile(r"(\d{1,9})([smhd])").fullmatch
+
+
+def namespace_option(command: _Function) -> _Function:
+    """Add --namespace, the namespace of a scheduler."""
+    return click.option(
+        "--namespace",
+        envvar="JOBSYNC_NAMESPACE",
+        show_envvar=True,
+        help="Namespace of the scheduler; needed only if several have a job of this name.",
+    )(command)
+
+
+@click.group()
+def schedules() -> None:
+    """Show scheduled jobs; run, pause, resume and change them.
+
+    NAME is the name of a job. Times are shown in the time zone of this machine (TZ).
+    """
+
+
+@schedules.command("list")
+@namespace_option
+@url_option
+@json_option
+def list_(url: str | None, namespace: str | None, *, as_json: bool) -> None:
+    """Show the jobs: when they fire, how the last run ended, and what is special.
+
+    Jobs that no live process has the code of are marked with "no process".
+    """
+
+    async def read(status: SchedulesStatus) -> list[ScheduledJobStatus]:
+        return await status.jobs(namespace)
+
+    jobs = _run_on_schedules(url, read)
+    has_several = len({job.namespace for job in jobs}) > 1
+    columns: list[Column | str] = [
+        *(["namespace"] if has_several else []),
+        "job",
+        Column("fires", long=True),
+        Column("next_fire", _format_instant),
+        "last",
+        "marks",
+        Column("last_run", format_ages(now()), spare=True),
+        Column("timezone", spare=True),
+        Column("last_duration", _format_seconds, spare=True),
+        Column("description", spare=True, long=True),
+    ]
+    show_rows(columns, [_summarise(job) for job in jobs], as_json=as_json)
+
+
+@schedules.command("next")
+@click.argument("name", envvar="JOBSYNC_JOB")
+@click.option(
+    "-n",
+    "--count",
+    default=5,
+    type=click.IntRange(1, 10_000),
+    envvar="JOBSYNC_COUNT",
+    show_envvar=True,
+    show_default=True,
+    help="How many instants.",
+)
+@namespace_option
+@url_option
+@json_option
+def next_(name: str, count: int, url: str | None, namespace: str | None, *, as_json: bool) -> None:
+    """Show the next instants of a job, in its time zone and in yours."""
+    from jobsync.core.cron import Schedule
+
+    status = _run_on_schedules(url, lambda found: found.job(name, namespace))
+    job = status.job
+    schedule = Schedule.parse(job.schedule, job.timezone)
+    instants = schedule.between(int(status.seen), sys.maxsize, count)
+    rows = [{"at": at, "in_its_zone": schedule.in_zone(at).isoformat(" ")} for at in instants]
+    if as_json or not sys.stdout.isatty():
+        show_rows(("at", "in_its_zone"), rows, as_json=as_json)
+    else:
+        click.echo(f"{status.name}: {job.in_words} ({job.schedule}), {job.timezone}")
+        here = [{**row, "in_yours": row["at"]} for row in rows]
+        show_rows(("in_its_zone", Column("in_yours", _format_instant)), here, as_json=False)
+    if not job.enabled:
+        what = ", ".join(status.marks)
+        click.echo(f"jobsync: {status.name} does not fire now: {what}", err=True)
+
+
+@schedules.command()
+@click.argument("name", required=False, envvar="JOBSYNC_JOB")
+@click.option(
+    "--status",
+    "statuses",
+    type=click.Choice(get_args(RunStatus)),
+    multiple=True,
+    envvar="JOBSYNC_STATUS",
+    show_envvar=True,
+    help="Only runs with this status; repeat it for several.",
+)
+@click.option(
+    "--since",
+    envvar="JOBSYNC_SINCE",
+    show_envvar=True,
+    callback=lambda _, __, text: None if text is None else _read_since(text),
+    help="Only runs that were due since then: 90m, 2d, 2026-01-31 or 2026-01-31T18:00.",
+)
+@limit_option
+@click.option(
+    "--after",
+    default="",
+    envvar="JOBSYNC_AFTER",
+    show_envvar=True,
+    help="Continue after the run with this cursor, as shown by --json; needs NAME.",
+)
+@namespace_option
+@url_option
+@json_option
+def history(
+    name: str | None,
+    statuses: tuple[str, ...],
+    since: float | None,
+    limit: int,
+    after: str,
+    url: str | None,
+    namespace: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Show runs, and what was not run and why, newest first; of all jobs without NAME."""
+
+    async def read(store: Store, components: Components) -> list[tuple[str, HistoryEntry]]:
+        status = await _read_schedules(store, components)
+        spaces = status.choose(namespace)
+        if name is not None:
+            spaces = ((await status.job(name, namespace)).namespace,)
+        return [
+            (space, entry)
+            for space in spaces
+            for entry in await _open(store, components, space).history(
+                name, status=statuses or None, since=since, limit=limit, after=after
+            )
+        ]
+
+    found = run_on_store(url, read)
+    found.sort(key=lambda each: -each[1].scheduled_time)
+    rows = [_describe_entry(space, entry) for space, entry in found[:limit]]
+    columns = (
+        Column("scheduled_time", _format_instant),
+        "job_name",
+        "status",
+        Column("duration", _format_seconds),
+        Column("detail", long=True),
+        Column("attempts", spare=True),
+        Column("worker_id", spare=True),
+    )
+    show_rows(columns, rows, as_json=as_json)
+
+
+@schedules.command()
+@click.argument("name", envvar="JOBSYNC_JOB")
+@namespace_option
+@url_option
+@json_option
+def why(name: str, url: str | None, namespace: str | None, *, as_json: bool) -> None:
+    """Explain why a job does not fire, or when it does."""
+    from jobsync.cli.why import show_reason
+
+    status = _run_on_schedules(url, lambda found: found.job(name, namespace))
+    show_reason(status.name, status, as_json=as_json)
+
+
+@schedules.command()
+@click.argument("name", envvar="JOBSYNC_JOB")
+@click.option(
+    "--reason",
+    default="",
+    envvar="JOBSYNC_REASON",
+    show_envvar=True,
+    help="Reason, for people.",
+)
+@namespace_option
+@url_option
+@json_option
+def pause(name: str, reason: str, url: str | None, namespace: str | None, *, as_json: bool) -> None:
+    """Stop firing a job in the whole fleet until it is resumed.
+
+    Its run continues. A new definition in its code ends the pause, too.
+    """
+    where, is_new = _change(url, name, namespace, lambda jobs: jobs.pause(name, reason))
+    _show_change(where, name, "paused" if is_new else "already paused", as_json=as_json)
+
+
+@schedules.command()
+@click.argument("name", envvar="JOBSYNC_JOB")
+@namespace_option
+@url_option
+@json_option
+def resume(name: str, url: str | None, namespace: str | None, *, as_json: bool) -> None:
+    """Fire a job again that was paused or disabled. What was due meanwhile is skipped."""
+    where, was_idle = _change(url, name, namespace, lambda jobs: jobs.resume(name))
+    _show_change(where, name, "resumed" if was_idle else "not paused", as_json=as_json)
+
+
+@schedules.command()
+@click.argument("name", envvar="JOBSYNC_JOB")
+@click.option(
+    "--schedule",
+    envvar="JOBSYNC_NEW_SCHEDULE",
+    show_envvar=True,
+    help='When it fires: "0 3 * * *", @daily or "@every 90s".',
+)
+@click.option(
+    "--timezone",
+    envvar="JOBSYNC_NEW_TIMEZONE",
+    show_envvar=True,
+    help="Time zone of its schedule, such as Europe/Berlin.",
+)
+@namespace_option
+@url_option
+@json_option
+def update(
+    name: str,
+    schedule: str | None,
+    timezone: str | None,
+    url: str | None,
+    namespace: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Change when a job fires, in the whole fleet, until its code changes.
+
+    Nothing of the past is fired.
+    """
+    fields = {"schedule": schedule, "timezone": timezone}
+    changes = {field: value for field, value in fields.items() if value is not None}
+    if not changes:
+        fix = 'pass --schedule "0 3 * * *", --timezone Europe/Berlin, or both'
+        raise Invalid("--schedule", None, "is missing, and so is --timezone", fix)
+    where, is_new = _change(url, name, namespace, lambda jobs: jobs.edit(name, changes))
+    _show_change(where, name, "updated" if is_new else "unchanged", as_json=as_json)
+
+
+@schedules.command()
+@click.argument("name", envvar="JOBSYNC_JOB")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    envvar="JOBSYNC_TIMEOUT",
+    show_envvar=True,
+    help="Seconds to wait for the end of the run; by default until it ends.",
+)
+@namespace_option
+@url_option
+@json_option
+def run(
+    name: str, timeout: float | None, url: str | None, namespace: str | None, *, as_json: bool
+) -> None:
+    """Run a job now, on a process of the fleet, and wait until it ends.
+
+    Works for paused jobs too. If the job is running, the run begins when that one has ended,
+    unless they may overlap. Exits with 1 if the run fails. Ctrl-C ends this command only.
+    """
+    from jobsync.cli.requested_run import RequestedRun
+
+    requested = RequestedRun(name)
+
+    async def follow(store: Store, components: Components) -> HistoryEntry | None:
+        status = await (await _read_schedules(store, components)).job(name, namespace)
+        jobs = _open(store, components, status.namespace)
+        return await requested.follow(store, components, status, jobs, timeout)
+
+    try:
+        entry = run_on_store(url, follow)
+    except KeyboardInterrupt:
+        click.echo(f"jobsync: stopped waiting. {requested.describe_rest()}", err=True)
+        raise SystemExit(INTERRUPTED) from None
+    if entry is None:
+        click.echo(f"jobsync: no end after {timeout:g} s. {requested.describe_rest()}", err=True)
+        raise SystemExit(FAILED)
+    _show_end(requested.namespace, entry, as_json=as_json)
+    raise SystemExit(0 if entry.status == "success" else FAILED)
+
+
+async def _read_schedules(store: Store, components: Components) -> SchedulesStatus:
+    from jobsync.status.schedules import read_schedules_status
+
+    return await read_schedules_status(store, components)
+
+
+def _run_on_schedules(url: str | None, work: Callable[[SchedulesStatus], Awaitable[T]]) -> T:
+    """Run a coroutine function on the schedulers of a store."""
+
+    async def run(store: Store, components: Components) -> T:
+        return await work(await _read_schedules(store, components))
+
+    return run_on_store(url, run)
+
+
+def _open(store: Store, components: Components, namespace: str) -> JobOperations:
+    from jobsync.scheduler.job_store import JobStore
+    from jobsync.scheduler.operations import JobOperations
+
+    return JobOperations(JobStore(lambda: store, namespace, components), components, _find_user())
+
+
+def _find_user() -> str:
+    """Return who runs this command, for the history."""
+    import getpass
+    import os
+    import platform
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # In a container whose user has no name.
+        user = str(os.getuid())
+    return f"{user}@{platform.node()}"
+
+
+def _change(
+    url: str | None,
+    name: str,
+    namespace: str | None,
+    work: Callable[[JobOperations], Awaitable[bool]],
+) -> tuple[str, bool]:
+    """Change an existing job; return its namespace, and whether that changed anything."""
+
+    async def run(store: Store, components: Components) -> tuple[str, bool]:
+        status = await (await _read_schedules(store, components)).job(name, namespace)
+        return status.namespace, await work(_open(store, components, status.namespace))
+
+    return run_on_store(url, run)
+
+
+def _show_change(namespace: str, name: str, what: str, *, as_json: bool) -> None:
+    row = {"namespace": namespace, "job": name, "what": what}
+    show_rows(["job", "what"], [row], as_json=as_json)
+
+
+def _summarise(status: ScheduledJobStatus) -> dict[str, object]:
+    job: dict[str, object] = msgspec.to_builtins(status.job)
+    return {
+        "namespace": status.namespace,
+        "job": status.name,
+        "fires": job.pop("in_words"),
+        "next_fire": status.next_fire,
+        "last": status.job.last_status,
+        "last_duration": status.last_duration,
+        "marks": list(status.marks),
+        "workers": list(status.workers),
+        **{
+            field: value
+            for field, value in job.items()
+            if field not in {"name", "next_run", "last_status"}
+        },
+    }
+
+
+def _describe_entry(namespace: str, entry: HistoryEntry) -> dict[str, object]:
+    from jobsync.status.schedules import describe_gap, read_gap
+
+    gap = read_gap(entry)
+    if gap is not None:
+        detail = describe_gap(gap)
+    elif entry.error:
+        detail = entry.error.partition("\n")[0]
+    else:
+        detail = "" if entry.result is None else msgspec.json.encode(entry.result).decode()
+    return {"namespace": namespace, **msgspec.structs.asdict(entry), "detail": detail}
+
+
+def _show_end(namespace: str, entry: HistoryEntry, *, as_json: bool) -> None:
+    row = _describe_entry(namespace, entry)
+    if as_json or not sys.stdout.isatty():
+        columns = ("job_name", "status", "duration", "attempts", "worker_id", "detail", "id")
+        show_rows(columns, [row], as_json=as_json)
+        return
+    facts = [
+        ("duration", _format_seconds(entry.duration)),
+        ("attempts", str(entry.attempts)),
+        ("worker", entry.worker_id or "none"),
+    ]
+    if entry.error:
+        facts.append(("error", entry.error))
+    elif entry.result is not None:
+        facts.append(("result", str(row["detail"])))
+    show_facts(f"{entry.job_name}: {entry.status}", facts)
+
+
+def _format_instant(value: object) -> str:
+    from jobsync.status.schedules import format_instant
+
+    return format_instant(value) if isinstance(value, int | float) else "-"
+
+
+def _format_seconds(value: object) -> str:
+    return f"{value:.3g} s" if isinstance(value, int | float) else "-"
+
+
+def _read_since(text: str) -> float:
+    """Return a Unix time: so long ago, or a local date or time.
+
+    Raises:
+        Invalid: it cannot be read.
+    """
+    from datetime import datetime
+
+    if found := _read_span(text):
+        return now() - int(found[1]) * _UNITS[found[2]]
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError):
+        fix = "write 90m, 2d, 2026-01-31 or 2026-01-31T18:00"
+        raise Invalid("--since", text, "is neither a duration nor a time", fix) from None
