@@ -43,9 +43,10 @@ format: setup ## rewrite the code in the project's format
 	$(VENV)/bin/ruff check --fix-only .
 	$(VENV)/bin/ruff format .
 
-demo: setup ## no update is lost, and no message when the leader is killed
+demo: setup ## no update is lost, and neither a message nor a run when the leader is killed
 	@$(PY) examples/increment.py
 	@$(PY) examples/drain.py
+	@$(PY) examples/schedule.py
 
 prove-stores: setup ## races, lost replies, first connects and exits at full scale; appends to proof/runs.jsonl
 	$(PY) -m pytest tests/processes $(STORES) $(OTHERS:%=--ignore=%) $(FULL) $(ARGS)
