@@ -42,6 +42,7 @@ SCHEDULES = "schedule/"
 _PAGE = 1000
 _MAX_RECENT = 500
 """Changes that leaders can follow one by one; after more, they look at all jobs."""
+_COUNT_DOWN = str.maketrans("0123456789abcdef", "fedcba9876543210")
 _LATEST = 10**11 - 1
 """The latest instant that a key can hold: the year 5138."""
 
@@ -382,7 +383,8 @@ class JobStore:
 
     def run_key(self, name: str, run: ActiveRun) -> str:
         """Return the key of a firing. One instant has one key, unless it was fired by hand."""
-        suffix = f"-{run.id}" if run.is_manual else ""
+        # Several runs by hand may have one instant: their ids count down as well.
+        suffix = f"-{run.id.translate(_COUNT_DOWN)}" if run.is_manual else ""
         return f"{self._run_prefix(name)}{_invert(run.instant)}{suffix}"
 
     def _run_prefix(self, name: str) -> str:
