@@ -12,7 +12,7 @@ cannot prolong a shutdown.
 import asyncio
 import concurrent.futures
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
@@ -202,6 +202,7 @@ class ActionExecutor:
         retries: int,
         backoff: Backoff = default_backoff,
         listener: ActionListener,
+        prepare: Callable[[], Awaitable[object]] | None = None,
     ) -> ActionOutcome:
         """Run the action until it succeeds or its retries are used up; return how it went.
 
@@ -213,6 +214,7 @@ class ActionExecutor:
             retries: attempts after the first one.
             backoff: returns the pause after so many failures, in seconds.
             listener: learns how it goes.
+            prepare: awaited before each attempt; what it raises ends the run.
 
         Raises:
             CancelledError: this task was cancelled. A coroutine has ended, or `running` has it.
@@ -221,16 +223,23 @@ class ActionExecutor:
         self._runs[task] = ""
         try:
             rules = Retries(max_attempts=retries + 1, backoff=backoff)
-            return await self._run(context, timeout, rules, listener)
+            return await self._run(context, timeout, rules, listener, prepare)
         finally:
             self._runs.pop(task, None)
 
     async def _run(
-        self, context: JobContext, timeout: float | None, rules: Retries, listener: ActionListener
+        self,
+        context: JobContext,
+        timeout: float | None,
+        rules: Retries,
+        listener: ActionListener,
+        prepare: Callable[[], Awaitable[object]] | None,
     ) -> ActionOutcome:
         began, started_at = self._clock.mono(), self._clock.wall().seconds
         attempt = context.attempt
         while True:
+            if prepare is not None:
+                await prepare()
             current = context.for_attempt(attempt)
             is_last = attempt >= rules.max_attempts
             end = await self._attempt(current, timeout, listener, is_last=is_last)

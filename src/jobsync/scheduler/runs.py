@@ -145,6 +145,10 @@ class JobCache:
         await self.update(name, lambda state: drop_gaps(state, gaps))
 
 
+class _RunLost(Exception):
+    """A run is no longer this process's."""
+
+
 class _Active(NamedTuple):
     """A run of this process."""
 
@@ -272,7 +276,7 @@ class Runs:
             if self._is_ours(run) and not job.executor.is_running(run.id):
                 await self._release(job.name, run)
             raise
-        except (Corrupt, NewerFormat) as error:
+        except (_RunLost, Corrupt, NewerFormat) as error:
             self._listener.on_lost(job.name, run, str(error))
             return None
 
@@ -287,9 +291,7 @@ class Runs:
             # The process before has stored the result, and died before it could say so.
             await self._end(name, run, record.status, record.error)
             return None
-        if not await self._until_trusted(run):
-            self._listener.on_lost(name, run, "this process's session was lost before it began")
-            return None
+        await self._check_trust(run)
         definition, context = state.effective, self._build_context(job, state, run, data)
         self._listener.on_start(run, context)
         outcome = await job.executor.run(
@@ -298,6 +300,7 @@ class Runs:
             retries=definition.retries,
             backoff=job.options.backoff or default_backoff,
             listener=self._listener,
+            prepare=lambda: self._check_trust(run),
         )
         entry = _describe_end(run, self._membership.worker_id, outcome)
         is_ours = await self._until_answered(run, lambda: self._write_end(name, run, record, entry))
@@ -384,16 +387,19 @@ class Runs:
         """Whether the session that a run belongs to is this process's, as far as it knows."""
         return run.owner == self._membership.incarnation and not self._membership.has_ended
 
-    async def _until_trusted(self, run: ActiveRun) -> bool:
-        """Wait until others surely believe this process alive; False if the run is not ours.
+    async def _check_trust(self, run: ActiveRun) -> None:
+        """Wait until others surely believe this process alive.
 
-        A process that stood still may have been declared dead: another one runs this by now.
+        A process that stood still may have been declared dead: another one has the run by now.
+
+        Raises:
+            _RunLost: the run is no longer ours.
         """
         while self._is_ours(run):
             if self._membership.is_trusted:
-                return True
+                return
             await self._membership.change(self._membership.timing.heartbeat)
-        return False
+        raise _RunLost("this process has lost its session")
 
     async def _until_answered(self, run: ActiveRun, work: Callable[[], Awaitable[T]]) -> T | None:
         """Repeat a request until the store answers; None if the run is no longer ours."""

@@ -49,6 +49,29 @@ def test_a_success_is_one_attempt() -> None:
     play(story)
 
 
+def test_each_attempt_is_prepared() -> None:
+    """What the preparation raises ends the run; the action is not called again."""
+    steps: list[str] = []
+
+    async def act() -> NoReturn:
+        steps.append("act")
+        raise LookupError("gone")
+
+    async def prepare() -> None:
+        steps.append("prepare")
+        if len(steps) > 4:
+            raise ValueError("not now")
+
+    async def story(stage: ActionStage) -> None:
+        steps.clear()
+        with pytest.raises(ValueError, match="not now"):
+            await stage.run(act, retries=5, prepare=prepare)
+        assert steps == ["prepare", "act"] * 2 + ["prepare"]
+        assert stage.executor.running == []
+
+    play(story)
+
+
 @pytest.mark.parametrize("retries", [0, 3])
 def test_failures_are_retried_as_often_as_told(retries: int) -> None:
     """`retries=0` means one attempt. The pauses double, with up to a tenth more."""
