@@ -1,5 +1,6 @@
 """The stored side of scheduled jobs: states, history, progress and edits.
 
+    schedule/<namespace>                         exists, so that namespaces can be listed
     schedule/<namespace>/job/<name>              a job's state, see `core.firing`
     schedule/<namespace>/run/<name>/<instant>    a firing, and later its result
     schedule/<namespace>/code/<digest>           the jobs of one version of the code
@@ -34,6 +35,7 @@ __all__ = [
     "Progress",
     "StoredJob",
     "digest_code",
+    "list_namespaces",
 ]
 
 SCHEDULES = "schedule/"
@@ -121,6 +123,16 @@ def digest_code(definitions: Mapping[str, JobDefinition]) -> str:
     """Return an id of a set of definitions."""
     encoded = msgspec.json.encode(sorted(definitions.items()))
     return hashlib.sha256(encoded).hexdigest()[:24]
+
+
+async def list_namespaces(store: Store) -> list[str]:
+    """Return the namespaces that have, or had, a scheduler."""
+    found: list[str] = []
+    after = ""
+    while heads := await store.heads(SCHEDULES, after=after, limit=_PAGE):
+        found += [head.key.removeprefix(SCHEDULES) for head in heads]
+        after = heads[-1].key
+    return found
 
 
 class JobStore:
@@ -266,8 +278,9 @@ class JobStore:
         """Write which jobs a version of the code has, once."""
         key = f"{self.prefix}code/{digest}"
         if await self.store.get(key) is None:
-            # One that was written meanwhile says the same.
-            await self.store.write([Put(key, {"names": sorted(names)})])
+            # Those that were written meanwhile say the same.
+            code = Put(key, {"names": sorted(names)})
+            await self.store.write([code, Put(self.prefix.removesuffix("/"), {})])
 
     async def read_defined(self) -> str:
         """Read the digest of the code whose definitions are stored; empty if there is none."""

@@ -12,9 +12,8 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.session import HookFailure
 from jobsync.core.firing import Gap, JobState, RunRequest, next_due
-from jobsync.core.keys import unescape
 from jobsync.errors import Invalid, NotFound, closest_name
-from jobsync.scheduler.job_store import SCHEDULES, HistoryEntry, JobStore
+from jobsync.scheduler.job_store import HistoryEntry, JobStore, list_namespaces
 from jobsync.scheduler.operations import JobStatus, build_status
 from jobsync.scheduler.plugin import SchedulerPlugin
 from jobsync.status.sessions import (
@@ -299,19 +298,7 @@ async def read_schedules_status(store: Store, components: Components) -> Schedul
     now = await store.now()
     seen = (components.clock.wall() if now is None else now).seconds
     cluster = await read_cluster_status(store, components)
-    return SchedulesStatus(store, components, cluster, await _list_namespaces(store), seen)
-
-
-async def _list_namespaces(store: Store) -> list[str]:
-    """Return the namespaces that have records, by one short listing for each."""
-    found: list[str] = []
-    after = ""
-    while heads := await store.heads(SCHEDULES, after=after, limit=1):
-        namespace = heads[0].key.removeprefix(SCHEDULES).partition("/")[0]
-        found.append(unescape(namespace))
-        # The character after the slash: it comes after all keys of this namespace.
-        after = f"{SCHEDULES}{namespace}0"
-    return found
+    return SchedulesStatus(store, components, cluster, await list_namespaces(store), seen)
 
 
 def read_gap(entry: HistoryEntry) -> Gap | None:
