@@ -116,7 +116,8 @@ def test_a_closed_loop_leaves_no_descriptors() -> None:
     before = count()
     for _ in range(10):
         asyncio.run(ask())
-    assert count() == before
+    # Earlier tests may give some back meanwhile; a leak would add ten.
+    assert count() <= before
     threads.shutdown()
 
 
