@@ -39,6 +39,7 @@ __all__ = [
     "Statistics",
     "add_request",
     "advance",
+    "build_requested_run",
     "define",
     "drop_gaps",
     "due_time",
@@ -50,7 +51,6 @@ __all__ = [
     "remove",
     "resume",
     "start_manually",
-    "start_requested",
 ]
 
 Overlap: TypeAlias = Literal["skip", "queue", "allow"]
@@ -60,7 +60,7 @@ RunStatus: TypeAlias = Literal[
 ]
 """How a run ended; missed and skipped ones were never started."""
 
-GRACE = 60
+MAX_LATENESS = 60
 """Seconds by which an instant may be late and still counts as on time for `misfire="skip"`."""
 
 MAX_RESUMES = 3
@@ -202,7 +202,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Advance(msgspec.Struct, frozen=True):
-    """What follows from the time and from who is alive."""
+    """What follows for one job from the time and from who is alive."""
 
     state: JobState
     starts: tuple[ActiveRun, ...] = ()
@@ -257,7 +257,10 @@ def advance(
     late_reason: str,
     room: int = 1,
 ) -> Advance:
-    """Decide what is to be started now.
+    """Decide what is to be started now, and what is not fired.
+
+    First come the runs of dead processes, then runs that were asked for, then due instants. Nothing
+    is written: the caller writes the new state, and starts the runs only if that succeeds.
 
     Args:
         name: the job's.
@@ -271,10 +274,10 @@ def advance(
     """
     state, starts, lost = _resume_orphans(state, owner, is_orphan, room)
     if state.is_active:
-        state = _take_due(name, state, now, late_reason)
+        state = _decide_due(name, state, now, late_reason)
     room -= len(starts)
     while room > 0 and (run := _choose_next(state, owner, new_id, now)) is not None:
-        state = _start(state, run)
+        state = _record_start(state, run)
         starts.append(run)
         room -= 1
     return Advance(state, tuple(starts), tuple(lost))
@@ -283,7 +286,11 @@ def advance(
 def _resume_orphans(
     state: JobState, owner: str, is_orphan: Callable[[ActiveRun], bool], room: int
 ) -> tuple[JobState, list[ActiveRun], list[ActiveRun]]:
-    """Take over the runs of dead processes, as far as there is room."""
+    """Take over the runs of dead processes, as far as there is room.
+
+    Returns:
+        The state with them, the runs to start here, and those that are given up.
+    """
     running: list[ActiveRun] = []
     resumed: list[ActiveRun] = []
     lost: list[ActiveRun] = []
@@ -307,8 +314,11 @@ def _resume_orphans(
     return state, resumed, lost
 
 
-def _take_due(name: str, state: JobState, now: float, late_reason: str) -> JobState:
-    """Decide all instants that are due: they are queued, or become a gap."""
+def _decide_due(name: str, state: JobState, now: float, late_reason: str) -> JobState:
+    """Decide all instants that are due: they wait for their run, or become a gap.
+
+    Those that wait are started right after, as far as nothing runs that they must wait for.
+    """
     definition, schedule = state.effective, find_schedule(state)
     if state.running and definition.overlap == "skip":
         # They are decided when the run ends: until then nothing needs to be written.
@@ -320,11 +330,11 @@ def _take_due(name: str, state: JobState, now: float, late_reason: str) -> JobSt
         return _queue_behind(state, schedule, newest)
     if definition.misfire == "all":
         kept = schedule.newest_between(state.last, newest, definition.max_catch_up)
-    elif definition.misfire == "skip" and now - newest > GRACE:
+    elif definition.misfire == "skip" and now - newest > MAX_LATENESS:
         kept = []
     else:
         kept = [newest]
-    state = _skip(state, schedule, kept[0] - 1 if kept else newest, late_reason, "missed")
+    state = _add_gap(state, schedule, kept[0] - 1 if kept else newest, late_reason, "missed")
     return msgspec.structs.replace(state, last=newest, queued=(*state.queued, *kept))
 
 
@@ -338,12 +348,12 @@ def _find_newest_due(name: str, state: JobState, now: float) -> int | None:
 
 
 def _queue_behind(state: JobState, schedule: Schedule, newest: int) -> JobState:
-    """Let due instants wait for the run that has not ended, as far as there is room."""
+    """Let due instants wait for the run that has not ended; only so many, the rest is a gap."""
     kept = schedule.between(state.last, newest, max(_MAX_QUEUED - len(state.queued), 0))
     last = kept[-1] if kept else state.last
     state = msgspec.structs.replace(state, last=last, queued=(*state.queued, *kept))
     reason = f"{_MAX_QUEUED} runs were waiting already"
-    return _skip(state, schedule, newest, reason, "skipped")
+    return _add_gap(state, schedule, newest, reason, "skipped")
 
 
 def _choose_next(
@@ -353,21 +363,21 @@ def _choose_next(
     if state.running and state.effective.overlap != "allow":
         return None
     if state.requests and not state.is_removed:
-        return start_requested(state.requests[0], owner, now)
+        return build_requested_run(state.requests[0], owner, now)
     if state.queued and state.is_active:
         return ActiveRun(id=new_id(), instant=state.queued[0], owner=owner, started_at=now)
     return None
 
 
-def start_requested(request: RunRequest, owner: str, now: float) -> ActiveRun:
+def build_requested_run(request: RunRequest, owner: str, now: float) -> ActiveRun:
     """Return the run that a request asks for."""
     return ActiveRun(
         id=request.id, instant=int(request.at), owner=owner, started_at=now, is_manual=True
     )
 
 
-def _start(state: JobState, run: ActiveRun) -> JobState:
-    """Record a run that was chosen."""
+def _record_start(state: JobState, run: ActiveRun) -> JobState:
+    """Take a chosen run from those that wait, and record it as running."""
     if run.is_manual:
         state = msgspec.structs.replace(state, requests=state.requests[1:])
     else:
@@ -400,7 +410,7 @@ def finish(
     newest = _find_newest_due(name, state, now)
     if newest is None:
         return state
-    return _skip(state, find_schedule(state), newest, OVERLAPPED, "skipped")
+    return _add_gap(state, find_schedule(state), newest, OVERLAPPED, "skipped")
 
 
 def _count(
@@ -428,14 +438,22 @@ def _count(
     )
 
 
-def _skip(
+def _add_gap(
     state: JobState,
     schedule: Schedule,
     until: int,
     reason: str,
     kind: Literal["missed", "skipped"],
 ) -> JobState:
-    """Make a gap of all undecided instants up to one."""
+    """Make a gap of all undecided instants up to one, so that they are decided.
+
+    Args:
+        state: of the job.
+        schedule: the one that holds.
+        until: the last instant of the gap, or any time after it.
+        reason: why they are not fired.
+        kind: whether nobody could fire them, or they were not to be fired.
+    """
     if until <= state.last:
         return state
     counted = schedule.between(state.last, until, _MAX_COUNTED + 1)
@@ -474,7 +492,7 @@ def define(
         return None
     if worker < state.defined_by:
         return None
-    state = _settle(state, now, "the job was defined anew")
+    state = _skip_past(state, now, "the job was defined anew")
     return msgspec.structs.replace(
         state,
         definition=definition,
@@ -485,20 +503,20 @@ def define(
     )
 
 
-def _settle(state: JobState, now: float, reason: str) -> JobState:
-    """Decide everything that was due before a change, so that the change never fires it."""
+def _skip_past(state: JobState, now: float, reason: str) -> JobState:
+    """Make a gap of everything that was due before a change, so that the change never fires it."""
     if state.is_removed:
         return msgspec.structs.replace(state, last=max(state.last, int(now)))
     if not state.is_active:
         reason = _explain_pause(state)
-    return _skip(state, find_schedule(state), int(now), reason, "skipped")
+    return _add_gap(state, find_schedule(state), int(now), reason, "skipped")
 
 
-def pause(state: JobState, stop: JobPause) -> JobState | None:
-    """JobPause a job; None if it is paused."""
+def pause(state: JobState, new: JobPause) -> JobState | None:
+    """Stop firing a job until `resume`; None if it is paused already."""
     if state.pause is not None:
         return None
-    return msgspec.structs.replace(state, pause=stop)
+    return msgspec.structs.replace(state, pause=new)
 
 
 def resume(state: JobState, now: float) -> JobState | None:
@@ -508,16 +526,16 @@ def resume(state: JobState, now: float) -> JobState | None:
     edits = dict(state.edits)
     if not state.effective.enabled:
         edits["enabled"] = True
-    state = _skip(state, find_schedule(state), int(now), _explain_pause(state), "skipped")
+    state = _add_gap(state, find_schedule(state), int(now), _explain_pause(state), "skipped")
     return msgspec.structs.replace(state, pause=None, edits=edits)
 
 
 def _explain_pause(state: JobState) -> str:
-    stop = state.pause
-    if stop is None:
+    found = state.pause
+    if found is None:
         return "it was disabled"
-    paused = f"it was paused by {stop.by}" if stop.by else "it was paused"
-    return f"{paused}: {stop.reason}" if stop.reason else paused
+    paused = f"it was paused by {found.by}" if found.by else "it was paused"
+    return f"{paused}: {found.reason}" if found.reason else paused
 
 
 def edit(state: JobState, changes: Mapping[str, Any], now: float) -> JobState | None:
@@ -530,7 +548,7 @@ def edit(state: JobState, changes: Mapping[str, Any], now: float) -> JobState | 
     after = msgspec.structs.replace(state.definition, **edits)
     if after == before:
         return None
-    state = _settle(state, now, "the job was changed")
+    state = _skip_past(state, now, "the job was changed")
     return msgspec.structs.replace(state, edits=edits)
 
 

@@ -19,12 +19,12 @@ from jobsync.core.firing import (
     RunRequest,
     RunStatus,
     add_request,
+    build_requested_run,
     edit,
     find_schedule,
     pause,
     remove,
     resume,
-    start_requested,
 )
 from jobsync.errors import Invalid, NotFound, closest_name
 from jobsync.scheduler.job_store import HistoryEntry, JobStore
@@ -218,7 +218,7 @@ class JobOperations:
 
     async def find_requested(self, name: str, request: RunRequest) -> HistoryEntry | None:
         """Return what is known of a run that was asked for; None before it begins."""
-        run = start_requested(request, owner="", now=request.at)
+        run = build_requested_run(request, owner="", now=request.at)
         found = await self._jobs.read_run(name, run)
         return None if found is None else found[1]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobsync.core.firing import (
-    GRACE,
+    MAX_LATENESS,
     MAX_RESUMES,
     OVERLAPPED,
     ActiveRun,
@@ -93,7 +93,7 @@ def test_an_instant_is_fired_once() -> None:
 def test_instants_that_passed_are_fired_as_the_job_says(misfire: str, kept: int) -> None:
     """The rest is one gap."""
     state = job(schedule="0 * * * *", misfire=misfire, max_catch_up=3)
-    after = step(state, NOON + 10 * 3600 + GRACE + 1).state
+    after = step(state, NOON + 10 * 3600 + MAX_LATENESS + 1).state
     assert len(after.running) + len(after.queued) == kept
     (gap,) = after.gaps
     assert (gap.kind, gap.reason, gap.count) == ("missed", "late", 10 - kept)
@@ -103,7 +103,7 @@ def test_instants_that_passed_are_fired_as_the_job_says(misfire: str, kept: int)
 def test_an_instant_that_is_a_little_late_is_fired() -> None:
     """Even if misfires are skipped: an election takes a moment."""
     state = job(schedule="0 * * * *", misfire="skip")
-    assert step(state, NOON + 3600 + GRACE).starts
+    assert step(state, NOON + 3600 + MAX_LATENESS).starts
 
 
 def test_three_years_are_one_gap_and_a_bounded_catch_up() -> None:
