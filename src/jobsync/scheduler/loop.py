@@ -134,7 +134,8 @@ class FiringLoop:
             code: the digest of this process's code.
         """
         self.drop()
-        if names:
+        if names or term is not None:
+            # A leader without jobs may get some later.
             self._assignment = _Assignment(frozenset(names), term, code)
             self._wakeup.set()
 

@@ -114,6 +114,27 @@ async def test_a_job_is_added_and_removed_while_it_runs(url: str) -> None:
         assert stage.heard("job-removed")[0]["job_id"] == "tick"
 
 
+async def test_a_leader_without_jobs_fires_those_that_are_added_later(url: str) -> None:
+    """It was elected, and had nothing to take over, before the first job came."""
+    calls: list[str] = []
+    has_taken_over = asyncio.Event()
+
+    class Watched(SchedulerPlugin):
+        """Tells when it has taken over."""
+
+        slug = "scheduler"
+
+        async def on_become_coordinator(self) -> None:
+            await super().on_become_coordinator()
+            has_taken_over.set()
+
+    scheduler = Watched(**QUICK)
+    async with Database(url, plugins=[scheduler]):
+        await has_taken_over.wait()
+        await scheduler.add_job("tick", schedule=EVERY_SECOND, action=lambda: calls.append("tick"))
+        await until(lambda: calls, "it has run", 30)
+
+
 async def test_a_job_that_another_process_removed_can_be_added_again(url: str) -> None:
     """The leader still has its code, and learns that it is back."""
     calls: list[float] = []
