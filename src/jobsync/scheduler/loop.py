@@ -94,10 +94,10 @@ class FiringLoop:
         self._since = 0.0
         """When this process got its jobs on duty, by the fleet's clock."""
         self._heap: list[tuple[float, str]] = []
-        self._due: dict[str, float] = {}
+        self._planned: dict[str, float] = {}
         """When each job is to be looked at; other entries of the heap are outdated."""
         self._advancing: dict[str, asyncio.Task[None]] = {}
-        self._starving: set[str] = set()
+        self._waiting: set[str] = set()
         """Jobs that are due and wait for a run to end."""
         self._delayed: set[str] = set()
         """Jobs that have waited for a run to end, and are not decided since."""
@@ -107,6 +107,7 @@ class FiringLoop:
         self._progress = Progress()
         self._code = ""
         self._is_dirty = False
+        """Whether anything was decided since the progress was written."""
         self._veto = ""
         self._wakeup = Wakeup(components.clock, _GRAIN)
         self._beat_wakeup = Wakeup(components.clock, _GRAIN)
@@ -151,14 +152,46 @@ class FiringLoop:
         """Take one job off duty, or all. Runs that have begun go on."""
         if name is not None:
             self._duty -= {name}
-            self._due.pop(name, None)
+            self._planned.pop(name, None)
             return
         self._duty, self._term, self._assignment = frozenset(), None, None
-        for waiting in (self._due, self._heap, self._starving, self._delayed, self._undecided):
-            waiting.clear()
+        for names in (self._planned, self._heap, self._waiting, self._delayed, self._undecided):
+            names.clear()
 
-    async def _take(self, names: frozenset[str], term: Term | None, code: str) -> None:
-        """Find out what is to be done for new jobs on duty."""
+    async def run(self) -> None:
+        """Fire jobs until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                # Beside it: a slow reply to a heartbeat's requests delays no firing.
+                group.create_task(self._beat_forever())
+                while True:
+                    await self._begin_assigned_duty()
+                    self._start_due()
+                    await self._wakeup.wait(self._find_wakeup())
+        finally:
+            for task in self._advancing.values():
+                task.cancel()
+
+    async def finish_starts(self) -> None:
+        """Wait until nothing is being started."""
+        if self._advancing:
+            await asyncio.wait(list(self._advancing.values()))
+
+    async def _begin_assigned_duty(self) -> None:
+        """Put on duty what was assigned since the last call; try again if the store is silent."""
+        if (assignment := self._assignment) is None:
+            return
+        try:
+            await self._begin_duty(*assignment)
+        except (Unavailable, OutcomeUnknown):
+            await self._components.clock.sleep(_RETRY)
+            self._wakeup.set()
+        except Fenced:
+            # Another process leads by now; this one is about to be told.
+            self.drop()
+
+    async def _begin_duty(self, names: frozenset[str], term: Term | None, code: str) -> None:
+        """Read what is needed of jobs that are assigned, and plan when to look at each."""
         await self._check_clock()
         self._since = self._clock.now()
         self._cache.known.clear()
@@ -179,37 +212,6 @@ class FiringLoop:
                 await asyncio.sleep(0)
         self._beat_wakeup.set()
         self._wakeup.set()
-
-    async def run(self) -> None:
-        """Fire jobs until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                # Beside it: a slow reply to a heartbeat's requests delays no firing.
-                group.create_task(self._beat_forever())
-                while True:
-                    await self._take_assigned()
-                    self._start_due()
-                    await self._wakeup.wait(self._find_wakeup())
-        finally:
-            for task in self._advancing.values():
-                task.cancel()
-
-    async def _take_assigned(self) -> None:
-        if (assignment := self._assignment) is None:
-            return
-        try:
-            await self._take(*assignment)
-        except (Unavailable, OutcomeUnknown):
-            await self._components.clock.sleep(_RETRY)
-            self._wakeup.set()
-        except Fenced:
-            # Another process leads by now; this one is about to be told.
-            self.drop()
-
-    async def settle(self) -> None:
-        """Wait until nothing is being started."""
-        if self._advancing:
-            await asyncio.wait(list(self._advancing.values()))
 
     async def _find_unsettled(self, names: frozenset[str], term: Term, code: str) -> set[str]:
         """Return the jobs that may have something undecided, by what the last leader noted."""
@@ -260,9 +262,9 @@ class FiringLoop:
     def _plan(self, name: str, when: float | None) -> None:
         """Look at a job at a time of the fleet's clock; never, if None."""
         if when is None:
-            self._due.pop(name, None)
+            self._planned.pop(name, None)
             return
-        self._due[name] = when
+        self._planned[name] = when
         heapq.heappush(self._heap, (when, name))
         if self._heap[0][1] == name:
             self._wakeup.set()
@@ -273,14 +275,14 @@ class FiringLoop:
         if not self._duty:
             return now + _LONGEST_WAIT
         wakeup = now + _LONGEST_WAIT
-        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+        while self._heap and self._planned.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if self._heap and not self._clock.veto:
             wakeup = min(wakeup, now + max(0.0, self._heap[0][0] - self._clock.now()))
         return wakeup
 
     def _start_due(self) -> None:
-        """Look at each job that is due, in a task of its own."""
+        """Look at each job whose time has come, in a task of its own."""
         if self._clock.veto:
             if not self._veto:
                 # The clock was set since the last beat, or no beat was yet: the next reports it.
@@ -289,14 +291,14 @@ class FiringLoop:
         now = self._clock.now()
         while self._heap and self._heap[0][0] <= now:
             when, name = heapq.heappop(self._heap)
-            if self._due.get(name) != when:
+            if self._planned.get(name) != when:
                 continue
-            del self._due[name]
+            del self._planned[name]
             if name in self._advancing:
                 # It plans its next look itself, when it is done.
                 continue
             if self._runs.room <= len(self._advancing):
-                self._starving.add(name)
+                self._waiting.add(name)
                 self._delayed.add(name)
                 continue
             task = asyncio.get_running_loop().create_task(self._advance(name))
@@ -307,17 +309,17 @@ class FiringLoop:
         self._advancing.pop(name, None)
         if not task.cancelled():
             task.result()
-        self._feed()
+        self._look_at_waiting()
 
     def on_run_end(self, name: str) -> None:
         """Look at a job whose run has ended, and at those that waited for room."""
         self.look_at(name)
-        self._feed()
+        self._look_at_waiting()
 
-    def _feed(self) -> None:
-        """Look again at jobs that wait for room."""
-        for name in list(self._starving):
-            self._starving.discard(name)
+    def _look_at_waiting(self) -> None:
+        """Look at the jobs that wait for room: there may be some now."""
+        for name in list(self._waiting):
+            self._waiting.discard(name)
             self.look_at(name)
 
     async def _advance(self, name: str) -> None:
@@ -340,6 +342,11 @@ class FiringLoop:
             self._delayed.discard(name)
 
     async def _advance_once(self, job: KnownJob) -> None:
+        """Write what `advance` decides about a job, and start what that says.
+
+        Raises:
+            Unavailable, OutcomeUnknown: the store does not answer, or the session is not current.
+        """
         name = job.name
         owner, now = self._membership.incarnation, self._clock.now()
         decided: list[Advance] = []
@@ -390,9 +397,10 @@ class FiringLoop:
             self._plan(name, self._next_look(name))
 
     def _next_look(self, name: str) -> float | None:
+        """Return when a job that was decided is to be looked at again; None for never."""
         stored = self._cache.known.get(name)
-        if stored is None or name in self._due:
-            return self._due.get(name)
+        if stored is None or name in self._planned:
+            return self._planned.get(name)
         state, now = stored.state, self._clock.now()
         is_elsewhere = any(run.owner != self._membership.incarnation for run in state.running)
         if state.running and state.effective.overlap == "skip":
@@ -412,6 +420,12 @@ class FiringLoop:
         return later if due is None else min(due, later)
 
     def _is_orphan(self, run: ActiveRun, gone: Collection[str]) -> bool:
+        """Whether nobody runs a run any more.
+
+        Args:
+            run: is in a stored state.
+            gone: sessions that are known to have ended.
+        """
         if run.owner == self._membership.incarnation:
             return not self._runs.has(run.id)
         return not run.owner or run.owner in gone or self._membership.is_dead(run.owner)
@@ -514,12 +528,12 @@ class FiringLoop:
         if not self._is_dirty and fleet == {*self._progress.fleet}:
             return
         now = self._clock.now()
-        open_names = {*self._advancing, *self._starving, *self._undecided}
+        open_names = {*self._advancing, *self._waiting, *self._undecided}
         for name, stored in self._cache.known.items():
             state = stored.state
             if state.running or state.queued or state.requests or state.gaps:
                 open_names.add(name)
-        for name, due in self._due.items():
+        for name, due in self._planned.items():
             if due - self._assume(name).effective.jitter <= now:
                 open_names.add(name)
         self._is_dirty = False

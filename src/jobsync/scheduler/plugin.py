@@ -314,7 +314,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         """Let running actions finish, and leave those behind that do not."""
         jobs, _, _, _, runs, loop = self._get_parts()
         loop.drop()
-        await loop.settle()
+        await loop.finish_starts()
         await runs.finish_all(self.settings.grace)
         await self._hooks.finish(_STOP_TIME / 2)
         self._get_membership().watch(f"schedule {jobs.prefix}", ())
