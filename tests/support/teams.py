@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from waiting import now
+
 from jobsync import Components, CoordinationConfig, Event, Job
 
 __all__ = ["Team", "start_team"]
 
 _TIMEOUT = 30.0
+_LOOK_AGAIN = 0.05
 _EVENTS = "jobs:*"
 
 
@@ -53,9 +56,12 @@ class Team:
         )
 
     def until(self, predicate: Callable[[], bool]) -> None:
-        """Wait until the predicate is true; events of the nodes wake us."""
+        """Wait until the predicate is true. Events wake us, but not every change has one."""
+        limit = now() + _TIMEOUT
         with self._event_emitted:
-            assert self._event_emitted.wait_for(predicate, _TIMEOUT), "timed out"
+            while not predicate():
+                assert now() < limit, "timed out"
+                self._event_emitted.wait(_LOOK_AGAIN)
 
     def count(self, kind: type[Event]) -> int:
         """Return how many events of a kind were emitted."""
