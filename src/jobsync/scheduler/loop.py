@@ -205,9 +205,8 @@ class FiringLoop:
         if self._assignment != (names, term, code):
             return
         self._duty, self._term, self._assignment, self._code = names, term, None, code
-        now = self._clock.now()
         for number, name in enumerate(sorted(names)):
-            self._plan(name, self._first_look(name, now, is_settled=name not in unsettled))
+            self._plan(name, self._first_look(name, is_settled=name not in unsettled))
             if number % _CHUNK == _CHUNK - 1:
                 await asyncio.sleep(0)
         self._beat_wakeup.set()
@@ -222,10 +221,10 @@ class FiringLoop:
             # Another version of the code says when they are due.
             return set(names)
         covered = names if before.code == code else await self._jobs.read_code(before.code)
-        now, unsettled = self._clock.now(), {*before.open, *(names - covered)}
+        unsettled = {*before.open, *(names - covered)}
         for number, name in enumerate(names - unsettled):
             schedule = find_schedule(self._assume(name))
-            newest = schedule.latest_until(int(now))
+            newest = schedule.latest_until(int(self._since))
             if newest is not None and newest > before.until:
                 unsettled.add(name)
             if number % _CHUNK == _CHUNK - 1:
@@ -249,11 +248,15 @@ class FiringLoop:
             return stored.state
         return JobState(definition=self._known[name].options.definition, defined_by="", last=0)
 
-    def _first_look(self, name: str, now: float, *, is_settled: bool) -> float | None:
-        """Return when a job is to be looked at first."""
+    def _first_look(self, name: str, *, is_settled: bool) -> float | None:
+        """Return when a job is to be looked at first.
+
+        Of a job that was not read because it was settled: at its first instant after this process
+        got it, even if that has passed while others were read.
+        """
         stored = self._cache.known.get(name)
         if stored is None:
-            state = msgspec.structs.replace(self._assume(name), last=int(now))
+            state = msgspec.structs.replace(self._assume(name), last=int(self._since))
             return next_due(name, state) if is_settled else 0.0
         if stored.state.running or stored.state.queued or stored.state.requests:
             return 0.0

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from jobsync import (
     NotFound,
     SchedulerPlugin,
 )
+from jobsync.scheduler.job_store import JobStore
 
 
 @pytest.fixture
@@ -133,6 +135,40 @@ async def test_a_leader_without_jobs_fires_those_that_are_added_later(url: str) 
         await has_taken_over.wait()
         await scheduler.add_job("tick", schedule=EVERY_SECOND, action=lambda: calls.append("tick"))
         await until(lambda: calls, "it has run", 30)
+
+
+async def test_an_instant_that_comes_while_a_leader_takes_over_is_fired(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job was not read, because nothing of it was due when the leader began to read others."""
+    tick = {"schedule": EVERY_SECOND, "action": idle}
+    async with run_scheduler(url, {"tick": tick, "rare": {**tick, "schedule": NEVER}}) as stage:
+        await until(lambda: len(stage.heard("job-executed")) >= 2, "its progress is stored")
+    due = int(time.time()) + 3
+    moment = time.gmtime(due)
+    schedule = f"{moment.tm_sec} {moment.tm_min} {moment.tm_hour} * * *"
+    calls: list[float] = []
+    rare = {"schedule": schedule, "action": lambda: calls.append(time.time())}
+    decode, read = JobStore.decode_progress, JobStore.read_many
+    is_taking_over = False
+
+    def note_progress(jobs: JobStore, value: Any) -> Any:
+        nonlocal is_taking_over
+        is_taking_over = True
+        return decode(jobs, value)
+
+    async def read_slowly(jobs: JobStore, names: Sequence[str]) -> Any:
+        if is_taking_over:
+            assert "rare" not in names
+            await until(lambda: time.time() > due + 1, "the instant has passed")
+        return await read(jobs, names)
+
+    monkeypatch.setattr(JobStore, "decode_progress", note_progress)
+    monkeypatch.setattr(JobStore, "read_many", read_slowly)
+    async with run_scheduler(url, {"tick": tick, "rare": rare}) as stage:
+        started = await stage.hears("job-started", job_name="rare")
+        assert started["scheduled_time"] == due
+        assert is_taking_over
 
 
 async def test_a_job_that_another_process_removed_can_be_added_again(url: str) -> None:
