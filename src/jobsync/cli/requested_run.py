@@ -3,6 +3,8 @@
 The run is the fleet's: it goes on, whatever becomes of the command.
 """
 
+import math
+
 import click
 import msgspec
 
@@ -10,7 +12,7 @@ from jobsync.components import Components
 from jobsync.coordination.role import worker_of
 from jobsync.core.firing import RunRequest
 from jobsync.errors import Unavailable
-from jobsync.scheduler.job_store import HistoryEntry
+from jobsync.scheduler.job_store import SCHEDULES, HistoryEntry
 from jobsync.scheduler.operations import JobOperations
 from jobsync.status.schedules import ScheduledJobStatus, read_schedules_status
 from jobsync.status.why import explain
@@ -20,8 +22,9 @@ __all__ = ["RequestedRun"]
 
 _FIRST_POLL = 0.1
 _LONGEST_POLL = 2.0
-_PATIENCE = 3.0
-"""Seconds after which a run that has not begun is explained."""
+_PATIENCE = 1.0
+"""Seconds after which it matters why a run has not begun."""
+_FIX = "start a process whose code has the job"
 
 
 class RequestedRun:
@@ -32,7 +35,7 @@ class RequestedRun:
         self.namespace = ""
         self._request: RunRequest | None = None
         self._has_begun = False
-        self._shown = ""
+        self._progress = self._shown = ""
 
     async def follow(
         self,
@@ -54,12 +57,13 @@ class RequestedRun:
         self._request = await jobs.request_run(self.name)
         while (entry := await self._look(jobs, self._request)) is None:
             waited = clock.mono() - start
-            if timeout is not None and waited >= timeout:
+            left = math.inf if timeout is None else timeout - waited
+            if waited >= _PATIENCE or left <= 0:
+                await self._examine_fleet(store, components)
+            self._show()
+            if left <= 0:
                 return None
-            if waited >= _PATIENCE and not self._has_begun:
-                await self._explain_wait(store, components)
-            left = poll if timeout is None else min(poll, timeout - waited)
-            await store.wait(f"schedule/{self.namespace}/", left)
+            await store.wait(f"{SCHEDULES}{self.namespace}/", min(poll, left))
             poll = min(2 * poll, _LONGEST_POLL)
         return entry
 
@@ -67,31 +71,47 @@ class RequestedRun:
         """Return how the run ended; None if it has not."""
         state = await jobs.read_state(self.name)
         if state is not None and request in state.requests:
-            self._show("waiting for a process to start it")
+            self._progress = "waiting for a process to start it"
             return None
         run = None if state is None else state.find_run(request.id)
         if run is not None:
             self._has_begun = True
-            self._show(f"running on {worker_of(run.owner)}")
+            self._progress = f"running on {worker_of(run.owner)}"
             return None
         # The end of a run is in its record before it is in the state, so this is final.
-        return _read_end(await jobs.find_requested(self.name, request), self.name, request)
+        entry = await jobs.find_requested(self.name, request)
+        if entry is None or entry.status == "running":
+            is_removed = state is None or state.is_removed
+            reason = "the job was removed" if is_removed else "its process has ended"
+            entry = HistoryEntry(
+                status="lost", id=request.id, scheduled_time=request.at, error=reason
+            )
+        return msgspec.structs.replace(entry, job_name=self.name)
 
-    async def _explain_wait(self, store: Store, components: Components) -> None:
-        """Print why the run does not begin."""
+    async def _examine_fleet(self, store: Store, components: Components) -> None:
+        """Find out why the run does not begin, and whether anybody is left to end it.
+
+        Raises:
+            Unavailable: no live process has the job any more.
+        """
         schedules = await read_schedules_status(store, components)
-        status = await schedules.job(self.name, self.namespace)
-        self._show(f"waiting: {explain(_without_pause(status)).text}")
+        status = _without_pause(await schedules.job(self.name, self.namespace))
+        reason = explain(status)
+        if not (status.workers or status.is_removed):
+            rest = ", and run it again" if self._has_begun else ": the run stays requested"
+            raise Unavailable(self.name, reason.text, f"{_FIX}{rest}")
+        if not self._has_begun:
+            self._progress = f"waiting: {reason.text}"
 
-    def _show(self, progress: str) -> None:
-        if progress != self._shown:
-            click.echo(f"{self.name}: {progress}", err=True)
-            self._shown = progress
+    def _show(self) -> None:
+        if self._progress != self._shown:
+            click.echo(f"{self.name}: {self._progress}", err=True)
+            self._shown = self._progress
 
     def describe_rest(self) -> str:
         """Return what becomes of the run without the command."""
         if self._request is None:
-            return f"The run may be requested: see `jobsync schedules list`, {self.name}."
+            return "The run may have been requested, or not: see `jobsync schedules list`."
         rest = "goes on" if self._has_begun else "stays requested, and begins as soon as it can"
         return f"The run {rest}: see `jobsync schedules history {self.name}`."
 
@@ -102,28 +122,11 @@ def _check_possible(status: ScheduledJobStatus) -> None:
     Raises:
         Unavailable: no live process has its code.
     """
-    fix = "start a process whose code has the job"
-    if status.is_removed:
-        raise Unavailable(status.name, "it was removed", fix)
-    if not status.workers:
-        raise Unavailable(status.name, explain(_without_pause(status)).text, fix)
+    if status.is_removed or not status.workers:
+        raise Unavailable(status.name, explain(_without_pause(status)).text, _FIX)
 
 
 def _without_pause(status: ScheduledJobStatus) -> ScheduledJobStatus:
     """Return the status as it concerns runs that are asked for, which no pause stops."""
     job = msgspec.structs.replace(status.job, pause=None, enabled=True)
     return msgspec.structs.replace(status, job=job)
-
-
-def _read_end(entry: HistoryEntry | None, name: str, request: RunRequest) -> HistoryEntry:
-    """Return the end of a run that the job's state no longer has."""
-    if entry is None:
-        entry = HistoryEntry(
-            status="lost",
-            id=request.id,
-            scheduled_time=request.at,
-            error="the job was removed before the run began",
-        )
-    if entry.status == "running":
-        entry = msgspec.structs.replace(entry, status="lost", error="its process has ended")
-    return msgspec.structs.replace(entry, job_name=name)

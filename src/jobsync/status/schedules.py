@@ -192,11 +192,11 @@ class SchedulesStatus:
         # One that was removed is meant only if no other is.
         found = {space: state for space, state in found.items() if not state.is_removed} or found
         if not found:
-            known = [each.name for each in await self.jobs(namespace)]
+            known = sorted({each.name for each in await self.jobs(namespace)})
             raise NotFound("job", name, known[:_MAX_KNOWN], closest_name(name, known))
         if len(found) > 1:
-            problem = f"is needed: {' and '.join(found)} have a job {name!r}"
-            raise Invalid("--namespace", namespace, problem, f"pass --namespace {min(found)}")
+            problem = f"must be chosen: {' and '.join(found)} have a job {name!r}"
+            raise Invalid("namespace", namespace, problem, f"pass --namespace {min(found)}")
         ((space, state),) = found.items()
         status = await self._build(space, name, state, gap=await self._find_gap(space, name, state))
         if not status.is_due:

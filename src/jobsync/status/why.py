@@ -11,7 +11,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
-from jobsync.errors import NotFound
+from jobsync.errors import Invalid, NotFound
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.queue.backend import MESSAGE_FORMAT, MessageInfo
 from jobsync.status.jobs import TaskStatus, read_fleet_status
@@ -83,6 +83,9 @@ async def _find_job(store: Store, components: Components, name: str) -> Schedule
         return await (await read_schedules_status(store, components)).job(name)
     except NotFound:
         return None
+    except Invalid as error:
+        fix = f"run: jobsync schedules why {name} --namespace …"
+        raise Invalid(error.field, error.value, error.problem, fix) from None
 
 
 def explain(status: Explained | None) -> Reason:

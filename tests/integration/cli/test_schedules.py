@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import servers
 from terminal import JOBSYNC, on_terminal, read_json, read_tsv, run, run_on_terminal
-from waiting import until
+from waiting import TIMEOUT, until
 from work_processes import ScheduleProcess
 
 from jobsync import Components
@@ -84,6 +84,18 @@ def read_code(url: str, name: str) -> str:
     """Return the code of the reason why a job does not fire."""
     (row,) = read_json(url, "schedules", "why", name)
     return str(row["code"])
+
+
+def start_run(url: str, name: str) -> subprocess.Popen[str]:
+    """Start a command that runs a job, and wait until the run has begun."""
+    environ = os.environ | {"JOBSYNC_URL": url}
+    command = subprocess.Popen(
+        [*JOBSYNC, "schedules", "run", name], env=environ, stderr=subprocess.PIPE, text=True
+    )
+    assert command.stderr is not None
+    while "running on" not in (line := command.stderr.readline()):
+        assert line, "the command has ended"
+    return command
 
 
 def test_jobs_are_listed_for_people_and_for_programs(url: str) -> None:
@@ -167,15 +179,9 @@ def test_a_run_that_no_process_can_do_is_refused_at_once(url: str) -> None:
 
 def test_an_interrupted_command_leaves_its_run_alone(url: str) -> None:
     """It says so; another one waits for its turn, and gives up after its timeout."""
-    environ = os.environ | {"JOBSYNC_URL": url}
-    with subprocess.Popen(
-        [*JOBSYNC, "schedules", "run", "hold"], env=environ, stderr=subprocess.PIPE, text=True
-    ) as command:
-        assert command.stderr is not None
-        while "running on" not in (line := command.stderr.readline()):
-            assert line, "the command has ended"
+    with start_run(url, "hold") as command:
         command.send_signal(signal.SIGINT)
-        rest = command.stderr.read()
+        _, rest = command.communicate(timeout=TIMEOUT)
     assert command.returncode == 130
     assert rest == (
         "jobsync: stopped waiting. The run goes on: see `jobsync schedules history hold`.\n"
@@ -183,9 +189,10 @@ def test_an_interrupted_command_leaves_its_run_alone(url: str) -> None:
     (entry,) = read_json(url, "schedules", "history", "hold")
     assert entry["status"] == "running"
     assert read_code(url, "hold") == "running"
-    late = run(url, "schedules", "run", "hold", "--timeout", "0.5")
+    late = run(url, "schedules", "run", "hold", "--timeout", "1.5")
     assert (late.returncode, late.stdout) == (1, "")
-    assert "no end after 0.5 s. The run stays requested" in late.stderr
+    assert "hold: waiting: the run that began at" in late.stderr
+    assert "no end after 1.5 s. The run stays requested" in late.stderr
     assert read_job(url, "hold")["marks"] == ["running", "queued"]
     assert read_code(url, "hold") == "overlapping"
 
@@ -235,8 +242,16 @@ def test_what_was_missed_is_in_the_history_in_words(url: str) -> None:
     assert why["code"] == "missed"
     assert row["detail"] in why["reason"]
     assert why["until"] > NOW
-    # The general command finds jobs, too.
-    assert read_json(url, "why", "missed")[0]["reason"] == why["reason"]
+
+
+def test_the_general_commands_know_jobs(url: str) -> None:
+    """`why` explains them, and `cluster` shows who leads them."""
+    assert read_json(url, "why", "hold-often")[0]["code"] == "overlapping"
+    several = run(url, "why", "shared")
+    assert (several.returncode, several.stdout) == (2, "")
+    assert "Run: jobsync schedules why shared --namespace …" in several.stderr
+    (role,) = read_json(url, "cluster")["roles"]
+    assert (role["namespace"], role["work"], role["state"]) == ("default", "scheduler", "led")
 
 
 def test_the_history_is_filtered_and_paged(url: str) -> None:
@@ -267,7 +282,7 @@ def test_the_history_is_filtered_and_paged(url: str) -> None:
     [
         (["why", "dayly"], 1, "no job 'dayly'. Did you mean daily?"),
         (["pause", "daily", "--namespace", "biling"], 1, "'biling'. Did you mean billing?"),
-        (["pause", "shared"], 2, "is needed: billing and default have a job 'shared'"),
+        (["pause", "shared"], 2, "namespace must be chosen: billing and default have a job"),
         (["history", "dayly"], 1, "no job 'dayly'"),
         (["history", "daily", "--since", "soon"], 2, "--since is neither a duration nor a time"),
         (["history", "--after", "x"], 2, "after needs a job"),
@@ -289,14 +304,20 @@ def test_wrong_input_is_reported(url: str, words: list[str], status: int, messag
 
 
 async def test_a_fleet_without_processes_is_reported(tmp_path: Path) -> None:
-    """Once the last one is dead; jobs and their history can still be read."""
+    """Once the last one is dead, also while a command waits; the history can still be read."""
     url = f"sqlite:///{tmp_path / 'fleet.db'}"
-    with ScheduleProcess(url, tmp_path / "worker.log", {"daily": JOBS["daily"]}) as worker:
+    jobs = {"daily": JOBS["daily"], "hold": JOBS["hold"]}
+    with ScheduleProcess(url, tmp_path / "worker.log", jobs) as worker:
         await until(lambda: worker.is_at_work, "it works")
         assert run(url, "schedules", "run", "daily").returncode == 0
-        worker.kill()
-        await until(lambda: read_code(url, "daily") == "no-process", "its death is known")
-    (row,) = read_json(url, "schedules", "list")
+        with start_run(url, "hold") as command:
+            worker.kill()
+            _, rest = command.communicate(timeout=TIMEOUT)
+    assert command.returncode == 1
+    assert "no live process runs the scheduler default. Start a process" in rest
+    assert "and run it again" in rest
+    assert read_code(url, "daily") == "no-process"
+    row, _ = read_json(url, "schedules", "list")
     assert (row["marks"], row["last"]) == (["no process"], "success")
     done = run(url, "schedules", "run", "daily")
     assert done.returncode == 1

@@ -1,0 +1,176 @@
+"""The status of scheduled jobs, from what sessions and roles say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from jobsync.components import Components
+from jobsync.core.firing import ActiveRun, Gap, JobDefinition, JobState
+from jobsync.core.trust import Timing
+from jobsync.errors import Invalid, NotFound
+from jobsync.scheduler.job_store import JobStore
+from jobsync.status.schedules import ScheduledJobStatus, SchedulesStatus, read_schedules_status
+from jobsync.status.why import explain
+from jobsync.stores.memory import MemoryStore
+
+ROLE = "default/scheduler"
+HOURLY = JobDefinition(schedule="@hourly")
+
+
+class Place:
+    """A store with jobs and sessions that nobody keeps alive."""
+
+    def __init__(self) -> None:
+        self.components = Components.system()
+        self.store = MemoryStore()
+        self.now = self.components.clock.wall().seconds
+
+    def open(self, namespace: str = "default") -> JobStore:
+        """Return the jobs of a namespace."""
+        return JobStore(lambda: self.store, namespace, self.components)
+
+    async def add_job(self, name: str, namespace: str = "default", **fields: Any) -> None:
+        """Store a job that is up to date."""
+        defaults = {"definition": HOURLY, "defined_by": "", "last": int(self.now)}
+        state = JobState(**{**defaults, **fields})
+        await self.open(namespace).create_many({name: state})
+
+    async def add_worker(
+        self, name: str, jobs: list[str], facts: Mapping[str, Any] | None = None, **fields: Any
+    ) -> None:
+        """Store a live session whose process has some jobs."""
+        digest = f"code-of-{name}"
+        await self.open().write_code(digest, jobs)
+        session = {
+            "worker": name,
+            "state": "live",
+            "beat": 1,
+            "timing": msgspec.to_builtins(Timing(heartbeat=5.0, timeout=15.0)),
+            "works": [ROLE],
+            "facts": {"schedule default": digest, **(facts or {})},
+            **fields,
+        }
+        await self.store.create(f"session/{name}.1", session)
+
+    async def set_leader(self, owner: str | None, *past: dict[str, Any]) -> None:
+        """Store who leads."""
+        times = {"since": 50.0, "until": 100.0, "timeout": 15.0}
+        role = {"epoch": 1, "owner": owner, **times, "past": past}
+        await self.store.create(f"role/{ROLE}", role)
+
+    async def read(self) -> SchedulesStatus:
+        """Read the status."""
+        return await read_schedules_status(self.store, self.components)
+
+    async def read_job(self, name: str) -> ScheduledJobStatus:
+        """Read the status of one job."""
+        return await (await self.read()).job(name)
+
+
+async def test_workers_are_those_whose_code_has_the_job() -> None:
+    """Of several processes, and of two versions of the code."""
+    place = Place()
+    for name in ("a", "b", "c"):
+        await place.add_job(name)
+    await place.add_worker("w1", ["a"])
+    await place.add_worker("w2", ["a", "b"])
+    await place.add_worker("dead", ["c"], state="dead")
+    await place.set_leader("w1.1")
+    jobs = {job.name: job for job in await (await place.read()).jobs()}
+    assert {name: job.workers for name, job in jobs.items()} == {
+        "a": ("w1", "w2"),
+        "b": ("w2",),
+        "c": (),
+    }
+    assert explain(await place.read_job("b")).code == "scheduled"
+    assert explain(await place.read_job("c")).code == "no-code"
+    scheduler = jobs["a"].scheduler
+    assert (scheduler.workers, scheduler.leader, scheduler.independent) == (("w1", "w2"), "w1", ())
+
+
+async def test_a_worker_that_stands_back_is_the_reason() -> None:
+    """Since the end of its term, as long as nobody else leads."""
+    place = Place()
+    await place.add_job("a")
+    why = "this machine's clock is 90 s behind"
+    await place.add_worker("w1", ["a"], {"withheld": {ROLE: why}}, works=[])
+    await place.set_leader(
+        None, {"epoch": 1, "worker": "w1", "since": 1.0, "ended": 50.0, "why": why}
+    )
+    reason = explain(await place.read_job("a"))
+    assert (reason.code, reason.since) == ("vetoed", 50.0)
+    assert reason.text.endswith(f"w1 stands back: {why}")
+
+
+async def test_nobody_leads_after_the_leader_has_died() -> None:
+    """When it died is not known."""
+    place = Place()
+    await place.add_job("a")
+    await place.add_worker("w1", ["a"])
+    await place.add_worker("w2", ["a"], state="dead", works=[])
+    past = {"epoch": 0, "worker": "w0", "since": 1.0, "ended": 2.0, "why": "stopped"}
+    await place.set_leader("w2.1", past)
+    reason = explain(await place.read_job("a"))
+    assert (reason.code, reason.since) == ("no-coordinator", None)
+
+
+async def test_a_process_without_an_election_fires() -> None:
+    """It is a candidate for nothing, and no role exists."""
+    place = Place()
+    await place.add_job("a")
+    await place.add_worker("w1", ["a"], works=[])
+    status = await place.read_job("a")
+    assert status.scheduler.independent == ("w1",)
+    assert explain(status).code == "scheduled"
+
+
+async def test_a_late_job_counts_what_runs_in_its_process() -> None:
+    """Only where it would be fired."""
+    place = Place()
+    await place.add_worker("w1", ["a", "b", "c"])
+    await place.add_worker("w2", ["a", "b", "c"])
+    await place.set_leader("w1.1")
+    await place.add_job("a", last=int(place.now) - 7200)
+    for name, owner in (("b", "w1.1"), ("c", "w2.1")):
+        run = ActiveRun(id=name, instant=1, owner=owner, started_at=1.0)
+        await place.add_job(name, running=(run,))
+    status = await place.read_job("a")
+    assert (status.busy, explain(status).code) == (1, "waiting")
+
+
+async def test_the_newest_gap_is_found_in_the_state_and_in_the_history() -> None:
+    """The state's are not in the history yet."""
+    place = Place()
+    old = Gap(first=100, last=200, count=2, reason="old")
+    new = Gap(first=300, last=400, count=2, reason="new", kind="skipped")
+    await place.add_job("a")
+    await place.open().write_gap("a", old)
+    await place.add_job("b", gaps=(new,))
+    await place.open().write_gap("b", old)
+    await place.add_worker("w1", ["a", "b"])
+    assert (await place.read_job("a")).gap == old
+    assert (await place.read_job("b")).gap == new
+
+
+async def test_a_name_is_looked_up_in_all_namespaces() -> None:
+    """If several have it, one must be chosen; one that was removed does not count."""
+    place = Place()
+    await place.add_job("a")
+    await place.add_job("b")
+    for namespace in ("billing", "default"):
+        await place.open(namespace).write_code("code", [])
+    await place.add_job("a", "billing")
+    await place.add_job("b", "billing", is_removed=True)
+    status = await place.read()
+    assert status.namespaces == ("billing", "default")
+    assert (await status.job("b")).namespace == "default"
+    assert (await status.job("b", "billing")).marks == ("removed", "no process")
+    assert (await status.job("a", "billing")).namespace == "billing"
+    with pytest.raises(Invalid, match="billing and default have a job 'a'"):
+        await status.job("a")
+    with pytest.raises(NotFound, match="Known: a, b"):
+        await status.job("zzz")
+    with pytest.raises(NotFound, match="Did you mean billing"):
+        await status.jobs("biling")
