@@ -44,6 +44,8 @@ _LONGEST_WAIT = 3600.0
 _GRAIN = 0.005
 _RETRY = 1.0
 """Seconds until a job is looked at again whose store did not answer."""
+_AT_START = "run_on_start"
+"""Who asks for a run that follows the start of a fleet."""
 _CHUNK = 500
 """Schedules that are computed before other tasks get a turn."""
 
@@ -200,7 +202,7 @@ class FiringLoop:
         if term is not None and term.epoch:
             unsettled = await self._find_unsettled(names, term, code)
         elif term is not None:
-            await self._request_starts(names, Progress())
+            await self._request_starts(names, term, Progress())
         self._cache.keep(await self._jobs.read_many(sorted(unsettled | {*self._edits.special})))
         if self._assignment != (names, term, code):
             return
@@ -216,7 +218,7 @@ class FiringLoop:
         """Return the jobs that may have something undecided, by what the last leader noted."""
         before = self._jobs.decode_progress(await term.get(self._jobs.progress_key))
         self._progress = Progress()
-        await self._request_starts(names, before)
+        before = await self._request_starts(names, term, before)
         if await self._jobs.read_defined() != code:
             # Another version of the code says when they are due.
             return set(names)
@@ -231,15 +233,26 @@ class FiringLoop:
                 await asyncio.sleep(0)
         return unsettled & names
 
-    async def _request_starts(self, names: Collection[str], before: Progress) -> None:
-        """Ask for the runs that follow the start of a fleet, if all of the last one are gone."""
+    async def _request_starts(
+        self, names: Collection[str], term: Term, before: Progress
+    ) -> Progress:
+        """Ask for the runs that follow the start of a fleet, if all of the last one are gone.
+
+        Returns:
+            The progress with the present fleet, which is noted at once: a successor asks no more.
+        """
         wanted = [name for name in names if self._known[name].options.definition.run_on_start]
-        if not wanted or {*before.fleet} & await self._find_fleet():
-            return
+        fleet = await self._find_fleet() if wanted else set[str]()
+        if not wanted or fleet & {*before.fleet}:
+            return before
         for name in wanted:
             (run_id,) = self._components.ids.records(1)
-            request = RunRequest(id=run_id, at=self._clock.now(), by="run_on_start")
-            await self._cache.update(name, partial(add_request, request=request))
+            request = RunRequest(id=run_id, at=self._clock.now(), by=_AT_START)
+            await self._cache.update(name, partial(_request_start, request=request))
+        progress = msgspec.structs.replace(before, fleet=tuple(sorted(fleet)))
+        if term.epoch:
+            await term.put(self._jobs.progress_key, msgspec.to_builtins(progress))
+        return progress
 
     def _assume(self, name: str) -> JobState:
         """Return a job's state, or what it is if nobody has changed it."""
@@ -557,6 +570,13 @@ class FiringLoop:
     async def _find_fleet(self) -> set[str]:
         """Return the workers that are alive. A worker keeps its id when its session is replaced."""
         return {peer.worker_id for peer in await self._membership.members()}
+
+
+def _request_start(state: JobState, request: RunRequest) -> JobState | None:
+    """Return the state with a request for the run at the start, unless there is one."""
+    if any(known.by == request.by for known in state.requests):
+        return None
+    return add_request(state, request)
 
 
 def _format(seconds: float) -> str:
