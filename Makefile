@@ -6,8 +6,9 @@
 # PYTHON=python3.13 uses another interpreter than python3, in an environment of its own.
 VENV := .venv$(if $(PYTHON),-$(subst /,-,$(patsubst /%,%,$(PYTHON))))
 PY := $(VENV)/bin/python
-ELECTION := tests/processes/test_election.py tests/processes/test_idle_cost.py
-SHARING := tests/processes/test_jobs.py
+ELECTION := tests/simulation/test_elections.py tests/processes/test_election.py \
+  tests/processes/test_idle_cost.py
+SHARING := tests/integration/jobs/test_pins.py tests/processes/test_jobs.py
 RETENTION := tests/integration/queue/test_maintenance.py
 QUEUE := tests/processes/test_queue.py tests/integration/queue/test_outages.py tests/integration/queue/test_depth.py $(RETENTION)
 OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py \

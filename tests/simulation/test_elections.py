@@ -32,6 +32,7 @@ from jobsync.testing.network import Weather
 
 SEEDS = range(12)
 SUSPENDS = range(100, 104)
+AT_FULL_SCALE = "at full scale; the other seeds have the same faults"
 SLOW = 1.06
 """Factor for a duration by the slowest clock, with the latency of the store."""
 SHORT = CoordinatorSettings(
@@ -40,11 +41,13 @@ SHORT = CoordinatorSettings(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_breaks_in_a_storm(seed: int) -> None:
+def test_nothing_breaks_in_a_storm(seed: int, full_scale: bool) -> None:
     """In a stormy hour, with clocks that differ by up to 10 %, every invariant holds.
 
     Sessions die and leaders change, so the checks have something to check.
     """
+    if seed not in SEEDS[:6] and not full_scale:
+        pytest.skip(AT_FULL_SCALE)
     fleet = run_storm(seed)
     assert fleet.all_violations == []
     assert fleet.deaths > 20
@@ -52,8 +55,10 @@ def test_nothing_breaks_in_a_storm(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_breaks_where_workers_share_a_machine(seed: int) -> None:
+def test_nothing_breaks_where_workers_share_a_machine(seed: int, full_scale: bool) -> None:
     """They see which of them have ended; workers on similar machines do not."""
+    if seed not in range(2) and not full_scale:
+        pytest.skip(AT_FULL_SCALE)
     fleet = run_neighbours(seed)
     assert fleet.all_violations == []
     assert fleet.deaths > 20
@@ -76,8 +81,10 @@ def test_a_task_that_fails_unnoticed_is_reported() -> None:
 
 
 @pytest.mark.parametrize("seed", SUSPENDS)
-def test_late_writes_are_refused_where_clocks_stand_still(seed: int) -> None:
+def test_late_writes_are_refused_where_clocks_stand_still(seed: int, full_scale: bool) -> None:
     """Suspended nodes may trust themselves for too long; the store accepts no late write."""
+    if seed not in SUSPENDS[:2] and not full_scale:
+        pytest.skip(AT_FULL_SCALE)
     assert run_suspends(seed).all_violations == []
 
 

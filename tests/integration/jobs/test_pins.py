@@ -146,8 +146,12 @@ def test_ten_thousand_pins_are_all_in_force(url: str) -> None:
 
 
 @pytest.mark.parametrize("length", [10, 190])
-def test_more_waiting_tasks_than_one_document_holds(url: str, length: int) -> None:
+def test_more_waiting_tasks_than_one_document_holds(
+    url: str, length: int, full_scale: bool
+) -> None:
     """Whatever the length of their ids: any number of tasks may wait alone."""
+    if length == 10 and not url.startswith("memory") and not full_scale:
+        pytest.skip("at full scale; longer ids fill more documents on this store")
     tasks = [f"{n:0{length}d}" for n in range(22_000)]
     with start_team(url) as team:
         jobs = enter(team, "a", "b")
