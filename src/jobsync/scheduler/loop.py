@@ -35,8 +35,9 @@ from jobsync.core.firing import (
 )
 from jobsync.errors import Corrupt, Fenced, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.fleet_clock import FleetClock
+from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import Edits, JobStore, Progress
-from jobsync.scheduler.runs import JobCache, KnownJob, Runs
+from jobsync.scheduler.runs import KnownJob, Runs
 
 __all__ = ["FiringLoop"]
 

@@ -33,11 +33,12 @@ from jobsync.scheduler.action_call import ActionThreads
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor
 from jobsync.scheduler.fleet_clock import FleetClock
+from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import HistoryEntry, JobStore, StoredJob, digest_code
 from jobsync.scheduler.loop import FiringLoop
 from jobsync.scheduler.operations import JobOperations, JobStatus
 from jobsync.scheduler.reporting import JobHooks, Reporter
-from jobsync.scheduler.runs import JobCache, KnownJob, Runs, find_calling_runs
+from jobsync.scheduler.runs import KnownJob, Runs, find_calling_runs
 from jobsync.scheduler.settings import SchedulerSettings, parse_job
 from jobsync.settings import Sources, fields, resolve
 

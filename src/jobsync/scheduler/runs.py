@@ -17,18 +17,19 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import backoff_limit
-from jobsync.core.firing import ActiveRun, Gap, JobState, RunStatus, drop_gaps, finish
+from jobsync.core.firing import ActiveRun, JobState, RunStatus, finish
 from jobsync.core.messages import default_backoff
 from jobsync.errors import Corrupt, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor, ActionListener, ActionOutcome
 from jobsync.scheduler.fleet_clock import FleetClock
-from jobsync.scheduler.job_store import HistoryEntry, JobStore, StoredJob
+from jobsync.scheduler.job_cache import JobCache
+from jobsync.scheduler.job_store import HistoryEntry, StoredJob
 from jobsync.scheduler.results import describe_result
 from jobsync.scheduler.settings import JobOptions
 from jobsync.stores.contract import Record
 
-__all__ = ["JobCache", "KnownJob", "RunListener", "Runs", "find_calling_runs"]
+__all__ = ["KnownJob", "RunListener", "Runs", "find_calling_runs"]
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
@@ -65,84 +66,6 @@ class RunListener(ActionListener, Protocol):
 
     def on_bug(self, error: BaseException) -> None:
         """Note that this library has failed."""
-
-
-class JobCache:
-    """The states of jobs as this process last saw them, and the only place that changes them.
-
-    Args:
-        jobs: where they are stored.
-        on_gap: called with a job's name and each gap that is now in its history.
-    """
-
-    def __init__(self, jobs: JobStore, on_gap: Callable[[str, Gap], object]) -> None:
-        self.jobs = jobs
-        self._on_gap = on_gap
-        self.known: dict[str, StoredJob] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
-
-    def keep(self, stored: Mapping[str, StoredJob]) -> None:
-        """Remember states that were read, unless newer ones are known."""
-        for name, job in stored.items():
-            known = self.known.get(name)
-            if known is None or known.record.seq < job.record.seq:
-                self.known[name] = job
-
-    async def read(self, name: str) -> StoredJob | None:
-        """Read a job's state again."""
-        stored = await self.jobs.read(name)
-        if stored is None:
-            self.known.pop(name, None)
-        else:
-            self.keep({name: stored})
-        return self.known.get(name)
-
-    async def update(
-        self, name: str, decide: Callable[[JobState], JobState | None]
-    ) -> StoredJob | None:
-        """Change a state; read it again if another process has changed it.
-
-        Args:
-            name: the job's.
-            decide: returns the new state, or None to leave it. Called again after a conflict, and
-                after a write with an unknown outcome: it must recognise its own change.
-
-        Returns:
-            The state that is stored now; None if there is none.
-
-        Raises:
-            Unavailable: the store does not answer; nothing was changed.
-        """
-        async with self._locks.setdefault(name, asyncio.Lock()):
-            stored = self.known.get(name)
-            while True:
-                if stored is None:
-                    stored = await self.read(name)
-                    if stored is None:
-                        return None
-                state = decide(stored.state)
-                if state is None or state == stored.state:
-                    return stored
-                try:
-                    stored = await self.jobs.replace(name, stored.record, state)
-                except OutcomeUnknown:
-                    stored = None
-                if stored is not None:
-                    self.known[name] = stored
-                    return stored
-                # Another process was faster, or nobody knows.
-                self.known.pop(name, None)
-
-    async def write_gaps(self, name: str) -> None:
-        """Add the gaps of a job to its history; the next change of its state forgets them."""
-        stored = self.known.get(name)
-        if stored is None or not stored.state.gaps:
-            return
-        gaps = stored.state.gaps
-        for gap in gaps:
-            if await self.jobs.write_gap(name, gap):
-                self._on_gap(name, gap)
-        await self.update(name, lambda state: drop_gaps(state, gaps))
 
 
 class _RunLost(Exception):
@@ -260,6 +183,7 @@ class Runs:
         await self._cache.jobs.write_run(found[0], entry)
 
     def _forget(self, name: str, run: ActiveRun, task: asyncio.Task[Any]) -> None:
+        """Note that a run's task has ended, however it did."""
         self._active.pop(run.id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._listener.on_bug(error)
@@ -268,6 +192,7 @@ class Runs:
     async def _run(
         self, job: KnownJob, state: JobState, run: ActiveRun, data: Mapping[str, Any]
     ) -> ActionOutcome | None:
+        """Run a job, and report it if the run is lost; then return None."""
         _calling.set(self)
         try:
             return await self._perform(job, state, run, data)
@@ -283,13 +208,14 @@ class Runs:
     async def _perform(
         self, job: KnownJob, state: JobState, run: ActiveRun, data: Mapping[str, Any]
     ) -> ActionOutcome | None:
+        """Claim the run's record, run the action, write its result, take the run from the state."""
         name = job.name
         record = await self._until_answered(run, lambda: self._claim_record(name, run))
         if record is None:
             return None
         if not isinstance(record, Record):
             # The process before has stored the result, and died before it could say so.
-            await self._end(name, run, record.status, record.error)
+            await self._finish(name, run, record.status, record.error)
             return None
         await self._check_trust(run)
         definition, context = state.effective, self._build_context(job, state, run, data)
@@ -303,18 +229,20 @@ class Runs:
             prepare=lambda: self._check_trust(run),
         )
         entry = _describe_end(run, self._membership.worker_id, outcome)
-        is_ours = await self._until_answered(run, lambda: self._write_end(name, run, record, entry))
+        is_ours = await self._until_answered(
+            run, lambda: self._write_result(name, run, record, entry)
+        )
         if not is_ours:
             self._listener.on_lost(name, run, "another process has taken it over")
             return None
-        await self._end(name, run, outcome.status, outcome.error)
+        await self._finish(name, run, outcome.status, outcome.error)
         self._listener.on_end(run, context, outcome)
         return outcome
 
-    async def _write_end(
+    async def _write_result(
         self, name: str, run: ActiveRun, base: Record, entry: HistoryEntry
     ) -> bool:
-        """Store a result; return False if the run is another process's by now."""
+        """Write a result into the history; return False if the run is another process's by now."""
         jobs = self._cache.jobs
         while await jobs.write_run(base, entry) is None:
             found = await jobs.read_run(name, run)
@@ -327,7 +255,12 @@ class Runs:
         return True
 
     async def _claim_record(self, name: str, run: ActiveRun) -> Record | HistoryEntry | None:
-        """Return the record of a run that may begin, or the entry of one that has ended."""
+        """Create the record of a run, or take it over from the process that ran it before.
+
+        Returns:
+            The record, if the run may begin; the entry, if it has a result already; None if it
+            may not begin at all. Then it is no longer in the state either.
+        """
         jobs = self._cache.jobs
         record = await jobs.create_run(name, run, self._membership.worker_id)
         if record is not None:
@@ -353,7 +286,8 @@ class Runs:
         self._listener.on_lost(name, run, reason)
         return None
 
-    async def _end(self, name: str, run: ActiveRun, status: RunStatus, error: str) -> None:
+    async def _finish(self, name: str, run: ActiveRun, status: RunStatus, error: str) -> None:
+        """Take a run that has a result from the job's state, and record what was due meanwhile."""
         now = self._clock.now()
 
         async def write() -> bool:

@@ -1,0 +1,93 @@
+"""The states of scheduled jobs as this process last saw them, and the only way to change them.
+
+A change is a conditional write over the state that was seen: of two processes that decide about a
+job at once, one succeeds, and the other decides again from what it reads then. So a firing costs
+no read while no other process changes the job.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from jobsync.core.firing import Gap, JobState, drop_gaps
+from jobsync.errors import OutcomeUnknown
+from jobsync.scheduler.job_store import JobStore, StoredJob
+
+__all__ = ["JobCache"]
+
+
+class JobCache:
+    """The states of jobs as this process last saw them, and the only place that changes them.
+
+    Args:
+        jobs: where they are stored.
+        on_gap: called with a job's name and each gap that is now in its history.
+    """
+
+    def __init__(self, jobs: JobStore, on_gap: Callable[[str, Gap], object]) -> None:
+        self.jobs = jobs
+        self._on_gap = on_gap
+        self.known: dict[str, StoredJob] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def keep(self, stored: Mapping[str, StoredJob]) -> None:
+        """Remember states that were read, unless newer ones are known."""
+        for name, job in stored.items():
+            known = self.known.get(name)
+            if known is None or known.record.seq < job.record.seq:
+                self.known[name] = job
+
+    async def read(self, name: str) -> StoredJob | None:
+        """Read a job's state again."""
+        stored = await self.jobs.read(name)
+        if stored is None:
+            self.known.pop(name, None)
+        else:
+            self.keep({name: stored})
+        return self.known.get(name)
+
+    async def update(
+        self, name: str, decide: Callable[[JobState], JobState | None]
+    ) -> StoredJob | None:
+        """Change a state; read it again if another process has changed it.
+
+        Args:
+            name: the job's.
+            decide: returns the new state, or None to leave it. Called again after a conflict, and
+                after a write with an unknown outcome: it must recognise its own change.
+
+        Returns:
+            The state that is stored now; None if there is none.
+
+        Raises:
+            Unavailable: the store does not answer; nothing was changed.
+        """
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            stored = self.known.get(name)
+            while True:
+                if stored is None:
+                    stored = await self.read(name)
+                    if stored is None:
+                        return None
+                state = decide(stored.state)
+                if state is None or state == stored.state:
+                    return stored
+                try:
+                    stored = await self.jobs.replace(name, stored.record, state)
+                except OutcomeUnknown:
+                    stored = None
+                if stored is not None:
+                    self.known[name] = stored
+                    return stored
+                # Another process was faster, or nobody knows.
+                self.known.pop(name, None)
+
+    async def write_gaps(self, name: str) -> None:
+        """Add the gaps of a job to its history; the next change of its state forgets them."""
+        stored = self.known.get(name)
+        if stored is None or not stored.state.gaps:
+            return
+        gaps = stored.state.gaps
+        for gap in gaps:
+            if await self.jobs.write_gap(name, gap):
+                self._on_gap(name, gap)
+        await self.update(name, lambda state: drop_gaps(state, gaps))
