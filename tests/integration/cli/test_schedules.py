@@ -325,6 +325,21 @@ async def test_a_fleet_without_processes_is_reported(tmp_path: Path) -> None:
     assert len(read_json(url, "schedules", "history", "daily")) == 1
 
 
+async def test_objects_keep_schedules_too(bucket_url: str, tmp_path: Path) -> None:
+    """A process reads what operators change once a heartbeat."""
+    jobs = {"daily": JOBS["daily"], "off": JOBS["off"]}
+    with ScheduleProcess(bucket_url, tmp_path / "worker.log", jobs) as worker:
+        await until(lambda: worker.is_at_work, "it works")
+        await until(lambda: read_code(bucket_url, "daily") == "scheduled", "it leads")
+        done = run(bucket_url, "schedules", "run", "daily")
+        assert done.returncode == 0, done.stderr
+        assert read_tsv(done.stdout)[0]["status"] == "success"
+        assert read_json(bucket_url, "schedules", "pause", "daily")[0]["what"] == "paused"
+        rows = read_json(bucket_url, "schedules", "list")
+        assert [row["marks"] for row in rows] == [["paused"], ["disabled"]]
+        assert len(read_json(bucket_url, "schedules", "history")) == 1
+
+
 def test_a_store_without_jobs_has_none(tmp_path: Path) -> None:
     """Reading creates no file."""
     missing = run(f"sqlite:///{tmp_path / 'none.db'}", "schedules", "list")
