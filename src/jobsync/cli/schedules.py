@@ -117,7 +117,7 @@ def next_(name: str, count: int, url: str | None, namespace: str | None, *, as_j
         show_rows(("at", "in_its_zone"), rows, as_json=as_json)
     else:
         click.echo(f"{status.name}: {job.in_words} ({job.schedule}), {job.timezone}")
-        here = [{**row, "in_yours": row["at"]} for row in rows]
+        here = [{**row, "in_yours": float(at)} for row, at in zip(rows, instants, strict=True)]
         show_rows(("in_its_zone", Column("in_yours", _format_instant)), here, as_json=False)
     if not job.enabled:
         what = ", ".join(status.marks)
@@ -381,7 +381,7 @@ def _summarise(status: ScheduledJobStatus) -> dict[str, object]:
         "namespace": status.namespace,
         "job": status.name,
         "fires": job.pop("in_words"),
-        "next_fire": status.next_fire,
+        "next_fire": None if status.next_fire is None else float(status.next_fire),
         "last": status.job.last_status,
         "last_duration": status.last_duration,
         "marks": list(status.marks),
@@ -399,7 +399,8 @@ def _describe_entry(namespace: str, entry: HistoryEntry) -> dict[str, object]:
 
     gap = read_gap(entry)
     if gap is not None:
-        detail = describe_gap(gap)
+        # Of a single instant, its time is in a column of its own.
+        detail = gap.reason if gap.first == gap.last else describe_gap(gap)
     elif entry.error:
         detail = entry.error.partition("\n")[0]
     else:
@@ -432,7 +433,9 @@ def _format_instant(value: object) -> str:
 
 
 def _format_seconds(value: object) -> str:
-    return f"{value:.3g} s" if isinstance(value, int | float) else "-"
+    if not isinstance(value, int | float):
+        return "-"
+    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
 
 
 def _read_since(text: str) -> float:
