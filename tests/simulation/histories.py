@@ -74,6 +74,7 @@ TESTS_IN_FILES = {
     "successions": "test_successions.py",
 }
 _NEW_STORY_SEEDS = ("0", "1")
+HOW_TO_RECORD = "if the behaviour changes on purpose, run `make histories WRITE=1`:"
 
 _VOCABULARY = {"call", "outcome"}
 """Details whose values are words of the simulation."""
@@ -143,6 +144,27 @@ def hash_case(name: str, case: str) -> str:
     """Run a case; return its hash, or nothing if it runs no world."""
     with recorded_worlds() as digests:
         list_runs()[name](case)
+    return _combine(digests)
+
+
+@contextmanager
+def compared_with_recorded(name: str, seeds: Iterable[int]) -> Iterator[None]:
+    """Check that a story, which runs once with each seed meanwhile, has its recorded histories.
+
+    Raises:
+        AssertionError: a history differs; seeds that are not recorded do not count.
+    """
+    recorded = load_recorded().get(name, {})
+    with recorded_worlds() as digests:
+        yield
+    ran = zip(map(str, seeds), digests, strict=True)
+    found = {case: _combine([digest]) for case, digest in ran if case in recorded}
+    expected = {case: recorded[case] for case in found}
+    lines = "\n".join(describe_differences({name: expected}, {name: found}))
+    assert not lines, f"{HOW_TO_RECORD}\n{lines}"
+
+
+def _combine(digests: list[bytes]) -> str:
     if not digests:
         return ""
     size = hashlib.sha256().digest_size

@@ -1,4 +1,4 @@
-"""A slice of the recorded histories: one case of each story that is quick.
+"""A slice of the recorded histories: one case of each story that is quick and not run elsewhere.
 
 A refactoring must leave them equal. If the behaviour changes on purpose, record all of them anew
 in the same commit; see `histories`. `make histories` compares all of them.
@@ -7,8 +7,17 @@ in the same commit; see `histories`. `make histories` compares all of them.
 import logging
 from collections.abc import Iterator
 
+import job_stories
 import pytest
-from histories import describe_differences, hash_case, hash_history, list_runs, load_recorded
+import queue_stories
+from histories import (
+    HOW_TO_RECORD,
+    describe_differences,
+    hash_case,
+    hash_history,
+    list_runs,
+    load_recorded,
+)
 
 from jobsync.testing import Occurrence
 
@@ -17,7 +26,6 @@ SLOW = {
     "elections.test_a_clean_release_hands_over_within_a_heartbeat",
     "elections.test_without_faults_the_leader_changes_once_at_most",
     "idle.test_what_an_idle_node_asks_for_does_not_grow_with_the_fleet",
-    "jobs.slow_join",
     "nasty.test_a_store_that_refuses_gets_few_requests",
     "nasty.test_a_work_can_be_stopped_at_any_moment",
     "nasty.test_all_die_and_others_start_a_week_later",
@@ -28,11 +36,16 @@ SLOW = {
     "scenarios.a_slow_clock_cut_off",
     "scenarios.short_outages",
     "scenarios.slow_checks",
-    "queue.late",
     "queue.stormy_with_suspends",
     "sessions.test_a_calm_hour_kills_nobody",
 }
 """Runs that take too long to be repeated here."""
+
+ELSEWHERE = {
+    *(f"queue.{story.__name__}" for story in queue_stories.STORIES),
+    *(f"jobs.{story.__name__}" for story in job_stories.STORIES),
+}
+"""Stories that `test_queue` and `test_jobs` compare while they run them."""
 
 KINDS = sorted({name.partition(".")[0] for name in load_recorded()})
 
@@ -50,12 +63,12 @@ def test_histories_are_as_recorded(kind: str) -> None:
     """The first case of each story and test has its recorded history."""
     recorded, found = {}, {}
     for name, cases in load_recorded().items():
-        if name.startswith(f"{kind}.") and name not in SLOW and name in list_runs():
+        if name.startswith(f"{kind}.") and name not in SLOW | ELSEWHERE and name in list_runs():
             case = next(iter(cases))
             recorded[name] = {case: cases[case]}
             found[name] = {case: hash_case(name, case)}
     lines = "\n".join(describe_differences(recorded, found))
-    assert not lines, f"if the behaviour changes on purpose, run `make histories WRITE=1`:\n{lines}"
+    assert not lines, f"{HOW_TO_RECORD}\n{lines}"
 
 
 def test_every_story_is_recorded() -> None:

@@ -7,6 +7,7 @@ import asyncio
 import logging
 
 import pytest
+from histories import compared_with_recorded
 from job_fleet import TIMEOUT, TOKENS, JobFleet, SimulatedProcess
 from job_stories import STORIES, Story, begins, stormy, stormy_with_suspends
 from waiting import until
@@ -18,8 +19,9 @@ SEEDS = range(3)
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_stories(story: Story) -> None:
-    """Each ends well, whatever the seed."""
-    check_story(story, SEEDS)
+    """Each ends well, whatever the seed, and has its recorded histories."""
+    with compared_with_recorded(f"jobs.{story.__name__}", SEEDS):
+        check_story(story, SEEDS)
 
 
 STORMS = (

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from histories import compared_with_recorded
 from queue_stories import STORIES, Story, begins, slow, stormy, stormy_with_suspends
 
 from jobsync.testing import check_repeats, check_story, run_story
@@ -25,8 +26,9 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_stories(story: Story) -> None:
-    """Each story ends well with every seed."""
-    check_story(story, SEEDS)
+    """Each story ends well with every seed, and has its recorded histories."""
+    with compared_with_recorded(f"queue.{story.__name__}", SEEDS):
+        check_story(story, SEEDS)
 
 
 STORMS = (
