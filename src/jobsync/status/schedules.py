@@ -192,7 +192,7 @@ class SchedulesStatus:
         # One that was removed is meant only if no other is.
         found = {space: state for space, state in found.items() if not state.is_removed} or found
         if not found:
-            known = sorted({each.name for each in await self.jobs(namespace)})
+            known = await self._list_names(namespace)
             raise NotFound("job", name, known[:_MAX_KNOWN], closest_name(name, known))
         if len(found) > 1:
             problem = f"must be chosen: {' and '.join(found)} have a job {name!r}"
@@ -202,6 +202,13 @@ class SchedulesStatus:
         if not status.is_due:
             return status
         return msgspec.structs.replace(status, busy=await self._count_busy(space, status))
+
+    async def _list_names(self, namespace: str | None) -> list[str]:
+        """Return the names of jobs that are not removed, without what else is known of them."""
+        found = [await self.open(space).read_all() for space in self.choose(namespace)]
+        return sorted(
+            {name for jobs in found for name, job in jobs.items() if not job.state.is_removed}
+        )
 
     def _build_scheduler(self, namespace: str) -> SchedulerStatus:
         role = self._roles.get(namespace)

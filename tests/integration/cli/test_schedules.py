@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import servers
@@ -16,7 +16,8 @@ from waiting import TIMEOUT, until
 from work_processes import ScheduleProcess
 
 from jobsync import Components
-from jobsync.core.firing import JobDefinition, JobState
+from jobsync.cli.schedules import STATUSES
+from jobsync.core.firing import JobDefinition, JobState, RunStatus
 from jobsync.scheduler.job_store import JobStore
 from jobsync.stores.opening import open_store
 
@@ -338,6 +339,11 @@ async def test_objects_keep_schedules_too(bucket_url: str, tmp_path: Path) -> No
         rows = read_json(bucket_url, "schedules", "list")
         assert [row["marks"] for row in rows] == [["paused"], ["disabled"]]
         assert len(read_json(bucket_url, "schedules", "history")) == 1
+
+
+def test_every_status_can_be_chosen() -> None:
+    """The command line has a copy of the list."""
+    assert get_args(RunStatus) == STATUSES
 
 
 def test_a_store_without_jobs_has_none(tmp_path: Path) -> None:
