@@ -274,7 +274,7 @@ def advance(
     """
     state, starts, lost = _resume_orphans(state, owner, is_orphan, room)
     if state.is_active:
-        state = _decide_due(name, state, now, late_reason)
+        state = _decide_due(name, state, now, late_reason, has_resumed=bool(starts))
     room -= len(starts)
     while room > 0 and (run := _choose_next(state, owner, new_id, now)) is not None:
         state = _record_start(state, run)
@@ -314,10 +314,14 @@ def _resume_orphans(
     return state, resumed, lost
 
 
-def _decide_due(name: str, state: JobState, now: float, late_reason: str) -> JobState:
+def _decide_due(
+    name: str, state: JobState, now: float, late_reason: str, *, has_resumed: bool
+) -> JobState:
     """Decide all instants that are due: they wait for their run, or become a gap.
 
-    Those that wait are started right after, as far as nothing runs that they must wait for.
+    Those that wait are started right after, as far as nothing runs that they must wait for. Behind
+    a run that was going on when they were due, all wait. If that run's process had died, they are
+    late like any others.
     """
     definition, schedule = state.effective, find_schedule(state)
     if state.running and definition.overlap == "skip":
@@ -326,7 +330,7 @@ def _decide_due(name: str, state: JobState, now: float, late_reason: str) -> Job
     newest = _find_newest_due(name, state, now)
     if newest is None:
         return state
-    if state.running and definition.overlap == "queue":
+    if state.running and definition.overlap == "queue" and not has_resumed:
         return _queue_behind(state, schedule, newest)
     if definition.misfire == "all":
         kept = schedule.newest_between(state.last, newest, definition.max_catch_up)
@@ -570,7 +574,9 @@ def remove(state: JobState) -> JobState | None:
 
 
 def add_request(state: JobState, request: RunRequest) -> JobState:
-    """Ask for a run, by whichever process fires this job."""
+    """Ask for a run, by whichever process fires this job. Asking twice is the same."""
+    if state.find_run(request.id) or request in state.requests:
+        return state
     return msgspec.structs.replace(state, requests=(*state.requests, request))
 
 

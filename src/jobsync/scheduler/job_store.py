@@ -23,8 +23,8 @@ from jobsync.core.codec import Json
 from jobsync.core.firing import ActiveRun, Gap, JobDefinition, JobState, RunStatus
 from jobsync.core.keys import escape
 from jobsync.database.keyspace import Disposition, Keyspace
-from jobsync.errors import Corrupt, JobsyncError, OutcomeUnknown
-from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store
+from jobsync.errors import Corrupt, JobsyncError, NewerFormat, OutcomeUnknown
+from jobsync.stores.contract import Applied, Conflicted, Outcome, Put, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
 __all__ = [
@@ -190,12 +190,17 @@ class JobStore:
         return found
 
     async def create_many(self, states: Mapping[str, JobState]) -> None:
-        """Write states of jobs that have none; those that have one by now are left."""
+        """Write states of jobs that have none; those that have one by now are left.
+
+        Raises:
+            OutcomeUnknown: one may have been written, may still be, or never.
+        """
         names = sorted(states)
         for start in range(0, len(names), _PAGE):
             page = names[start : start + _PAGE]
             puts = [Put(self._jobs.key(name), msgspec.to_builtins(states[name])) for name in page]
-            await self.store.write(puts)
+            for put, outcome in zip(puts, await self.store.write(puts), strict=True):
+                _check_known(put.key, outcome)
 
     async def replace(self, name: str, base: Record, state: JobState) -> StoredJob | None:
         """Write a state in place of the one that was read; None if that one is replaced.
@@ -242,6 +247,12 @@ class JobStore:
         """Report a job that cannot be read, once."""
         self._corruption_log.report(Corrupt(self._jobs.key(name), str(error)))
 
+    def report_note(self, error: Corrupt | NewerFormat) -> None:
+        """Report a record that is not a job's and cannot be read, once."""
+        self._corruption_log.report(
+            error if isinstance(error, Corrupt) else Corrupt(self.prefix, str(error))
+        )
+
     async def read_edits(self) -> Edits:
         """Read which jobs differ from their code."""
         record = await self._notes.get("edits")
@@ -275,12 +286,20 @@ class JobStore:
         return frozenset() if record is None else frozenset(record.value["names"])
 
     async def write_code(self, digest: str, names: Iterable[str]) -> None:
-        """Write which jobs a version of the code has, once."""
+        """Write which jobs a version of the code has, once.
+
+        Raises:
+            OutcomeUnknown: it may have been written, may still be, or never.
+        """
         key = f"{self.prefix}code/{digest}"
         if await self.store.get(key) is None:
             # Those that were written meanwhile say the same.
-            code = Put(key, {"names": sorted(names)})
-            await self.store.write([code, Put(self.prefix.removesuffix("/"), {})])
+            puts = [
+                Put(key, {"names": sorted(names)}),
+                Put(self.prefix.removesuffix("/"), {}),
+            ]
+            for put, outcome in zip(puts, await self.store.write(puts), strict=True):
+                _check_known(put.key, outcome)
 
     async def read_defined(self) -> str:
         """Read the digest of the code whose definitions are stored; empty if there is none."""
@@ -419,6 +438,16 @@ class JobStore:
     @cached_property
     def _corruption_log(self) -> CorruptionLog:
         return CorruptionLog(self.store.name, self._components.events)
+
+
+def _check_known(key: str, outcome: Outcome) -> None:
+    """Check that a record is there, whoever has created it.
+
+    Raises:
+        OutcomeUnknown: it may have been written, may still be, or never.
+    """
+    if not isinstance(outcome, Applied | Conflicted):
+        raise OutcomeUnknown(key, outcome.reason)
 
 
 def _invert(instant: int) -> str:

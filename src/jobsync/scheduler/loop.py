@@ -10,6 +10,7 @@ were due since, that still ran, or that an operator has changed.
 
 import asyncio
 import heapq
+import itertools
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -96,12 +97,14 @@ class FiringLoop:
         self._assignment: _Assignment | None = None
         self._since = 0.0
         """When this process got its jobs on duty, by the fleet's clock."""
-        self._heap: list[tuple[float, str]] = []
+        self._heap: list[tuple[float, int, str]] = []
+        self._numbers = itertools.count()
+        """Of the entries: of jobs that are due at once, the first one asked for is first."""
         self._planned: dict[str, float] = {}
         """When each job is to be looked at; other entries of the heap are outdated."""
         self._advancing: dict[str, asyncio.Task[None]] = {}
-        self._waiting: set[str] = set()
-        """Jobs that are due and wait for a run to end."""
+        self._waiting: dict[str, None] = {}
+        """Jobs that are due and wait for a run to end, the longest first."""
         self._delayed: set[str] = set()
         """Jobs that have waited for a run to end, and are not decided since."""
         self._undecided: set[str] = set()
@@ -163,17 +166,13 @@ class FiringLoop:
 
     async def run(self) -> None:
         """Fire jobs until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                # Beside it: a slow reply to a heartbeat's requests delays no firing.
-                group.create_task(self._beat_forever())
-                while True:
-                    await self._begin_assigned_duty()
-                    self._start_due()
-                    await self._wakeup.wait(self._find_wakeup())
-        finally:
-            for task in self._advancing.values():
-                task.cancel()
+        async with asyncio.TaskGroup() as group:
+            # Beside it: a slow reply to a heartbeat's requests delays no firing.
+            group.create_task(self._beat_forever())
+            while True:
+                await self._begin_assigned_duty()
+                self._start_due(group)
+                await self._wakeup.wait(self._find_wakeup())
 
     async def finish_starts(self) -> None:
         """Wait until nothing is being started."""
@@ -188,6 +187,10 @@ class FiringLoop:
             await self._begin_duty(*assignment)
         except (Unavailable, OutcomeUnknown):
             await self._components.clock.sleep(_RETRY)
+            self._wakeup.set()
+        except (Corrupt, NewerFormat) as error:
+            self._jobs.report_note(error)
+            await self._components.clock.sleep(self._membership.timing.heartbeat)
             self._wakeup.set()
         except Fenced:
             # Another process leads by now; this one is about to be told.
@@ -242,7 +245,7 @@ class FiringLoop:
         Returns:
             The progress with the present fleet, which is noted at once: a successor asks no more.
         """
-        wanted = [name for name in names if self._known[name].options.definition.run_on_start]
+        wanted = sorted(name for name in names if self._known[name].options.definition.run_on_start)
         fleet = await self._find_fleet() if wanted else set[str]()
         if not wanted or fleet & {*before.fleet}:
             return before
@@ -272,9 +275,10 @@ class FiringLoop:
         if stored is None:
             state = msgspec.structs.replace(self._assume(name), last=int(self._since))
             return next_due(name, state) if is_settled else 0.0
-        if stored.state.running or stored.state.queued or stored.state.requests:
+        state = stored.state
+        if state.running or state.queued or state.requests or state.gaps:
             return 0.0
-        return next_due(name, stored.state)
+        return next_due(name, state)
 
     def _plan(self, name: str, when: float | None) -> None:
         """Look at a job at a time of the fleet's clock; never, if None."""
@@ -282,23 +286,21 @@ class FiringLoop:
             self._planned.pop(name, None)
             return
         self._planned[name] = when
-        heapq.heappush(self._heap, (when, name))
-        if self._heap[0][1] == name:
+        heapq.heappush(self._heap, (when, next(self._numbers), name))
+        if self._heap[0][-1] == name:
             self._wakeup.set()
 
     def _find_wakeup(self) -> Mono:
         """Return when to look again."""
         now = self._components.clock.mono()
-        if not self._duty:
-            return now + _LONGEST_WAIT
         wakeup = now + _LONGEST_WAIT
-        while self._heap and self._planned.get(self._heap[0][1]) != self._heap[0][0]:
+        while self._heap and self._planned.get(self._heap[0][-1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if self._heap and not self._clock.veto:
             wakeup = min(wakeup, now + max(0.0, self._heap[0][0] - self._clock.now()))
         return wakeup
 
-    def _start_due(self) -> None:
+    def _start_due(self, group: asyncio.TaskGroup) -> None:
         """Look at each job whose time has come, in a task of its own."""
         if self._clock.veto:
             if not self._veto:
@@ -307,7 +309,7 @@ class FiringLoop:
             return
         now = self._clock.now()
         while self._heap and self._heap[0][0] <= now:
-            when, name = heapq.heappop(self._heap)
+            when, _, name = heapq.heappop(self._heap)
             if self._planned.get(name) != when:
                 continue
             del self._planned[name]
@@ -315,28 +317,26 @@ class FiringLoop:
                 # It plans its next look itself, when it is done.
                 continue
             if self._runs.room <= len(self._advancing):
-                self._waiting.add(name)
+                self._waiting[name] = None
                 self._delayed.add(name)
                 continue
-            task = asyncio.get_running_loop().create_task(self._advance(name))
+            task = group.create_task(self._advance(name))
             self._advancing[name] = task
             task.add_done_callback(partial(self._on_advanced, name))
 
-    def _on_advanced(self, name: str, task: asyncio.Task[None]) -> None:
+    def _on_advanced(self, name: str, _: asyncio.Task[None]) -> None:
         self._advancing.pop(name, None)
-        if not task.cancelled():
-            task.result()
         self._look_at_waiting()
 
     def on_run_end(self, name: str) -> None:
-        """Look at a job whose run has ended, and at those that waited for room."""
-        self.look_at(name)
+        """Look at those jobs that waited for room, and then at one whose run has ended."""
         self._look_at_waiting()
+        self.look_at(name)
 
     def _look_at_waiting(self) -> None:
         """Look at the jobs that wait for room: there may be some now."""
-        for name in list(self._waiting):
-            self._waiting.discard(name)
+        waiting, self._waiting = self._waiting, {}
+        for name in waiting:
             self.look_at(name)
 
     async def _advance(self, name: str) -> None:
@@ -417,7 +417,8 @@ class FiringLoop:
         """Return when a job that was decided is to be looked at again; None for never."""
         stored = self._cache.known.get(name)
         if stored is None or name in self._planned:
-            return self._planned.get(name)
+            # Without a state: another task has found it outdated.
+            return self._planned.get(name, 0.0)
         state, now = stored.state, self._clock.now()
         is_elsewhere = any(run.owner != self._membership.incarnation for run in state.running)
         if state.running and state.effective.overlap == "skip":
@@ -452,7 +453,7 @@ class FiringLoop:
         owners = {run.owner for run in state.running} - {self._membership.incarnation, ""}
         unsure = [
             owner
-            for owner in owners
+            for owner in sorted(owners)
             if owner not in self._membership.living and not self._membership.is_dead(owner)
         ]
         if not unsure:
@@ -518,6 +519,9 @@ class FiringLoop:
             await self._write_progress()
         except (Unavailable, OutcomeUnknown):
             return
+        except (Corrupt, NewerFormat) as error:
+            # Jobs are fired without what operators note, until that is repaired.
+            self._jobs.report_note(error)
         except Fenced:
             # Another process leads by now; this one is about to be told.
             self._term = None
@@ -531,8 +535,8 @@ class FiringLoop:
         if names is None:
             self.assign(self._duty, self._term, self._code)
             return
-        self._edits = edits
         self._cache.keep(await self._jobs.read_many(names))
+        self._edits = edits
         for name in names:
             self.look_at(name)
 
@@ -545,7 +549,7 @@ class FiringLoop:
         if not self._is_dirty and fleet == {*self._progress.fleet}:
             return
         now = self._clock.now()
-        open_names = {*self._advancing, *self._waiting, *self._undecided}
+        open_names = {*self._advancing, *self._waiting, *self._undecided, *self._runs.names}
         for name, stored in self._cache.known.items():
             state = stored.state
             if state.running or state.queued or state.requests or state.gaps:

@@ -27,7 +27,16 @@ from jobsync.core.firing import (
     start_manually,
 )
 from jobsync.database.coordinator_plugin import CoordinatorPlugin
-from jobsync.errors import Conflict, Invalid, NotFound, Unavailable, closest_name
+from jobsync.errors import (
+    Conflict,
+    Corrupt,
+    Invalid,
+    NewerFormat,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+    closest_name,
+)
 from jobsync.scheduler import events
 from jobsync.scheduler.action_call import ActionThreads
 from jobsync.scheduler.context import JobContext
@@ -117,6 +126,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         """The options of jobs, until there is a database."""
         self._known: dict[str, KnownJob] = {}
         self._parts: _SchedulerParts | None = None
+        self._chores: asyncio.Queue[str | BaseException] = asyncio.Queue()
+        """Names of jobs whose history is to be pruned, and errors to fail with."""
         self._code = ""
         self._is_code_stale = True
         self._codes: dict[str, frozenset[str]] = {}
@@ -308,6 +319,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         await self._register(list(self._jobs))
         self.run_in_background(loop.run, "fires")
         self.run_in_background(self._follow, "follows the coordinator")
+        self.run_in_background(self._do_chores, "does chores")
         if not store.is_billed:
             self.run_in_background(self._follow_edits, "follows edits")
 
@@ -456,10 +468,15 @@ class SchedulerPlugin(CoordinatorPlugin):
         """Let other processes know which jobs this one has."""
         if not self._is_code_stale:
             return
-        self._is_code_stale = False
         definitions = {name: job.options.definition for name, job in self._known.items()}
         self._code = digest_code(definitions)
-        await self._get_parts().jobs.write_code(self._code, definitions)
+        self._is_code_stale = False
+        try:
+            await self._get_parts().jobs.write_code(self._code, definitions)
+        except BaseException:
+            # So that it is written the next time.
+            self._is_code_stale = True
+            raise
         self._get_membership().publish(**{self._fact: self._code})
 
     @property
@@ -483,11 +500,16 @@ class SchedulerPlugin(CoordinatorPlugin):
             await membership.change(membership.timing.heartbeat)
             runs.cancel_lost()
             loop.look_at_orphans()
-            await self._publish_code()
-            if not self.is_coordinator:
-                lacking = await self._find_lacking()
-                if lacking != loop.duty:
-                    loop.assign(lacking, None, self._code)
+            try:
+                await self._publish_code()
+                lacking = frozenset() if self.is_coordinator else await self._find_lacking()
+            except (OutcomeUnknown, Unavailable):
+                continue
+            except (Corrupt, NewerFormat) as error:
+                self._get_parts().jobs.report_note(error)
+                continue
+            if not self.is_coordinator and lacking != loop.duty:
+                loop.assign(lacking, None, self._code)
 
     async def _find_lacking(self) -> frozenset[str]:
         """Return the jobs that the coordinator's code lacks and that this process fires."""
@@ -567,7 +589,19 @@ class SchedulerPlugin(CoordinatorPlugin):
         self._get_parts().loop.on_run_end(name)
         stored = self._get_parts().cache.known.get(name)
         if stored is not None and stored.state.statistics.runs % _PRUNE_EVERY == 0:
-            self.run_in_background(lambda: self._prune(name), f"prunes {name}")
+            self._chores.put_nowait(name)
+
+    async def _do_chores(self) -> None:
+        """Remove old history of the jobs that have run; raise what a run could not handle."""
+        while True:
+            chore = await self._chores.get()
+            if isinstance(chore, BaseException):
+                raise chore
+            try:
+                await self._prune(chore)
+            except (OutcomeUnknown, Unavailable):
+                # Its next runs remove it.
+                continue
 
     async def _prune(self, name: str) -> None:
         await self._get_parts().jobs.prune(
@@ -592,12 +626,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         self._get_parts().loop.look_at(name)
 
     def _fail(self, error: BaseException) -> None:
-        """Let the database fail with an error of this library."""
-
-        async def fail() -> None:
-            raise error
-
-        self.database.run_in_background(fail, f"{self.name} fails")
+        """Let the database fail with an error of this library, or of the store."""
+        self._chores.put_nowait(error)
 
     def _get_parts(self) -> _SchedulerParts:
         """Return what it consists of while it runs.

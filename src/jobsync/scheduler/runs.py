@@ -122,6 +122,11 @@ class Runs:
         manual = sum(active.run.is_manual for active in self._active.values())
         return self._limit - (len(self._active) - manual)
 
+    @property
+    def names(self) -> list[str]:
+        """The jobs that run here."""
+        return [active.name for active in self._active.values()]
+
     def list_running(self) -> list[str]:
         """Return descriptions of the runs."""
         return [f"job {active.name}" for active in self._active.values()]
