@@ -483,6 +483,11 @@ class FiringLoop:
                 if run.owner and self._membership.is_dead(run.owner):
                     self.look_at(name)
 
+    async def has_orphans(self, state: JobState) -> bool:
+        """Whether a job's state has a run whose process has died."""
+        gone = await self._find_gone(state)
+        return any(self._is_orphan(run, gone) for run in state.running)
+
     def _explain_lateness(self, name: str, state: JobState) -> str:
         """Return why instants after the last decided one were not fired in time."""
         if state.last < self._since:

@@ -227,8 +227,9 @@ class SchedulerPlugin(CoordinatorPlugin):
     async def run_job(self, name: str, context: Mapping[str, Any] | None = None) -> Any:
         """Run a job now, in this process; return its action's result.
 
-        With `overlap="queue"` it waits until a run of the job has ended. The limit of
-        `max_concurrent_jobs` does not hold for it.
+        With `overlap="queue"` it waits until a run of the job has ended. In any case it waits until a
+        run whose process has died is given up. The limit of `max_concurrent_jobs` does not hold for
+        it.
 
         Args:
             name: the job's.
@@ -561,16 +562,20 @@ class SchedulerPlugin(CoordinatorPlugin):
                 raise NotFound("job", name, list(self._known))
             changed = start_manually(state, run)
             is_started = changed is not None
-            if changed is None and state.effective.overlap == "skip":
-                raise Conflict(name, 'it is running, and its overlap is "skip"')
             return changed
 
-        cache = self._get_parts().cache
+        cache, loop = self._get_parts().cache, self._get_parts().loop
         # What is remembered may be old where another process fires the job.
         if await cache.read(name) is None:
             raise NotFound("job", name, list(self._known))
         stored = await cache.update(name, decide)
-        return stored if is_started else None
+        if stored is None or is_started:
+            return stored
+        if stored.state.effective.overlap == "skip" and not await loop.has_orphans(stored.state):
+            raise Conflict(name, 'it is running, and its overlap is "skip"')
+        # A dead process's run is given up or resumed by the process that fires the job.
+        loop.look_at(name)
+        return None
 
     def _build_context(
         self, job: KnownJob, state: JobState, run: ActiveRun, data: Mapping[str, Any]

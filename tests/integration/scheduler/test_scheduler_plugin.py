@@ -5,12 +5,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from scheduler_stage import EVERY_SECOND, NEVER, QUICK, Stage, run_scheduler
 from servers import Locate
 from waiting import until
 
 from jobsync import (
+    Components,
     Conflict,
     Database,
     Event,
@@ -19,6 +21,7 @@ from jobsync import (
     NotFound,
     SchedulerPlugin,
 )
+from jobsync.core.firing import ActiveRun, JobState
 from jobsync.scheduler.job_store import JobStore
 
 
@@ -169,6 +172,24 @@ async def test_an_instant_that_comes_while_a_leader_takes_over_is_fired(
         started = await stage.hears("job-started", job_name="rare")
         assert started["scheduled_time"] == due
         assert is_taking_over
+
+
+async def test_a_run_by_hand_waits_until_a_dead_processs_run_is_given_up(url: str) -> None:
+    """As when a job that runs another is resumed after its process died."""
+    jobs = {"measure": {"schedule": NEVER, "action": lambda: 144}}
+    async with run_scheduler(url, jobs) as stage:
+        orphan = ActiveRun(
+            id="of-the-dead", instant=1, owner="worker-gone", started_at=1.0, is_manual=True
+        )
+        jobs_of_all = JobStore(lambda: stage.database.store, "default", Components.system())
+
+        def begin(state: JobState | None) -> JobState:
+            assert state is not None
+            return msgspec.structs.replace(state, running=(orphan,))
+
+        await jobs_of_all.change("measure", begin)
+        assert await stage.scheduler.run_job("measure") == 144
+        assert (await stage.hears("job-lost"))["execution_id"] == "of-the-dead"
 
 
 async def test_a_job_that_another_process_removed_can_be_added_again(url: str) -> None:
