@@ -227,9 +227,9 @@ class SchedulerPlugin(CoordinatorPlugin):
     async def run_job(self, name: str, context: Mapping[str, Any] | None = None) -> Any:
         """Run a job now, in this process; return its action's result.
 
-        With `overlap="queue"` it waits until a run of the job has ended. In any case it waits until a
-        run whose process has died is given up. The limit of `max_concurrent_jobs` does not hold for
-        it.
+        With `overlap="queue"` it waits until a run of the job has ended. It always waits until
+        a run whose process has died is given up. The limit of `max_concurrent_jobs` does not
+        hold for it.
 
         Args:
             name: the job's.
