@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
@@ -91,7 +92,11 @@ def start_run(url: str, name: str) -> subprocess.Popen[str]:
     """Start a command that runs a job, and wait until the run has begun."""
     environ = os.environ | {"JOBSYNC_URL": url}
     command = subprocess.Popen(
-        [*JOBSYNC, "schedules", "run", name], env=environ, stderr=subprocess.PIPE, text=True
+        [*JOBSYNC, "schedules", "run", name],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert command.stderr is not None
     while "running on" not in (line := command.stderr.readline()):
@@ -257,8 +262,8 @@ def test_the_general_commands_know_jobs(url: str) -> None:
 
 def test_the_history_is_filtered_and_paged(url: str) -> None:
     """By job, status and time, newest first; a cursor leads to the next page."""
-    for _ in range(3):
-        run(url, "schedules", "run", "daily")
+    for name in ("fail", "daily", "daily", "daily"):
+        run(url, "schedules", "run", name)
     whole = read_json(url, "schedules", "history", "daily")
     assert len(whole) >= 3
     times = [entry["scheduled_time"] for entry in whole]
@@ -324,6 +329,35 @@ async def test_a_fleet_without_processes_is_reported(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "no live process runs the scheduler default" in done.stderr
     assert len(read_json(url, "schedules", "history", "daily")) == 1
+
+
+async def test_a_run_whose_process_dies_is_lost(tmp_path: Path) -> None:
+    """The rest of the fleet says so; nobody runs it again."""
+    url = f"sqlite:///{tmp_path / 'fleet.db'}"
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                ScheduleProcess(url, tmp_path / f"{name}.log", {"hold": JOBS["hold"]})
+            )
+            for name in ("first", "second")
+        ]
+        await until(lambda: all(worker.is_at_work for worker in workers), "they work")
+        with start_run(url, "hold") as command:
+            (run_now,) = read_json(url, "schedules", "list")[0]["running"]
+            members = read_json(url, "cluster")["members"]
+            (pid,) = [
+                member["pid"]
+                for member in members
+                if run_now["owner"].startswith(member["worker_id"])
+            ]
+            (owner,) = [worker for worker in workers if worker.process.pid == pid]
+            owner.kill()
+            printed, _ = command.communicate(timeout=TIMEOUT)
+        assert command.returncode == 1
+        assert read_tsv(printed)[0]["status"] == "lost"
+        (entry,) = read_json(url, "schedules", "history", "hold")
+        assert entry["status"] == "lost"
+        assert read_job(url, "hold")["marks"] == []
 
 
 async def test_objects_keep_schedules_too(bucket_url: str, tmp_path: Path) -> None:
