@@ -47,6 +47,7 @@ __all__ = [
     "find_schedule",
     "finish",
     "next_due",
+    "parse_schedule",
     "pause",
     "remove",
     "resume",
@@ -212,14 +213,19 @@ class Advance(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=20_000)
-def _parse(text: str, timezone: str) -> Schedule:
+def parse_schedule(text: str, timezone: str) -> Schedule:
+    """Return a schedule; many jobs have the same one.
+
+    Raises:
+        Invalid: it is wrong, or the zone is unknown.
+    """
     return Schedule.parse(text, timezone)
 
 
 def find_schedule(state: JobState) -> Schedule:
     """Return the schedule that holds for a job."""
     definition = state.effective
-    return _parse(definition.schedule, definition.timezone)
+    return parse_schedule(definition.schedule, definition.timezone)
 
 
 def due_time(name: str, definition: JobDefinition, schedule: Schedule, instant: int) -> float:

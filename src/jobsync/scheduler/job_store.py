@@ -189,18 +189,22 @@ class JobStore:
                 found[self._jobs.name(record.key)] = stored
         return found
 
-    async def create_many(self, states: Mapping[str, JobState]) -> None:
-        """Write states of jobs that have none; those that have one by now are left.
+    async def create_many(self, states: Mapping[str, JobState]) -> set[str]:
+        """Write states of jobs that have none; return the names of those that had none.
 
         Raises:
             OutcomeUnknown: one may have been written, may still be, or never.
         """
-        names = sorted(states)
+        names, created = sorted(states), set[str]()
         for start in range(0, len(names), _PAGE):
             page = names[start : start + _PAGE]
             puts = [Put(self._jobs.key(name), msgspec.to_builtins(states[name])) for name in page]
-            for put, outcome in zip(puts, await self.store.write(puts), strict=True):
+            outcomes = await self.store.write(puts)
+            for name, put, outcome in zip(page, puts, outcomes, strict=True):
                 _check_known(put.key, outcome)
+                if isinstance(outcome, Applied):
+                    created.add(name)
+        return created
 
     async def replace(self, name: str, base: Record, state: JobState) -> StoredJob | None:
         """Write a state in place of the one that was read; None if that one is replaced.

@@ -110,6 +110,8 @@ class FiringLoop:
         self._undecided: set[str] = set()
         """Jobs that were looked at without an answer from the store."""
         self._edits = Edits()
+        self._starts: set[str] = set()
+        """The jobs that run when the fleet starts."""
         self._progress = Progress()
         self._code = ""
         self._is_dirty = False
@@ -152,6 +154,8 @@ class FiringLoop:
             self._assignment = self._assignment._replace(names=self._assignment.names | {name})
         elif self._term is not None:
             self._duty |= {name}
+            if self._runs_on_start(name):
+                self._starts.add(name)
             self._plan(name, 0.0)
 
     def drop(self, name: str | None = None) -> None:
@@ -202,11 +206,14 @@ class FiringLoop:
         self._since = self._clock.now()
         self._cache.known.clear()
         self._edits = await self._jobs.read_edits()
+        self._starts = {name for name in names if self._runs_on_start(name)}
         unsettled = set(names)
         if term is not None and term.epoch:
             unsettled = await self._find_unsettled(names, term, code)
         elif term is not None:
-            await self._request_starts(names, term, Progress())
+            # Without an election nobody notes the fleet: the oldest process asks.
+            older = {w for w in await self._find_fleet() if w < self._membership.worker_id}
+            await self._request_starts(names, term, Progress(fleet=tuple(older)))
         self._cache.keep(await self._jobs.read_many(sorted(unsettled | {*self._edits.special})))
         if self._assignment != (names, term, code):
             return
@@ -245,7 +252,7 @@ class FiringLoop:
         Returns:
             The progress with the present fleet, which is noted at once: a successor asks no more.
         """
-        wanted = sorted(name for name in names if self._known[name].options.definition.run_on_start)
+        wanted = sorted(self._starts & {*names})
         fleet = await self._find_fleet() if wanted else set[str]()
         if not wanted or fleet & {*before.fleet}:
             return before
@@ -257,6 +264,9 @@ class FiringLoop:
         if term.epoch:
             await term.put(self._jobs.progress_key, msgspec.to_builtins(progress))
         return progress
+
+    def _runs_on_start(self, name: str) -> bool:
+        return self._known[name].options.definition.run_on_start
 
     def _assume(self, name: str) -> JobState:
         """Return a job's state, or what it is if nobody has changed it."""
@@ -550,7 +560,7 @@ class FiringLoop:
         term = self._term
         if term is None or not term.epoch:
             return
-        fleet = await self._find_fleet() if self._has_starts else set[str]()
+        fleet = await self._find_fleet() if self._starts & self._duty else set[str]()
         if not self._is_dirty and fleet == {*self._progress.fleet}:
             return
         now = self._clock.now()
@@ -572,10 +582,6 @@ class FiringLoop:
         )
         await term.put(self._jobs.progress_key, msgspec.to_builtins(progress))
         self._progress = progress
-
-    @property
-    def _has_starts(self) -> bool:
-        return any(self._known[name].options.definition.run_on_start for name in self._duty)
 
     async def _find_fleet(self) -> set[str]:
         """Return the workers that are alive. A worker keeps its id when its session is replaced."""

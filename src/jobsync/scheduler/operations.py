@@ -207,13 +207,7 @@ class JobOperations:
         """Ask the fleet to run a job now. See `find_requested`."""
         (run_id,) = self._components.ids.records(1)
         request = RunRequest(id=run_id, at=await self.now(), by=self._by)
-
-        def decide(state: JobState) -> JobState:
-            if state.find_run(run_id) or any(known.id == run_id for known in state.requests):
-                return state
-            return add_request(state, request)
-
-        await self._change(name, decide, is_special=True)
+        await self._change(name, lambda state: add_request(state, request), is_special=True)
         return request
 
     async def find_requested(self, name: str, request: RunRequest) -> HistoryEntry | None:

@@ -48,7 +48,7 @@ from jobsync.scheduler.loop import FiringLoop
 from jobsync.scheduler.operations import JobOperations, JobStatus
 from jobsync.scheduler.reporting import JobHooks, Reporter
 from jobsync.scheduler.runs import KnownJob, Runs, find_calling_runs
-from jobsync.scheduler.settings import SchedulerSettings, parse_job
+from jobsync.scheduler.settings import JobOptions, SchedulerSettings, parse_job
 from jobsync.settings import Sources, fields, resolve
 
 __all__ = ["SchedulerPlugin"]
@@ -122,8 +122,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         )
         self._reporter = Reporter(self.emit, self._hooks, self._fail)
         self._threads = ActionThreads()
-        self._jobs: dict[str, Mapping[str, Any]] = {}
-        """The options of jobs, until there is a database."""
+        self._jobs: dict[str, JobOptions] = {}
+        """The jobs of this process's code."""
         self._known: dict[str, KnownJob] = {}
         self._parts: _SchedulerParts | None = None
         self._chores: asyncio.Queue[str | BaseException] = asyncio.Queue()
@@ -135,8 +135,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         if jobs is not None and not isinstance(jobs, Mapping):
             raise Invalid("jobs", jobs, "must be a dict by name", 'write {"name": {...}}')
         for name, job in (jobs or {}).items():
-            self._check_job(name, job)
-            self._jobs[name] = job
+            self._jobs[name] = self._check_job(name, job)
 
     def job(self, schedule: str, *, name: str | None = None, **options: Any) -> Callable[[_A], _A]:
         """Run a function at times. A decorator: `@scheduler.job("0 3 * * *")`.
@@ -150,8 +149,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         def decorate(function: _A) -> _A:
             chosen = function.__name__ if name is None else name
             job = {"schedule": schedule, "action": function, **options}
-            self._check_job(chosen, job)
-            self._jobs[chosen] = job
+            self._jobs[chosen] = self._check_job(chosen, job)
             if self.is_running:
                 self._learn(chosen)
                 self.run_in_background(lambda: self._register([chosen]), f"adds {chosen}")
@@ -167,9 +165,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         Raises:
             Invalid: an option is wrong, or there is a job of this name.
         """
-        job = {**(options or {}), **more}
-        self._check_job(name, job)
-        self._jobs[name] = job
+        self._jobs[name] = self._check_job(name, {**(options or {}), **more})
         if not self.is_running:
             return
         self._learn(name)
@@ -385,8 +381,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         else:
             await super().stop()
 
-    def _check_job(self, name: object, options: object) -> None:
-        """Check a job before anything is stored.
+    def _check_job(self, name: object, options: object) -> JobOptions:
+        """Return a job that was checked before anything is stored.
 
         Raises:
             Invalid: an option is wrong, or there is a job of this name.
@@ -396,10 +392,11 @@ class SchedulerPlugin(CoordinatorPlugin):
             raise Invalid("name", name, "is the name of another job", fix)
         job = parse_job(name, options, self.settings)
         ActionExecutor(job.action, components=Components.system(), threads=self._threads)
+        return job
 
     def _learn(self, name: str) -> None:
         """Make one of this process's jobs ready to run."""
-        options = parse_job(name, self._jobs[name], self.settings)
+        options = self._jobs[name]
         executor = ActionExecutor(
             options.action, components=self.database.components, threads=self._threads
         )
@@ -408,38 +405,52 @@ class SchedulerPlugin(CoordinatorPlugin):
 
     async def _register(self, names: Sequence[str]) -> None:
         """Store the definitions of jobs, unless newer ones are stored."""
-        store, worker = self._get_parts().jobs, self._get_membership().worker_id
+        store, loop = self._get_parts().jobs, self._get_parts().loop
         has_all = len(names) == len(self._known)
         if has_all:
             await self._publish_code()
-            if await store.read_defined() == self._code:
-                return
-        now = self._get_parts().clock.now()
-        stored = await store.read_many(names)
+        if not has_all or await store.read_defined() != self._code:
+            is_current = await self._define(names)
+            if has_all and is_current:
+                await store.write_defined(self._code)
+        for name in names:
+            loop.add(name)
+
+    async def _define(self, names: Sequence[str]) -> bool:
+        """Store definitions; return whether they hold: none of the stored ones is newer."""
+        store, worker = self._get_parts().jobs, self._get_membership().worker_id
+        now, is_current = self._get_parts().clock.now(), True
         definitions = {name: self._known[name].options.definition for name in names}
-        new = {
+        stored = await store.read_many(names)
+        missing = {
             name: define(None, definition, worker, now)
             for name, definition in definitions.items()
             if name not in stored
         }
-        await store.create_many({name: state for name, state in new.items() if state is not None})
-        replaced = []
-        for name in names:
-            if name in new:
+        created = await store.create_many(
+            {name: state for name, state in missing.items() if state is not None}
+        )
+        replaced: dict[str, bool] = {}
+        for name, definition in definitions.items():
+            if name in created:
                 self.emit(events.JobAdded(job_name=name))
-            elif await self._redefine(name, definitions[name], worker, now):
-                replaced.append(name)
+            elif name in missing or _differs(stored[name].state, definition):
+                after, is_changed = await self._redefine(name, definition, worker, now)
+                is_current = is_current and after == definition
+                if is_changed:
+                    replaced[name] = False
         if replaced:
-            await store.note_edits(dict.fromkeys(replaced, False))
-        if has_all:
-            await store.write_defined(self._code)
-        for name in names:
-            self._get_parts().loop.add(name)
+            await store.note_edits(replaced)
+        return is_current
 
     async def _redefine(
         self, name: str, definition: JobDefinition, worker: str, now: float
-    ) -> bool:
-        """Replace a stored definition, if it differs and is not newer; return whether it was."""
+    ) -> tuple[JobDefinition | None, bool]:
+        """Replace a stored definition, unless it is newer.
+
+        Returns:
+            The definition that is stored now, and whether anything was changed.
+        """
         store, before = self._get_parts().jobs, list[JobState]()
 
         def decide(state: JobState | None) -> JobState | None:
@@ -448,12 +459,11 @@ class SchedulerPlugin(CoordinatorPlugin):
 
         stored = await store.change(name, decide)
         if stored is None or not before:
-            return False
-        is_ours = before[0].defined_by != worker == stored.state.defined_by
+            return definition if stored else None, stored is not None
         if before[0].definition != definition:
             by = stored.state.defined_by
             self._report_difference(name, before[0].definition, definition, by)
-        return is_ours
+        return stored.state.definition, stored.state != before[0]
 
     def _report_difference(
         self, name: str, one: JobDefinition, other: JobDefinition, by: str
@@ -652,3 +662,7 @@ def _check_known(options: Mapping[str, Any], own: set[str]) -> None:
             hint = closest_name(name, [*known, "jobs"])
             fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(known))}"
             raise Invalid(name, value, "is not an option of a scheduler", fix)
+
+
+def _differs(state: JobState, definition: JobDefinition) -> bool:
+    return state.is_removed or state.definition != definition

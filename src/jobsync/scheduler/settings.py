@@ -9,7 +9,7 @@ import msgspec
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import check_text
 from jobsync.core.cron import Schedule
-from jobsync.core.firing import JobDefinition, Misfire, Overlap
+from jobsync.core.firing import JobDefinition, Misfire, Overlap, parse_schedule
 from jobsync.core.keys import escape
 from jobsync.errors import Invalid, closest_name
 from jobsync.settings import Settings, in_section
@@ -132,7 +132,10 @@ def _check_known(name: object, options: Mapping[Any, Any], known: tuple[str, ...
 
 def _build_definition(fields: dict[str, Any]) -> JobDefinition:
     schedule, timezone = fields["schedule"], fields.get("timezone", "UTC")
-    Schedule.parse(schedule, timezone)
+    if not isinstance(schedule, str) or not isinstance(timezone, str):
+        # It says what is wrong.
+        Schedule.parse(schedule, timezone)
+    parse_schedule(schedule, timezone)
     for field in ("timeout", "jitter"):
         if isinstance(fields.get(field), timedelta):
             fields[field] = fields[field].total_seconds()

@@ -141,6 +141,22 @@ async def test_run_on_start_runs_once_for_each_start_of_the_fleet(url: str) -> N
     assert all(context.is_manual for context in notes.contexts)
 
 
+async def test_run_on_start_runs_once_without_an_election(url: str) -> None:
+    """The oldest process asks for it."""
+    notes = Notes()
+    jobs = {
+        "job": {"schedule": NEVER, "action": notes.act, "run_on_start": True},
+        "tick": {"schedule": EVERY_SECOND, "action": lambda: None},
+    }
+    async with run_scheduler(url, jobs, enable_coordinator=False) as one:
+        await one.hears("job-executed", job_name="job")
+        async with run_scheduler(url, jobs, enable_coordinator=False) as two:
+            await until(
+                lambda: two.heard("job-executed", job_name="tick"), "the other process fires"
+            )
+            assert len(notes.contexts) == 1
+
+
 async def noted(scheduler: Any, worker: str) -> None:
     """Wait until a leader has noted who is alive."""
     loop = scheduler._get_parts().loop

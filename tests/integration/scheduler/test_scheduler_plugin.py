@@ -207,6 +207,19 @@ async def test_a_job_that_another_process_removed_can_be_added_again(url: str) -
         await until(lambda: len(calls) > count, "it runs again", 10)
 
 
+async def test_the_only_job_may_be_added_to_a_leader_later(url: str) -> None:
+    """Also if the stored definitions are those of its code."""
+    calls: list[float] = []
+    tick = {"schedule": EVERY_SECOND, "action": lambda: calls.append(time.time())}
+    async with run_scheduler(url, {"tick": tick}):
+        await until(lambda: calls, "it has run")
+    calls.clear()
+    async with run_scheduler(url) as stage:
+        await stage.scheduler.ensure_coordinator()
+        await stage.scheduler.add_job("tick", tick)
+        await until(lambda: calls, "it runs again", 10)
+
+
 async def leader_knows(stage: Stage, name: str, *, is_active: bool) -> None:
     """Wait until a leader has noticed a change."""
 
