@@ -89,7 +89,7 @@ async def test_each_instant_fires_once_in_a_storm(
     Five processes are killed and frozen. On a server two of them have clocks that are wrong by
     90 seconds; all processes on one file share the machine's clock.
     """
-    seconds, seed = (120.0, int(time.time())) if full_scale else (10.0, SEED)
+    seconds, seed = (120.0, int(time.time())) if full_scale else (8.0, SEED)
     skews = (0.0,) * 5 if kind == "sqlite" else SKEWS
     begun = now()
     async with SchedulerProcesses(locate(kind), tmp_path / "facts", **TIMING) as processes:

@@ -260,3 +260,58 @@ async def test_a_step_of_the_clock_is_followed(url: str) -> None:
         await stage.scheduler.ensure_coordinator()
         clock.ahead = 1850.0
         await until(lambda: notes.contexts, "it fires", 10)
+
+
+async def test_a_request_waits_for_a_run_of_another_process(url: str) -> None:
+    """Its end is noticed, although the job is not due for years."""
+    began, release = asyncio.Event(), asyncio.Event()
+    ran: list[str] = []
+
+    async def act(_: Database, context: JobContext) -> None:
+        ran.append(context.scheduler.worker_id)
+        if context.get("blocks"):
+            began.set()
+            await release.wait()
+
+    jobs = {
+        overlap: {"schedule": NEVER, "action": act, "overlap": overlap}
+        for overlap in ("queue", "skip")
+    }
+    async with run_scheduler(url, jobs) as leader, run_scheduler(url, jobs) as other:
+        await leader.scheduler.ensure_coordinator()
+        for overlap in jobs:
+            for event in (began, release):
+                event.clear()
+            ran.clear()
+            running = asyncio.create_task(other.scheduler.run_job(overlap, {"blocks": True}))
+            await began.wait()
+            await other.scheduler._get_parts().operations.request_run(overlap)
+            await leader_sees_request(leader.scheduler, overlap)
+            release.set()
+            await running
+            await until(lambda: len(ran) == 2, "the leader runs it", 10)
+            assert ran == [other.scheduler.worker_id, leader.scheduler.worker_id]
+
+
+async def leader_sees_request(scheduler: Any, name: str) -> None:
+    """Wait until the leader knows that a run is asked for."""
+    known = scheduler._get_parts().cache.known
+    await until(lambda: name in known and known[name].state.requests, "the leader knows", 10)
+
+
+async def test_versions_that_start_at_once_agree_on_the_newest(url: str) -> None:
+    """On an empty store, whichever of them writes first."""
+    schedules = ["0 1 * * *", "0 2 * * *", "0 3 * * *"]
+    async with AsyncExitStack() as stack:
+        stages = await asyncio.gather(
+            *(
+                stack.enter_async_context(
+                    run_scheduler(url, {"job": {"schedule": schedule, "action": lambda: None}})
+                )
+                for schedule in schedules
+            )
+        )
+        newest = max(range(3), key=lambda n: stages[n].scheduler.worker_id)
+        status = await stages[0].scheduler.job_status("job")
+        assert status.schedule == schedules[newest]
+        assert status.defined_by == stages[newest].scheduler.worker_id
