@@ -85,8 +85,8 @@ certify-s3: setup ## run the conformance suite and the probe on four S3 servers
 	@echo "== rclone, which must be refused"
 	$(PY) -m pytest -q tests/integration/cli/test_doctor.py -k "ignores_conditions"
 
-simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=2
-	@$(PY) tests/simulation/simulate.py --hours $(or $(HOURS),10) --jobs $(or $(JOBS),2)
+simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=2; WHAT=queue or schedule
+	@$(PY) tests/simulation/simulate.py $(WHAT) --hours $(or $(HOURS),10) --jobs $(or $(JOBS),2)
 
 api: setup ## rewrite the recorded public interface that the tests compare
 	@$(PY) tests/support/public_api.py

@@ -44,6 +44,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 import job_stories  # noqa: E402 - found by the line above
 import queue_stories  # noqa: E402 - likewise
 import scenarios  # noqa: E402 - likewise
+import schedule_stories  # noqa: E402 - likewise
 from fleets import run_neighbours, run_storm, run_suspends  # noqa: E402 - likewise
 
 from jobsync.testing import Occurrence, World  # noqa: E402
@@ -57,6 +58,11 @@ Hashes: TypeAlias = dict[str, dict[str, str]]
 STORIES = {
     "queue": (*queue_stories.STORIES, queue_stories.stormy, queue_stories.stormy_with_suspends),
     "jobs": (*job_stories.STORIES, job_stories.stormy, job_stories.stormy_with_suspends),
+    "schedule": (
+        *schedule_stories.STORIES,
+        schedule_stories.stormy,
+        schedule_stories.stormy_with_suspends,
+    ),
 }
 FLEETS = (run_storm, run_suspends, run_neighbours)
 STORIES_IN_FILES = {

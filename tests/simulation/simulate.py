@@ -2,6 +2,7 @@
 
 python tests/simulation/simulate.py --hours 100 --jobs 2      (make simulate HOURS=100 JOBS=2)
 python tests/simulation/simulate.py queue --hours 300         workers on a queue (make prove-queue)
+python tests/simulation/simulate.py schedule --hours 100      schedulers, likewise (WHAT=schedule)
 python tests/simulation/simulate.py queue --seed 123          one world, again
 """
 
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import queue_stories  # noqa: E402 - found by the line above
+import schedule_stories  # noqa: E402 - likewise
 from fleets import run_neighbours, run_storm, run_suspends  # noqa: E402 - likewise
 
 from jobsync.testing import run_story  # noqa: E402
@@ -43,7 +45,19 @@ def run_queue_world(seed: int) -> Report:
     )
 
 
-RUNNERS: dict[str, WorldRunner] = {"elections": run_election_world, "queue": run_queue_world}
+def run_schedule_world(seed: int) -> Report:
+    """Run schedulers through a storm and check the jobs."""
+    logging.disable(logging.CRITICAL)
+    return run_story(
+        schedule_stories.stormy_with_suspends if seed % 4 == 3 else schedule_stories.stormy, seed
+    )
+
+
+RUNNERS: dict[str, WorldRunner] = {
+    "elections": run_election_world,
+    "queue": run_queue_world,
+    "schedule": run_schedule_world,
+}
 
 
 def main() -> int:

@@ -330,12 +330,14 @@ def _decide_due(
     late like any others.
     """
     definition, schedule = state.effective, find_schedule(state)
-    if state.running and definition.overlap == "skip":
+    if state.running and definition.overlap == "skip" and not has_resumed:
         # They are decided when the run ends: until then nothing needs to be written.
         return state
     newest = _find_newest_due(name, state, now)
     if newest is None:
         return state
+    if state.running and definition.overlap == "skip":
+        return _add_gap(state, schedule, newest, late_reason, "missed")
     if state.running and definition.overlap == "queue" and not has_resumed:
         return _queue_behind(state, schedule, newest)
     if definition.misfire == "all":

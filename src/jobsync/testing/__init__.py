@@ -24,6 +24,7 @@ from jobsync.testing.network import CALM, Link, Weather, connect
 from jobsync.testing.nodes import Machine, Node, NodeClock, NodeHost
 from jobsync.testing.recording import RecordingBackend, RecordingStore
 from jobsync.testing.rows import RowStore
+from jobsync.testing.schedule_invariants import check_decided, check_firing, check_resumption
 from jobsync.testing.stories import (
     Report,
     SavedSeed,
@@ -63,12 +64,15 @@ __all__ = [
     "World",
     "check_answers",
     "check_commits",
+    "check_decided",
     "check_drained",
+    "check_firing",
     "check_messages",
     "check_orphans",
     "check_redelivered",
     "check_repeats",
     "check_replies",
+    "check_resumption",
     "check_roles",
     "check_story",
     "check_takes",

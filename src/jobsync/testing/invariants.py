@@ -105,6 +105,16 @@ INVARIANTS: Mapping[str, str] = {
     "QL2": "A message whose claim ended is claimed again within a bound.",
     "QL3": "A queue is drained within a bound.",
     "QL4": "The claims of a session that has ended are ended within a bound.",
+    # Schedules.
+    "K1": "An instant of a job is decided once, and has at most one firing record, ever.",
+    "K2": "Every instant that was due is fired, or in the history with the reason.",
+    "K3": "No instant is fired before its time, by the server's clock or one close to it.",
+    "K4": "Runs overlap only where that is allowed; a run changes hands after its owner's end.",
+    "K6": "Late instants are fired only as many as the job allows.",
+    "K7": "A changed schedule never fires an instant before the change.",
+    "K8": "A run is started by its owner, once, after its firing record; its result stays.",
+    "KL1": "Firing resumes within a bound after an outage of any length.",
+    "KL2": "A fired instant is executed to its end, again if its process has died.",
     # Everything.
     "A1": "No background task dies of an exception, or of a request of its own that is invalid.",
     "user": "A check that you wrote yourself has returned plain text.",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jobsync.testing.network import Link
     from jobsync.testing.world import World
 
-__all__ = ["Machine", "Node", "NodeClock", "NodeHost", "NodeProcesses", "Program"]
+__all__ = ["WORLD_START", "Machine", "Node", "NodeClock", "NodeHost", "NodeProcesses", "Program"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ Program: TypeAlias = Callable[["Node"], Coroutine[Any, Any, object]]
 GRACE = 30.0
 """Seconds that a node has to stop cleanly before it is killed."""
 
-_START = 1_700_000_000.0
+WORLD_START = 1_700_000_000.0
 """When every world begins, in Unix seconds."""
 
 _UPTIME = 1000.0
@@ -84,7 +84,7 @@ class NodeClock:
 
     def wall(self) -> Wall:
         """Return the wall time of this machine."""
-        return Wall(_START + self._elapsed() + self.skew)
+        return Wall(WORLD_START + self._elapsed() + self.skew)
 
     def mono(self) -> Mono:
         """Return the time since boot."""

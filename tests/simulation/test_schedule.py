@@ -1,0 +1,59 @@
+"""Schedulers in the simulated world: each instant is fired once, or in the history with a reason.
+
+The stories are in `schedule_stories`. `jobsync.testing` checks every commit (K1 to K8), and what
+must hold when all has calmed down (K2, KL1, KL2).
+"""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from schedule_stories import STORIES, Story, begins, kill, stormy, stormy_with_suspends
+
+from jobsync.testing import check_repeats, check_story, run_story
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Silence warnings: in a storm, logging them takes longer than the storm."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_stories(story: Story) -> None:
+    """Each story ends well."""
+    check_story(story, range(1))
+
+
+STORMS = (
+    # A successor left a gap unwritten, that an operator had made.
+    0,
+    # A note that arrived damaged ended processes.
+    3,
+    10,
+)
+
+
+@pytest.mark.parametrize("seed", STORMS)
+def test_storms(seed: int) -> None:
+    """Nothing is fired twice; afterwards everything is decided and executed."""
+    check_story(stormy, [seed])
+
+
+def test_a_storm_in_which_clocks_stop() -> None:
+    """Two processes may believe that they lead; the store lets one of them fire."""
+    check_story(stormy_with_suspends, [0])
+
+
+def test_a_story_repeats() -> None:
+    """The same seed gives the same history, in processes that hash differently."""
+    check_repeats(kill, seed=1)
+
+
+def test_a_world_ends_without_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """Closing schedulers at any await makes no action fail."""
+    with caplog.at_level(logging.ERROR):
+        run_story(begins, 0)
+    assert caplog.messages == []

@@ -1,0 +1,269 @@
+"""A simulated fleet of schedulers, whose actions note what they do.
+
+Each process has its own database and `SchedulerPlugin`, as a user's process has. The records are
+in a store with a clock, like a database, or in one without, like a bucket. `jobsync.testing`
+checks the records and the notes.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fleets import BilledStore
+from waiting import until
+
+from jobsync.errors import JobsyncError, Misconfigured
+from jobsync.scheduler.context import JobContext
+from jobsync.scheduler.fleet_clock import MAX_SKEW
+from jobsync.scheduler.plugin import SchedulerPlugin
+from jobsync.stores.memory import MemoryStore
+from jobsync.testing import CALM, NodeDatabase, Weather
+from jobsync.testing.invariants import Violation, is_defect
+from jobsync.testing.loop import block
+from jobsync.testing.nodes import Machine
+from jobsync.testing.schedule_invariants import check_decided, check_firing, check_resumption
+from jobsync.testing.world import Node, World
+
+__all__ = ["BEAT", "JOBS", "TIMEOUT", "ScheduleFleet", "SchedulerProcess"]
+
+BEAT, TIMEOUT = 5.0, 15.0
+SLACK = 60.0
+"""Seconds before the end of a story for which things may still be under way."""
+
+JOBS: Mapping[str, Mapping[str, Any]] = {
+    "tick": {"schedule": "* * * * * *", "seconds": 0.3},
+    "queue": {"schedule": "*/10 * * * * *", "seconds": 12.0, "overlap": "queue"},
+    "allow": {"schedule": "*/10 * * * * *", "seconds": 25.0, "overlap": "allow"},
+    "minute": {"schedule": "* * * * *", "seconds": 20.0},
+    "all": {"schedule": "*/15 * * * * *", "seconds": 1.0, "misfire": "all", "max_catch_up": 3},
+    "timely": {"schedule": "*/20 * * * * *", "seconds": 5.0, "misfire": "skip"},
+    "jitter": {"schedule": "*/30 * * * * *", "seconds": 1.0, "jitter": 20.0},
+    "fails": {"schedule": "@every 25s", "seconds": 1.0, "fails": 0.5, "retries": 1},
+    "hangs": {"schedule": "@every 45s", "seconds": 60.0, "timeout": 4.0},
+    "blocks": {"schedule": "@every 50s", "seconds": 3.0, "is_function": True},
+}
+"""The options of jobs, and what their actions do: how many seconds they take at most, how often
+they fail, and whether they are plain functions."""
+
+_DEEDS = ("seconds", "fails", "is_function")
+
+
+class SchedulerProcess:
+    """One simulated process.
+
+    Attributes:
+        node: the node that it runs on.
+        scheduler: its plugin, once it has started.
+    """
+
+    def __init__(
+        self,
+        fleet: "ScheduleFleet",
+        node: Node,
+        jobs: Mapping[str, Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> None:
+        self.fleet = fleet
+        self.node = node
+        self.scheduler: SchedulerPlugin | None = None
+        self._jobs = jobs
+        self._options = options
+
+    async def work(self) -> None:
+        """Fire and run jobs until cancelled, or until the database has failed."""
+        fleet, node = self.fleet, self.node
+        async with NodeDatabase(node, fleet.store, fleet.weather) as database:
+            jobs = {name: self._build_job(name, job) for name, job in self._jobs.items()}
+            scheduler = SchedulerPlugin(jobs=jobs, **self._options)
+            fleet.note_asked(node)
+            await database.use_plugin(scheduler)
+            fleet.world.note(node.name, "answered")
+            self.scheduler = scheduler
+            while True:
+                await node.clock.sleep(BEAT)
+                # Raises the error that made it fail.
+                assert database.store is not None
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether it leads now."""
+        is_started = self.node.is_alive and self.scheduler is not None
+        return is_started and self.scheduler is not None and self.scheduler.is_coordinator
+
+    def _build_job(self, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
+        options = {key: value for key, value in job.items() if key not in _DEEDS}
+        return {**options, "action": self._build_action(name, job)}
+
+    def _build_action(self, name: str, job: Mapping[str, Any]) -> Callable[..., Any]:
+        seconds, fails = job.get("seconds", 0.1), job.get("fails", 0.0)
+        dice = self.fleet.world.dice
+
+        async def act(_: object, context: JobContext) -> str:
+            self._note(name, "begin", context)
+            await self.node.clock.sleep(dice.uniform(0, seconds))
+            if dice.random() < fails:
+                raise ValueError("as its options demand")
+            self._note(name, "end", context)
+            return context.execution_id
+
+        def act_on_a_thread(_: object, context: JobContext) -> None:
+            self._note(name, "begin", context)
+            block(dice.uniform(0, seconds))
+            self._note(name, "end", context)
+
+        return act_on_a_thread if job.get("is_function") else act
+
+    def _note(self, name: str, what: str, context: JobContext) -> None:
+        assert self.scheduler is not None or context.scheduler is not None
+        self.fleet.world.note(
+            self.node.name,
+            what,
+            job=name,
+            run=context.execution_id,
+            attempt=context.attempt,
+            session=context.scheduler._get_membership().incarnation,
+        )
+
+
+class ScheduleFleet:
+    """Processes with schedulers, and the store that they share.
+
+    Args:
+        world: the simulated world.
+        has_clock: whether the store has a clock, as a database has; otherwise it is a bucket.
+        weather: the faults of all links.
+        early: seconds by which a process may misjudge the clock of the store. Where the weather is
+            bad it is half of what a request may take.
+        options: for all schedulers.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        has_clock: bool = True,
+        weather: Weather = CALM,
+        early: float = 0.5,
+        **options: Any,
+    ) -> None:
+        self.world = world
+        self.has_clock = has_clock
+        kind = MemoryStore if has_clock else BilledStore
+        self.store = kind(components=world.components)
+        self.weather = weather
+        self.processes: list[SchedulerProcess] = []
+        self._options = {
+            "heartbeat_interval": BEAT,
+            "worker_timeout": TIMEOUT,
+            "skip_cold_start": True,
+            "max_concurrent_jobs": 20,
+            "grace": 5.0,
+            **options,
+        }
+        allowed = early if has_clock else MAX_SKEW + 1.0
+        world.expect(lambda history: check_firing(history, early=allowed))
+
+    def add(
+        self,
+        name: str,
+        jobs: Mapping[str, Mapping[str, Any]] = JOBS,
+        *,
+        skew: float = 0.0,
+        machine: Machine | None = None,
+        **options: Any,
+    ) -> Node:
+        """Start a process with its own clock; a restart starts it again."""
+        rate = self.world.dice.uniform(0.9995, 1.0005)
+        node = self.world.node(name, rate=rate, skew=skew, machine=machine)
+        chosen = {**self._options, **options}
+
+        async def run(node: Node) -> None:
+            """Run; after a failure, start again."""
+            while True:
+                process = SchedulerProcess(self, node, jobs, chosen)
+                self.processes.append(process)
+                try:
+                    await process.work()
+                except JobsyncError as error:
+                    self._record_failure(process, error)
+                await node.clock.sleep(BEAT)
+
+        node.start(run)
+        return node
+
+    def add_all(self, names: str, jobs: Mapping[str, Mapping[str, Any]] = JOBS) -> list[Node]:
+        """Start processes that have the same jobs."""
+        return [self.add(name, jobs) for name in names]
+
+    def find_process(self, name: str) -> SchedulerProcess:
+        """Return the latest process with a name."""
+        return next(each for each in reversed(self.processes) if each.node.name == name)
+
+    @property
+    def leaders(self) -> list[SchedulerProcess]:
+        """The processes that lead now."""
+        return [process for process in self.processes if process.is_coordinator]
+
+    async def wait_for_leader(self) -> SchedulerProcess:
+        """Wait until there is a leader, and return it."""
+        await until(lambda: self.leaders, "there is a leader", interval=0.1)
+        return self.leaders[0]
+
+    def note_asked(self, node: Node) -> None:
+        """Note that a process begins to change schedules, and what its clock says."""
+        clock = self.world.components.clock if self.has_clock else node.clock
+        self.world.note(node.name, "asked", time=clock.wall().seconds)
+
+    async def operate(
+        self, process: SchedulerProcess, name: str, deed: str, **options: Any
+    ) -> None:
+        """Let an operator change a job from a process; what the store refuses is given up."""
+        assert process.scheduler is not None
+        call = getattr(process.scheduler, f"{deed}_job")
+        self.note_asked(process.node)
+        try:
+            await process.node.run(call(name, **options))
+        except JobsyncError as error:
+            self.world.note(process.node.name, "gave up", error=str(error))
+        else:
+            self.world.note(process.node.name, "answered")
+
+    async def settle(self, seconds: float = 2 * SLACK) -> None:
+        """Wait in calm weather, and check that everything is decided and executed."""
+        await asyncio.sleep(seconds)
+        self.world.note("", "settled")
+        self.world.violations += check_decided(self.world.history, slack=SLACK)
+
+    def expect_resumption(self, since: float, within: float, job: str = "tick") -> None:
+        """Check that firing has resumed in time."""
+        self.world.violations += check_resumption(
+            self.world.history, job, since=since, within=within
+        )
+
+    def count_runs(self, job: str) -> int:
+        """Count the firing records of a job."""
+        keys = {
+            each.details["key"]
+            for each in self.world.history
+            if each.what == "commit" and f"/run/{job}/" in each.details["key"]
+        }
+        return len([key for key in keys if "-gap-" not in key])
+
+    def list_gaps(self, job: str) -> list[Mapping[str, Any]]:
+        """Return the gaps in the history of a job, in the order of their commits."""
+        return [
+            each.details["value"]
+            for each in self.world.history
+            if each.what == "commit"
+            and f"/run/{job}/" in each.details["key"]
+            and "-gap-" in each.details["key"]
+        ]
+
+    def _record_failure(self, process: SchedulerProcess, error: JobsyncError) -> None:
+        world, node = self.world, process.node
+        world.note(node.name, "gave up", error=str(error))
+        if is_defect(error):
+            world.violations.append(Violation("crash", repr(error)))
+        elif process.scheduler is not None and not isinstance(error, Misconfigured):
+            found = f"{node.name} has failed after its start: {error!r}"
+            world.violations.append(Violation("A1", found))

@@ -1,0 +1,336 @@
+"""Stories of schedulers in the simulated world: what happens to processes, jobs and clocks.
+
+`jobsync.testing` checks every commit (K1 to K8). Each story lets everything calm down and checks
+that everything was decided and executed (K2, KL2), and if firing stopped, that it resumed in time
+(KL1).
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from schedule_fleet import BEAT, JOBS, TIMEOUT, ScheduleFleet, SchedulerProcess
+
+from jobsync.testing import Weather, World, draw_forecast, mend, require, storm, strikes
+from jobsync.testing.strikes import STRIKES, Strike
+
+__all__ = [
+    "STORIES",
+    "Story",
+    "begins",
+    "crowded",
+    "cut",
+    "deploys",
+    "downtime",
+    "edits",
+    "kill",
+    "lacks",
+    "leave",
+    "lost_replies",
+    "mute",
+    "outage",
+    "pause",
+    "pauses_jobs",
+    "skewed_buckets",
+    "skewed_databases",
+    "standalone",
+    "stormy",
+    "stormy_with_suspends",
+    "suspend",
+]
+
+Story = Callable[[World], Coroutine[Any, Any, None]]
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
+ELECTED = TIMEOUT + 2 * BEAT
+"""Seconds after which there is a leader again, if the last one died."""
+TICK = 1.0
+FEW = {name: JOBS[name] for name in ("tick", "queue", "minute", "all")}
+
+
+async def begins(world: World) -> None:
+    """Three processes start at once on an empty store."""
+    fleet = ScheduleFleet(world)
+    fleet.add_all("abc")
+    await asyncio.sleep(2 * MINUTE)
+    await fleet.settle()
+    require(fleet.count_runs("tick") > 3 * MINUTE, "K2", f"{fleet.count_runs('tick')} ticks")
+    for job in JOBS:
+        require(fleet.count_runs(job) >= 3, "K2", f"{job}: {fleet.count_runs(job)} runs")
+
+
+async def run_strike(world: World, strike: Strike, within: float = ELECTED) -> None:
+    """The leader is struck for a while: another process fires, and resumes its runs."""
+    fleet = ScheduleFleet(world)
+    fleet.add_all("abc", FEW)
+    leader = await fleet.wait_for_leader()
+    await asyncio.sleep(world.dice.uniform(MINUTE, 2 * MINUTE))
+    since = world.loop.time()
+    await strike([leader.node], world.dice.uniform(0.5, 4) * TIMEOUT)
+    await fleet.settle()
+    fleet.expect_resumption(since, within + TICK)
+
+
+async def kill(world: World) -> None:
+    """The leader is killed: its runs are resumed when its session is dead."""
+    await run_strike(world, strikes.kill)
+
+
+async def pause(world: World) -> None:
+    """The leader is paused: what it does afterwards does not count."""
+    await run_strike(world, strikes.pause)
+
+
+async def cut(world: World) -> None:
+    """The leader is cut off from the store."""
+    await run_strike(world, strikes.cut)
+
+
+async def mute(world: World) -> None:
+    """The leader receives no replies, and its writes are applied."""
+    await run_strike(world, strikes.mute, HOUR)
+
+
+async def suspend(world: World) -> None:
+    """The leader's machine is suspended with its clock."""
+    await run_strike(world, strikes.suspend)
+
+
+async def leave(world: World) -> None:
+    """The leader stops cleanly: another one fires within a heartbeat."""
+    await run_strike(world, strikes.leave, 2 * BEAT)
+
+
+async def outage(world: World) -> None:
+    """The store is gone for a while, then firing resumes at once."""
+    fleet = ScheduleFleet(world)
+    nodes = fleet.add_all("abc", FEW)
+    await asyncio.sleep(world.dice.uniform(MINUTE, 2 * MINUTE))
+    await strikes.cut(nodes, world.dice.choice((10.0, 100.0, 1000.0, 10_000.0)))
+    since = world.loop.time()
+    await fleet.settle()
+    fleet.expect_resumption(since, ELECTED + TICK)
+
+
+async def lost_replies(world: World) -> None:
+    """Replies get lost, and requests are refused or decided by nobody: each instant fires once."""
+    fleet = ScheduleFleet(world)
+    nodes = fleet.add_all("abc", FEW)
+    await asyncio.sleep(10)
+    for node in nodes:
+        for link in node.links:
+            link.weather = Weather(lost=0.2, refused=0.1, unanswered=0.1, undecided=0.1)
+    await asyncio.sleep(3 * MINUTE)
+    mend(world)
+    await fleet.settle()
+
+
+async def crowded(world: World) -> None:
+    """More is due than may run at once: every job gets its turn."""
+    fleet = ScheduleFleet(world, max_concurrent_jobs=1)
+    jobs = {f"job{n}": {"schedule": "* * * * * *", "seconds": 2.0} for n in range(5)}
+    fleet.add_all("ab", jobs)
+    await asyncio.sleep(MINUTE)
+    await fleet.settle()
+    runs = {job: fleet.count_runs(job) for job in jobs}
+    require(min(runs.values()) > 0.5 * max(runs.values()), "K2", f"unfair: {runs}")
+
+
+async def edits(world: World) -> None:
+    """An operator changes schedules while they fire: nothing of the past is fired."""
+    fleet = ScheduleFleet(world)
+    jobs = {name: JOBS[name] for name in ("minute", "all", "allow")}
+    fleet.add_all("ab", jobs)
+    await fleet.wait_for_leader()
+    for _ in range(12):
+        await asyncio.sleep(world.dice.uniform(1, 40))
+        schedule = world.dice.choice(("* * * * * *", "*/20 * * * * *", "* * * * *"))
+        process = world.dice.choice([fleet.find_process(name) for name in "ab"])
+        job = world.dice.choice(sorted(jobs))
+        await fleet.operate(process, job, "update", schedule=schedule)
+    await fleet.settle()
+
+
+async def pauses_jobs(world: World) -> None:
+    """An operator pauses jobs, edits them meanwhile, and resumes them: all is in the history."""
+    fleet = ScheduleFleet(world)
+    fleet.add_all("ab", FEW)
+    leader = await fleet.wait_for_leader()
+    await asyncio.sleep(10)
+    for job in FEW:
+        await fleet.operate(leader, job, "disable", reason="maintenance")
+    await asyncio.sleep(world.dice.uniform(MINUTE, 2 * MINUTE))
+    runs = {job: fleet.count_runs(job) for job in FEW}
+    await fleet.operate(leader, "all", "update", schedule="*/25 * * * * *")
+    await asyncio.sleep(MINUTE)
+    require(runs == {job: fleet.count_runs(job) for job in FEW}, "K2", "fired while paused")
+    for job in FEW:
+        await fleet.operate(leader, job, "enable")
+    await fleet.settle()
+    for job in FEW:
+        reasons = [gap["reason"] for gap in fleet.list_gaps(job)]
+        require(any("maintenance" in reason for reason in reasons), "K2", f"{job}: {reasons}")
+
+
+async def deploys(world: World) -> None:
+    """Processes are replaced one by one by those of newer code, with other schedules and jobs."""
+    fleet = ScheduleFleet(world)
+    fleet.add_all("abc", FEW)
+    await asyncio.sleep(MINUTE)
+    newer = {**FEW, "minute": {**JOBS["minute"], "schedule": "*/15 * * * * *"}}
+    newer["timely"] = JOBS["timely"]
+    for old, new in zip("abc", "def", strict=True):
+        fleet.add(new, newer)
+        await asyncio.sleep(world.dice.uniform(1, 20))
+        await world.nodes[old].stop()
+        await asyncio.sleep(world.dice.uniform(1, 20))
+    await fleet.settle()
+    require(fleet.count_runs("timely") > 0, "K2", "a new job was never fired")
+
+
+async def lacks(world: World) -> None:
+    """The leader's code lacks jobs: members that have them fire them, also one after the other."""
+    fleet = ScheduleFleet(world)
+    fleet.add("a", {"tick": JOBS["tick"]})
+    await fleet.wait_for_leader()
+    fleet.add_all("bc", FEW)
+    await asyncio.sleep(MINUTE)
+    since = world.loop.time()
+    await strikes.kill([world.nodes["b"]], 2 * MINUTE)
+    await fleet.settle()
+    fleet.expect_resumption(since, ELECTED + 15.0, "all")
+    for job in FEW:
+        require(fleet.count_runs(job) >= 3, "K2", f"{job}: {fleet.count_runs(job)} runs")
+
+
+async def standalone(world: World) -> None:
+    """Without an election every process fires, and the store lets one of them."""
+    fleet = ScheduleFleet(world, enable_coordinator=False)
+    fleet.add_all("abc", FEW)
+    await asyncio.sleep(MINUTE)
+    since = world.loop.time()
+    await strikes.kill([world.nodes["a"]], MINUTE)
+    await fleet.settle()
+    fleet.expect_resumption(since, ELECTED + TICK)
+
+
+async def skewed_databases(world: World) -> None:
+    """Clocks are 90 s apart: the database's clock decides, whoever leads."""
+    fleet = ScheduleFleet(world)
+    await run_skewed(fleet, "tick")
+
+
+async def skewed_buckets(world: World) -> None:
+    """Clocks are 90 s apart, and the store has none: only a leader whose clock is right fires."""
+    fleet = ScheduleFleet(world, has_clock=False)
+    await run_skewed(fleet, "tick")
+
+
+async def run_skewed(fleet: ScheduleFleet, job: str) -> None:
+    """Let processes with wrong clocks start first, then one whose clock is right."""
+    world = fleet.world
+    for name, skew in zip("abc", world.dice.sample((-90.0, 90.0, 0.0), 3), strict=True):
+        fleet.add(name, FEW, skew=skew)
+        await asyncio.sleep(world.dice.uniform(0, 20))
+    since = world.loop.time()
+    await asyncio.sleep(MINUTE)
+    await strikes.kill([(await fleet.wait_for_leader()).node], 10.0)
+    await fleet.settle()
+    fleet.expect_resumption(since, ELECTED + 2 * BEAT, job)
+
+
+async def downtime(world: World) -> None:
+    """All processes are gone, for up to three years: a bounded catch-up, and one gap for a job."""
+    fleet = ScheduleFleet(world)
+    nodes = fleet.add_all("ab", FEW)
+    await asyncio.sleep(MINUTE)
+    gaps = {job: len(fleet.list_gaps(job)) for job in FEW}
+    await strikes.power_off(nodes, world.dice.choice((HOUR, 3 * 365 * DAY)))
+    since = world.loop.time()
+    await fleet.settle()
+    fleet.expect_resumption(since, ELECTED + TICK)
+    for job in FEW:
+        missed = [gap for gap in fleet.list_gaps(job)[gaps[job] :] if gap["status"] == "missed"]
+        long = [gap for gap in missed if gap["scheduled_time"] - gap["first"] > 0.9 * HOUR]
+        require(len(long) == 1, "K2", f"{job}: the downtime is in {missed}")
+
+
+async def run_stormy_time(world: World, kinds: tuple[Strike, ...]) -> None:
+    """Run through a storm, and check what comes after it."""
+    dice = world.dice
+    has_clock = dice.random() < 0.6
+    fleet = ScheduleFleet(
+        world,
+        has_clock=has_clock,
+        early=3.0,
+        max_concurrent_jobs=dice.choice((1, 5, 20)),
+        enable_coordinator=dice.random() < 0.8,
+    )
+    names = dice.sample(sorted(JOBS), dice.choice((2, 4, 6)))
+    for name in "abcd"[: dice.choice((1, 2, 3, 4))]:
+        # One has all jobs and a good clock; otherwise some jobs are never fired.
+        is_good = name == "a"
+        lacking = dice.choice(names) if not is_good and dice.random() < 0.3 else ""
+        jobs = {job: JOBS[job] for job in names if job != lacking}
+        skew = 0.0 if is_good else dice.choice((0.0, 0.0, -90.0, -20.0, 20.0, 90.0))
+        fleet.add(name, jobs, skew=skew)
+    world.start(operate_now_and_then(fleet, names, 0.3 * HOUR))
+    await storm(world, 0.3 * HOUR, draw_forecast(world, kinds))
+    await fleet.settle(5 * MINUTE)
+
+
+async def operate_now_and_then(fleet: ScheduleFleet, names: list[str], end: float) -> None:
+    """Pause, resume, edit and run jobs, from any process, until a time."""
+    world, dice = fleet.world, fleet.world.dice
+    while world.loop.time() < end:
+        await asyncio.sleep(dice.uniform(0, 2 * MINUTE))
+        started = [each for each in fleet.processes if each.node.is_alive and each.scheduler]
+        if started:
+            await operate_once(fleet, dice.choice(started), dice.choice(names))
+    for name in names:
+        started = [each for each in fleet.processes if each.node.is_alive and each.scheduler]
+        if started:
+            await fleet.operate(dice.choice(started), name, "enable")
+
+
+async def operate_once(fleet: ScheduleFleet, process: SchedulerProcess, name: str) -> None:
+    """Do something to a job, as an operator does."""
+    dice = fleet.world.dice
+    match dice.choice(("enable", "disable", "update", "update")):
+        case "update":
+            schedule = dice.choice(("* * * * * *", "*/7 * * * * *", "* * * * *", "@every 40s"))
+            await fleet.operate(process, name, "update", schedule=schedule)
+        case deed:
+            await fleet.operate(process, name, deed)
+
+
+async def stormy(world: World) -> None:
+    """All strikes under which clocks run on."""
+    await run_stormy_time(world, STRIKES)
+
+
+async def stormy_with_suspends(world: World) -> None:
+    """Likewise, and clocks stop at times."""
+    await run_stormy_time(world, (*STRIKES, strikes.suspend))
+
+
+STORIES: tuple[Story, ...] = (
+    begins,
+    kill,
+    pause,
+    cut,
+    mute,
+    suspend,
+    leave,
+    outage,
+    lost_replies,
+    crowded,
+    edits,
+    pauses_jobs,
+    deploys,
+    lacks,
+    standalone,
+    skewed_databases,
+    skewed_buckets,
+    downtime,
+)
