@@ -5,7 +5,7 @@
     schedule/<namespace>/run/<name>/<instant>    a firing, and later its result
     schedule/<namespace>/code/<digest>           the jobs of one version of the code
     schedule/<namespace>/progress                how far the leader has decided all jobs
-    schedule/<namespace>/edits                   the jobs that operators have changed
+    schedule/<namespace>/edits/latest            the jobs that operators have changed
 
 Instants in keys count down, so that the newest firing comes first in a listing. A firing's
 record can be created once: it proves that its instant was fired.
@@ -42,6 +42,7 @@ SCHEDULES = "schedule/"
 """The prefix of everything about scheduled jobs; each namespace has a level below it."""
 
 _PAGE = 1000
+_LATEST_EDITS = "latest"
 _MAX_RECENT = 500
 """Changes that leaders can follow one by one; after more, they look at all jobs."""
 _COUNT_DOWN = str.maketrans("0123456789abcdef", "fedcba9876543210")
@@ -149,8 +150,10 @@ class JobStore:
     ) -> None:
         self.prefix = f"{SCHEDULES}{namespace}/"
         self.progress_key = f"{self.prefix}progress"
-        self.edits_key = f"{self.prefix}edits"
+        self.edits_prefix = f"{self.prefix}edits/"
         self._jobs = Keyspace(get_store, f"{self.prefix}job/", components, f"schedule/{namespace}")
+        # Apart from the others, so that only edits wake those who wait for edits.
+        self._edits = Keyspace(get_store, self.edits_prefix, components, f"schedule/{namespace}")
         self._notes = Keyspace(get_store, self.prefix, components, f"schedule/{namespace}")
         self._components = components
 
@@ -259,7 +262,7 @@ class JobStore:
 
     async def read_edits(self) -> Edits:
         """Read which jobs differ from their code."""
-        record = await self._notes.get("edits")
+        record = await self._edits.get(_LATEST_EDITS)
         return Edits() if record is None else _convert(record, Edits)
 
     async def note_edits(self, names: Mapping[str, bool]) -> None:
@@ -280,7 +283,7 @@ class JobStore:
             noted = Edits(revision=revision, special=tuple(sorted(special)), recent=recent)
             return msgspec.to_builtins(noted)
 
-        await self._notes.put("edits", decide)
+        await self._edits.put(_LATEST_EDITS, decide)
 
     async def read_code(self, digest: str) -> frozenset[str]:
         """Read which jobs a version of the code has; none, if nobody has written it."""

@@ -20,9 +20,7 @@ from jobsync.components import Components
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.firing import (
     ActiveRun,
-    JobDefinition,
     JobState,
-    define,
     find_schedule,
     start_manually,
 )
@@ -43,7 +41,8 @@ from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor
 from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.scheduler.job_cache import JobCache
-from jobsync.scheduler.job_store import HistoryEntry, JobStore, StoredJob, digest_code
+from jobsync.scheduler.job_code import JobCode
+from jobsync.scheduler.job_store import HistoryEntry, JobStore, StoredJob
 from jobsync.scheduler.loop import FiringLoop
 from jobsync.scheduler.operations import JobOperations, JobStatus
 from jobsync.scheduler.reporting import JobHooks, Reporter
@@ -63,6 +62,7 @@ class _SchedulerParts(NamedTuple):
     clock: FleetClock
     runs: Runs
     loop: FiringLoop
+    code: JobCode
 
 
 _A = TypeVar("_A", bound=Callable[..., Any])
@@ -128,10 +128,6 @@ class SchedulerPlugin(CoordinatorPlugin):
         self._parts: _SchedulerParts | None = None
         self._chores: asyncio.Queue[str | BaseException] = asyncio.Queue()
         """Names of jobs whose history is to be pruned, and errors to fail with."""
-        self._code = ""
-        self._is_code_stale = True
-        self._codes: dict[str, frozenset[str]] = {}
-        """The jobs of other versions of the code, by digest."""
         if jobs is not None and not isinstance(jobs, Mapping):
             raise Invalid("jobs", jobs, "must be a dict by name", 'write {"name": {...}}')
         for name, job in (jobs or {}).items():
@@ -152,7 +148,7 @@ class SchedulerPlugin(CoordinatorPlugin):
             self._jobs[chosen] = self._check_job(chosen, job)
             if self.is_running:
                 self._learn(chosen)
-                self.run_in_background(lambda: self._register([chosen]), f"adds {chosen}")
+                self.run_in_background(lambda: self._register(chosen), f"adds {chosen}")
             return function
 
         return decorate
@@ -170,7 +166,7 @@ class SchedulerPlugin(CoordinatorPlugin):
             return
         self._learn(name)
         try:
-            await self._register([name])
+            await self._register(name)
         except BaseException:
             # So that it can be added again.
             del self._jobs[name], self._known[name]
@@ -184,7 +180,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         is_removed = await self._get_parts().operations.remove(name)
         self._jobs.pop(name, None)
         self._known.pop(name, None)
-        self._is_code_stale = True
+        self._get_parts().code.change()
         self._get_parts().loop.drop(name)
         if is_removed:
             self.emit(events.JobRemoved(job_name=name))
@@ -237,7 +233,7 @@ class SchedulerPlugin(CoordinatorPlugin):
             Unavailable: the run was lost, because this process stops or has lost its session.
             Exception: what the last attempt raised; TimeoutError, if it took too long.
         """
-        _, _, _, clock, runs, _ = self._get_parts()
+        clock, runs = self._get_parts().clock, self._get_parts().runs
         job = self._known.get(name)
         if job is None:
             raise NotFound("job in this process", name, list(self._known))
@@ -308,12 +304,13 @@ class SchedulerPlugin(CoordinatorPlugin):
         loop = FiringLoop(cache, runs, self._known, membership, clock, components, self._on_veto)
         runs.notify(self._on_run_end)
         operations = JobOperations(jobs, components, membership.worker_id)
-        self._parts = _SchedulerParts(jobs, operations, cache, clock, runs, loop)
+        code = JobCode(self._known, jobs, membership, clock, self._fact, self.emit)
+        self._parts = _SchedulerParts(jobs, operations, cache, clock, runs, loop, code)
         await clock.refresh()
         self._known.clear()
         for name in self._jobs:
             self._learn(name)
-        await self._register(list(self._jobs))
+        await code.register_all()
         self.run_in_background(loop.run, "fires")
         self.run_in_background(self._follow, "follows the coordinator")
         self.run_in_background(self._do_chores, "does chores")
@@ -322,16 +319,16 @@ class SchedulerPlugin(CoordinatorPlugin):
 
     async def on_stop(self) -> None:
         """Let running actions finish, and leave those behind that do not."""
-        jobs, _, _, _, runs, loop = self._get_parts()
-        loop.drop()
-        await loop.finish_starts()
-        await runs.finish_all(self.settings.grace)
+        parts = self._get_parts()
+        parts.loop.drop()
+        await parts.loop.finish_starts()
+        await parts.runs.finish_all(self.settings.grace)
         await self._hooks.finish(_STOP_TIME / 2)
-        self._get_membership().watch(f"schedule {jobs.prefix}", ())
+        self._get_membership().watch(f"schedule {parts.jobs.prefix}", ())
 
     async def on_become_coordinator(self) -> None:
         """Put all jobs of this process on duty."""
-        await self._publish_code()
+        await self._get_parts().code.publish()
         self._assign()
 
     async def on_stop_being_coordinator(self) -> None:
@@ -401,94 +398,13 @@ class SchedulerPlugin(CoordinatorPlugin):
             options.action, components=self.database.components, threads=self._threads
         )
         self._known[name] = KnownJob(name, options, executor)
-        self._is_code_stale = True
 
-    async def _register(self, names: Sequence[str]) -> None:
-        """Store the definitions of jobs, unless newer ones are stored."""
-        store, loop = self._get_parts().jobs, self._get_parts().loop
-        has_all = len(names) == len(self._known)
-        if has_all:
-            await self._publish_code()
-        if not has_all or await store.read_defined() != self._code:
-            is_current = await self._define(names)
-            if has_all and is_current:
-                await store.write_defined(self._code)
-        for name in names:
-            loop.add(name)
-
-    async def _define(self, names: Sequence[str]) -> bool:
-        """Store definitions; return whether they hold: none of the stored ones is newer."""
-        store, worker = self._get_parts().jobs, self._get_membership().worker_id
-        now, is_current = self._get_parts().clock.now(), True
-        definitions = {name: self._known[name].options.definition for name in names}
-        stored = await store.read_many(names)
-        missing = {
-            name: define(None, definition, worker, now)
-            for name, definition in definitions.items()
-            if name not in stored
-        }
-        created = await store.create_many(
-            {name: state for name, state in missing.items() if state is not None}
-        )
-        replaced: dict[str, bool] = {}
-        for name, definition in definitions.items():
-            if name in created:
-                self.emit(events.JobAdded(job_name=name))
-            elif name in missing or _differs(stored[name].state, definition):
-                after, is_changed = await self._redefine(name, definition, worker, now)
-                is_current = is_current and after == definition
-                if is_changed:
-                    replaced[name] = False
-        if replaced:
-            await store.note_edits(replaced)
-        return is_current
-
-    async def _redefine(
-        self, name: str, definition: JobDefinition, worker: str, now: float
-    ) -> tuple[JobDefinition | None, bool]:
-        """Replace a stored definition, unless it is newer.
-
-        Returns:
-            The definition that is stored now, and whether anything was changed.
-        """
-        store, before = self._get_parts().jobs, list[JobState]()
-
-        def decide(state: JobState | None) -> JobState | None:
-            before[:] = [] if state is None else [state]
-            return define(state, definition, worker, now)
-
-        stored = await store.change(name, decide)
-        if stored is None or not before:
-            return definition if stored else None, stored is not None
-        if before[0].definition != definition:
-            by = stored.state.defined_by
-            self._report_difference(name, before[0].definition, definition, by)
-        return stored.state.definition, stored.state != before[0]
-
-    def _report_difference(
-        self, name: str, one: JobDefinition, other: JobDefinition, by: str
-    ) -> None:
-        differing = tuple(
-            field
-            for field in JobDefinition.__struct_fields__
-            if getattr(one, field) != getattr(other, field)
-        )
-        self.emit(events.JobDefinitionReplaced(job_name=name, fields=differing, by=by))
-
-    async def _publish_code(self) -> None:
-        """Let other processes know which jobs this one has."""
-        if not self._is_code_stale:
-            return
-        definitions = {name: job.options.definition for name, job in self._known.items()}
-        self._code = digest_code(definitions)
-        self._is_code_stale = False
-        try:
-            await self._get_parts().jobs.write_code(self._code, definitions)
-        except BaseException:
-            # So that it is written the next time.
-            self._is_code_stale = True
-            raise
-        self._get_membership().publish(**{self._fact: self._code})
+    async def _register(self, name: str) -> None:
+        """Store the definition of a job, and put it on duty if this process leads."""
+        parts = self._get_parts()
+        parts.code.change()
+        await parts.code.define([name])
+        parts.loop.add(name)
 
     @property
     def _fact(self) -> str:
@@ -498,21 +414,18 @@ class SchedulerPlugin(CoordinatorPlugin):
     def _assign(self) -> None:
         """Put jobs on duty in this process, by whether it leads."""
         if self.term is not None:
-            self._get_parts().loop.assign(self._known, self.term, self._code)
+            self._get_parts().loop.assign(self._known, self.term, self._get_parts().code.digest)
 
     async def _follow(self) -> None:
         """Notice lost sessions and dead runners; fire what the coordinator cannot."""
-        membership, runs, loop = (
-            self._get_membership(),
-            self._get_parts().runs,
-            self._get_parts().loop,
-        )
+        membership, parts = self._get_membership(), self._get_parts()
+        runs, loop, code = parts.runs, parts.loop, parts.code
         while True:
             await membership.change(membership.timing.heartbeat)
             runs.cancel_lost()
             loop.look_at_orphans()
             try:
-                await self._publish_code()
+                await code.publish()
                 lacking = frozenset() if self.is_coordinator else await self._find_lacking()
             except (OutcomeUnknown, Unavailable):
                 continue
@@ -520,39 +433,26 @@ class SchedulerPlugin(CoordinatorPlugin):
                 self._get_parts().jobs.report_note(error)
                 continue
             if not self.is_coordinator and lacking != loop.duty:
-                loop.assign(lacking, None, self._code)
+                loop.assign(lacking, None, code.digest)
 
     async def _find_lacking(self) -> frozenset[str]:
         """Return the jobs that the coordinator's code lacks and that this process fires."""
-        coordinator, membership = self._coordinator, self._get_membership()
+        coordinator, code = self._coordinator, self._get_parts().code
         role = None if coordinator is None else coordinator.election.role
-        leader = None if role is None or role.owner is None else membership.seen.get(role.owner)
+        owner = None if role is None else role.owner
+        leader = None if owner is None else self._get_membership().seen.get(owner)
         if leader is None:
             return frozenset()
-        code = str(leader.facts.get(self._fact, ""))
-        lacking = frozenset(self._known) - await self._read_code(code)
-        if not lacking:
-            return lacking
-        for peer in await self.members():
-            if peer.incarnation == membership.incarnation:
-                return lacking
-            # An older process goes first.
-            lacking -= await self._read_code(str(peer.facts.get(self._fact, "")))
-        return frozenset()
-
-    async def _read_code(self, digest: str) -> frozenset[str]:
-        """Return the jobs of a version of the code."""
-        if digest == self._code:
-            return frozenset(self._known)
-        if digest not in self._codes:
-            self._codes[digest] = await self._get_parts().jobs.read_code(digest)
-        return self._codes[digest]
+        digest = str(leader.facts.get(self._fact, ""))
+        if await code.read(digest) >= self._known.keys():
+            return frozenset()
+        return await code.find_lacking(digest, await self.members())
 
     async def _follow_edits(self) -> None:
         """Notice changes by operators at once, where the store sends notifications."""
-        store, loop = self._get_parts().jobs, self._get_parts().loop
+        jobs, loop = self._get_parts().jobs, self._get_parts().loop
         while True:
-            await store.store.wait(store.prefix, self._get_membership().timing.heartbeat)
+            await jobs.store.wait(jobs.edits_prefix, self._get_membership().timing.heartbeat)
             loop.check_edits()
 
     async def _start_manually(self, name: str, run: ActiveRun) -> StoredJob | None:
@@ -662,7 +562,3 @@ def _check_known(options: Mapping[str, Any], own: set[str]) -> None:
             hint = closest_name(name, [*known, "jobs"])
             fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(known))}"
             raise Invalid(name, value, "is not an option of a scheduler", fix)
-
-
-def _differs(state: JobState, definition: JobDefinition) -> bool:
-    return state.is_removed or state.definition != definition

@@ -1,0 +1,165 @@
+"""The jobs that this process's code has: as they are defined in the store, and in other processes.
+
+The code owns a job's definition. Where processes of a rolling deploy differ, the newest one's
+definition holds. Every session publishes a digest of its process's definitions, and the store keeps
+which jobs belong to a digest, so that a process knows what its coordinator's code lacks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from jobsync.coordination.membership import Membership, Peer
+from jobsync.core.firing import JobDefinition, JobState, define
+from jobsync.events import Event
+from jobsync.scheduler import events
+from jobsync.scheduler.fleet_clock import FleetClock
+from jobsync.scheduler.job_store import JobStore, digest_code
+from jobsync.scheduler.runs import KnownJob
+
+__all__ = ["JobCode"]
+
+
+class JobCode:
+    """The jobs of this process's code.
+
+    Args:
+        known: the jobs, by name.
+        jobs: where they are stored.
+        membership: this process's session.
+        clock: the time by which definitions count.
+        fact: the session's fact that tells which jobs its process has.
+        emit: emits an event.
+
+    Attributes:
+        digest: identifies the definitions, as they were last published.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[str, KnownJob],
+        jobs: JobStore,
+        membership: Membership,
+        clock: FleetClock,
+        fact: str,
+        emit: Callable[[Event], object],
+    ) -> None:
+        self.digest = ""
+        self._known = known
+        self._jobs = jobs
+        self._membership = membership
+        self._clock = clock
+        self._fact = fact
+        self._emit = emit
+        self._is_stale = True
+        self._others: dict[str, frozenset[str]] = {}
+        """The jobs of other versions of the code, by digest."""
+
+    def change(self) -> None:
+        """Publish the digest again, soon: jobs were added or removed."""
+        self._is_stale = True
+
+    async def publish(self) -> None:
+        """Let other processes know which jobs this one has, if that has changed."""
+        if not self._is_stale:
+            return
+        definitions = {name: job.options.definition for name, job in self._known.items()}
+        self.digest = digest_code(definitions)
+        self._is_stale = False
+        try:
+            await self._jobs.write_code(self.digest, definitions)
+        except BaseException:
+            # So that it is written the next time.
+            self._is_stale = True
+            raise
+        self._membership.publish(**{self._fact: self.digest})
+
+    async def register_all(self) -> None:
+        """Store the definitions of all jobs, unless newer ones are stored."""
+        await self.publish()
+        if await self._jobs.read_defined() == self.digest:
+            return
+        if await self.define(list(self._known)):
+            await self._jobs.write_defined(self.digest)
+
+    async def define(self, names: Sequence[str]) -> bool:
+        """Store definitions; return whether they hold: none of the stored ones is newer."""
+        worker, now, is_current = self._membership.worker_id, self._clock.now(), True
+        definitions = {name: self._known[name].options.definition for name in names}
+        stored = await self._jobs.read_many(names)
+        missing = {
+            name: define(None, definition, worker, now)
+            for name, definition in definitions.items()
+            if name not in stored
+        }
+        created = await self._jobs.create_many(
+            {name: state for name, state in missing.items() if state is not None}
+        )
+        replaced: dict[str, bool] = {}
+        for name, definition in definitions.items():
+            if name in created:
+                self._emit(events.JobAdded(job_name=name))
+            elif name in missing or _differs(stored[name].state, definition):
+                after, is_changed = await self._redefine(name, definition, worker, now)
+                is_current = is_current and after == definition
+                if is_changed:
+                    replaced[name] = False
+        if replaced:
+            await self._jobs.note_edits(replaced)
+        return is_current
+
+    async def find_lacking(self, leader: str, members: Sequence[Peer]) -> frozenset[str]:
+        """Return the jobs that this process fires, because its coordinator's code lacks them.
+
+        Args:
+            leader: the digest of the coordinator's code.
+            members: the candidates for its role, the oldest first.
+        """
+        lacking = frozenset(self._known) - await self.read(leader)
+        for peer in members:
+            if peer.incarnation == self._membership.incarnation:
+                return lacking
+            # An older process goes first.
+            lacking -= await self.read(str(peer.facts.get(self._fact, "")))
+        return frozenset()
+
+    async def read(self, digest: str) -> frozenset[str]:
+        """Return the jobs of a version of the code."""
+        if digest == self.digest:
+            return frozenset(self._known)
+        if digest not in self._others:
+            self._others[digest] = await self._jobs.read_code(digest)
+        return self._others[digest]
+
+    async def _redefine(
+        self, name: str, definition: JobDefinition, worker: str, now: float
+    ) -> tuple[JobDefinition | None, bool]:
+        """Replace a stored definition, unless it is newer.
+
+        Returns:
+            The definition that is stored now, and whether anything was changed.
+        """
+        before: list[JobState] = []
+
+        def decide(state: JobState | None) -> JobState | None:
+            before[:] = [] if state is None else [state]
+            return define(state, definition, worker, now)
+
+        stored = await self._jobs.change(name, decide)
+        if stored is None or not before:
+            return definition if stored else None, stored is not None
+        if before[0].definition != definition:
+            differing = _find_differences(before[0].definition, definition)
+            by = stored.state.defined_by
+            self._emit(events.JobDefinitionReplaced(job_name=name, fields=differing, by=by))
+        return stored.state.definition, stored.state != before[0]
+
+
+def _differs(state: JobState, definition: JobDefinition) -> bool:
+    return state.is_removed or state.definition != definition
+
+
+def _find_differences(one: JobDefinition, other: JobDefinition) -> tuple[str, ...]:
+    return tuple(
+        field
+        for field in JobDefinition.__struct_fields__
+        if getattr(one, field) != getattr(other, field)
+    )
