@@ -52,6 +52,7 @@ __all__ = [
     "Incomplete",
     "Invalid",
     "InvalidRecord",
+    "JobRunning",
     "JobsyncError",
     "Misconfigured",
     "MissingExtra",
@@ -300,6 +301,12 @@ class Conflict(_RecordError):
     """The record is not, or no longer, what the write was based on."""
 
     _message = "{key} was changed by another writer{detail}. Read it again and decide again."
+
+
+class JobRunning(Conflict):
+    """A run of the job has not ended, and runs of this job must not overlap."""
+
+    _message = 'Job {key} is running{detail}. Wait for its end, or define it with overlap="queue".'
 
 
 class OutcomeUnknown(_RecordError):

@@ -26,9 +26,9 @@ from jobsync.core.firing import (
 )
 from jobsync.database.coordinator_plugin import CoordinatorPlugin
 from jobsync.errors import (
-    Conflict,
     Corrupt,
     Invalid,
+    JobRunning,
     NewerFormat,
     NotFound,
     OutcomeUnknown,
@@ -229,7 +229,7 @@ class SchedulerPlugin(CoordinatorPlugin):
 
         Raises:
             NotFound: this process does not have the job.
-            Conflict: it is running, and `overlap="skip"`.
+            JobRunning: a run has not ended, and `overlap="skip"`.
             Unavailable: the run was lost, because this process stops or has lost its session.
             Exception: what the last attempt raised; TimeoutError, if it took too long.
         """
@@ -459,7 +459,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         """Record a run that was started by hand; None if it has to wait.
 
         Raises:
-            Conflict: a run has not ended, and runs do not wait.
+            JobRunning: a run has not ended, and runs do not wait.
         """
         is_started = False
 
@@ -482,7 +482,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         if stored is None or is_started:
             return stored
         if stored.state.effective.overlap == "skip" and not await loop.has_orphans(stored.state):
-            raise Conflict(name, 'it is running, and its overlap is "skip"')
+            raise JobRunning(name)
         # A dead process's run is given up or resumed by the process that fires the job.
         loop.look_at(name)
         return None

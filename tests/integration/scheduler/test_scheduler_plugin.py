@@ -13,11 +13,11 @@ from waiting import until
 
 from jobsync import (
     Components,
-    Conflict,
     Database,
     Event,
     Invalid,
     JobContext,
+    JobRunning,
     NotFound,
     SchedulerPlugin,
 )
@@ -346,7 +346,7 @@ async def test_run_job_follows_the_overlap(url: str) -> None:
             await began.wait()
             if overlap == "skip":
                 for _ in range(2):
-                    with pytest.raises(Conflict, match="running"):
+                    with pytest.raises(JobRunning, match="is running"):
                         await two.scheduler.run_job(overlap)
             elif overlap == "allow":
                 assert await two.scheduler.run_job(overlap) == "done"
