@@ -15,6 +15,7 @@ from jobsync.errors import (
     Incomplete,
     Invalid,
     InvalidRecord,
+    JobRunning,
     JobsyncError,
     Misconfigured,
     MissingExtra,
@@ -46,6 +47,10 @@ SAMPLES: list[tuple[JobsyncError, str]] = [
         "There is no queue 'bb'. Did you mean b? Known: b, c.",
     ),
     (Conflict("a/b"), "a/b was changed by another writer. Read it again and decide again."),
+    (
+        JobRunning("report"),
+        'Job report is running. Wait for its end, or define it with overlap="queue".',
+    ),
     (
         OutcomeUnknown("a/b", "timeout"),
         "The outcome of the write to a/b is unknown (timeout). Read it before you act.",
