@@ -405,7 +405,12 @@ class JobStore:
         return entries
 
     async def prune(self, name: str, *, keep: int, oldest: float) -> int:
-        """Remove old history of a job: beyond a count, and older than an instant."""
+        """Remove old history of a job: beyond a count, and older than an instant.
+
+        The records of runs that go on are kept: without one, a run would count as never begun.
+        """
+        stored = await self.read(name)
+        running = set() if stored is None else {self.run_key(name, r) for r in stored.state.running}
         prefix = self._run_prefix(name)
         heads = await self.store.heads(prefix, limit=keep)
         # The earlier of the two cuts: keys count down.
@@ -414,10 +419,12 @@ class JobStore:
             cut = min(cut, heads[-1].key)
         removed = 0
         while old := await self.store.heads(prefix, after=cut, limit=_PAGE):
-            await self.store.drop([head.key for head in old])
-            removed += len(old)
+            keys = [head.key for head in old if head.key not in running]
+            await self.store.drop(keys)
+            removed += len(keys)
             if len(old) < _PAGE:
                 break
+            cut = old[-1].key
         return removed
 
     def run_key(self, name: str, run: ActiveRun) -> str:

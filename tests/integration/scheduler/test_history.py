@@ -1,10 +1,11 @@
 """The history of scheduled jobs: pages, filters, retention and statistics."""
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
-from scheduler_stage import NEVER, SettableClock, run_scheduler
+from scheduler_stage import EVERY_SECOND, NEVER, SettableClock, run_scheduler
 from servers import Locate
 from waiting import until
 
@@ -86,6 +87,42 @@ async def test_history_is_kept_by_age(locate: Locate) -> None:
             await stage.scheduler.run_job("a", {"n": 1})
         left = await removed(stage.scheduler, 6)
         assert all(entry.scheduled_time > time.time() - DAY for entry in left)
+
+
+async def test_the_record_of_a_run_that_goes_on_is_kept(locate: Locate) -> None:
+    """However old it is: the run ends as usual, and is not taken for one that never began."""
+    began, release = asyncio.Event(), asyncio.Event()
+    begun: list[JobContext] = []
+
+    async def wait(_: Database, context: JobContext) -> str:
+        if context.is_manual:
+            return "quick"
+        begun.append(context)
+        began.set()
+        await release.wait()
+        return "slow"
+
+    jobs = {"a": {"schedule": EVERY_SECOND, "action": wait, "overlap": "allow"}}
+    async with run_scheduler(locate("sqlite"), jobs, history_limit=3) as stage:
+        scheduler = stage.scheduler
+        await began.wait()
+        await scheduler.disable_job("a")
+        instants = {context.scheduled_time for context in begun}
+        await until(lambda: time.time() > max(instants) + 1, "the next second")
+        for _ in range(50):
+            await scheduler.run_job("a")
+        try:
+            await removed(scheduler, 3 + len(instants))
+        finally:
+            release.set()
+        await until(lambda: not scheduler.list_running(), "it has ended")
+        await stage.hears("job-completed", result="slow")
+        slow = [e for e in await scheduler.job_history("a") if not e.is_manual]
+        assert {(e.scheduled_time, e.result, e.resumed) for e in slow} == {
+            (instant, "slow", 0) for instant in instants
+        }
+        assert stage.heard("job-lost") == []
+        assert len(begun) == len(instants)
 
 
 async def removed(scheduler: Any, count: int) -> Any:
