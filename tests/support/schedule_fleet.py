@@ -42,10 +42,10 @@ JOBS: Mapping[str, Mapping[str, Any]] = {
     "hangs": {"schedule": "@every 45s", "seconds": 60.0, "timeout": 4.0},
     "blocks": {"schedule": "@every 50s", "seconds": 3.0, "is_function": True},
 }
-"""The options of jobs, and what their actions do: how many seconds they take at most, how often
-they fail, and whether they are plain functions."""
+"""The options of jobs, and what their actions do: how many seconds they take, how often they fail,
+and whether they are plain functions."""
 
-_DEEDS = ("seconds", "fails", "is_function")
+_DEEDS = ("seconds", "at_least", "fails", "is_function")
 
 
 class SchedulerProcess:
@@ -96,11 +96,12 @@ class SchedulerProcess:
 
     def _build_action(self, name: str, job: Mapping[str, Any]) -> Callable[..., Any]:
         seconds, fails = job.get("seconds", 0.1), job.get("fails", 0.0)
+        at_least = job.get("at_least", 0.0)
         dice = self.fleet.world.dice
 
         async def act(_: object, context: JobContext) -> str:
             self._note(name, "begin", context)
-            await self.node.clock.sleep(dice.uniform(0, seconds))
+            await self.node.clock.sleep(dice.uniform(at_least, seconds))
             if dice.random() < fails:
                 raise ValueError("as its options demand")
             self._note(name, "end", context)

@@ -31,6 +31,7 @@ __all__ = [
     "outage",
     "pause",
     "pauses_jobs",
+    "rare",
     "skewed_buckets",
     "skewed_databases",
     "standalone",
@@ -99,6 +100,18 @@ async def suspend(world: World) -> None:
 async def leave(world: World) -> None:
     """The leader stops cleanly: another one fires within a heartbeat."""
     await run_strike(world, strikes.leave, 2 * BEAT)
+
+
+async def rare(world: World) -> None:
+    """The process of a job dies that is not due for another hour: its run is resumed at once."""
+    fleet = ScheduleFleet(world)
+    # Worlds begin at 22:13:20.
+    job = {"schedule": "15 * * * *", "seconds": 60.0, "at_least": 40.0}
+    fleet.add_all("abc", {"rare": job, "tick": JOBS["tick"]})
+    await asyncio.sleep(100 + world.dice.uniform(5, 35))
+    (leader,) = fleet.leaders
+    await strikes.kill([leader.node], MINUTE)
+    await fleet.settle(3 * MINUTE)
 
 
 async def outage(world: World) -> None:
@@ -242,7 +255,9 @@ async def run_skewed(fleet: ScheduleFleet, job: str) -> None:
 async def downtime(world: World) -> None:
     """All processes are gone, for up to three years: a bounded catch-up, and one gap for a job."""
     fleet = ScheduleFleet(world)
-    nodes = fleet.add_all("ab", FEW)
+    # Due when nobody is there, and long past when they are back.
+    late = {"schedule": "15 * * * *", "misfire": "skip"}
+    nodes = fleet.add_all("ab", {**FEW, "late": late})
     await asyncio.sleep(MINUTE)
     gaps = {job: len(fleet.list_gaps(job)) for job in FEW}
     await strikes.power_off(nodes, world.dice.choice((HOUR, 3 * 365 * DAY)))
@@ -253,6 +268,7 @@ async def downtime(world: World) -> None:
         missed = [gap for gap in fleet.list_gaps(job)[gaps[job] :] if gap["status"] == "missed"]
         long = [gap for gap in missed if gap["scheduled_time"] - gap["first"] > 0.9 * HOUR]
         require(len(long) == 1, "K2", f"{job}: the downtime is in {missed}")
+    require(len(fleet.list_gaps("late")) == 1, "K2", f"{fleet.list_gaps('late')}")
 
 
 async def run_stormy_time(world: World, kinds: tuple[Strike, ...]) -> None:
@@ -322,6 +338,7 @@ STORIES: tuple[Story, ...] = (
     mute,
     suspend,
     leave,
+    rare,
     outage,
     lost_replies,
     crowded,

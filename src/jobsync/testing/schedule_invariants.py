@@ -18,6 +18,7 @@ A story notes what the records do not tell:
     begin            an action has started: `job`, `run`, `attempt`, `session`
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -87,6 +88,8 @@ class _JobRecords:
         self.changed_at = 0.0
         self.started: dict[int, str] = {}
         """The run of each instant that was started."""
+        self.instants: list[int] = []
+        """These instants, in order."""
         self.entries: dict[str, HistoryEntry] = {}
         """The firing records, by key; also those that were removed since."""
         self.results: dict[str, str] = {}
@@ -211,8 +214,9 @@ class _FiringChecker:
                 change = _StateChange(job, records, before, after, done.node, done.at)
                 yield from self._check_state(change)
             for run in after.running:
-                if not run.is_manual:
-                    records.started.setdefault(run.instant, run.id)
+                if not run.is_manual and run.instant not in records.started:
+                    records.started[run.instant] = run.id
+                    insort(records.instants, run.instant)
 
     def _check_state(self, change: _StateChange) -> Iterator[Violation]:
         for invariant, problem in (
@@ -338,6 +342,10 @@ def _check_once(change: _StateChange) -> Iterator[tuple[str, str]]:
     for instant in change.fired:
         if instant <= before.last:
             yield "K1", f"{instant} is fired, and was decided: the last was {before.last}"
+    instants = change.records.instants
+    for gap in change.new_gaps:
+        if bisect_left(instants, gap.first) < bisect_right(instants, gap.last):
+            yield "K1", f"an instant was fired, and is in {gap}"
 
 
 def _check_accounts(change: _StateChange) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,240 @@
+"""Mutants of the scheduler: the simulated world must catch each.
+
+A mutant that survives means that the world checks too little, not that the scheduler is safe. A
+firing record that is written over another one is not a mutant: a state already lets only one
+process fire an instant, and the record is there for states that were lost.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import pytest
+import schedule_stories
+from msgspec.structs import replace
+from mutants import catches
+
+from jobsync.coordination.term import Term
+from jobsync.core import firing
+from jobsync.core.cron import Schedule
+from jobsync.core.firing import ActiveRun, Advance, JobState
+from jobsync.scheduler import loop
+from jobsync.scheduler.fleet_clock import FleetClock
+from jobsync.scheduler.job_cache import JobCache
+from jobsync.scheduler.job_store import JobStore, StoredJob
+from jobsync.scheduler.loop import FiringLoop
+from jobsync.scheduler.plugin import SchedulerPlugin
+from jobsync.stores.contract import Record
+from jobsync.testing import check_story, run_story
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def writes_over_others(patch: pytest.MonkeyPatch) -> None:
+    """A state replaces whichever is stored, not only the one that it was decided on."""
+
+    async def write(self: JobStore, name: str, base: Record, state: JobState) -> StoredJob | None:
+        current = await self.read(name)
+        return await was(self, name, base if current is None else current.record, state)
+
+    was = JobStore.replace
+    patch.setattr(JobStore, "replace", write)
+
+
+def forgets_what_it_fired(patch: pytest.MonkeyPatch) -> None:
+    """An instant that is fired is not the last decided one."""
+
+    def advance(name: str, state: JobState, now: float, **options: Any) -> Advance:
+        result = firing.advance(name, state, now, **options)
+        last = state.last if result.starts else result.state.last
+        return Advance(replace(result.state, last=last), result.starts, result.lost)
+
+    patch.setattr(loop, "advance", advance)
+
+
+def records_no_gaps(patch: pytest.MonkeyPatch) -> None:
+    """Instants that are not fired are passed over."""
+
+    def add(state: JobState, _: object, until: int, *__: object) -> JobState:
+        return replace(state, last=max(state.last, until))
+
+    patch.setattr(firing, "_add_gap", add)
+
+
+def forgets_gaps(patch: pytest.MonkeyPatch) -> None:
+    """Gaps are removed from a state and not added to the history."""
+
+    async def write(self: JobCache, name: str) -> None:
+        await self.update(name, lambda state: firing.drop_gaps(state, state.gaps))
+
+    patch.setattr(JobCache, "write_gaps", write)
+
+
+def notes_too_much_progress(patch: pytest.MonkeyPatch) -> None:
+    """A leader notes that all runs have ended, while some have not."""
+
+    async def put(self: Term, key: str, value: Any) -> None:
+        await was(self, key, {**value, "open": []} if key.endswith("/progress") else value)
+
+    was = Term.put
+    patch.setattr(Term, "put", put)
+
+
+def resumes_runs_of_the_living(patch: pytest.MonkeyPatch) -> None:
+    """A run of another process is taken over, whether that process is dead or not."""
+
+    def is_orphan(self: FiringLoop, run: ActiveRun, _: Collection[str]) -> bool:
+        return run.owner != self._membership.incarnation or not self._runs.has(run.id)
+
+    patch.setattr(FiringLoop, "_is_orphan", is_orphan)
+
+
+def believes_its_list_of_the_living(patch: pytest.MonkeyPatch) -> None:
+    """A process that is not in this process's list is dead, although the list is incomplete."""
+
+    async def find(self: FiringLoop, state: JobState) -> set[str]:
+        owners = {run.owner for run in state.running}
+        return owners - {self._membership.incarnation, *self._membership.living}
+
+    patch.setattr(FiringLoop, "_find_gone", find)
+
+
+def resumes_no_run(patch: pytest.MonkeyPatch) -> None:
+    """A run whose process died is left alone."""
+    patch.setattr(FiringLoop, "_is_orphan", lambda *_: False)
+
+
+def starts_its_own_runs_again(patch: pytest.MonkeyPatch) -> None:
+    """A run of this process is started again whenever the job is looked at."""
+
+    def is_orphan(self: FiringLoop, run: ActiveRun, gone: Collection[str]) -> bool:
+        return run.owner == self._membership.incarnation or was(self, run, gone)
+
+    was = FiringLoop._is_orphan
+    patch.setattr(FiringLoop, "_is_orphan", is_orphan)
+
+
+def ignores_overlaps(patch: pytest.MonkeyPatch) -> None:
+    """An instant is started although the run before has not ended."""
+
+    def choose(state: JobState, *arguments: Any) -> ActiveRun | None:
+        return was(replace(state, running=()), *arguments)
+
+    was = firing._choose_next
+    patch.setattr(firing, "_choose_next", choose)
+
+
+def catches_up_on_everything(patch: pytest.MonkeyPatch) -> None:
+    """All late instants are fired."""
+
+    def find(self: Schedule, after: int, until: int, limit: int) -> list[int]:
+        return was(self, after, until, 100 * limit)
+
+    was = Schedule.newest_between
+    patch.setattr(Schedule, "newest_between", find)
+
+
+def fires_what_is_long_past(patch: pytest.MonkeyPatch) -> None:
+    """A late instant is fired although the job says that late ones are skipped."""
+    patch.setattr(firing, "MAX_LATENESS", 10**9)
+
+
+def fires_the_past_of_a_new_schedule(patch: pytest.MonkeyPatch) -> None:
+    """A changed schedule is due from the last decided instant on."""
+    patch.setattr(firing, "_skip_past", lambda state, *_: state)
+
+
+def fires_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Instants are due some seconds before their time."""
+    was = FleetClock.now
+    patch.setattr(FleetClock, "now", lambda self: was(self) + 1.6)
+
+
+def ignores_its_jitter(patch: pytest.MonkeyPatch) -> None:
+    """An instant is fired without its jitter."""
+    patch.setattr(firing, "due_time", lambda _name, _definition, _schedule, instant: instant)
+
+
+def trusts_a_wrong_clock(patch: pytest.MonkeyPatch) -> None:
+    """A process fires by its clock, however far that is off."""
+    patch.setattr(FleetClock, "veto", "")
+
+
+def leads_idly_after_an_outage(patch: pytest.MonkeyPatch) -> None:
+    """A process fires only in its first term."""
+
+    def assign(self: SchedulerPlugin) -> None:
+        if self not in assigned:
+            assigned.append(self)
+            was(self)
+
+    assigned: list[SchedulerPlugin] = []
+    was = SchedulerPlugin._assign
+    patch.setattr(SchedulerPlugin, "_assign", assign)
+
+
+def serves_jobs_by_name(patch: pytest.MonkeyPatch) -> None:
+    """Of the jobs that wait for room, the first by name gets it."""
+
+    def build(self: FiringLoop, *arguments: Any) -> None:
+        was(self, *arguments)
+        self._numbers = itertools.repeat(0)  # type: ignore[assignment]
+
+    was = FiringLoop.__init__
+    patch.setattr(FiringLoop, "__init__", build)
+
+
+KILLED: dict[Patch, tuple[schedule_stories.Story, int, str]] = {
+    writes_over_others: (schedule_stories.standalone, 0, "K1"),
+    forgets_what_it_fired: (schedule_stories.rare, 0, "K1"),
+    records_no_gaps: (schedule_stories.outage, 0, "K2"),
+    forgets_gaps: (schedule_stories.outage, 0, "K2"),
+    notes_too_much_progress: (schedule_stories.rare, 0, "KL2"),
+    resumes_runs_of_the_living: (schedule_stories.standalone, 0, "K4"),
+    believes_its_list_of_the_living: (schedule_stories.standalone, 0, "K4"),
+    resumes_no_run: (schedule_stories.rare, 0, "KL2"),
+    starts_its_own_runs_again: (schedule_stories.begins, 0, "K8"),
+    ignores_overlaps: (schedule_stories.begins, 0, "K4"),
+    catches_up_on_everything: (schedule_stories.outage, 0, "K6"),
+    fires_what_is_long_past: (schedule_stories.downtime, 0, "K6"),
+    fires_the_past_of_a_new_schedule: (schedule_stories.edits, 0, "K7"),
+    fires_too_early: (schedule_stories.edits, 0, "K3"),
+    ignores_its_jitter: (schedule_stories.begins, 0, "K3"),
+    trusts_a_wrong_clock: (schedule_stories.skewed_buckets, 0, "K3"),
+    leads_idly_after_an_outage: (schedule_stories.outage, 2, "KL1"),
+    serves_jobs_by_name: (schedule_stories.crowded, 0, "K2"),
+}
+"""For each mutant a story and a seed that catch it, and the invariant that it violates."""
+
+OTHER_SEEDS = 12
+"""Other seeds to try: a seed's history changes whenever the library takes one more step."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Silence the expected errors of mutants."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("mutant", KILLED, ids=lambda mutant: mutant.__name__)
+def test_the_world_notices(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded story reports a violation of the recorded invariant."""
+    story, seed, invariant = KILLED[mutant]
+    mutant(monkeypatch)
+    seeds = dict.fromkeys((seed, *range(OTHER_SEEDS)))
+    assert any(catches(run_story(story, each).violations, invariant) for each in seeds)
+
+
+@pytest.mark.parametrize(
+    ("story", "seed"),
+    dict.fromkeys((story, seed) for story, seed, _ in KILLED.values() if seed),
+    ids=lambda each: each.__name__ if callable(each) else str(each),
+)
+def test_the_killers_find_nothing_in_the_real_scheduler(
+    story: schedule_stories.Story, seed: int
+) -> None:
+    """Without a mutation these stories report nothing; `test_schedule` runs all with seed 0."""
+    check_story(story, [seed])
