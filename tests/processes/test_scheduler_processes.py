@@ -77,7 +77,7 @@ class Storm:
             self._processes.add(victim.skew)
         else:
             victim.freeze()
-            await asyncio.sleep(self._dice.uniform(0.5, 6))
+            await asyncio.sleep(self._dice.uniform(0.5, 5))
             victim.thaw()
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,6 +138,7 @@ def check_runs(
             of a job overlap that must not.
     """
     executions = _find_executions(processes)
+    resumed = {(fact.who, fact["execution_id"]) for fact in processes.facts("job-resumed")}
     counts: Counter[str] = Counter()
     results = Counter(
         (f["job_name"], int(f["scheduled_time"])) for f in processes.facts("job-executed")
@@ -155,7 +156,7 @@ def check_runs(
         assert not never, f"{name}: never ran: {[fired[instant] for instant in sorted(never)]}"
         for instant, runs in by_instant.items():
             assert {run.begun["id"] for run in runs} == {fired[instant].id}
-            counts["resumed"] += _count_resumes(runs)
+            counts["resumed"] += _count_resumes(runs, resumed)
         if scheduler_worker.JOBS[name]["overlap"] != "allow":
             _check_overlap(own)
     return counts
@@ -172,8 +173,11 @@ def _find_executions(processes: SchedulerProcesses) -> list[_Execution]:
     return found
 
 
-def _count_resumes(runs: Iterable[_Execution]) -> int:
-    """Count how often a run was started again; each time its process was struck before."""
+def _count_resumes(runs: Iterable[_Execution], resumed: Container[tuple[str, str]]) -> int:
+    """Count how often a run was started again.
+
+    Each time its process was struck before, and the next one has reported that it resumes it.
+    """
     ordered = sorted(runs, key=lambda run: run.begun.at)
     resumes = 0
     for before, after in itertools.pairwise(ordered):
@@ -184,6 +188,7 @@ def _count_resumes(runs: Iterable[_Execution]) -> int:
                 continue
         struck = before.worker.was_struck(before.begun.at, after.begun.at)
         assert struck, f"ran twice: {before} {after}"
+        assert (after.begun.who, after.begun["id"]) in resumed, f"not resumed: {before} {after}"
         resumes += 1
     return resumes
 
