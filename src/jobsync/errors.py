@@ -7,6 +7,7 @@
     │   └── MissingExtra  a package is not installed: run the command in the message
     ├── NotFound          the thing does not exist: create it first, or ask for another
     ├── Conflict          another writer came first: read again, decide again
+    │   └── JobRunning    runs of the job must not overlap: wait for its end
     ├── ClaimLost         another node owns the task: do not do it here
     ├── Fenced            your term is over, or a newer one has written: stop
     ├── NewerFormat       newer code wrote the record: leave it alone, upgrade this process
