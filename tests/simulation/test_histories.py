@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import job_stories
 import pytest
 import queue_stories
+import schedule_stories
 from histories import (
     HOW_TO_RECORD,
     describe_differences,
@@ -37,6 +38,8 @@ SLOW = {
     "scenarios.short_outages",
     "scenarios.slow_checks",
     "queue.stormy_with_suspends",
+    "schedule.stormy",
+    "schedule.stormy_with_suspends",
     "sessions.test_a_calm_hour_kills_nobody",
 }
 """Runs that take too long to be repeated here."""
@@ -44,8 +47,9 @@ SLOW = {
 ELSEWHERE = {
     *(f"queue.{story.__name__}" for story in queue_stories.STORIES),
     *(f"jobs.{story.__name__}" for story in job_stories.STORIES),
+    *(f"schedule.{story.__name__}" for story in schedule_stories.STORIES),
 }
-"""Stories that `test_queue` and `test_jobs` compare while they run them."""
+"""Stories that `test_queue`, `test_jobs` and `test_schedule` compare while they run them."""
 
 KINDS = sorted({name.partition(".")[0] for name in load_recorded()})
 

@@ -8,9 +8,12 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from histories import compared_with_recorded
 from schedule_stories import STORIES, Story, begins, kill, stormy, stormy_with_suspends
 
 from jobsync.testing import check_repeats, check_story, run_story
+
+SEEDS = range(1)
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +26,9 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_stories(story: Story) -> None:
-    """Each story ends well."""
-    check_story(story, range(1))
+    """Each story ends well, and has its recorded history."""
+    with compared_with_recorded(f"schedule.{story.__name__}", SEEDS):
+        check_story(story, SEEDS)
 
 
 STORMS = (
