@@ -193,13 +193,19 @@ def describe_failure(error: object, detail: str) -> Violation:
     return Violation("crash" if is_defect(error) else "A1", detail)
 
 
-def is_defect(error: object) -> bool:
-    """Whether an exception, or one that led to it, is a programming error."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(is_defect, error.exceptions))
-    if not isinstance(error, BaseException):
+def is_defect(error: object, known: frozenset[int] = frozenset()) -> bool:
+    """Whether an exception, or one that led to it, is a programming error.
+
+    Args:
+        error: the exception.
+        known: those that were looked at. Causes may form a circle.
+    """
+    if not isinstance(error, BaseException) or id(error) in known:
         return False
-    return isinstance(error, _DEFECTS) or is_defect(error.__cause__ or error.__context__)
+    known |= {id(error)}
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_defect(each, known) for each in error.exceptions)
+    return isinstance(error, _DEFECTS) or is_defect(error.__cause__ or error.__context__, known)
 
 
 class _Version(msgspec.Struct, frozen=True):
