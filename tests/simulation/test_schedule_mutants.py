@@ -18,13 +18,14 @@ from mutants import catches
 from jobsync.coordination.term import Term
 from jobsync.core import firing
 from jobsync.core.cron import Schedule
-from jobsync.core.firing import ActiveRun, Advance, JobState
+from jobsync.core.firing import MAX_RESUMES, ActiveRun, Advance, JobState
 from jobsync.scheduler import loop
 from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore, StoredJob
 from jobsync.scheduler.loop import FiringLoop
 from jobsync.scheduler.plugin import SchedulerPlugin
+from jobsync.scheduler.runs import Runs
 from jobsync.stores.contract import Record
 from jobsync.testing import check_story, run_story
 
@@ -103,6 +104,16 @@ def believes_its_list_of_the_living(patch: pytest.MonkeyPatch) -> None:
 def resumes_no_run(patch: pytest.MonkeyPatch) -> None:
     """A run whose process died is left alone."""
     patch.setattr(FiringLoop, "_is_orphan", lambda *_: False)
+
+
+def takes_back_what_others_resumed(patch: pytest.MonkeyPatch) -> None:
+    """A process that stood still claims a firing record that another one has claimed since."""
+
+    async def claim(self: Runs, name: str, run: ActiveRun) -> Any:
+        return await was(self, name, replace(run, resumed=MAX_RESUMES + 1))
+
+    was = Runs._claim_record
+    patch.setattr(Runs, "_claim_record", claim)
 
 
 def starts_its_own_runs_again(patch: pytest.MonkeyPatch) -> None:
@@ -194,6 +205,7 @@ KILLED: dict[Patch, tuple[schedule_stories.Story, int, str]] = {
     resumes_runs_of_the_living: (schedule_stories.standalone, 0, "K4"),
     believes_its_list_of_the_living: (schedule_stories.standalone, 0, "K4"),
     resumes_no_run: (schedule_stories.rare, 0, "KL2"),
+    takes_back_what_others_resumed: (schedule_stories.wakes_late, 0, "K4"),
     starts_its_own_runs_again: (schedule_stories.begins, 0, "K8"),
     ignores_overlaps: (schedule_stories.begins, 0, "K4"),
     catches_up_on_everything: (schedule_stories.outage, 0, "K6"),

@@ -10,8 +10,19 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from schedule_fleet import BEAT, JOBS, TIMEOUT, ScheduleFleet, SchedulerProcess
+from waiting import until
 
-from jobsync.testing import Weather, World, draw_forecast, mend, require, storm, strikes
+from jobsync.testing import (
+    Occurrence,
+    Violation,
+    Weather,
+    World,
+    draw_forecast,
+    mend,
+    require,
+    storm,
+    strikes,
+)
 from jobsync.testing.strikes import STRIKES, Strike
 
 __all__ = [
@@ -38,6 +49,7 @@ __all__ = [
     "stormy",
     "stormy_with_suspends",
     "suspend",
+    "wakes_late",
 ]
 
 Story = Callable[[World], Coroutine[Any, Any, None]]
@@ -111,6 +123,30 @@ async def rare(world: World) -> None:
     await asyncio.sleep(100 + world.dice.uniform(5, 35))
     (leader,) = fleet.leaders
     await strikes.kill([leader.node], MINUTE)
+    await fleet.settle(3 * MINUTE)
+
+
+async def wakes_late(world: World) -> None:
+    """A process stands still between its decision to fire and the firing record.
+
+    When it wakes, another one has resumed the run and executes it: it must leave that alone.
+    """
+    fleet = ScheduleFleet(world)
+    job = {"schedule": "15 * * * *", "seconds": 60.0, "at_least": 50.0}
+    fleet.add_all("abc", {"rare": job})
+    stopped: list[str] = []
+
+    def stop(done: Occurrence) -> list[Violation]:
+        is_state = done.what == "commit" and done.details["key"].endswith("/job/rare")
+        if is_state and done.details["value"].get("running") and not stopped:
+            stopped.append(done.node)
+            world.nodes[done.node].pause()
+        return []
+
+    world.watch(stop)
+    await until(lambda: stopped, "the job is fired", 3 * MINUTE)
+    await asyncio.sleep(world.dice.uniform(2, 4) * TIMEOUT)
+    world.nodes[stopped[0]].resume()
     await fleet.settle(3 * MINUTE)
 
 
@@ -339,6 +375,7 @@ STORIES: tuple[Story, ...] = (
     suspend,
     leave,
     rare,
+    wakes_late,
     outage,
     lost_replies,
     crowded,

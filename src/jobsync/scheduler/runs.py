@@ -277,6 +277,10 @@ class Runs:
             reason = "its instant was fired before"
         elif found[1].status != "running":
             return found[1]
+        elif found[1].resumed > run.resumed:
+            # This process stood still, and was believed dead.
+            self._listener.on_lost(name, run, "another process has taken it over")
+            return None
         else:
             entry = msgspec.structs.replace(
                 found[1],
@@ -355,7 +359,9 @@ class Runs:
 
 
 def _drop_run(state: JobState, run: ActiveRun) -> JobState | None:
-    running = tuple(other for other in state.running if other.id != run.id)
+    running = tuple(
+        other for other in state.running if (other.id, other.owner) != (run.id, run.owner)
+    )
     return None if running == state.running else msgspec.structs.replace(state, running=running)
 
 
