@@ -133,8 +133,8 @@ class ScheduleFleet:
         world: the simulated world.
         has_clock: whether the store has a clock, as a database has; otherwise it is a bucket.
         weather: the faults of all links.
-        early: seconds by which a process may misjudge the clock of the store. Where the weather is
-            bad it is half of what a request may take.
+        early: seconds by which a process may misjudge the clock of a store that has one, because
+            its own clock drifts.
         options: for all schedulers.
     """
 
@@ -144,7 +144,7 @@ class ScheduleFleet:
         *,
         has_clock: bool = True,
         weather: Weather = CALM,
-        early: float = 0.5,
+        early: float = 0.05,
         **options: Any,
     ) -> None:
         self.world = world

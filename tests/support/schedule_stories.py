@@ -314,7 +314,6 @@ async def run_stormy_time(world: World, kinds: tuple[Strike, ...]) -> None:
     fleet = ScheduleFleet(
         world,
         has_clock=has_clock,
-        early=3.0,
         max_concurrent_jobs=dice.choice((1, 5, 20)),
         enable_coordinator=dice.random() < 0.8,
     )

@@ -122,11 +122,11 @@ class FleetClock:
         if server is None:
             self._uses_wall = True
             return
-        # The server read its clock between the two. Taken half way at first; later an offset that
-        # fits stays, so that a slow request does not move the time.
+        # The server read its clock between the two. The least is taken: nothing must fire early.
+        # An offset that fits stays, so that a slow request does not move the time.
         least, most = server.seconds - received, server.seconds - sent
-        offset = (least + most) / 2 if self._offset is None else self._offset
-        self._offset = min(max(offset, least), most)
+        if self._offset is None or not least <= self._offset <= most:
+            self._offset = least
 
 
 def _describe(skew: float, wall: float) -> str:

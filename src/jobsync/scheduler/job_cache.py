@@ -28,6 +28,8 @@ class JobCache:
         self._on_gap = on_gap
         self.known: dict[str, StoredJob] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self._unsure: set[str] = set()
+        """Jobs with a write that may have been applied, or may still be."""
 
     def keep(self, stored: Mapping[str, StoredJob]) -> None:
         """Remember states that were read, unless newer ones are known."""
@@ -35,6 +37,10 @@ class JobCache:
             known = self.known.get(name)
             if known is None or known.record.seq < job.record.seq:
                 self.known[name] = job
+
+    def is_unsure(self, name: str) -> bool:
+        """Whether a write of this process to a job's state has an unknown outcome."""
+        return name in self._unsure
 
     async def read(self, name: str) -> StoredJob | None:
         """Read a job's state again."""
@@ -50,6 +56,9 @@ class JobCache:
     ) -> StoredJob | None:
         """Change a state; read it again if another process has changed it.
 
+        A write with an unknown outcome is closed before this returns: what is stored then cannot be
+        replaced by it any more.
+
         Args:
             name: the job's.
             decide: returns the new state, or None to leave it. Called again after a conflict, and
@@ -59,7 +68,7 @@ class JobCache:
             The state that is stored now; None if there is none.
 
         Raises:
-            Unavailable: the store does not answer; nothing was changed.
+            Unavailable: the store does not answer; nothing was changed, unless `is_unsure`.
         """
         async with self._locks.setdefault(name, asyncio.Lock()):
             stored = self.known.get(name)
@@ -69,13 +78,17 @@ class JobCache:
                     if stored is None:
                         return None
                 state = decide(stored.state)
-                if state is None or state == stored.state:
+                if state is None:
+                    state = stored.state
+                if state == stored.state and name not in self._unsure:
                     return stored
                 try:
                     stored = await self.jobs.replace(name, stored.record, state)
                 except OutcomeUnknown:
+                    self._unsure.add(name)
                     stored = None
                 if stored is not None:
+                    self._unsure.discard(name)
                     self.known[name] = stored
                     return stored
                 # Another process was faster, or nobody knows.

@@ -291,8 +291,8 @@ class FiringLoop:
         return next_due(name, state)
 
     def _plan(self, name: str, when: float | None) -> None:
-        """Look at a job at a time of the fleet's clock; never, if None."""
-        if when is None:
+        """Look at a job on duty at a time of the fleet's clock; never, if None."""
+        if when is None or name not in self._duty:
             self._planned.pop(name, None)
             return
         self._planned[name] = when
@@ -356,31 +356,52 @@ class FiringLoop:
             # It was removed meanwhile.
             return
         self._undecided.add(name)
-        try:
-            await self._advance_once(job)
-        except (Unavailable, OutcomeUnknown):
-            self._plan(name, self._clock.now() + _RETRY)
-        except (Corrupt, NewerFormat) as error:
-            # Nothing can be done until the record is repaired.
-            self._jobs.report(name, error)
-            self._plan(name, self._clock.now() + self._membership.timing.timeout)
-        else:
-            self._undecided.discard(name)
-            self._delayed.discard(name)
+        owner = self._membership.incarnation
+        (new_id,) = self._components.ids.records(1)
+        while True:
+            try:
+                await self._advance_once(job, owner, new_id)
+            except (Unavailable, OutcomeUnknown):
+                if not (self._cache.is_unsure(name) and self._is_session(owner)):
+                    self._plan(name, self._clock.now() + _RETRY)
+                    return
+                # What may be recorded as running here has to run here, whoever leads by then.
+                await self._components.clock.sleep(_RETRY)
+            except (Corrupt, NewerFormat) as error:
+                # Nothing can be done until the record is repaired.
+                self._jobs.report(name, error)
+                self._plan(name, self._clock.now() + self._membership.timing.timeout)
+                return
+            else:
+                self._undecided.discard(name)
+                self._delayed.discard(name)
+                return
 
-    async def _advance_once(self, job: KnownJob) -> None:
+    def _is_session(self, incarnation: str) -> bool:
+        """Whether a session is still this process's."""
+        return self._membership.incarnation == incarnation and not self._membership.has_ended
+
+    async def _advance_once(self, job: KnownJob, owner: str, new_id: str) -> None:
         """Write what `advance` decides about a job, and start what that says.
+
+        Args:
+            job: which one.
+            owner: the session that starts it.
+            new_id: of the run that would start. A repeated call recognises what an earlier one has
+                written, if the reply was lost.
 
         Raises:
             Unavailable, OutcomeUnknown: the store does not answer, or the session is not current.
         """
-        name = job.name
-        owner, now = self._membership.incarnation, self._clock.now()
+        name, now = job.name, self._clock.now()
         decided: list[Advance] = []
         gone: set[str] = set()
-        (new_id,) = self._components.ids.records(1)
 
         def decide(state: JobState) -> JobState | None:
+            mine = state.find_run(new_id)
+            if mine is not None or name not in self._duty:
+                decided[:] = [Advance(state, () if mine is None else (mine,))]
+                return None
             result = advance(
                 name,
                 state,
@@ -391,11 +412,6 @@ class FiringLoop:
                 late_reason=self._explain_lateness(name, state),
             )
             decided[:] = [result]
-            mine = state.find_run(new_id)
-            if mine is not None:
-                # This is what an earlier write made of it, whose reply was lost.
-                decided[:] = [Advance(state, (mine,))]
-                return None
             return result.state
 
         cached = self._cache.known.get(name)

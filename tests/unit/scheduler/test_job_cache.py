@@ -1,0 +1,76 @@
+"""States of jobs that several processes change, over a store that loses replies."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from jobsync.components import Components
+from jobsync.core.firing import ActiveRun, JobDefinition, JobState
+from jobsync.errors import Unavailable
+from jobsync.scheduler.job_cache import JobCache
+from jobsync.scheduler.job_store import JobStore
+from jobsync.stores.contract import Change, Outcome, Record, StoreDecorator, Unknown
+from jobsync.stores.memory import MemoryStore
+
+RUN = ActiveRun(id="run", instant=60, owner="me", started_at=60.0)
+
+
+class SlowStore(StoreDecorator):
+    """Delays one write until it is told to send it; its caller gets no answer."""
+
+    delayed: Sequence[Change] | None = None
+    is_losing = False
+    is_down = False
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        if not self.is_losing:
+            return await super().write(changes)
+        self.is_losing, self.is_down, self.delayed = False, True, changes
+        return [Unknown("no answer")]
+
+    async def get_many(self, keys: Sequence[str], **options: Any) -> list[Record | None]:
+        if self.is_down:
+            raise Unavailable("the store", "it does not answer", "wait")
+        return await super().get_many(keys, **options)
+
+    async def deliver(self) -> Outcome:
+        assert self.delayed is not None
+        (outcome,) = await super().write(self.delayed)
+        return outcome
+
+
+def start(state: JobState) -> JobState | None:
+    """Record a run, unless it is recorded."""
+    if state.find_run(RUN.id) is not None:
+        return None
+    return msgspec.structs.replace(state, running=(RUN,))
+
+
+@pytest.mark.parametrize("is_applied", [False, True])
+async def test_a_write_without_an_answer_is_closed_before_anything_else(is_applied: bool) -> None:
+    """Otherwise a start could still be recorded that nobody runs."""
+    components = Components.system()
+    store = SlowStore(MemoryStore(components=components))
+    jobs = JobStore(lambda: store, "default", components)
+    state = JobState(definition=JobDefinition(schedule="@daily"), defined_by="", last=0)
+    await jobs.create_many({"job": state})
+    cache = JobCache(jobs, lambda *_: None)
+    store.is_losing = True
+    with pytest.raises(Unavailable):
+        await cache.update("job", start)
+    assert cache.is_unsure("job")
+    store.is_down = False
+    if is_applied:
+        await store.deliver()
+    # By now the process does not want to start anything.
+    seen: list[bool] = []
+    stored = await cache.update("job", lambda state: seen.append(bool(state.running)))
+    assert stored is not None
+    assert seen == [is_applied] == [bool(stored.state.running)]
+    assert not cache.is_unsure("job")
+    await store.deliver()
+    read = await jobs.read("job")
+    assert read is not None
+    assert bool(read.state.running) == is_applied
