@@ -5,6 +5,7 @@ import gc
 import itertools
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --scale for `make prove-…`, and --s3 for `make certify-s3`."""
     parser.addoption("--scale", choices=["small", "full"], default="small")
     parser.addoption("--s3", choices=["seaweed", "ministack", "ceph"], default="seaweed")
+
+
+def pytest_configure() -> None:
+    """Let interrupts through: a shell that starts us in the background has them ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
