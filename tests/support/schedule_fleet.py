@@ -113,7 +113,7 @@ class SchedulerProcess:
             self._note(name, "end", context)
 
         # Errors tell where they were raised; a history must not depend on where this file is.
-        act.__code__ = act.__code__.replace(co_filename="action", co_firstlineno=1)
+        act.__code__ = act.__code__.replace(co_filename="<action>", co_firstlineno=1)
         return act_on_a_thread if job.get("is_function") else act
 
     def _note(self, name: str, what: str, context: JobContext) -> None:
