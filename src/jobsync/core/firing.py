@@ -15,7 +15,7 @@ neither a slow process, a new leader nor a changed schedule fires an instant twi
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -54,6 +54,9 @@ __all__ = [
     "start_manually",
 ]
 
+Instant: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=250_000_000_000)]
+"""A whole second since 1970 at which a schedule is due; the last one is in the year 9892."""
+
 Overlap: TypeAlias = Literal["skip", "queue", "allow"]
 Misfire: TypeAlias = Literal["skip", "last", "all"]
 RunStatus: TypeAlias = Literal[
@@ -87,12 +90,12 @@ class JobDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     timezone: str = "UTC"
     description: str = ""
     enabled: bool = True
-    retries: int = 0
-    timeout: float | None = 60.0
+    retries: Annotated[int, msgspec.Meta(ge=0)] = 0
+    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = 60.0
     overlap: Overlap = "skip"
     misfire: Misfire = "last"
-    max_catch_up: int = 10
-    jitter: float = 0.0
+    max_catch_up: Annotated[int, msgspec.Meta(ge=1)] = 10
+    jitter: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     run_on_start: bool = False
 
 
@@ -100,7 +103,7 @@ class ActiveRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run that was started and has not ended."""
 
     id: str
-    instant: int
+    instant: Instant
     """When it was due; when it was asked for, if it was started by hand."""
     owner: str
     """The session of the process that runs it."""
@@ -113,8 +116,8 @@ class ActiveRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Gap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Instants in a row that were not fired."""
 
-    first: int
-    last: int
+    first: Instant
+    last: Instant
     count: int
     reason: str
     kind: Literal["missed", "skipped"] = "missed"
@@ -171,13 +174,13 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     definition: JobDefinition
     defined_by: str
     """The worker whose code it is; ids of workers sort by their start."""
-    last: int
+    last: Instant
     """The newest decided instant."""
     edits: Mapping[str, Json] = {}
     """Fields of the definition that an operator has changed."""
     pause: JobPause | None = None
     running: tuple[ActiveRun, ...] = ()
-    queued: tuple[int, ...] = ()
+    queued: tuple[Instant, ...] = ()
     """Instants that run when an earlier run has ended."""
     requests: tuple[RunRequest, ...] = ()
     gaps: tuple[Gap, ...] = ()
@@ -278,7 +281,7 @@ def advance(
         late_reason: why instants were not fired in time, for the history.
         room: how many runs this process may start.
     """
-    state, starts, lost = _resume_orphans(state, owner, is_orphan, room)
+    state, starts, lost = _resume_orphans(state, now, owner, is_orphan, room)
     if state.is_active:
         state = _decide_due(name, state, now, late_reason, has_resumed=bool(starts))
     room -= len(starts)
@@ -290,7 +293,7 @@ def advance(
 
 
 def _resume_orphans(
-    state: JobState, owner: str, is_orphan: Callable[[ActiveRun], bool], room: int
+    state: JobState, now: float, owner: str, is_orphan: Callable[[ActiveRun], bool], room: int
 ) -> tuple[JobState, list[ActiveRun], list[ActiveRun]]:
     """Take over the runs of dead processes, as far as there is room.
 
@@ -315,7 +318,7 @@ def _resume_orphans(
         return state, [], []
     statistics = state.statistics
     for run in lost:
-        statistics = _count(statistics, run, "lost", run.started_at, "its process has ended")
+        statistics = _count(statistics, run, "lost", now, "its process has ended")
     state = msgspec.structs.replace(state, running=tuple(running), statistics=statistics)
     return state, resumed, lost
 
@@ -430,7 +433,10 @@ def _count(
 ) -> Statistics:
     """Return the statistics with one more run."""
     is_success = status == "success"
-    durations = (*statistics.durations, round(max(now - run.started_at, 0.0), 3))
+    durations = statistics.durations
+    if status != "lost":
+        # Nobody knows when a lost one has ended.
+        durations = (*durations, round(max(now - run.started_at, 0.0), 3))
     return msgspec.structs.replace(
         statistics,
         runs=statistics.runs + 1,

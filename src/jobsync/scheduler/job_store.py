@@ -14,16 +14,23 @@ record can be created once: it proves that its instant was fired.
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from jobsync.components import Components
 from jobsync.core.codec import Json
-from jobsync.core.firing import ActiveRun, Gap, JobDefinition, JobState, RunStatus
+from jobsync.core.firing import (
+    ActiveRun,
+    Gap,
+    JobDefinition,
+    JobState,
+    RunStatus,
+    find_schedule,
+)
 from jobsync.core.keys import escape
 from jobsync.database.keyspace import Disposition, Keyspace
-from jobsync.errors import Corrupt, JobsyncError, NewerFormat, OutcomeUnknown
+from jobsync.errors import Corrupt, Invalid, JobsyncError, NewerFormat, OutcomeUnknown
 from jobsync.stores.contract import Applied, Conflicted, Outcome, Put, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
@@ -118,6 +125,21 @@ class Edits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if revision < known:
             return None
         return sorted({name for number, name in self.recent if number > revision})
+
+
+class _Code(msgspec.Struct, frozen=True):
+    """The jobs of one version of the code."""
+
+    names: tuple[str, ...]
+
+
+class _Defined(msgspec.Struct, frozen=True):
+    """The version of the code whose definitions are stored."""
+
+    code: str
+
+
+_Note = TypeVar("_Note", _Code, _Defined)
 
 
 def digest_code(definitions: Mapping[str, JobDefinition]) -> str:
@@ -260,20 +282,27 @@ class JobStore:
             error if isinstance(error, Corrupt) else Corrupt(self.prefix, str(error))
         )
 
-    async def read_edits(self) -> Edits:
-        """Read which jobs differ from their code."""
-        record = await self._edits.get(_LATEST_EDITS)
-        return Edits() if record is None else _convert(record, Edits)
+    async def read_edits(self) -> Edits | None:
+        """Read which jobs differ from their code; None, and a report, if that cannot be read."""
+        try:
+            record = await self._edits.get(_LATEST_EDITS)
+            return Edits() if record is None else _convert(record, Edits)
+        except (Corrupt, NewerFormat) as error:
+            self.report_note(error)
+            return None
 
     async def note_edits(self, names: Mapping[str, bool]) -> None:
         """Let leaders know that jobs were changed.
+
+        If the record cannot be read, that is reported. Leaders notice a change also when they next
+        look at the job.
 
         Args:
             names: of the jobs, each with whether it differs from its code now.
         """
 
         def decide(current: Record | None) -> Json:
-            edits = Edits() if current is None else _convert(current, Edits)
+            edits = Edits() if current is None else self._read_edits_again(current)
             special = {*edits.special} - {*names} | {name for name in names if names[name]}
             revision = edits.revision + 1
             recent = (*edits.recent, *((revision, name) for name in names))[-_MAX_RECENT:]
@@ -283,14 +312,26 @@ class JobStore:
             noted = Edits(revision=revision, special=tuple(sorted(special)), recent=recent)
             return msgspec.to_builtins(noted)
 
-        await self._edits.put(_LATEST_EDITS, decide)
+        try:
+            await self._edits.put(_LATEST_EDITS, decide)
+        except (Corrupt, NewerFormat) as error:
+            self.report_note(error)
+
+    def _read_edits_again(self, current: Record) -> Edits:
+        """Return the edits before a change; if they are damaged, ones that nobody has followed."""
+        try:
+            edits: Edits = _convert(current, Edits)
+        except Corrupt as error:
+            self.report_note(error)
+            return Edits(revision=int(self._components.clock.wall().seconds * 1000))
+        return edits
 
     async def read_code(self, digest: str) -> frozenset[str]:
-        """Read which jobs a version of the code has; none, if nobody has written it."""
+        """Read which jobs a version of the code has; none, if nobody knows."""
         if not digest:
             return frozenset()
-        record = await self.store.get(f"{self.prefix}code/{digest}")
-        return frozenset() if record is None else frozenset(record.value["names"])
+        code = await self._read_note(f"code/{digest}", _Code)
+        return frozenset() if code is None else frozenset(code.names)
 
     async def write_code(self, digest: str, names: Iterable[str]) -> None:
         """Write which jobs a version of the code has, once.
@@ -299,7 +340,7 @@ class JobStore:
             OutcomeUnknown: it may have been written, may still be, or never.
         """
         key = f"{self.prefix}code/{digest}"
-        if await self.store.get(key) is None:
+        if await self._read_note(f"code/{digest}", _Code) is None:
             # Those that were written meanwhile say the same.
             puts = [
                 Put(key, {"names": sorted(names)}),
@@ -309,13 +350,25 @@ class JobStore:
                 _check_known(put.key, outcome)
 
     async def read_defined(self) -> str:
-        """Read the digest of the code whose definitions are stored; empty if there is none."""
-        record = await self._notes.get("defined")
-        return "" if record is None else str(record.value["code"])
+        """Read the digest of the code whose definitions are stored; empty if nobody knows."""
+        defined = await self._read_note("defined", _Defined)
+        return "" if defined is None else defined.code
 
     async def write_defined(self, digest: str) -> None:
-        """Write the digest of the code whose definitions are stored."""
-        await self._notes.put("defined", lambda _: {"code": digest})
+        """Write the digest of the code whose definitions are stored, unless that is damaged."""
+        try:
+            await self._notes.put("defined", lambda _: {"code": digest})
+        except (Corrupt, NewerFormat) as error:
+            self.report_note(error)
+
+    async def _read_note(self, name: str, kind: type[_Note]) -> _Note | None:
+        """Read a record that only saves work; one that cannot be read is reported, and is none."""
+        try:
+            record = await self.store.get(f"{self.prefix}{name}")
+            return None if record is None else _convert(record, kind)
+        except (Corrupt, NewerFormat) as error:
+            self.report_note(error)
+            return None
 
     async def create_run(self, name: str, run: ActiveRun, worker: str) -> Record | None:
         """Record that an instant is fired; None if it was fired before.
@@ -447,7 +500,21 @@ class JobStore:
             after = records[-1].key
 
     def _decode(self, record: Record) -> StoredJob:
-        return StoredJob(record, _convert(record, JobState))
+        """Return a job's state.
+
+        Raises:
+            Corrupt: it is not one, or this process does not understand its schedule or zone, which
+                newer code or newer zone data may have defined.
+        """
+        state: JobState = _convert(record, JobState)
+        try:
+            if state.edits:
+                fields = {**msgspec.to_builtins(state.definition), **state.edits}
+                msgspec.convert(fields, JobDefinition)
+            find_schedule(state)
+        except (Invalid, TypeError, msgspec.ValidationError) as error:
+            raise Corrupt(record.key, f"not understood here: {error}") from error
+        return StoredJob(record, state)
 
     @cached_property
     def _corruption_log(self) -> CorruptionLog:

@@ -11,7 +11,7 @@ were due since, that still ran, or that an operator has changed.
 import asyncio
 import heapq
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
@@ -37,7 +37,7 @@ from jobsync.core.firing import (
 from jobsync.errors import Corrupt, Fenced, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.scheduler.job_cache import JobCache
-from jobsync.scheduler.job_store import Edits, JobStore, Progress
+from jobsync.scheduler.job_store import Edits, JobStore, Progress, StoredJob
 from jobsync.scheduler.runs import KnownJob, Runs
 
 __all__ = ["FiringLoop"]
@@ -72,6 +72,7 @@ class FiringLoop:
         components: time and ids.
         on_veto: called with the reason when this machine's clock is wrong, and with "" when it is
             right again.
+        restore: stores the definition of a job again whose state is gone.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class FiringLoop:
         clock: FleetClock,
         components: Components,
         on_veto: Callable[[str], object],
+        restore: Callable[[str], Awaitable[object]],
     ) -> None:
         self._cache = cache
         self._jobs: JobStore = cache.jobs
@@ -92,6 +94,7 @@ class FiringLoop:
         self._clock = clock
         self._components = components
         self._on_veto = on_veto
+        self._restore = restore
         self._duty: frozenset[str] = frozenset()
         self._term: Term | None = None
         self._assignment: _Assignment | None = None
@@ -103,6 +106,8 @@ class FiringLoop:
         self._planned: dict[str, float] = {}
         """When each job is to be looked at; other entries of the heap are outdated."""
         self._advancing: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
+        """Jobs that are to be looked at again, once they have advanced."""
         self._waiting: dict[str, None] = {}
         """Jobs that are due and wait for a run to end, the longest first."""
         self._delayed: set[str] = set()
@@ -205,11 +210,15 @@ class FiringLoop:
         await self._check_clock()
         self._since = self._clock.now()
         self._cache.known.clear()
-        self._edits = await self._jobs.read_edits()
+        edits = await self._jobs.read_edits()
+        self._edits = edits or Edits()
         self._starts = {name for name in names if self._runs_on_start(name)}
         unsettled = set(names)
         if term is not None and term.epoch:
             unsettled = await self._find_unsettled(names, term, code)
+            if edits is None:
+                # Any of them may have been changed.
+                unsettled = set(names)
         elif term is not None:
             # Without an election nobody notes the fleet: the oldest process asks.
             older = {w for w in await self._find_fleet() if w < self._membership.worker_id}
@@ -227,7 +236,7 @@ class FiringLoop:
 
     async def _find_unsettled(self, names: frozenset[str], term: Term, code: str) -> set[str]:
         """Return the jobs that may have something undecided, by what the last leader noted."""
-        before = self._jobs.decode_progress(await term.get(self._jobs.progress_key))
+        before = await self._read_progress(term)
         self._progress = Progress()
         before = await self._request_starts(names, term, before)
         if await self._jobs.read_defined() != code:
@@ -243,6 +252,14 @@ class FiringLoop:
             if number % _CHUNK == _CHUNK - 1:
                 await asyncio.sleep(0)
         return unsettled & names
+
+    async def _read_progress(self, term: Term) -> Progress:
+        """Read how far the last leader got; not at all, if that cannot be read."""
+        try:
+            return self._jobs.decode_progress(await term.get(self._jobs.progress_key))
+        except (Corrupt, NewerFormat) as error:
+            self._jobs.report_note(error)
+            return Progress()
 
     async def _request_starts(
         self, names: Collection[str], term: Term, before: Progress
@@ -324,7 +341,8 @@ class FiringLoop:
                 continue
             del self._planned[name]
             if name in self._advancing:
-                # It plans its next look itself, when it is done.
+                # What makes us look may have happened after its decision.
+                self._again.add(name)
                 continue
             if self._runs.room <= len(self._advancing):
                 self._waiting[name] = None
@@ -337,6 +355,9 @@ class FiringLoop:
     def _on_advanced(self, name: str, _: asyncio.Task[None]) -> None:
         self._advancing.pop(name, None)
         self._look_at_waiting()
+        if name in self._again:
+            self._again.discard(name)
+            self.look_at(name)
 
     def on_run_end(self, name: str) -> None:
         """Look at those jobs that waited for room, and then at one whose run has ended."""
@@ -414,10 +435,7 @@ class FiringLoop:
             decided[:] = [result]
             return result.state
 
-        cached = self._cache.known.get(name)
-        if cached is None or any(run.owner != owner for run in cached.state.running):
-            # Its process may have ended a run without our knowing.
-            cached = await self._cache.read(name)
+        cached = await self._read_current(name, owner)
         if cached is None:
             return
         gone |= await self._find_gone(cached.state)
@@ -438,6 +456,18 @@ class FiringLoop:
         if name in self._duty:
             self._watch_owners()
             self._plan(name, self._next_look(name))
+
+    async def _read_current(self, name: str, owner: str) -> StoredJob | None:
+        """Return a job's state; from memory, if only this process can have changed it."""
+        cached = self._cache.known.get(name)
+        if cached is None or any(run.owner != owner for run in cached.state.running):
+            # Its process may have ended a run without our knowing.
+            cached = await self._cache.read(name)
+        if cached is None and name in self._duty:
+            # Somebody has removed the record by hand.
+            await self._restore(name)
+            cached = await self._cache.read(name)
+        return cached
 
     def _next_look(self, name: str) -> float | None:
         """Return when a job that was decided is to be looked at again; None for never."""
@@ -560,7 +590,8 @@ class FiringLoop:
 
     async def _follow_edits(self) -> None:
         edits = await self._jobs.read_edits()
-        if edits.revision == self._edits.revision:
+        if edits is None or edits.revision == self._edits.revision:
+            # If nobody can read it, jobs are fired without what operators note.
             return
         names = edits.list_since(self._edits.revision)
         if names is None:

@@ -5,6 +5,7 @@ the job's state, and then noted in the `edits` record, which leaders follow.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -33,6 +34,7 @@ from jobsync.scheduler.settings import check_changes
 __all__ = ["JobOperations", "JobStatus", "build_status"]
 
 _NEXT_RUNS = 5
+_is_cursor = re.compile(r"[0-9]{11}(-.+)?").fullmatch
 _MAX_KNOWN = 20
 """Names that an error lists."""
 _STATUSES = get_args(RunStatus)
@@ -238,6 +240,9 @@ class JobOperations:
         statuses = [] if status is None else [status] if isinstance(status, str) else [*status]
         for one in statuses:
             _check_status(one)
+        if after and not _is_cursor(after):
+            fix = "pass the cursor of the last entry that was returned"
+            raise Invalid("after", after, "is not the cursor of an entry", fix)
         if job is not None:
             if await self._jobs.read(job) is None:
                 raise await self._build_not_found(job)

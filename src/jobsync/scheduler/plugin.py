@@ -301,10 +301,19 @@ class SchedulerPlugin(CoordinatorPlugin):
         runs = Runs(
             cache, membership, clock, components, self._reporter, self._build_context, limit
         )
-        loop = FiringLoop(cache, runs, self._known, membership, clock, components, self._on_veto)
+        code = JobCode(self._known, jobs, membership, clock, self._fact, self.emit)
+        loop = FiringLoop(
+            cache,
+            runs,
+            self._known,
+            membership,
+            clock,
+            components,
+            self._on_veto,
+            lambda name: code.define([name]),
+        )
         runs.notify(self._on_run_end)
         operations = JobOperations(jobs, components, membership.worker_id)
-        code = JobCode(self._known, jobs, membership, clock, self._fact, self.emit)
         self._parts = _SchedulerParts(jobs, operations, cache, clock, runs, loop, code)
         await clock.refresh()
         self._known.clear()

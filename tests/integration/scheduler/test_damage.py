@@ -1,0 +1,145 @@
+"""Records of a scheduler that are damaged or gone: only what they describe may suffer."""
+
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+from scheduler_stage import EVERY_SECOND, NEVER, run_scheduler
+from servers import Locate
+from waiting import until
+
+from jobsync import Corrupt, Database, Invalid
+from jobsync.core.codec import Json
+from jobsync.scheduler.loop import FiringLoop
+from jobsync.stores.contract import Put
+
+PREFIX = "schedule/default/"
+NOT_JSON = "{not JSON"
+DAMAGED: tuple[Json, ...] = (NOT_JSON, ["a list"], None, {"names": 7, "code": [], "revision": "x"})
+
+
+@pytest.fixture
+def url(locate: Locate) -> str:
+    """A fresh file."""
+    return locate("sqlite")
+
+
+async def replace(url: str, key: str, value: Json) -> None:
+    """Write a value over a record, as somebody with other tools would."""
+    if value is NOT_JSON:
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
+            connection.execute(
+                "UPDATE jobsync_record SET value = ? WHERE key = ?", (NOT_JSON, f"{PREFIX}{key}")
+            )
+        return
+    async with Database(url) as database:
+        record = await database.store.get(f"{PREFIX}{key}")
+        await database.store.write([Put(f"{PREFIX}{key}", value, record)])
+
+
+async def find_key(url: str, prefix: str) -> str:
+    """Return the key of the only record under a prefix."""
+    async with Database(url) as database:
+        (head,) = await database.store.heads(f"{PREFIX}{prefix}")
+        return head.key.removeprefix(PREFIX)
+
+
+async def drop(url: str, key: str) -> None:
+    """Remove a record without a trace."""
+    async with Database(url) as database:
+        await database.store.drop([f"{PREFIX}{key}"])
+
+
+def two_jobs(calls: list[str]) -> dict[str, dict[str, Any]]:
+    """Return a job that is damaged later, and another one."""
+    return {
+        "victim": {"schedule": EVERY_SECOND, "action": lambda: calls.append("victim")},
+        "other": {"schedule": EVERY_SECOND, "action": lambda: calls.append("other")},
+    }
+
+
+@pytest.mark.parametrize("value", DAMAGED, ids=str)
+@pytest.mark.parametrize("record", ["progress", "edits/latest", "defined", "code/"])
+async def test_a_note_that_cannot_be_read_stops_no_job(url: str, record: str, value: Json) -> None:
+    """It saves work only. A process starts, fires, and takes changes of operators."""
+    calls: list[str] = []
+    async with run_scheduler(url, two_jobs(calls)) as stage:
+        await stage.scheduler.update_job("victim", description="so that there are edits")
+        await until(lambda: "other" in calls, "it fires")
+    key = await find_key(url, record) if record == "code/" else record
+    await replace(url, key, value)
+    calls.clear()
+    async with run_scheduler(url, two_jobs(calls)) as stage:
+        await until(lambda: {*calls} == {"victim", "other"}, "both fire")
+        assert await stage.scheduler.disable_job("victim")
+        assert await stage.scheduler.enable_job("victim")
+        calls.clear()
+        await until(lambda: {*calls} == {"victim", "other"}, "both fire")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"edits": {"timezone": "Mars/Olympus"}},
+        {"edits": {"schedule": "whenever"}},
+        {"edits": {"nonsense": 1}},
+        {"edits": {"timeout": -1}},
+        {"definition": {"schedule": "30 2 30 2 *"}},
+        {"queued": [10**15]},
+    ],
+    ids=str,
+)
+async def test_a_job_that_is_not_understood_stops_no_other(url: str, damage: Json) -> None:
+    """Newer zone data or newer code may have written it. It is reported, and left as it is."""
+    calls: list[str] = []
+    async with run_scheduler(url, two_jobs(calls)):
+        await until(lambda: {*calls} == {"victim", "other"}, "both fire")
+    async with Database(url) as database:
+        record = await database.store.get(f"{PREFIX}job/victim")
+        assert record is not None
+        await database.store.put(record, {**record.value, **damage})
+    calls.clear()
+    async with run_scheduler(url, two_jobs(calls)) as stage:
+        await until(lambda: calls.count("other") >= 2, "the other fires")
+        assert "victim" not in calls
+        with pytest.raises(Corrupt, match="victim"):
+            await stage.scheduler.job_status("victim")
+        assert [job.name for job in await stage.scheduler.list_jobs()] == ["other"]
+
+
+async def test_a_job_whose_record_was_removed_is_stored_again(url: str) -> None:
+    """As the message about a damaged one advises."""
+    calls: list[str] = []
+    async with run_scheduler(url, two_jobs(calls)):
+        await until(lambda: {*calls} == {"victim", "other"}, "both fire")
+    await drop(url, "job/victim")
+    calls.clear()
+    async with run_scheduler(url, two_jobs(calls)):
+        await until(lambda: {*calls} == {"victim", "other"}, "both fire")
+
+
+async def test_a_cursor_that_was_never_returned_is_refused(url: str) -> None:
+    """It would look like the end of the history."""
+    jobs = {"job": {"schedule": NEVER, "action": lambda: None}}
+    async with run_scheduler(url, jobs) as stage:
+        with pytest.raises(Invalid, match="after is not the cursor"):
+            await stage.scheduler.job_history("job", after="banana")
+
+
+async def test_a_look_at_a_job_that_is_being_decided_is_not_forgotten(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: a job that was changed at its instant was never fired again, and nothing told so."""
+    calls: list[str] = []
+    find = FiringLoop._next_look
+    looks: list[float | None] = [0.0, 0.0]
+
+    def look_at_once(self: FiringLoop, name: str) -> float | None:
+        return looks.pop() if looks else find(self, name)
+
+    monkeypatch.setattr(FiringLoop, "_next_look", look_at_once)
+    jobs = {"job": {"schedule": EVERY_SECOND, "action": lambda: calls.append("job")}}
+    async with run_scheduler(url, jobs):
+        await until(lambda: len(calls) >= 3, "it goes on to fire")
+    assert not looks
