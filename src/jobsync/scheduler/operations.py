@@ -240,10 +240,10 @@ class JobOperations:
         statuses = [] if status is None else [status] if isinstance(status, str) else [*status]
         for one in statuses:
             _check_status(one)
-        if after and not _is_cursor(after):
-            fix = "pass the cursor of the last entry that was returned"
-            raise Invalid("after", after, "is not the cursor of an entry", fix)
         if job is not None:
+            if after and not _is_cursor(after):
+                fix = "pass the cursor of the last entry that was returned"
+                raise Invalid("after", after, "is not the cursor of an entry", fix)
             if await self._jobs.read(job) is None:
                 raise await self._build_not_found(job)
             return await self._jobs.history(
