@@ -1,6 +1,6 @@
 """How far this machine's wall clock is ahead of a server's that tells its time only in listings.
 
-A listing tells when the server wrote this session's last heartbeat. The heartbeat was written after
+A listing tells when the server wrote this worker's last heartbeat. The heartbeat was written after
 it was sent and before its result was known, both by the monotonic clock. So the server's time is
 known within the duration of that request and the second that the listing may leave out. Of the
 skews that are possible, the one nearest to zero is reported: an honest clock is never accused,

@@ -218,7 +218,7 @@ class MemberLoop:
         self.refresh()
 
     async def measure_clock(self) -> None:
-        """List this session alone, unless a leader's listing told its time lately.
+        """List the own session alone, unless a leader's listing told its time lately.
 
         Raises:
             Unavailable: the store does not answer.

@@ -363,7 +363,7 @@ def _find_newest_due(name: str, state: JobState, now: float) -> int | None:
 
 
 def _queue_behind(state: JobState, schedule: Schedule, newest: int) -> JobState:
-    """Let due instants wait for the run that has not ended; only so many, the rest is a gap."""
+    """Queue due instants behind the run that has not ended; only so many, the rest is a gap."""
     kept = schedule.between(state.last, newest, max(_MAX_QUEUED - len(state.queued), 0))
     last = kept[-1] if kept else state.last
     state = msgspec.structs.replace(state, last=last, queued=(*state.queued, *kept))
@@ -538,7 +538,7 @@ def pause(state: JobState, new: JobPause) -> JobState | None:
 
 
 def resume(state: JobState, now: float) -> JobState | None:
-    """Let a job's instants fire again; None if they do. What was due meanwhile is skipped."""
+    """End a pause; None if there is none. What was due meanwhile is skipped."""
     if state.is_active or state.is_removed:
         return None
     edits = dict(state.edits)

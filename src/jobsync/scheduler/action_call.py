@@ -131,7 +131,7 @@ class ActionCall:
         return FunctionEnd(error=self._task.exception())
 
     def interrupt(self, reason: str) -> None:
-        """Tell the action that nothing counts any more, and cancel it if that is possible."""
+        """Mark the action as lost: nothing counts any more. Cancel it if that is possible."""
         self.context.mark_lost(reason)
         self.cancel()
 

@@ -4,7 +4,7 @@ Where the store has a clock, that clock decides. Its offset against this machine
 is measured once a beat, so that reading the time costs nothing, and a step of this machine's wall
 clock changes nothing. On SQLite and in memory that clock is this machine's own, which all share.
 
-On objects the wall clock decides, but only while it agrees with the server's time of this session's
+On objects the wall clock decides, but only while it agrees with the server's time of this worker's
 own heartbeats. A disagreement is a veto: this process must not fire, and another should lead. A
 veto protects people from a wrong clock. It proves nothing: that each instant fires once does not
 depend on clocks, because the store decides it.

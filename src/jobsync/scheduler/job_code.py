@@ -58,7 +58,7 @@ class JobCode:
         self._is_stale = True
 
     async def publish(self) -> None:
-        """Let other processes know which jobs this one has, if that has changed."""
+        """Publish which jobs this process has, if that has changed."""
         if not self._is_stale:
             return
         definitions = {name: job.options.definition for name, job in self._known.items()}

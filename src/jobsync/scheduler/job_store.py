@@ -292,7 +292,7 @@ class JobStore:
             return None
 
     async def note_edits(self, names: Mapping[str, bool]) -> None:
-        """Let leaders know that jobs were changed.
+        """Write for leaders which jobs were changed.
 
         If the record cannot be read, that is reported. Leaders notice a change also when they next
         look at the job.

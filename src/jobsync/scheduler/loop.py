@@ -522,7 +522,7 @@ class FiringLoop:
         }
 
     def _watch_owners(self) -> None:
-        """Let deaths of the processes that run jobs on duty be noticed at once."""
+        """Watch the processes that run jobs on duty, so that a death is noticed at once."""
         own = self._membership.incarnation
         owners = {
             run.owner

@@ -327,7 +327,7 @@ class SchedulerPlugin(CoordinatorPlugin):
             self.run_in_background(self._follow_edits, "follows edits")
 
     async def on_stop(self) -> None:
-        """Let running actions finish, and leave those behind that do not."""
+        """Wait for running actions, and leave those behind that do not finish in time."""
         parts = self._get_parts()
         parts.loop.drop()
         await parts.loop.finish_starts()
@@ -550,7 +550,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         self._get_parts().loop.look_at(name)
 
     def _fail(self, error: BaseException) -> None:
-        """Let the database fail with an error of this library, or of the store."""
+        """Make the database fail with an error of this library, or of the store."""
         self._chores.put_nowait(error)
 
     def _get_parts(self) -> _SchedulerParts:

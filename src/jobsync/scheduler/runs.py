@@ -127,10 +127,6 @@ class Runs:
         """The jobs that run here."""
         return [active.name for active in self._active.values()]
 
-    def list_running(self) -> list[str]:
-        """Return descriptions of the runs."""
-        return [f"job {active.name}" for active in self._active.values()]
-
     def has(self, run_id: str) -> bool:
         """Whether a run is one of this process's."""
         return run_id in self._active
@@ -309,7 +305,7 @@ class Runs:
         await self._until_answered(run, write)
 
     async def _release(self, name: str, run: ActiveRun) -> None:
-        """Let another process resume a run that was cancelled here."""
+        """Release a run that was cancelled here, so that another process resumes it."""
         free = msgspec.structs.replace(run, owner="", resumed=max(run.resumed - 1, 0))
 
         def decide(state: JobState) -> JobState | None:

@@ -95,7 +95,7 @@ def test_a_write_whose_reply_is_under_way_is_compared_when_that_arrives() -> Non
 
 
 def test_a_listing_without_times_tells_nothing() -> None:
-    """Nor does one without this session."""
+    """Nor does one without the worker's own session."""
     clock = FakeClock()
     comparison = ClockComparison(clock)
     writes = {"v": WriteTimes(clock.mono(), clock.mono())}
