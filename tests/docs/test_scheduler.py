@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from jobsync import HistoryEntry, JobContext, JobStatus, SchedulerPlugin
-from jobsync.core.firing import JobDefinition
+from jobsync.core.job_state import JobDefinition
 from jobsync.scheduler.settings import JobOptions, SchedulerSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "scheduler.md").read_text()

@@ -18,7 +18,8 @@ from mutants import catches
 from jobsync.coordination.term import Term
 from jobsync.core import firing
 from jobsync.core.cron import Schedule
-from jobsync.core.firing import MAX_RESUMES, ActiveRun, Advance, JobState
+from jobsync.core.firing import MAX_RESUMES, Advance
+from jobsync.core.job_state import ActiveRun, JobState
 from jobsync.scheduler import loop
 from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.scheduler.job_cache import JobCache

@@ -10,7 +10,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
-from jobsync.core.firing import RunRequest
+from jobsync.core.job_state import RunRequest
 from jobsync.errors import Unavailable
 from jobsync.scheduler.job_store import SCHEDULES, HistoryEntry
 from jobsync.scheduler.operations import JobOperations

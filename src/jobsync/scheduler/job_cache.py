@@ -8,7 +8,8 @@ no read while no other process changes the job.
 import asyncio
 from collections.abc import Callable, Mapping
 
-from jobsync.core.firing import Gap, JobState, drop_gaps
+from jobsync.core.firing import drop_gaps
+from jobsync.core.job_state import Gap, JobState
 from jobsync.errors import OutcomeUnknown
 from jobsync.scheduler.job_store import JobStore, StoredJob
 

@@ -8,7 +8,8 @@ which jobs belong to a digest, so that a process knows what its coordinator's co
 from collections.abc import Callable, Mapping, Sequence
 
 from jobsync.coordination.membership import Membership, Peer
-from jobsync.core.firing import JobDefinition, JobState, define
+from jobsync.core.firing import define
+from jobsync.core.job_state import JobDefinition, JobState
 from jobsync.events import Event
 from jobsync.scheduler import events
 from jobsync.scheduler.fleet_clock import FleetClock

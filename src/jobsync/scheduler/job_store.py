@@ -1,7 +1,7 @@
 """The stored side of scheduled jobs: states, history, progress and edits.
 
     schedule/<namespace>                         exists, so that namespaces can be listed
-    schedule/<namespace>/job/<name>              a job's state, see `core.firing`
+    schedule/<namespace>/job/<name>              a job's state, see `core.job_state`
     schedule/<namespace>/run/<name>/<instant>    a firing, and later its result
     schedule/<namespace>/code/<digest>           the jobs of one version of the code
     schedule/<namespace>/progress                how far the leader has decided all jobs
@@ -20,7 +20,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.codec import Json
-from jobsync.core.firing import (
+from jobsync.core.job_state import (
     ActiveRun,
     Gap,
     JobDefinition,

@@ -24,16 +24,8 @@ from jobsync.coordination.runner import Wakeup
 from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.coordination.term import Term
 from jobsync.core.clock import Mono
-from jobsync.core.firing import (
-    ActiveRun,
-    Advance,
-    JobState,
-    RunRequest,
-    add_request,
-    advance,
-    find_schedule,
-    next_due,
-)
+from jobsync.core.firing import Advance, add_request, advance, next_due
+from jobsync.core.job_state import ActiveRun, JobState, RunRequest, find_schedule
 from jobsync.errors import Corrupt, Fenced, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.scheduler.job_cache import JobCache

@@ -14,18 +14,20 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.arguments import check_count
 from jobsync.core.firing import (
+    add_request,
+    build_requested_run,
+    edit,
+    pause,
+    remove,
+    resume,
+)
+from jobsync.core.job_state import (
     ActiveRun,
     JobPause,
     JobState,
     RunRequest,
     RunStatus,
-    add_request,
-    build_requested_run,
-    edit,
     find_schedule,
-    pause,
-    remove,
-    resume,
 )
 from jobsync.errors import Invalid, NotFound, closest_name
 from jobsync.scheduler.job_store import HistoryEntry, JobStore

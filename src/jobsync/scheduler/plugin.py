@@ -18,12 +18,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from jobsync.components import Components
 from jobsync.coordination.settings import CoordinatorSettings
-from jobsync.core.firing import (
-    ActiveRun,
-    JobState,
-    find_schedule,
-    start_manually,
-)
+from jobsync.core.firing import start_manually
+from jobsync.core.job_state import ActiveRun, JobState, find_schedule
 from jobsync.database.coordinator_plugin import CoordinatorPlugin
 from jobsync.errors import (
     Corrupt,

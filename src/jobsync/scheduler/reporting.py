@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jobsync.core.firing import ActiveRun, Gap
+from jobsync.core.job_state import ActiveRun, Gap
 from jobsync.errors import format_error
 from jobsync.events import Event, HandlerFailed, check_function, is_for_task
 from jobsync.scheduler import events

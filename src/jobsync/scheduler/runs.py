@@ -17,7 +17,8 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import backoff_limit
-from jobsync.core.firing import ActiveRun, JobState, RunStatus, finish
+from jobsync.core.firing import finish
+from jobsync.core.job_state import ActiveRun, JobState, RunStatus
 from jobsync.core.messages import default_backoff
 from jobsync.errors import Corrupt, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.context import JobContext

@@ -9,7 +9,7 @@ import msgspec
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import check_text
 from jobsync.core.cron import Schedule
-from jobsync.core.firing import JobDefinition, Misfire, Overlap, parse_schedule
+from jobsync.core.job_state import JobDefinition, Misfire, Overlap, parse_schedule
 from jobsync.core.keys import escape
 from jobsync.errors import Invalid, closest_name
 from jobsync.settings import Settings, in_section

@@ -11,7 +11,8 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.session import HookFailure
-from jobsync.core.firing import Gap, JobState, RunRequest, next_due
+from jobsync.core.firing import next_due
+from jobsync.core.job_state import Gap, JobState, RunRequest
 from jobsync.errors import Invalid, NotFound, closest_name
 from jobsync.scheduler.job_store import HistoryEntry, JobStore, list_namespaces
 from jobsync.scheduler.operations import JobStatus, build_status

@@ -26,7 +26,8 @@ from typing import Any
 import msgspec
 
 from jobsync.core.cron import Schedule
-from jobsync.core.firing import MAX_RESUMES, ActiveRun, Gap, JobState, due_time, find_schedule
+from jobsync.core.firing import MAX_RESUMES, due_time
+from jobsync.core.job_state import ActiveRun, Gap, JobState, find_schedule
 from jobsync.scheduler.job_store import SCHEDULES, HistoryEntry
 from jobsync.testing.invariants import Violation
 from jobsync.testing.nodes import WORLD_START

@@ -18,7 +18,7 @@ from work_processes import ScheduleProcess
 
 from jobsync import Components
 from jobsync.cli.schedules import STATUSES
-from jobsync.core.firing import JobDefinition, JobState, RunStatus
+from jobsync.core.job_state import JobDefinition, JobState, RunStatus
 from jobsync.scheduler.job_store import JobStore
 from jobsync.stores.opening import open_store
 

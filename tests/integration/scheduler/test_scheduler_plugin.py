@@ -21,7 +21,7 @@ from jobsync import (
     NotFound,
     SchedulerPlugin,
 )
-from jobsync.core.firing import ActiveRun, JobState
+from jobsync.core.job_state import ActiveRun, JobState
 from jobsync.scheduler.job_store import JobStore
 
 

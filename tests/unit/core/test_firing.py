@@ -12,24 +12,26 @@ from jobsync.core.firing import (
     MAX_LATENESS,
     MAX_RESUMES,
     OVERLAPPED,
-    ActiveRun,
     Advance,
-    JobDefinition,
-    JobPause,
-    JobState,
-    RunRequest,
     add_request,
     advance,
     define,
     due_time,
     edit,
-    find_schedule,
     finish,
     next_due,
     pause,
     remove,
     resume,
     start_manually,
+)
+from jobsync.core.job_state import (
+    ActiveRun,
+    JobDefinition,
+    JobPause,
+    JobState,
+    RunRequest,
+    find_schedule,
 )
 
 NOON = 1_800_014_400

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from jobsync.components import Components
-from jobsync.core.firing import ActiveRun, JobDefinition, JobState
+from jobsync.core.job_state import ActiveRun, JobDefinition, JobState
 from jobsync.errors import Unavailable
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore

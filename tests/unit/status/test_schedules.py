@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from jobsync.components import Components
-from jobsync.core.firing import ActiveRun, Gap, JobDefinition, JobState
+from jobsync.core.job_state import ActiveRun, Gap, JobDefinition, JobState
 from jobsync.core.trust import Timing
 from jobsync.errors import Invalid, NotFound
 from jobsync.scheduler.job_store import JobStore

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from jobsync.coordination.session import HookFailure
-from jobsync.core.firing import (
+from jobsync.core.firing import next_due
+from jobsync.core.job_state import (
     ActiveRun,
     Gap,
     JobDefinition,
@@ -17,7 +18,6 @@ from jobsync.core.firing import (
     LastRun,
     RunRequest,
     Statistics,
-    next_due,
 )
 from jobsync.scheduler.operations import build_status
 from jobsync.status.schedules import ScheduledJobStatus, SchedulerStatus, describe_gap
