@@ -15,13 +15,13 @@ import schedule_stories
 from msgspec.structs import replace
 from mutants import catches
 
+from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.term import Term
 from jobsync.core import firing
 from jobsync.core.cron import Schedule
 from jobsync.core.firing import MAX_RESUMES, Advance
 from jobsync.core.job_state import ActiveRun, JobState
 from jobsync.scheduler import loop
-from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore, StoredJob
 from jobsync.scheduler.loop import FiringLoop

@@ -12,9 +12,9 @@ from typing import Any
 from fleets import BilledStore
 from waiting import until
 
+from jobsync.coordination.fleet_clock import MAX_SKEW
 from jobsync.errors import JobsyncError, Misconfigured
 from jobsync.scheduler.context import JobContext
-from jobsync.scheduler.fleet_clock import MAX_SKEW
 from jobsync.scheduler.plugin import SchedulerPlugin
 from jobsync.stores.memory import MemoryStore
 from jobsync.testing import CALM, NodeDatabase, Weather

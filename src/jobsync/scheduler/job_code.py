@@ -7,12 +7,12 @@ which jobs belong to a digest, so that a process knows what its coordinator's co
 
 from collections.abc import Callable, Mapping, Sequence
 
+from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership, Peer
 from jobsync.core.firing import define
 from jobsync.core.job_state import JobDefinition, JobState
 from jobsync.events import Event
 from jobsync.scheduler import events
-from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.scheduler.job_store import JobStore, digest_code
 from jobsync.scheduler.runs import KnownJob
 

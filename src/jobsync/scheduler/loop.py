@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from jobsync.components import Components
+from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import Wakeup
 from jobsync.coordination.session import SESSIONS, read_session_record
@@ -27,7 +28,6 @@ from jobsync.core.clock import Mono
 from jobsync.core.firing import Advance, add_request, advance, next_due
 from jobsync.core.job_state import ActiveRun, JobState, RunRequest, find_schedule
 from jobsync.errors import Corrupt, Fenced, NewerFormat, OutcomeUnknown, Unavailable
-from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import Edits, JobStore, Progress, StoredJob
 from jobsync.scheduler.runs import KnownJob, Runs

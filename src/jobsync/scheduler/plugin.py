@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from jobsync.components import Components
+from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.firing import start_manually
 from jobsync.core.job_state import ActiveRun, JobState, find_schedule
@@ -35,7 +36,6 @@ from jobsync.scheduler import events
 from jobsync.scheduler.action_call import ActionThreads
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor
-from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_code import JobCode
 from jobsync.scheduler.job_store import HistoryEntry, JobStore, StoredJob

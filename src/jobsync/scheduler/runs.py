@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from jobsync.components import Components
+from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import backoff_limit
 from jobsync.core.firing import finish
@@ -23,7 +24,6 @@ from jobsync.core.messages import default_backoff
 from jobsync.errors import Corrupt, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor, ActionListener, ActionOutcome
-from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import HistoryEntry, StoredJob
 from jobsync.scheduler.results import describe_result

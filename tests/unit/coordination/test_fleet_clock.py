@@ -1,4 +1,4 @@
-"""The time by which instants are due, on stores with and without a clock of their own."""
+"""The time by which something is due, on stores with and without a clock of their own."""
 
 from typing import Any, cast
 
@@ -7,9 +7,9 @@ import pytest
 from chance import FakeClock
 
 from jobsync.components import Components
+from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.core.clock import Wall
 from jobsync.errors import Misconfigured, Unavailable
-from jobsync.scheduler.fleet_clock import FleetClock
 from jobsync.stores.memory import MemoryStore
 
 START = 1_700_000_000.0
@@ -273,3 +273,24 @@ async def test_in_memory_the_wall_clock_decides_without_a_veto() -> None:
     pass_time(machine, 5)
     assert clock.veto == ""
     assert clock.now() == pytest.approx(machine.wall_seconds)
+
+
+async def test_the_measured_time_follows_a_store_that_is_set_back_at_once(setting: Setting) -> None:
+    """So that no record is removed early. The time of schedules goes on, more slowly."""
+    setting.store.ahead = 3600.0
+    await setting.clock.refresh()
+    ahead = setting.clock.now()
+    setting.store.ahead = 0.0
+    await setting.clock.refresh()
+    pass_time(setting.machine, 10)
+    assert setting.clock.measured_now() == pytest.approx(true_time(setting.machine))
+    assert setting.clock.now() == pytest.approx(ahead + 5)
+
+
+async def test_the_measured_time_under_a_veto_is_the_servers(bucket: Setting) -> None:
+    """A guess, which nothing may be removed by."""
+    bucket.membership.measured = 3600.0
+    bucket.machine.wall_seconds += 3600
+    await bucket.clock.refresh()
+    assert bucket.clock.is_off
+    assert bucket.clock.measured_now() == pytest.approx(true_time(bucket.machine))

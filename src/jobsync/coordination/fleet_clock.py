@@ -1,13 +1,15 @@
-"""The time by which scheduled instants are due, the same for all processes of a fleet.
+"""The time by which something is due, the same for all processes of a fleet.
+
+It decides which instants of a schedule have come and which records have expired.
 
 Where the store has a clock, that clock decides. Its offset against this machine's monotonic clock
 is measured once a beat, so that reading the time costs nothing, and a step of this machine's wall
 clock changes nothing. On SQLite and in memory that clock is this machine's own, which all share.
 
 On objects the wall clock decides, but only while it agrees with the server's time of this worker's
-own heartbeats. A disagreement is a veto: this process must not fire, and another should lead. A
-veto protects people from a wrong clock. It proves nothing: that each instant fires once does not
-depend on clocks, because the store decides it.
+own heartbeats. A disagreement is a veto: this process must not decide what is due, and another
+should lead. A veto protects people from a wrong clock. It proves nothing: that each instant fires
+once, and that a renewed record stays, does not depend on clocks, because the store decides it.
 """
 
 from datetime import UTC, datetime
@@ -29,16 +31,20 @@ _UNKNOWN = "the store's time is not known yet"
 
 
 class FleetClock:
-    """The time by which instants are due.
+    """The time by which something is due.
 
-    Call `refresh` once a beat in a process that fires, or that stands back because of its clock.
+    Call `refresh` once a beat in a process that decides what is due, or that stands back because
+    of its clock.
 
-    It never goes back behind a time that was not vetoed, so an instant that was due stays due. If
-    the clock that decides is set back, this one goes on at half speed until both agree: for two
+    `now` never goes back behind a time that was not vetoed, so an instant that was due stays due.
+    If the clock that decides is set back, it goes on at half speed until both agree: for two
     minutes after a step of one minute. After a step of an hour that takes two hours. Instants are
     due early in that time, but jobs do not stand still. A process that starts meanwhile goes by the
     corrected clock at once, and fires nothing that was fired already. A step forward counts from
     the next refresh: the instants between are late, as after an outage.
+
+    `measured_now` follows the clock that decides at once, also backwards. It is for what must not
+    be due early and can wait, such as the removal of a record.
 
     Args:
         membership: compares this machine's clock with an object store's.
@@ -70,21 +76,18 @@ class FleetClock:
             if self._uses_wall:
                 await self._membership.measure_clock()
         except (Unavailable, Misconfigured):
-            # Nothing can be fired either while the store does not answer. If it never has,
+            # Nothing can be done either while the store does not answer. If it never has,
             # `veto` says that its time is unknown.
             return
 
     def now(self) -> float:
-        """Return the time in Unix seconds.
+        """Return the time in Unix seconds; it does not go back.
 
         Under a veto it is the best guess, which is good enough to end a run that had begun: the
         object store's time as far as it is known, else this machine's.
         """
-        mono = self._clock.mono().seconds
-        now = self._clock.wall().seconds if self._offset is None else mono + self._offset
-        veto = self.veto
-        if self.is_off:
-            now -= self._membership.clock_skew or 0.0
+        mono, veto = self._clock.mono().seconds, self.veto
+        now = self.measured_now()
         if self._shown is not None:
             shown, then = self._shown
             now = max(now, shown + (mono - then) / 2)
@@ -93,9 +96,16 @@ class FleetClock:
             self._shown = (now, mono)
         return now
 
+    def measured_now(self) -> float:
+        """Return the time in Unix seconds as it was last measured; it may go back."""
+        if self._offset is not None:
+            return self._clock.mono().seconds + self._offset
+        skew = self._membership.clock_skew if self.is_off else None
+        return self._clock.wall().seconds - (skew or 0.0)
+
     @property
     def veto(self) -> str:
-        """Why nothing may fire now, for people; empty if all is well. Reads the clock each time.
+        """Why nothing may be due now, for people; empty if all is well. Reads the clock each time.
 
         The text stays the same until the clocks agree again.
         """
@@ -122,7 +132,7 @@ class FleetClock:
         if server is None:
             self._uses_wall = True
             return
-        # The server read its clock between the two. The least is taken: nothing must fire early.
+        # The server read its clock between the two. The least is taken: nothing must be due early.
         # An offset that fits stays, so that a slow request does not move the time.
         least, most = server.seconds - received, server.seconds - sent
         if self._offset is None or not least <= self._offset <= most:
