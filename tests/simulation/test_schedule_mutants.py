@@ -26,6 +26,7 @@ from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore, StoredJob
 from jobsync.scheduler.loop import FiringLoop
 from jobsync.scheduler.plugin import SchedulerPlugin
+from jobsync.scheduler.run_owners import RunOwners
 from jobsync.scheduler.runs import Runs
 from jobsync.stores.contract import Record
 from jobsync.testing import check_story, run_story
@@ -86,25 +87,25 @@ def notes_too_much_progress(patch: pytest.MonkeyPatch) -> None:
 def resumes_runs_of_the_living(patch: pytest.MonkeyPatch) -> None:
     """A run of another process is taken over, whether that process is dead or not."""
 
-    def is_orphan(self: FiringLoop, run: ActiveRun, _: Collection[str]) -> bool:
+    def is_orphan(self: RunOwners, run: ActiveRun, _: Collection[str]) -> bool:
         return run.owner != self._membership.incarnation or not self._runs.has(run.id)
 
-    patch.setattr(FiringLoop, "_is_orphan", is_orphan)
+    patch.setattr(RunOwners, "is_orphan", is_orphan)
 
 
 def believes_its_list_of_the_living(patch: pytest.MonkeyPatch) -> None:
     """A process that is not in this process's list is dead, although the list is incomplete."""
 
-    async def find(self: FiringLoop, state: JobState) -> set[str]:
+    async def find(self: RunOwners, state: JobState) -> set[str]:
         owners = {run.owner for run in state.running}
         return owners - {self._membership.incarnation, *self._membership.living}
 
-    patch.setattr(FiringLoop, "_find_gone", find)
+    patch.setattr(RunOwners, "find_gone", find)
 
 
 def resumes_no_run(patch: pytest.MonkeyPatch) -> None:
     """A run whose process died is left alone."""
-    patch.setattr(FiringLoop, "_is_orphan", lambda *_: False)
+    patch.setattr(RunOwners, "is_orphan", lambda *_: False)
 
 
 def takes_back_what_others_resumed(patch: pytest.MonkeyPatch) -> None:
@@ -120,11 +121,11 @@ def takes_back_what_others_resumed(patch: pytest.MonkeyPatch) -> None:
 def starts_its_own_runs_again(patch: pytest.MonkeyPatch) -> None:
     """A run of this process is started again whenever the job is looked at."""
 
-    def is_orphan(self: FiringLoop, run: ActiveRun, gone: Collection[str]) -> bool:
+    def is_orphan(self: RunOwners, run: ActiveRun, gone: Collection[str]) -> bool:
         return run.owner == self._membership.incarnation or was(self, run, gone)
 
-    was = FiringLoop._is_orphan
-    patch.setattr(FiringLoop, "_is_orphan", is_orphan)
+    was = RunOwners.is_orphan
+    patch.setattr(RunOwners, "is_orphan", is_orphan)
 
 
 def ignores_overlaps(patch: pytest.MonkeyPatch) -> None:

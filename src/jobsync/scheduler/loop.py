@@ -1,11 +1,8 @@
 """Fires jobs: sleeps until the next instant of all jobs on duty, and decides what is due.
 
-The coordinator has all jobs on duty that its code has. A job that its code lacks is on duty in the
-oldest process that has it. Two processes that have a job on duty at once are harmless: a start is
-a conditional write of the job's state.
-
-A coordinator notes how far it got (`Progress`), so that its successor reads only the jobs that
-were due since, that still ran, or that an operator has changed.
+Each job on duty has a time at which it is looked at. When that comes, `advance` decides the job,
+the decision is written, and the runs that follow are started here. Once a heartbeat the loop
+compares the clocks, follows what operators have changed, and notes its progress.
 """
 
 import asyncio
@@ -14,7 +11,6 @@ import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,14 +18,15 @@ from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import Wakeup
-from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.coordination.term import Term
 from jobsync.core.clock import Mono
-from jobsync.core.firing import Advance, add_request, advance, next_due
-from jobsync.core.job_state import ActiveRun, JobState, RunRequest, find_schedule
+from jobsync.core.firing import Advance, advance, next_due
+from jobsync.core.job_state import JobState
 from jobsync.errors import Corrupt, Fenced, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.scheduler.duty import CHUNK, Duty
 from jobsync.scheduler.job_cache import JobCache
-from jobsync.scheduler.job_store import Edits, JobStore, Progress, StoredJob
+from jobsync.scheduler.job_store import JobStore, StoredJob
+from jobsync.scheduler.run_owners import RunOwners
 from jobsync.scheduler.runs import KnownJob, Runs
 
 __all__ = ["FiringLoop"]
@@ -38,18 +35,6 @@ _LONGEST_WAIT = 3600.0
 _GRAIN = 0.005
 _RETRY = 1.0
 """Seconds until a job is looked at again whose store did not answer."""
-_AT_START = "run_on_start"
-"""Who asks for a run that follows the start of a fleet."""
-_CHUNK = 500
-"""Schedules that are computed before other tasks get a turn."""
-
-
-class _Assignment(NamedTuple):
-    """Jobs that are to be on duty."""
-
-    names: frozenset[str]
-    term: Term | None
-    code: str
 
 
 class FiringLoop:
@@ -87,11 +72,8 @@ class FiringLoop:
         self._components = components
         self._on_veto = on_veto
         self._restore = restore
-        self._duty: frozenset[str] = frozenset()
-        self._term: Term | None = None
-        self._assignment: _Assignment | None = None
-        self._since = 0.0
-        """When this process got its jobs on duty, by the fleet's clock."""
+        self._duty = Duty(cache, known, membership, clock, components)
+        self._owners = RunOwners(cache, runs, membership)
         self._heap: list[tuple[float, int, str]] = []
         self._numbers = itertools.count()
         """Of the entries: of jobs that are due at once, the first one asked for is first."""
@@ -106,13 +88,6 @@ class FiringLoop:
         """Jobs that have waited for a run to end, and are not decided since."""
         self._undecided: set[str] = set()
         """Jobs that were looked at without an answer from the store."""
-        self._edits = Edits()
-        self._starts: set[str] = set()
-        """The jobs that run when the fleet starts."""
-        self._progress = Progress()
-        self._code = ""
-        self._is_dirty = False
-        """Whether anything was decided since the progress was written."""
         self._veto = ""
         self._wakeup = Wakeup(components.clock, _GRAIN)
         self._beat_wakeup = Wakeup(components.clock, _GRAIN)
@@ -120,7 +95,7 @@ class FiringLoop:
     @property
     def duty(self) -> frozenset[str]:
         """The jobs that this process fires."""
-        return self._duty
+        return self._duty.names
 
     def check_edits(self) -> None:
         """Look soon at what operators have changed."""
@@ -128,40 +103,33 @@ class FiringLoop:
 
     def look_at(self, name: str) -> None:
         """Look at one job now, if it is on duty."""
-        if name in self._duty:
+        if name in self._duty.names:
             self._plan(name, 0.0)
 
     def assign(self, names: Collection[str], term: Term | None, code: str) -> None:
-        """Put jobs on duty, in place of those that were.
-
-        Args:
-            names: of jobs that this process knows.
-            term: in which this process leads; None if it does not.
-            code: the digest of this process's code.
-        """
-        self.drop()
-        if names or term is not None:
-            # A leader without jobs may get some later.
-            self._assignment = _Assignment(frozenset(names), term, code)
+        """Put jobs on duty, in place of those that were. See `Duty.assign`."""
+        self._clear()
+        self._duty.assign(names, term, code)
+        if self._duty.is_assigned:
             self._wakeup.set()
 
     def add(self, name: str) -> None:
-        """Put one more job on duty, if any are."""
-        if self._assignment is not None:
-            self._assignment = self._assignment._replace(names=self._assignment.names | {name})
-        elif self._term is not None:
-            self._duty |= {name}
-            if self._runs_on_start(name):
-                self._starts.add(name)
-            self._plan(name, 0.0)
+        """Put one more job on duty, if this process leads."""
+        self._duty.add(name)
+        self.look_at(name)
 
-    def drop(self, name: str | None = None) -> None:
-        """Take one job off duty, or all. Runs that have begun go on."""
-        if name is not None:
-            self._duty -= {name}
-            self._planned.pop(name, None)
-            return
-        self._duty, self._term, self._assignment = frozenset(), None, None
+    def drop(self, name: str) -> None:
+        """Take one job off duty. Its run goes on."""
+        self._duty.drop(name)
+        self._planned.pop(name, None)
+
+    def drop_all(self) -> None:
+        """Take all jobs off duty. Runs that have begun go on."""
+        self._duty.drop_all()
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget what was planned, and what waits."""
         for names in (self._planned, self._heap, self._waiting, self._delayed, self._undecided):
             names.clear()
 
@@ -171,7 +139,7 @@ class FiringLoop:
             # Beside it: a slow reply to a heartbeat's requests delays no firing.
             group.create_task(self._beat_forever())
             while True:
-                await self._begin_assigned_duty()
+                await self._take_over()
                 self._start_due(group)
                 await self._wakeup.wait(self._find_wakeup())
 
@@ -180,12 +148,13 @@ class FiringLoop:
         if self._advancing:
             await asyncio.wait(list(self._advancing.values()))
 
-    async def _begin_assigned_duty(self) -> None:
+    async def _take_over(self) -> None:
         """Put on duty what was assigned since the last call; try again if the store is silent."""
-        if (assignment := self._assignment) is None:
+        if not self._duty.is_assigned:
             return
         try:
-            await self._begin_duty(*assignment)
+            await self._check_clock()
+            unsettled = await self._duty.take_over()
         except (Unavailable, OutcomeUnknown):
             await self._components.clock.sleep(_RETRY)
             self._wakeup.set()
@@ -195,113 +164,24 @@ class FiringLoop:
             self._wakeup.set()
         except Fenced:
             # Another process leads by now; this one is about to be told.
-            self.drop()
+            self.drop_all()
+        else:
+            if unsettled is not None:
+                await self._plan_all(unsettled)
 
-    async def _begin_duty(self, names: frozenset[str], term: Term | None, code: str) -> None:
-        """Read what is needed of jobs that are assigned, and plan when to look at each."""
-        await self._check_clock()
-        self._since = self._clock.now()
-        self._cache.known.clear()
-        edits = await self._jobs.read_edits()
-        self._edits = edits or Edits()
-        self._starts = {name for name in names if self._runs_on_start(name)}
-        unsettled = set(names)
-        if term is not None and term.epoch:
-            unsettled = await self._find_unsettled(names, term, code)
-            if edits is None:
-                # Any of them may have been changed.
-                unsettled = set(names)
-        elif term is not None:
-            # Without an election nobody notes the fleet: the oldest process asks.
-            older = {w for w in await self._find_fleet() if w < self._membership.worker_id}
-            await self._request_starts(names, term, Progress(fleet=tuple(older)))
-        self._cache.keep(await self._jobs.read_many(sorted(unsettled | {*self._edits.special})))
-        if self._assignment != (names, term, code):
-            return
-        self._duty, self._term, self._assignment, self._code = names, term, None, code
-        for number, name in enumerate(sorted(names)):
-            self._plan(name, self._first_look(name, is_settled=name not in unsettled))
-            if number % _CHUNK == _CHUNK - 1:
+    async def _plan_all(self, unsettled: Collection[str]) -> None:
+        """Plan when to look at each job on duty."""
+        for number, name in enumerate(sorted(self._duty.names)):
+            is_settled = name not in unsettled
+            self._plan(name, self._duty.find_first_look(name, is_settled=is_settled))
+            if number % CHUNK == CHUNK - 1:
                 await asyncio.sleep(0)
         self._beat_wakeup.set()
         self._wakeup.set()
 
-    async def _find_unsettled(self, names: frozenset[str], term: Term, code: str) -> set[str]:
-        """Return the jobs that may have something undecided, by what the last leader noted."""
-        before = await self._read_progress(term)
-        self._progress = Progress()
-        before = await self._request_starts(names, term, before)
-        if await self._jobs.read_defined() != code:
-            # Another version of the code says when they are due.
-            return set(names)
-        covered = names if before.code == code else await self._jobs.read_code(before.code)
-        unsettled = {*before.open, *(names - covered)}
-        for number, name in enumerate(names - unsettled):
-            schedule = find_schedule(self._assume(name))
-            newest = schedule.latest_until(int(self._since))
-            if newest is not None and newest > before.until:
-                unsettled.add(name)
-            if number % _CHUNK == _CHUNK - 1:
-                await asyncio.sleep(0)
-        return unsettled & names
-
-    async def _read_progress(self, term: Term) -> Progress:
-        """Read how far the last leader got; not at all, if that cannot be read."""
-        try:
-            return self._jobs.decode_progress(await term.get(self._jobs.progress_key))
-        except (Corrupt, NewerFormat) as error:
-            self._jobs.report_note(error)
-            return Progress()
-
-    async def _request_starts(
-        self, names: Collection[str], term: Term, before: Progress
-    ) -> Progress:
-        """Ask for the runs that follow the start of a fleet, if all of the last one are gone.
-
-        Returns:
-            The progress with the present fleet, which is noted at once: a successor asks no more.
-        """
-        wanted = sorted(self._starts & {*names})
-        fleet = await self._find_fleet() if wanted else set[str]()
-        if not wanted or fleet & {*before.fleet}:
-            return before
-        for name in wanted:
-            (run_id,) = self._components.ids.records(1)
-            request = RunRequest(id=run_id, at=self._clock.now(), by=_AT_START)
-            await self._cache.update(name, partial(_request_start, request=request))
-        progress = msgspec.structs.replace(before, fleet=tuple(sorted(fleet)))
-        if term.epoch:
-            await term.put(self._jobs.progress_key, msgspec.to_builtins(progress))
-        return progress
-
-    def _runs_on_start(self, name: str) -> bool:
-        return self._known[name].options.definition.run_on_start
-
-    def _assume(self, name: str) -> JobState:
-        """Return a job's state, or what it is if nobody has changed it."""
-        stored = self._cache.known.get(name)
-        if stored is not None:
-            return stored.state
-        return JobState(definition=self._known[name].options.definition, defined_by="", last=0)
-
-    def _first_look(self, name: str, *, is_settled: bool) -> float | None:
-        """Return when a job is to be looked at first.
-
-        Of a job that was not read because it was settled: at its first instant after this process
-        got it, even if that has passed while others were read.
-        """
-        stored = self._cache.known.get(name)
-        if stored is None:
-            state = msgspec.structs.replace(self._assume(name), last=int(self._since))
-            return next_due(name, state) if is_settled else 0.0
-        state = stored.state
-        if state.running or state.queued or state.requests or state.gaps:
-            return 0.0
-        return next_due(name, state)
-
     def _plan(self, name: str, when: float | None) -> None:
         """Look at a job on duty at a time of the fleet's clock; never, if None."""
-        if when is None or name not in self._duty:
+        if when is None or name not in self._duty.names:
             self._planned.pop(name, None)
             return
         self._planned[name] = when
@@ -412,7 +292,7 @@ class FiringLoop:
 
         def decide(state: JobState) -> JobState | None:
             mine = state.find_run(new_id)
-            if mine is not None or name not in self._duty:
+            if mine is not None or name not in self._duty.names:
                 decided[:] = [Advance(state, () if mine is None else (mine,))]
                 return None
             result = advance(
@@ -421,7 +301,7 @@ class FiringLoop:
                 now,
                 owner=owner,
                 new_id=lambda: new_id,
-                is_orphan=lambda run: self._is_orphan(run, gone),
+                is_orphan=lambda run: self._owners.is_orphan(run, gone),
                 late_reason=self._explain_lateness(name, state),
             )
             decided[:] = [result]
@@ -430,7 +310,7 @@ class FiringLoop:
         cached = await self._read_current(name, owner)
         if cached is None:
             return
-        gone |= await self._find_gone(cached.state)
+        gone |= await self._owners.find_gone(cached.state)
         if not self._membership.is_trusted:
             # Others may believe this process dead: they would resume at once what it starts.
             raise Unavailable("the session", "it is not current", "wait for the store")
@@ -438,15 +318,15 @@ class FiringLoop:
         if stored is None:
             return
         (result,) = decided
-        self._is_dirty = True
+        self._duty.is_dirty = True
         for run in result.starts:
             self._runs.start(job, stored, run)
         for run in result.lost:
             reason = "its process has ended" if run.is_manual else "its processes ended too often"
             await self._runs.record_loss(name, run, reason)
         await self._cache.write_gaps(name)
-        if name in self._duty:
-            self._watch_owners()
+        if name in self._duty.names:
+            self._owners.watch(self._duty.names)
             self._plan(name, self._next_look(name))
 
     async def _read_current(self, name: str, owner: str) -> StoredJob | None:
@@ -455,7 +335,7 @@ class FiringLoop:
         if cached is None or any(run.owner != owner for run in cached.state.running):
             # Its process may have ended a run without our knowing.
             cached = await self._cache.read(name)
-        if cached is None and name in self._duty:
+        if cached is None and name in self._duty.names:
             # Somebody has removed the record by hand.
             await self._restore(name)
             cached = await self._cache.read(name)
@@ -485,61 +365,19 @@ class FiringLoop:
         later = now + self._membership.timing.heartbeat
         return later if due is None else min(due, later)
 
-    def _is_orphan(self, run: ActiveRun, gone: Collection[str]) -> bool:
-        """Whether nobody runs a run any more.
-
-        Args:
-            run: is in a stored state.
-            gone: sessions that are known to have ended.
-        """
-        if run.owner == self._membership.incarnation:
-            return not self._runs.has(run.id)
-        return not run.owner or run.owner in gone or self._membership.is_dead(run.owner)
-
-    async def _find_gone(self, state: JobState) -> set[str]:
-        """Return the owners of runs whose sessions have ended."""
-        owners = {run.owner for run in state.running} - {self._membership.incarnation, ""}
-        unsure = [
-            owner
-            for owner in sorted(owners)
-            if owner not in self._membership.living and not self._membership.is_dead(owner)
-        ]
-        if not unsure:
-            return set()
-        records = await self._jobs.store.get_many([f"{SESSIONS}{owner}" for owner in unsure])
-        return {
-            owner
-            for owner, record in zip(unsure, records, strict=True)
-            if record is None or read_session_record(record).state != "live"
-        }
-
-    def _watch_owners(self) -> None:
-        """Watch the processes that run jobs on duty, so that a death is noticed at once."""
-        own = self._membership.incarnation
-        owners = {
-            run.owner
-            for name in self._duty
-            if (stored := self._cache.known.get(name)) is not None
-            for run in stored.state.running
-        }
-        self._membership.watch(f"schedule {self._jobs.prefix}", owners - {own, ""})
-
     def look_at_orphans(self) -> None:
         """Look at the jobs whose runs have lost their process."""
-        for name, stored in self._cache.known.items():
-            for run in stored.state.running:
-                if run.owner and self._membership.is_dead(run.owner):
-                    self.look_at(name)
+        for name in self._owners.list_orphaned():
+            self.look_at(name)
 
     async def has_orphans(self, state: JobState) -> bool:
         """Whether a job's state has a run whose process has died."""
-        gone = await self._find_gone(state)
-        return any(self._is_orphan(run, gone) for run in state.running)
+        return await self._owners.has_orphans(state)
 
     def _explain_lateness(self, name: str, state: JobState) -> str:
         """Return why instants after the last decided one were not fired in time."""
-        if state.last < self._since:
-            return f"no process fired it until {_format(self._since)}"
+        if state.last < self._duty.since:
+            return f"no process fired it until {_format(self._duty.since)}"
         if name in self._delayed:
             return "as many jobs as max_concurrent_jobs allows were running"
         return "this process or the store was too slow"
@@ -556,7 +394,7 @@ class FiringLoop:
         clock, beat = self._components.clock, self._membership.timing.heartbeat
         while True:
             # A process that stands back for its clock has to notice when that is right again.
-            if self._duty or self._veto:
+            if self._duty.names or self._veto:
                 await self._beat()
             is_unknown = bool(self._veto) and not self._clock.is_off
             await self._beat_wakeup.wait(clock.mono() + (min(beat, _RETRY) if is_unknown else beat))
@@ -565,11 +403,11 @@ class FiringLoop:
         """Do what is done once a heartbeat while jobs are on duty."""
         try:
             await self._check_clock()
-            if self._veto or not self._duty:
+            if self._veto or not self._duty.names:
                 # No progress is noted by a clock that may be wrong.
                 return
             await self._follow_edits()
-            await self._write_progress()
+            await self._duty.write_progress(self._list_open)
         except (Unavailable, OutcomeUnknown):
             return
         except (Corrupt, NewerFormat) as error:
@@ -577,61 +415,26 @@ class FiringLoop:
             self._jobs.report_note(error)
         except Fenced:
             # Another process leads by now; this one is about to be told.
-            self._term = None
+            self._duty.end_term()
         self.look_at_orphans()
 
     async def _follow_edits(self) -> None:
-        edits = await self._jobs.read_edits()
-        if edits is None or edits.revision == self._edits.revision:
-            # If nobody can read it, jobs are fired without what operators note.
-            return
-        names = edits.list_since(self._edits.revision)
+        names = await self._duty.read_edited()
         if names is None:
-            self.assign(self._duty, self._term, self._code)
+            self._clear()
+            self._duty.assign_again()
+            self._wakeup.set()
             return
-        self._cache.keep(await self._jobs.read_many(names))
-        self._edits = edits
         for name in names:
             self.look_at(name)
 
-    async def _write_progress(self) -> None:
-        """Note how far all jobs are decided, if that has changed."""
-        term = self._term
-        if term is None or not term.epoch:
-            return
-        fleet = await self._find_fleet() if self._starts & self._duty else set[str]()
-        if not self._is_dirty and fleet == {*self._progress.fleet}:
-            return
-        now = self._clock.now()
-        open_names = {*self._advancing, *self._waiting, *self._undecided, *self._runs.names}
-        for name, stored in self._cache.known.items():
-            state = stored.state
-            if state.running or state.queued or state.requests or state.gaps:
-                open_names.add(name)
+    def _list_open(self, now: float) -> set[str]:
+        """Return the jobs on duty that are not decided up to a time."""
+        found = {*self._advancing, *self._waiting, *self._undecided, *self._runs.names}
         for name, due in self._planned.items():
-            if due - self._assume(name).effective.jitter <= now:
-                open_names.add(name)
-        self._is_dirty = False
-        progress = Progress(
-            until=int(now),
-            open=tuple(sorted(open_names)),
-            code=self._code,
-            at=now,
-            fleet=tuple(sorted(fleet)),
-        )
-        await term.put(self._jobs.progress_key, msgspec.to_builtins(progress))
-        self._progress = progress
-
-    async def _find_fleet(self) -> set[str]:
-        """Return the workers that are alive. A worker keeps its id when its session is replaced."""
-        return {peer.worker_id for peer in await self._membership.members()}
-
-
-def _request_start(state: JobState, request: RunRequest) -> JobState | None:
-    """Return the state with a request for the run at the start, unless there is one."""
-    if any(known.by == request.by for known in state.requests):
-        return None
-    return add_request(state, request)
+            if due - self._duty.assume(name).effective.jitter <= now:
+                found.add(name)
+        return found
 
 
 def _format(seconds: float) -> str:

@@ -325,7 +325,7 @@ class SchedulerPlugin(CoordinatorPlugin):
     async def on_stop(self) -> None:
         """Wait for running actions, and leave those behind that do not finish in time."""
         parts = self._get_parts()
-        parts.loop.drop()
+        parts.loop.drop_all()
         await parts.loop.finish_starts()
         await parts.runs.finish_all(self.settings.grace)
         await self._hooks.finish(_STOP_TIME / 2)
@@ -339,12 +339,12 @@ class SchedulerPlugin(CoordinatorPlugin):
     async def on_stop_being_coordinator(self) -> None:
         """Take the jobs off duty; runs that have begun go on."""
         if self._parts is not None:
-            self._parts.loop.drop()
+            self._parts.loop.drop_all()
 
     def prepare_stop(self) -> None:
         """Fire nothing more."""
         if self._parts is not None:
-            self._parts.loop.drop()
+            self._parts.loop.drop_all()
 
     @property
     def stop_time(self) -> float:

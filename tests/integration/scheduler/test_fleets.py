@@ -159,8 +159,8 @@ async def test_run_on_start_runs_once_without_an_election(url: str) -> None:
 
 async def noted(scheduler: Any, worker: str) -> None:
     """Wait until a leader has noted who is alive."""
-    loop = scheduler._get_parts().loop
-    await until(lambda: worker in loop._progress.fleet, "the leader has noted the fleet", 20)
+    duty = scheduler._get_parts().loop._duty
+    await until(lambda: worker in duty._progress.fleet, "the leader has noted the fleet", 20)
 
 
 async def test_an_action_gets_its_grace_and_is_then_resumed_elsewhere(url: str) -> None:
