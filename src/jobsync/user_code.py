@@ -2,14 +2,15 @@
 
 A user's function may raise anything, return anything, fork, or never return. Whatever it does
 stays within the call: an error is a value, what it sets in context variables is invisible
-to others, and a forked child that returns from the function ends there. Handlers of messages and
-actions of schedules are called this way.
+to others, and a forked child that returns from the function ends there. Handlers of messages,
+actions of schedules and callbacks of expired records are called this way.
 """
 
 import asyncio
 import concurrent.futures
 import inspect
 import os
+import threading
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator
 from contextvars import copy_context
 from types import CoroutineType, coroutine
@@ -22,6 +23,7 @@ __all__ = [
     "SIGNAL_ERRORS",
     "FunctionEnd",
     "UserTasks",
+    "UserThreads",
     "await_result",
     "call_function",
     "check_no_generator",
@@ -180,6 +182,36 @@ def describe_error(error: BaseException, hidden: Collection[str] = ()) -> str:
     description = format_error(error)
     places = format_places(error, _MAX_FRAMES, {*_OWN_FILES, *hidden})
     return f"{description}\n{places}" if places else description
+
+
+class UserThreads(concurrent.futures.Executor):
+    """Starts a thread for each call of a plain function.
+
+    A function that never returns takes no thread from others, and does not keep the process from
+    ending.
+
+    Args:
+        prefix: the threads' name.
+    """
+
+    def __init__(self, prefix: str = "jobsync-action") -> None:
+        self._prefix = prefix
+
+    def submit(
+        self, fn: Callable[..., T], /, *args: Any, **kwargs: Any
+    ) -> "concurrent.futures.Future[T]":
+        """Call a function on a new thread."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
+                future.set_exception(error)
+
+        threading.Thread(target=run, name=self._prefix, daemon=True).start()
+        return future
 
 
 class UserTasks:

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from jobsync import Components
-from jobsync.scheduler.action_call import ActionThreads
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor, ActionOutcome, AttemptFailure
 from jobsync.testing.world import World
+from jobsync.user_code import UserThreads
 
 __all__ = ["DATABASE", "SCHEDULER", "ActionNotes", "ActionStage", "build_context", "play"]
 
@@ -65,7 +65,7 @@ class ActionStage:
     ) -> ActionOutcome:
         """Run an action as a job."""
         self.executor = ActionExecutor(
-            action, components=self.components, threads=ActionThreads(), **self._options
+            action, components=self.components, threads=UserThreads(), **self._options
         )
         attempt = more.pop("attempt", 1)
         return await self.executor.run(

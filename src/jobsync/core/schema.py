@@ -40,6 +40,8 @@ __all__ = [
     "evolve",
     "find_breaks",
     "find_strays",
+    "is_date",
+    "is_datetime",
 ]
 
 
@@ -213,11 +215,13 @@ _looks_like_datetime = re.compile(
 ).fullmatch
 
 
-def _is_date(text: str) -> bool:
+def is_date(text: str) -> bool:
+    """Whether a text is a date such as 2026-01-31."""
     return bool(_looks_like_date(text)) and _parses(date.fromisoformat, text)
 
 
-def _is_datetime(text: str) -> bool:
+def is_datetime(text: str) -> bool:
+    """Whether a text is a date and a time in ISO 8601."""
     return bool(_looks_like_datetime(text)) and _parses(datetime.fromisoformat, text)
 
 
@@ -241,8 +245,8 @@ _TESTS: dict[FieldKind, Callable[[Any], object]] = {
     "object": lambda value: isinstance(value, Mapping),
     "email": lambda value: isinstance(value, str) and _is_email(value),
     "url": lambda value: isinstance(value, str) and _is_url(value),
-    "date": lambda value: isinstance(value, str) and _is_date(value),
-    "datetime": lambda value: isinstance(value, str) and _is_datetime(value),
+    "date": lambda value: isinstance(value, str) and is_date(value),
+    "datetime": lambda value: isinstance(value, str) and is_datetime(value),
     "uuid": lambda value: isinstance(value, str) and _is_uuid(value),
 }
 

@@ -7,11 +7,10 @@ cancelled from outside.
 
 import asyncio
 import concurrent.futures
-import threading
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Clock
@@ -26,42 +25,10 @@ from jobsync.user_code import (
     run_in_own_context,
 )
 
-__all__ = ["ActionCall", "ActionThreads"]
-
-T = TypeVar("T")
+__all__ = ["ActionCall"]
 
 _KIND = "an action"
 _SHORTEST_WAIT = 0.01
-
-
-class ActionThreads(concurrent.futures.Executor):
-    """Starts a thread for each call of a plain function.
-
-    An action that never returns takes no thread from others, and does not keep the process from
-    ending.
-
-    Args:
-        prefix: the threads' name.
-    """
-
-    def __init__(self, prefix: str = "jobsync-action") -> None:
-        self._prefix = prefix
-
-    def submit(
-        self, fn: Callable[..., T], /, *args: Any, **kwargs: Any
-    ) -> "concurrent.futures.Future[T]":
-        """Call a function on a new thread."""
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        future.set_running_or_notify_cancel()
-
-        def run() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - the caller gets it
-                future.set_exception(error)
-
-        threading.Thread(target=run, name=self._prefix, daemon=True).start()
-        return future
 
 
 class ActionCall:

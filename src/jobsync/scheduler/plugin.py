@@ -33,7 +33,6 @@ from jobsync.errors import (
     closest_name,
 )
 from jobsync.scheduler import events
-from jobsync.scheduler.action_call import ActionThreads
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor
 from jobsync.scheduler.job_cache import JobCache
@@ -45,6 +44,7 @@ from jobsync.scheduler.reporting import JobHooks, Reporter
 from jobsync.scheduler.runs import KnownJob, Runs, find_calling_runs
 from jobsync.scheduler.settings import JobOptions, SchedulerSettings, parse_job
 from jobsync.settings import Sources, fields, resolve
+from jobsync.user_code import UserThreads
 
 __all__ = ["SchedulerPlugin"]
 
@@ -117,7 +117,7 @@ class SchedulerPlugin(CoordinatorPlugin):
             },
         )
         self._reporter = Reporter(self.emit, self._hooks, self._fail)
-        self._threads = ActionThreads()
+        self._threads = UserThreads()
         self._jobs: dict[str, JobOptions] = {}
         """The jobs of this process's code."""
         self._known: dict[str, KnownJob] = {}

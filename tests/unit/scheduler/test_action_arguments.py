@@ -8,9 +8,9 @@ import pytest
 from action_stage import DATABASE, SCHEDULER, ActionStage, play
 
 from jobsync import Components, Invalid
-from jobsync.scheduler.action_call import ActionThreads
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor
+from jobsync.user_code import UserThreads
 
 
 def take_nothing() -> tuple[Any, ...]:
@@ -117,7 +117,7 @@ def needs_a_name(db: Any, limit: int = 1, *, name: str) -> None:
 def test_what_cannot_be_an_action_is_refused(action: Any, message: str) -> None:
     """At once, with the fix."""
     with pytest.raises(Invalid, match=message) as refused:
-        ActionExecutor(action, components=Components.system(), threads=ActionThreads())
+        ActionExecutor(action, components=Components.system(), threads=UserThreads())
     assert refused.value.field == "action"
 
 
@@ -129,5 +129,5 @@ def test_a_coroutine_is_no_action() -> None:
 
     called = act()
     with pytest.raises(Invalid, match="Pass the function itself, without calling it"):
-        ActionExecutor(called, components=Components.system(), threads=ActionThreads())  # type: ignore[arg-type]
+        ActionExecutor(called, components=Components.system(), threads=UserThreads())  # type: ignore[arg-type]
     called.close()

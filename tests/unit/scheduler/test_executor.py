@@ -16,10 +16,10 @@ from hostile import HOSTILE, build_error, contain
 from waiting import until
 
 from jobsync import Components
-from jobsync.scheduler.action_call import ActionThreads
 from jobsync.scheduler.context import JobContext, find_calling_context
 from jobsync.scheduler.executor import ActionExecutor, ActionOutcome
 from jobsync.testing.loop import block
+from jobsync.user_code import UserThreads
 
 
 @pytest.fixture
@@ -695,7 +695,7 @@ def test_runs_of_one_job_are_independent() -> None:
         return context.execution_id
 
     async def story(stage: ActionStage) -> None:
-        executor = ActionExecutor(act, components=stage.components, threads=ActionThreads())
+        executor = ActionExecutor(act, components=stage.components, threads=UserThreads())
 
         async def run(number: int) -> ActionOutcome:
             context = build_context(execution_id=f"e{number}", data={"seconds": 4 * number})

@@ -1,0 +1,174 @@
+"""The options of a TTL plugin: wrong ones are refused with the field, the value and the fix."""
+
+import math
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from jobsync.core.expiry import ExpiryOptions
+from jobsync.errors import Invalid
+from jobsync.ttl.settings import TTLSettings, parse_resources
+
+
+def keep(record: Any, resource: Any) -> bool:
+    """Keep every record."""
+    del record, resource
+    return False
+
+
+def generate(record: Any, resource: Any) -> Iterator[bool]:
+    """Never run."""
+    del record, resource
+    yield True
+
+
+def parse(resources: Any, **settings: Any) -> dict[str, ExpiryOptions]:
+    """Return the options by name."""
+    parsed = parse_resources(resources, TTLSettings(**settings))
+    return {name: governed.options for name, governed in parsed.items()}
+
+
+def test_a_list_of_names_means_the_defaults() -> None:
+    """Hard-delete, by `expires_at` or `default_ttl`."""
+    plain = ExpiryOptions(resource="sessions", default_ttl=60.0)
+    assert plain.on_expire == "hard-delete"
+    spellings: list[Any] = [["sessions"], ("sessions",), {"sessions": {}}, {"sessions": None}]
+    for resources in spellings:
+        assert parse(resources, default_ttl=60.0) == {"sessions": plain}
+    assert parse(["sessions"])["sessions"].default_ttl is None
+
+
+def test_settings_by_name_are_kept() -> None:
+    """Durations may be timedelta; a ttl in milliseconds is not refused."""
+    parsed = parse_resources(
+        {
+            "a": {"ttl": timedelta(minutes=1), "on_expire": "archive", "archive_resource": "b"},
+            "b": {"ttl": 604_800_000, "on_expire": "callback", "callback": keep},
+            "c": {"field": "at", "on_expire": "soft-delete", "delete_field": "gone"},
+        },
+        TTLSettings(),
+    )
+    assert parsed["a"].options == ExpiryOptions(
+        resource="a", ttl=60.0, on_expire="archive", archive_resource="b"
+    )
+    assert parsed["b"].options.ttl == 604_800_000
+    assert parsed["b"].callback is keep
+    assert parsed["c"].options.delete_field == "gone"
+
+
+def test_without_resources_a_default_is_needed() -> None:
+    """Otherwise nothing would expire, and nobody would know."""
+    assert parse(None, default_ttl=60.0) == {}
+    with pytest.raises(Invalid, match="resources is missing: nothing would expire"):
+        parse(None)
+
+
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        (
+            "sessions",
+            "resources must be a list of names or a dict by name (got 'sessions'). Write ",
+        ),
+        (5, "resources must be a list of names or a dict by name (got 5)."),
+        ([], "resources must not be empty (got [])."),
+        ([""], "resources must have names of resources (got '')."),
+        ([7], "resources must have names of resources (got 7)."),
+        (["a", "a"], "resources is listed twice (got 'a')."),
+        ({"a": 5}, "resources.a must be a dict of options (got 5)."),
+    ],
+)
+def test_resources_of_another_shape_are_refused(resources: object, message: str) -> None:
+    """With what to write instead."""
+    with pytest.raises(Invalid) as caught:
+        parse(resources)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(
+            ({"ttl": ttl}, "resources.a.ttl must be more than 0 to 1,000,000 days, in seconds")
+            for ttl in (-1, 0, math.nan, math.inf, 1e12, "60", True, timedelta(-1))
+        ),
+        ({"tll": 5}, "resources.a.tll is not an option (got 5). Did you mean ttl?"),
+        (
+            {"onExpire": "x"},
+            "resources.a.onExpire is not an option (got 'x'). Did you mean on_expire?",
+        ),
+        (
+            {"on_expire": "soft_delete"},
+            "resources.a.on_expire is unknown (got 'soft_delete'). Did you mean soft-delete?",
+        ),
+        (
+            {"on_expire": 5},
+            (
+                "resources.a.on_expire is unknown (got 5). "
+                "Use one of hard-delete, soft-delete, archive, callback."
+            ),
+        ),
+        ({"field": 5}, "resources.a.field must be text (got 5)."),
+        ({"field": ""}, "resources.a.field must be text (got '')."),
+        (
+            {"on_expire": "archive"},
+            "resources.a.archive_resource is missing: there is nowhere to archive to (got None).",
+        ),
+        (
+            {"on_expire": "archive", "archive_resource": "a"},
+            (
+                "resources.a.archive_resource must be another resource than the archived one "
+                "(got 'a'). "
+                'Write archive_resource="a_archive".'
+            ),
+        ),
+        (
+            {"on_expire": "archive", "archive_resource": "b", "keep_original_id": "yes"},
+            "resources.a.keep_original_id must be True or False (got 'yes').",
+        ),
+        (
+            {"archive_resource": "b"},
+            (
+                "resources.a.archive_resource has no effect on hard-delete (got 'b'). "
+                "Write on_expire='archive', or leave it out."
+            ),
+        ),
+        (
+            {"on_expire": "archive", "archive_resource": "b", "delete_field": "gone"},
+            "resources.a.delete_field has no effect on archive (got 'gone').",
+        ),
+        ({"on_expire": "callback"}, "resources.a.callback is missing (got None)."),
+        (
+            {"on_expire": "callback", "callback": "keep"},
+            "resources.a.callback must be a function (got 'keep').",
+        ),
+        (
+            {"on_expire": "callback", "callback": generate},
+            "resources.a.callback is a generator, which nobody runs",
+        ),
+    ],
+)
+def test_wrong_options_of_a_resource_are_refused(options: dict[str, Any], message: str) -> None:
+    """With the field, the value and the fix."""
+    with pytest.raises(Invalid) as caught:
+        parse({"a": options})
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"default_ttl": -1.0}, "default_ttl must be more than 0 to 1,000,000 days"),
+        ({"default_ttl": math.nan}, "default_ttl must be more than 0 to 1,000,000 days"),
+        ({"cleanup_interval": 0.0}, "cleanup_interval must be more than 0 to 366 days"),
+        ({"batch_size": 0}, "batch_size must be 1 to 10,000"),
+        ({"batch_size": 10_001}, "batch_size must be 1 to 10,000"),
+    ],
+)
+def test_wrong_options_of_the_plugin_are_refused(settings: dict[str, Any], message: str) -> None:
+    """Before anything is written."""
+    with pytest.raises(Invalid) as caught:
+        TTLSettings(**settings)
+    assert str(caught.value).startswith(message)
