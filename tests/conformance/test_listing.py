@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobsync import Invalid, Put, Store
+from jobsync import Applied, Invalid, Put, Store
 from jobsync.core.filters import matches, parse
 from jobsync.core.keys import escape
 
@@ -54,6 +54,79 @@ async def test_listing_is_in_byte_order_page_by_page(
     assert [head.key for head in heads] == expected
     assert [record.key for record in records] == expected
     assert [head.version for head in heads] == [record.version for record in records]
+
+
+# The end of a range need not be a key that exists: it may be any name, or the beginning of one.
+beginnings = (
+    st.tuples(ids.map(escape), st.integers(1, 200))
+    .map(lambda drawn: drawn[0][: drawn[1]])
+    .filter(lambda name: name not in {".", ".."})
+)
+
+
+@many
+@given(
+    names=st.sets(ids, max_size=30),
+    dead=st.sets(st.integers(0, 29)),
+    data=st.data(),
+    limit=st.integers(1, 8),
+)
+async def test_a_range_is_listed_page_by_page(
+    store: Store, names: set[str], dead: set[int], data: st.DataObject, limit: int
+) -> None:
+    """Its pages are the live keys between both bounds; every page but the last is full."""
+    prefix = fresh_prefix()
+    keys = sorted(prefix + escape(name) for name in names)
+    outcomes = await store.write([Put(key, 0) for key in keys])
+    made = [outcome.record for outcome in outcomes if isinstance(outcome, Applied)]
+    await store.write([record.delete() for i, record in enumerate(made) if i in dead])
+    bounds = st.one_of(beginnings.map(prefix.__add__), *map(st.just, keys))
+    after = data.draw(st.just("") | bounds, label="after")
+    until = data.draw(bounds, label="until")
+    left = [key for i, key in enumerate(keys) if i not in dead and after < key < until]
+    is_full = True
+    while is_full:
+        page = await store.heads(prefix, after=after, until=until, limit=limit)
+        assert [head.key for head in page] == left[:limit]
+        left = left[limit:]
+        is_full = len(page) == limit
+        after = page[-1].key if page else ""
+
+
+async def test_a_range_ends_before_its_end(store: Store) -> None:
+    """The end may be a key, a key's beginning, the beginning of the range or beyond all keys."""
+    keys = ["n/a", "n/a!00x", "n/a!00y", "n/a!00y/z", "n/a!01x", "n/b", "o/a!00z"]
+    await store.write([Put(key, 0) for key in keys])
+
+    async def found(after: str, until: str, limit: int = 1000) -> list[str]:
+        heads = await store.heads("n/", after=after, until=until, limit=limit)
+        return [head.key for head in heads]
+
+    assert await found("", "n/a!00y") == ["n/a", "n/a!00x"]
+    assert await found("n/a!00", "n/a!01") == ["n/a!00x", "n/a!00y"]
+    assert await found("n/a!00", "n/a!01", limit=1) == ["n/a!00x"]
+    assert await found("n/a!00x", "n/a!01", limit=1) == ["n/a!00y"]
+    assert await found("n/a!00y", "n/a!01", limit=1) == []
+    assert await found("n/a!01", "n/~") == ["n/a!01x", "n/b"]
+    assert await found("", "n/!") == []
+    assert await found("n/a", "n/a") == []
+    assert await found("n/b", "n/a") == []
+
+
+@pytest.mark.parametrize(
+    ("until", "message"),
+    [
+        ("b/c", r"until must be under 'a/' \(got 'b/c'\)\. Leave it out"),
+        ("a0", "until must be under 'a/'"),
+        ("a", "until must be under 'a/'"),
+        ("a/", "until must not have an empty segment"),
+        ("a/b c", "until must not contain ' '"),
+    ],
+)
+async def test_a_bad_end_of_a_range_is_refused(store: Store, until: str, message: str) -> None:
+    """The error names the argument, its value and the fix."""
+    with pytest.raises(Invalid, match=message):
+        await store.heads("a/", until=until)
 
 
 async def test_a_prefix_lists_one_level(store: Store) -> None:

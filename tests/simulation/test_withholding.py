@@ -238,11 +238,13 @@ class CountingStore(BilledStore):
         super().__init__(name, components)
         self.later_pages: list[str] = []
 
-    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
         """List keys, versions and times."""
         if after:
             self.later_pages.append(after)
-        return await super().heads(prefix, after=after, limit=limit)
+        return await super().heads(prefix, after=after, until=until, limit=limit)
 
 
 def skew_of(worker: Worker) -> float | None:

@@ -92,11 +92,13 @@ class BilledStore(MemoryStore):
                 self._written_at[outcome.record.key] = now
         return outcomes
 
-    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
         """List keys, versions and times."""
         return [
             Head(head.key, head.version, self._written_at[head.key])
-            for head in await super().heads(prefix, after=after, limit=limit)
+            for head in await super().heads(prefix, after=after, until=until, limit=limit)
         ]
 
     async def age(self, record: Record) -> float | None:

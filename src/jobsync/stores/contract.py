@@ -207,8 +207,14 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
-        """List keys and versions in byte order; fewer than `limit` means the end."""
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
+        """List keys and versions in byte order; fewer than `limit` means the end.
+
+        Only keys greater than `after` and less than `until` are listed; without `until`, all
+        keys of the level after `after`.
+        """
 
     @abstractmethod
     async def scan(
@@ -375,10 +381,12 @@ class StoreDecorator(Store):
         """Apply changes."""
         return await self.around("write", len(changes), lambda: self.inner.write(changes))
 
-    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
         """List keys and versions."""
         return await self.around(
-            "heads", 0, lambda: self.inner.heads(prefix, after=after, limit=limit)
+            "heads", 0, lambda: self.inner.heads(prefix, after=after, until=until, limit=limit)
         )
 
     async def scan(

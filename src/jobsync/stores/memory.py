@@ -121,10 +121,11 @@ class _Data:
         self.streams: dict[str, dict[str, bytes]] = {}
         self.notifier = LocalNotifier()
 
-    def list_keys(self, prefix: str, after: str = "") -> list[str]:
-        """Return the keys of one level, in order."""
+    def list_keys(self, prefix: str, after: str = "", until: str = "") -> list[str]:
+        """Return the keys of one level that are between two keys, in order."""
         level = self.levels.get(prefix, [])
-        return level[bisect.bisect_right(level, after) :]
+        end = bisect.bisect_left(level, until) if until else None
+        return level[bisect.bisect_right(level, after) : end]
 
     def add_key(self, key: str) -> None:
         """Add a key to its level."""
@@ -203,14 +204,16 @@ class MemoryStore(Store):
         )
         return Applied(record)
 
-    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
         """List keys and versions."""
-        check_listing(prefix, after, limit)
+        check_listing(prefix, after, limit, until)
         with self._data.lock:
             records = self._data.records
             found = [
                 stored.head
-                for key in self._data.list_keys(prefix, after)
+                for key in self._data.list_keys(prefix, after, until)
                 if (stored := records[key]).text is not None
             ]
         return found[:limit]

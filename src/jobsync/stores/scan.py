@@ -80,7 +80,7 @@ def check_age(older_than: float) -> None:
         )
 
 
-def check_listing(prefix: str, after: str, limit: int) -> None:
+def check_listing(prefix: str, after: str, limit: int, until: str = "") -> None:
     """Check the arguments of a listing.
 
     Raises:
@@ -96,6 +96,15 @@ def check_listing(prefix: str, after: str, limit: int) -> None:
                 after,
                 f"must be under {prefix!r}",
                 "pass the last key of the previous page",
+            )
+    if until:
+        check_key(until, "until")
+        if not until.startswith(prefix):
+            raise Invalid(
+                "until",
+                until,
+                f"must be under {prefix!r}",
+                "leave it out to list to the end of the level",
             )
 
 

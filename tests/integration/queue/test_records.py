@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from jobsync import Database, Document, Invalid, QueuePlugin
+from jobsync.core.keys import escape
+from jobsync.queue.sql import MessageRecords
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -52,6 +54,23 @@ async def test_unfinished_messages_are_records(db: Database) -> None:
     assert [each.id for each in second.items] == sorted(ids)[10:]
     assert await db.resource("plg_texts_others_queue").count() == 1
     assert await db.resource("plg_emails_tasks_dead").count() == 0
+
+
+async def test_a_range_of_messages_is_listed(db: Database) -> None:
+    """Keys and versions up to an id, page by page."""
+    queue = await db.use_plugin(QueuePlugin(resource="tasks"))
+    ids = sorted(await queue.enqueue_many([{"n": n} for n in range(10)], delay=60))
+    records = MessageRecords(db.store, db.components, queue.queue, "queue")
+    keys = [f"data/tasks/{escape(name)}" for name in ids]
+
+    async def found(after: str, limit: int) -> list[str]:
+        heads = await records.heads("data/tasks/", after=after, until=keys[7], limit=limit)
+        return [head.key for head in heads]
+
+    assert await found("", 1000) == keys[:7]
+    assert await found("", 5) == keys[:5]
+    assert await found(keys[4], 5) == keys[5:7]
+    assert await found(keys[7], 5) == []
 
 
 async def test_dead_letters_are_separate_records(db: Database) -> None:

@@ -129,6 +129,36 @@ async def test_a_level_of_more_than_a_page_is_listed_completely(
     assert proxy.requests - before == 6
 
 
+async def test_a_range_is_listed_with_the_fewest_requests(
+    behind: ObjectsStore, store: ObjectsStore, proxy: Proxy
+) -> None:
+    """No page is requested after a name at or beyond the end of the range was seen."""
+    keys = [f"n/{i:04d}" for i in range(2500)]
+    await store.write([Put(key, 0) for key in keys])
+
+    async def requests(first: int, end: int, *, limit: int = 100_000) -> int:
+        """List the keys from one number to another, and check them."""
+        after = keys[first - 1] if first else ""
+        before = proxy.requests
+        found = await behind.heads("n/", after=after, until=f"n/{end:04d}", limit=limit)
+        assert [head.key for head in found] == keys[first:end][:limit]
+        return proxy.requests - before
+
+    assert await requests(0, 3) == 1
+    assert await requests(1200, 1210) == 1
+    assert await requests(0, 999) == 1
+    assert await requests(0, 1000, limit=1000) == 1
+    assert await requests(0, 1000) == 2
+    assert await requests(0, 1003) == 2
+    assert await requests(0, 2500) == 3
+    assert await requests(0, 9999) == 3
+    assert await requests(1600, 9999) == 1
+    assert await requests(1500, 2500) == 1
+    # After a key, and before the same key or an earlier one.
+    assert await requests(6, 5) == 0
+    assert await requests(8, 5) == 0
+
+
 async def test_a_history_is_read_with_the_fewest_objects(
     behind: ObjectsStore, proxy: Proxy
 ) -> None:
@@ -447,6 +477,15 @@ async def test_foreign_objects_are_not_listed(store: ObjectsStore) -> None:
         obstore.put(store._bucket._write_client, f"{folder}{name}", b"x" * 300)
     assert [head.key for head in await store.heads("n/")] == ["n/1"]
     assert [record.key for record in await store.scan("n/")] == ["n/1"]
+
+
+async def test_foreign_objects_do_not_end_a_range(store: ObjectsStore) -> None:
+    """A server that lists in tree order lists `b/x` before `b!x`, although it sorts after it."""
+    await store.write([Put(f"n/{name}", 0) for name in ("a", "b", "b!x", "b-", "c")])
+    folder = store._names.folder_of_level("n/")
+    obstore.put(store._bucket._write_client, f"{folder}b/x", b"x" * 300)
+    for until, expected in (("n/b-", ["n/a", "n/b", "n/b!x"]), ("n/b!x", ["n/a", "n/b"])):
+        assert [head.key for head in await store.heads("n/", until=until)] == expected
 
 
 async def test_an_object_of_65_megabytes_is_not_read(

@@ -1,4 +1,4 @@
-"""Filtered queries on PostgreSQL: the server sends only the rows that match."""
+"""Queries on PostgreSQL: what the server reads, and what it sends."""
 
 from typing import Any
 
@@ -65,6 +65,40 @@ async def test_a_filtered_query_does_not_fetch_all(
         (node.get("Rows Removed by Filter", 0) + 1) * node["Actual Loops"] for node in nodes
     )
     assert removed >= TOTAL - sent_back
+    place.remove()
+
+
+async def test_a_listing_of_a_range_reads_only_the_range(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One statement; its plan shows that no row outside of the range is read."""
+    place = PostgresLocation(postgres.url)
+    store = await place.open()
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(FILL.format(schema=place.schema), [TOTAL])
+        connection.execute(f'ANALYZE "{place.schema}".jobsync_record')
+    sent: list[tuple[str, Any]] = []
+    run = PostgresPool.run
+
+    async def watch(self: PostgresPool, query: str, parameters: Any = ()) -> Any:
+        sent.append((query, parameters))
+        return await run(self, query, parameters)
+
+    monkeypatch.setattr(PostgresPool, "run", watch)
+    level = "data/sessions/"
+    found = await store.heads(level, after=f"{level}040000", until=f"{level}040021", limit=50)
+    monkeypatch.undo()
+    assert [head.key for head in found] == [f"{level}{n:06d}" for n in range(40_001, 40_021)]
+    await store.close()
+    ((statement, parameters),) = sent
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        query = f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}"
+        ((plan,),) = connection.execute(query, parameters).fetchall()
+    nodes = list(_walk(plan[0]["Plan"]))
+    (read,) = [node for node in nodes if node.get("Index Name") == "jobsync_record_pkey"]
+    assert f"(key < '{level}040021'::text)" in read["Index Cond"]
+    assert [node["Actual Rows"] for node in nodes] == [20] * len(nodes)
+    assert not any(node.get("Rows Removed by Filter") for node in nodes)
     place.remove()
 
 

@@ -639,3 +639,42 @@ async def test_a_file_that_cannot_be_written_is_found_at_connect(shared_folder: 
     with without_root(), pytest.raises(Misconfigured, match="writable"):
         await SqliteStore.connect(path)
     reader.close()
+
+
+async def test_a_listing_of_a_range_reads_only_the_range(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The range is searched by the primary key; records after it cost nothing."""
+    read = SqliteFile.read
+    sent: list[tuple[str, Any]] = []
+
+    def watch(self: SqliteFile, query: str, parameters: Any = ()) -> Any:
+        sent.append((query, parameters))
+        return read(self, query, parameters)
+
+    async def count_steps() -> int:
+        """List the range; return the steps of SQLite's machine."""
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteFile, "read", watch)
+            found = await store.heads("n/", after="n/0009", until="n/0030")
+        assert [head.key for head in found] == [f"n/{i:04d}" for i in range(10, 30)]
+        statement, parameters = sent.pop()
+        assert not sent
+        steps = 0
+
+        def count() -> None:
+            nonlocal steps
+            steps += 1
+
+        with closing(sqlite3.connect(path)) as file:
+            (plan,) = file.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
+            assert plan[-1].startswith("SEARCH jobsync_record USING INDEX sqlite_autoindex")
+            assert plan[-1].endswith("(key>? AND key<?)")
+            file.set_progress_handler(count, 1)
+            file.execute(statement, parameters).fetchall()
+        return steps
+
+    await store.write([Put(f"n/{i:04d}", 0) for i in range(31)])
+    few = await count_steps()
+    await store.write([Put(f"n/{i:04d}", 0) for i in range(31, 1000)])
+    assert await count_steps() == few > 20

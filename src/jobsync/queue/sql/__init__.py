@@ -191,11 +191,14 @@ class MessageRecords(StoreDecorator):
             for key in keys
         ]
 
-    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
         """List ids."""
         return [
             Head(record.key, record.version)
             for record in await self.scan(prefix, after=after, limit=limit)
+            if not until or record.key < until
         ]
 
     async def scan(

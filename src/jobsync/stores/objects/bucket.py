@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -287,15 +288,17 @@ class Bucket:
         """
         return self._submit(group, self._put, name, content, etag)
 
-    def list_folder(self, folder: str, group: ThreadGroup, *, after: str = "") -> "ObjectListing":
-        """List the objects of a folder in order, those after a name."""
+    def list_folder(
+        self, folder: str, group: ThreadGroup, *, after: str = "", until: str = ""
+    ) -> "ObjectListing":
+        """List the objects of a folder in order: those after a name and before another."""
         stream = obstore.list(
             self._read_client,
             folder,
             offset=f"{folder}{after}" if after else None,
             chunk_size=_PAGE,
         )
-        return ObjectListing(lambda: self._submit(group, self._next_page, stream, folder))
+        return ObjectListing(lambda: self._submit(group, self._next_page, stream, folder), until)
 
     def delete(self, names: Sequence[str]) -> "asyncio.Future[FailedRequest | None]":
         """Delete objects whose names are never used again, a thousand in a request."""
@@ -397,12 +400,16 @@ class ObjectListing:
 
     Args:
         fetch: returns the next page; an empty one at the end.
+        until: the listing ends before this name; if empty, with the last page.
     """
 
-    def __init__(self, fetch: Callable[[], "asyncio.Future[list[ListedObject]]"]) -> None:
+    def __init__(
+        self, fetch: Callable[[], "asyncio.Future[list[ListedObject]]"], until: str
+    ) -> None:
         self._fetch = fetch
+        self._until = until
         self._page: list[ListedObject] = []
-        self._ended = False
+        self._has_more = True
 
     async def take(
         self,
@@ -420,10 +427,17 @@ class ObjectListing:
         return taken
 
     async def _fill(self) -> bool:
-        if not self._page and not self._ended:
-            self._page = (await self._fetch())[::-1]
-            self._ended = not self._page
-        return not self._ended
+        if not self._page and self._has_more:
+            page = await self._fetch()
+            listed = [*takewhile(self._is_in_range, page)]
+            self._page = listed[::-1]
+            # A name beyond the range shows that the next page has nothing more.
+            self._has_more = bool(page) and len(listed) == len(page)
+        return bool(self._page)
+
+    def _is_in_range(self, item: ListedObject) -> bool:
+        # Foreign objects below the folder tell nothing: some servers list in tree order.
+        return not self._until or item.name < self._until or "/" in item.name
 
 
 def _send_delete(

@@ -5,7 +5,7 @@ version the server applies one. The version is the object's ETag, and the nonce 
 makes every ETag differ. A batch of history entries is one object that is created once.
 
 Cost: a get, a change and a batch of entries are one request each; `heads` is one for each
-thousand names; `scan` and `read` add one for each object that they read.
+thousand names in its range; `scan` and `read` add one for each object that they read.
 
 Assumes what the probe checks: conditions are honoured, and a listing shows what was written
 before it. A bucket is never created. Tombstones of keys that may be used again are removed only
@@ -203,21 +203,28 @@ class ObjectsStore(Store):
         if rejected and len(rejected) == len(replies):
             raise self._bucket.to_error(rejected[0])
 
-    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
-        """List keys and versions: one request for each thousand keys."""
-        check_listing(prefix, after, limit)
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
+        """List keys and versions: one request for each thousand keys; none beyond `until`."""
+        check_listing(prefix, after, limit, until)
+        if until and until <= after:
+            return []
 
         def pick(item: ListedObject) -> Head | None:
             if not _is_live(item):
                 return None
             return Head(prefix + item.name, item.etag, item.modified.timestamp())
 
-        return await self._list_level(prefix, after).take(limit, pick)
+        return await self._list_level(prefix, after, until).take(limit, pick)
 
-    def _list_level(self, prefix: str, after: str = "") -> ObjectListing:
+    def _list_level(self, prefix: str, after: str = "", until: str = "") -> ObjectListing:
         folder = self._names.folder_of_level(prefix)
         return self._bucket.list_folder(
-            folder, _thread_group(prefix), after=after.removeprefix(prefix)
+            folder,
+            _thread_group(prefix),
+            after=after.removeprefix(prefix),
+            until=until.removeprefix(prefix),
         )
 
     async def scan(

@@ -200,10 +200,12 @@ class PostgresStore(Store):
             statement, notifying = self._sql["replace"], self._sql["replace_and_notify"]
         return (notifying, (*row, self._notifier.channel, due[0])) if due else (statement, row)
 
-    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
         """List keys and versions."""
-        check_listing(prefix, after, limit)
-        rows = await self._read(self._sql["heads"], [*_level(prefix, after), limit])
+        check_listing(prefix, after, limit, until)
+        rows = await self._read(self._sql["heads"], [*_level(prefix, after, until), limit])
         return [Head(key, trail[:NONCE_LENGTH]) for key, trail in rows]
 
     async def scan(
@@ -384,9 +386,9 @@ def _columns(
     )
 
 
-def _level(prefix: str, after: str) -> tuple[str, str, int]:
-    # "0" follows "/", so the second value is the end of the keys under the prefix.
-    return (after or prefix, f"{prefix[:-1]}0", len(prefix) + 1)
+def _level(prefix: str, after: str, until: str = "") -> tuple[str, str, int]:
+    # "0" follows "/", so the prefix with "0" is the end of the keys under it.
+    return (after or prefix, until or f"{prefix[:-1]}0", len(prefix) + 1)
 
 
 def _json_field(path: filters.Path, last: str = "->") -> str:

@@ -211,10 +211,13 @@ class SqliteStore(Store):
         files = ((self._sessions, sessions), (self._main, main))
         return [(file, rows) for file, rows in files if rows.created or rows.replaced]
 
-    async def heads(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Head]:
+    async def heads(
+        self, prefix: str, *, after: str = "", until: str = "", limit: int = 1000
+    ) -> list[Head]:
         """List keys and versions."""
-        check_listing(prefix, after, limit)
-        rows = await self._file_of(prefix).read(_SQL["heads"], [*_level(prefix, after), limit])
+        check_listing(prefix, after, limit, until)
+        parameters = [*_level(prefix, after, until), limit]
+        rows = await self._file_of(prefix).read(_SQL["heads"], parameters)
         return [Head(key, trail[:NONCE_LENGTH]) for key, trail in rows]
 
     async def scan(
@@ -393,9 +396,9 @@ async def _read_filtered(
         return await file.read(query.format(where="1=1"), [*span, limit])
 
 
-def _level(prefix: str, after: str) -> tuple[str, str, int]:
-    # "0" follows "/", so the second value is the end of the keys under the prefix.
-    return (after or prefix, f"{prefix[:-1]}0", len(prefix) + 1)
+def _level(prefix: str, after: str, until: str = "") -> tuple[str, str, int]:
+    # "0" follows "/", so the prefix with "0" is the end of the keys under it.
+    return (after or prefix, until or f"{prefix[:-1]}0", len(prefix) + 1)
 
 
 def _json(keys: list[str]) -> str:
