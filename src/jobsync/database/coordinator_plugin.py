@@ -31,9 +31,9 @@ from jobsync.database.plugin import Plugin
 from jobsync.database.shared_session import SharedSession
 from jobsync.errors import Invalid, closest_name
 from jobsync.events import Event
-from jobsync.settings import Sources, resolve
+from jobsync.settings import Settings, Sources, fields, resolve
 
-__all__ = ["CoordinatorPlugin", "PluginWithoutWork"]
+__all__ = ["CoordinatorPlugin", "PluginWithoutWork", "split_options"]
 
 _TYPO_LIKENESS = 0.85
 
@@ -147,8 +147,9 @@ class CoordinatorPlugin(Plugin):
 
     @property
     def is_calling(self) -> bool:
-        """Whether the caller is one of its own hooks, which `stop` waits for."""
-        return self._coordinator is not None and self._coordinator.is_calling
+        """Whether the caller is one of its own hooks, or other user code that `stop` waits for."""
+        is_hook = self._coordinator is not None and self._coordinator.is_calling
+        return is_hook or super().is_calling
 
     def unready(self) -> str:
         """Return why it cannot work now, such as a session that is not current."""
@@ -225,6 +226,31 @@ class CoordinatorPlugin(Plugin):
         own = self._own_events.get(type(event))
         if own is not None:
             self.emit(own(**{field: event[field] for field in event.__struct_fields__}))
+
+
+def split_options(
+    kind: type[Settings], options: Mapping[str, Any], plugin: str, aliases: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options that are a plugin's own settings, and those of `CoordinatorSettings`.
+
+    Args:
+        kind: the plugin's own settings.
+        options: as they were passed.
+        plugin: what the plugin is, for the error: "a queue".
+        aliases: other names of options, which the error may suggest.
+
+    Raises:
+        Invalid: an option is neither.
+    """
+    own = {field.name for field in fields(kind)}
+    known = own | {field.name for field in fields(CoordinatorSettings)}
+    for name, value in options.items():
+        if name not in known:
+            hint = closest_name(name, [*known, *aliases])
+            fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(known))}"
+            raise Invalid(name, value, f"is not an option of {plugin}", fix)
+    passed = {name: value for name, value in options.items() if name in own}
+    return passed, {name: value for name, value in options.items() if name not in own}
 
 
 def _make_events(slugs: Sequence[str], module: str) -> dict[type[Event], type[Event]]:

@@ -180,15 +180,22 @@ class Plugin(EventEmitter):
 
     @property
     def is_calling(self) -> bool:
-        """Whether the caller is one of its own hooks, which `stop` waits for."""
-        return False
+        """Whether the caller is one of its own hooks, or other user code that `stop` waits for."""
+        return self.runs_caller
 
     async def start(self) -> None:
-        """Start, unless it is running.
+        """Start, unless it is running. Called by user code of this plugin, it starts after that.
 
         Raises:
             Invalid: its database is not connected.
         """
+        if self.runs_caller and self.database.is_connected:
+            # Behind a stop that the same user code has called before.
+            self.database.run_in_background(self._start, f"{self.name} starts")
+        else:
+            await self._start()
+
+    async def _start(self) -> None:
         if self._is_reentrant("start"):
             return
         async with self._lifecycle.hold("start"):
@@ -206,7 +213,15 @@ class Plugin(EventEmitter):
         self.emit(PluginStarted(plugin=self.name))
 
     async def stop(self) -> None:
-        """Stop, if it is running."""
+        """Stop, if it is running. Called by user code of this plugin, it stops after that ends."""
+        is_stopping = self._lifecycle.action == "stop"
+        if self.runs_caller and not is_stopping and self.database.is_connected:
+            self.prepare_stop()
+            self.database.run_in_background(self._stop, f"{self.name} stops")
+        else:
+            await self._stop()
+
+    async def _stop(self) -> None:
         if self._is_reentrant("stop"):
             return
         async with self._lifecycle.hold("stop"):

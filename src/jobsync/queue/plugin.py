@@ -23,10 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
-from msgspec.structs import fields
-
 from jobsync.coordination.events import WorkerDied
-from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.arguments import check_count, check_seconds
 from jobsync.core.codec import Json
 from jobsync.core.messages import (
@@ -44,12 +41,11 @@ from jobsync.core.messages import (
     default_backoff,
     has_spent,
 )
-from jobsync.database.coordinator_plugin import CoordinatorPlugin
+from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.document import as_list
 from jobsync.errors import (
     Invalid,
     Unavailable,
-    closest_name,
     format_error,
     safe_name,
     safe_str,
@@ -89,6 +85,7 @@ _COUNTED: Mapping[str, tuple[MessageState, ...]] = {
     **{state: (state,) for state in (*LIVE, *FINISHED)},
 }
 _STATS_INTERVAL = 60.0
+_ALIASES = ("workers", "max_retries", "ticket_interval")
 
 
 class QueuePlugin(CoordinatorPlugin):
@@ -127,14 +124,9 @@ class QueuePlugin(CoordinatorPlugin):
         **options: Any,
     ) -> None:
         options = translate(options)
-        own = {field.name for field in fields(QueueSettings)}
-        _check_known(options, own)
-        super().__init__(
-            namespace=namespace,
-            **{name: value for name, value in options.items() if name not in own},
-        )
+        passed, shared = split_options(QueueSettings, options, "a queue", _ALIASES)
+        super().__init__(namespace=namespace, **shared)
         sources = Sources.load(os.environ, Path.cwd())
-        passed = {name: value for name, value in options.items() if name in own}
         self.settings = resolve(QueueSettings, passed, sources, section="queue").value
         if timeout is not None:
             check_seconds("timeout", timeout, is_zero_allowed=False)
@@ -323,32 +315,6 @@ class QueuePlugin(CoordinatorPlugin):
         finally:
             if background is not None and self.is_running:
                 self._start_worker()
-
-    async def start(self) -> None:
-        """Start, unless it is running. Called by a handler or callback, it starts after that ends.
-
-        Raises:
-            Invalid: its database is not connected.
-        """
-        if self.runs_caller and self.database.is_connected:
-            # Behind a stop that the same handler has called before.
-            self.database.run_in_background(super().start, f"{self.name} starts")
-        else:
-            await super().start()
-
-    async def stop(self) -> None:
-        """Stop, if it is running. Called by a handler or callback, it stops after that ends."""
-        caller = find_calling_worker(self._backend)
-        if caller is None or self._lifecycle.action == "stop" or not self.database.is_connected:
-            await super().stop()
-        else:
-            caller.stop()
-            self.database.run_in_background(super().stop, f"{self.name} stops")
-
-    @property
-    def is_calling(self) -> bool:
-        """Whether the caller is one of its own hooks or handlers, which `stop` waits for."""
-        return super().is_calling or self.runs_caller
 
     @property
     def runs_caller(self) -> bool:
@@ -616,12 +582,3 @@ def _check_drain(max_messages: int | None, deadline: float | None) -> None:
         check_count("max_messages", max_messages, least=0)
     if deadline is not None:
         check_seconds("deadline", deadline)
-
-
-def _check_known(options: Mapping[str, Any], own: set[str]) -> None:
-    known = own | {field.name for field in fields(CoordinatorSettings)}
-    for name, value in options.items():
-        if name not in known:
-            hint = closest_name(name, [*known, "workers", "max_retries", "ticket_interval"])
-            fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(known))}"
-            raise Invalid(name, value, "is not an option of a queue", fix)

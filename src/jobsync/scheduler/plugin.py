@@ -18,32 +18,28 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
-from jobsync.coordination.settings import CoordinatorSettings
-from jobsync.core.firing import start_manually
 from jobsync.core.job_state import ActiveRun, JobState, find_schedule
-from jobsync.database.coordinator_plugin import CoordinatorPlugin
+from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.errors import (
     Corrupt,
     Invalid,
-    JobRunning,
     NewerFormat,
-    NotFound,
     OutcomeUnknown,
     Unavailable,
-    closest_name,
 )
 from jobsync.scheduler import events
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_code import JobCode
-from jobsync.scheduler.job_store import HistoryEntry, JobStore, StoredJob
+from jobsync.scheduler.job_store import HistoryEntry, JobStore
 from jobsync.scheduler.loop import FiringLoop
+from jobsync.scheduler.manual_runs import ManualRuns
 from jobsync.scheduler.operations import JobOperations, JobStatus
 from jobsync.scheduler.reporting import JobHooks, Reporter
 from jobsync.scheduler.runs import KnownJob, Runs, find_calling_runs
 from jobsync.scheduler.settings import JobOptions, SchedulerSettings, parse_job
-from jobsync.settings import Sources, fields, resolve
+from jobsync.settings import Sources, resolve
 from jobsync.user_code import UserThreads
 
 __all__ = ["SchedulerPlugin"]
@@ -58,13 +54,12 @@ class _SchedulerParts(NamedTuple):
     clock: FleetClock
     runs: Runs
     loop: FiringLoop
+    manual_runs: ManualRuns
     code: JobCode
 
 
 _A = TypeVar("_A", bound=Callable[..., Any])
 
-_FIRST_POLL = 0.05
-_LONGEST_POLL = 1.0
 _STOP_TIME = 5.0
 _PRUNE_EVERY = 50
 """Runs of a job after which its old history is removed."""
@@ -99,14 +94,9 @@ class SchedulerPlugin(CoordinatorPlugin):
         namespace: str | None = None,
         **options: Any,
     ) -> None:
-        own = {field.name for field in fields(SchedulerSettings)}
-        _check_known(options, own)
-        super().__init__(
-            namespace=namespace,
-            **{name: value for name, value in options.items() if name not in own},
-        )
+        passed, shared = split_options(SchedulerSettings, options, "a scheduler", ("jobs",))
+        super().__init__(namespace=namespace, **shared)
         sources = Sources.load(os.environ, Path.cwd())
-        passed = {name: value for name, value in options.items() if name in own}
         self.settings = resolve(SchedulerSettings, passed, sources, section="scheduler").value
         self._hooks = JobHooks(
             self.emit,
@@ -229,36 +219,10 @@ class SchedulerPlugin(CoordinatorPlugin):
             Unavailable: the run was lost, because this process stops or has lost its session.
             Exception: what the last attempt raised; TimeoutError, if it took too long.
         """
-        clock, runs = self._get_parts().clock, self._get_parts().runs
-        job = self._known.get(name)
-        if job is None:
-            raise NotFound("job in this process", name, list(self._known))
-        if context is not None and not isinstance(context, Mapping):
-            raise Invalid("context", context, "must be a dict", "write {...}")
-        membership = self._get_membership()
-        (run_id,) = self.database.components.ids.records(1)
-        poll = _FIRST_POLL
-        while True:
-            run = ActiveRun(
-                id=run_id,
-                instant=int(clock.now()),
-                owner=membership.incarnation,
-                started_at=clock.now(),
-                is_manual=True,
-            )
-            stored = await self._start_manually(name, run)
-            if stored is not None:
-                break
-            await self.database.components.clock.sleep(poll)
-            poll = min(2 * poll, _LONGEST_POLL)
-        task = runs.start(job, stored, run, context)
-        # If the caller is cancelled, the run goes on.
-        await asyncio.wait([task])
-        outcome = None if task.cancelled() else task.result()
-        if outcome is None:
-            problem = "it was lost: this process has stopped, or has lost its session"
-            raise Unavailable("the run", problem, "run it again")
-        return outcome.unwrap()
+        manual_runs = self._get_parts().manual_runs
+        # Refuses if the plugin has stopped.
+        self._get_membership()
+        return (await manual_runs.run(name, context)).unwrap()
 
     async def list_jobs(self) -> list[JobStatus]:
         """Return all jobs of the fleet, by name."""
@@ -310,7 +274,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         )
         runs.notify(self._on_run_end)
         operations = JobOperations(jobs, components, membership.worker_id)
-        self._parts = _SchedulerParts(jobs, operations, cache, clock, runs, loop, code)
+        manual_runs = ManualRuns(cache, runs, self._known, loop, membership, clock, components)
+        self._parts = _SchedulerParts(jobs, operations, cache, clock, runs, loop, manual_runs, code)
         await clock.refresh()
         self._known.clear()
         for name in self._jobs:
@@ -362,26 +327,6 @@ class SchedulerPlugin(CoordinatorPlugin):
         if calling is None or self._parts is None:
             return False
         return calling is self._parts.runs and len(calling) > 0
-
-    @property
-    def is_calling(self) -> bool:
-        """Whether the caller is one of its own hooks or actions, which `stop` waits for."""
-        return super().is_calling or self.runs_caller
-
-    async def start(self) -> None:
-        """Start, unless it is running. Called by an action, it starts after that ends."""
-        if self.runs_caller and self.database.is_connected:
-            self.database.run_in_background(super().start, f"{self.name} starts")
-        else:
-            await super().start()
-
-    async def stop(self) -> None:
-        """Stop, if it is running. Called by an action, it stops after that ends."""
-        if self.runs_caller and self._lifecycle.action != "stop" and self.database.is_connected:
-            self.prepare_stop()
-            self.database.run_in_background(super().stop, f"{self.name} stops")
-        else:
-            await super().stop()
 
     def _check_job(self, name: object, options: object) -> JobOptions:
         """Return a job that was checked before anything is stored.
@@ -460,38 +405,6 @@ class SchedulerPlugin(CoordinatorPlugin):
             await jobs.store.wait(jobs.edits_prefix, self._get_membership().timing.heartbeat)
             loop.check_edits()
 
-    async def _start_manually(self, name: str, run: ActiveRun) -> StoredJob | None:
-        """Record a run that was started by hand; None if it has to wait.
-
-        Raises:
-            JobRunning: a run has not ended, and runs do not wait.
-        """
-        is_started = False
-
-        def decide(state: JobState) -> JobState | None:
-            nonlocal is_started
-            is_started = state.find_run(run.id) is not None
-            if is_started:
-                return None
-            if state.is_removed:
-                raise NotFound("job", name, list(self._known))
-            changed = start_manually(state, run)
-            is_started = changed is not None
-            return changed
-
-        cache, loop = self._get_parts().cache, self._get_parts().loop
-        # What is remembered may be old where another process fires the job.
-        if await cache.read(name) is None:
-            raise NotFound("job", name, list(self._known))
-        stored = await cache.update(name, decide)
-        if stored is None or is_started:
-            return stored
-        if stored.state.effective.overlap == "skip" and not await loop.has_orphans(stored.state):
-            raise JobRunning(name)
-        # A dead process's run is given up or resumed by the process that fires the job.
-        loop.look_at(name)
-        return None
-
     def _build_context(
         self, job: KnownJob, state: JobState, run: ActiveRun, data: Mapping[str, Any]
     ) -> JobContext:
@@ -558,12 +471,3 @@ class SchedulerPlugin(CoordinatorPlugin):
         if self._parts is None:
             raise Invalid("plugin", self.name, "is not running", "await plugin.start() first")
         return self._parts
-
-
-def _check_known(options: Mapping[str, Any], own: set[str]) -> None:
-    known = own | {field.name for field in fields(CoordinatorSettings)}
-    for name, value in options.items():
-        if name not in known:
-            hint = closest_name(name, [*known, "jobs"])
-            fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(known))}"
-            raise Invalid(name, value, "is not an option of a scheduler", fix)
