@@ -143,6 +143,14 @@ class Plugin(EventEmitter):
         """Seconds that `stop` may take; what takes longer is left behind by a disconnect."""
         return _STOP_TIME
 
+    @property
+    def completed_message_ttl(self) -> float | None:
+        """Seconds for which queues remember completed messages; None if it is not its business.
+
+        It counts for queues of the same database without a `completed_ttl` of their own.
+        """
+        return None
+
     def prepare_stop(self) -> None:
         """Start no new work: `stop` follows, after that of plugins that were added later."""
 

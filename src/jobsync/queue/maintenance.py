@@ -33,14 +33,19 @@ class Maintenance:
     """Removes messages that were finished long ago, and reports those of newer code.
 
     Args:
-        settings: how long finished messages are kept.
+        settings: how long dead letters are kept.
+        get_completed_ttl: returns how long completed messages are kept. It may change.
         on_newer: called with the number of messages of newer code, and their format.
     """
 
-    def __init__(self, settings: QueueSettings, on_newer: Callable[[int, int], None]) -> None:
-        self._retention: dict[MessageState, Seconds] = {"completed": settings.completed_ttl}
-        if settings.dead_ttl is not None:
-            self._retention |= {"dead": settings.dead_ttl, "cancelled": settings.dead_ttl}
+    def __init__(
+        self,
+        settings: QueueSettings,
+        get_completed_ttl: Callable[[], Seconds],
+        on_newer: Callable[[int, int], None],
+    ) -> None:
+        self._dead_ttl = settings.dead_ttl
+        self._get_completed_ttl = get_completed_ttl
         self._on_newer = on_newer
         self._next_removal = Mono(float("-inf"))
         self._next_count = Mono(float("-inf"))
@@ -55,13 +60,19 @@ class Maintenance:
         start = clock.mono()
         if start >= self._next_removal:
             most = 0
-            for state, age in self._retention.items():
+            for state, age in self._list_retention().items():
                 most = max(most, await self._remove(backend, clock, state, age))
             # If more than a batch was finished since the last time, the next call continues.
             self._next_removal = start + (_INTERVAL if most < _BATCH else 0.0)
         if start >= self._next_count:
             self._next_count = start + _NEWER_INTERVAL
             await self._report_newer(backend)
+
+    def _list_retention(self) -> dict[MessageState, Seconds]:
+        retention: dict[MessageState, Seconds] = {"completed": self._get_completed_ttl()}
+        if self._dead_ttl is not None:
+            retention |= {"dead": self._dead_ttl, "cancelled": self._dead_ttl}
+        return retention
 
     async def _remove(
         self, backend: QueueBackend, clock: Clock, state: MessageState, age: Seconds

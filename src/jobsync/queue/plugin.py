@@ -67,7 +67,7 @@ from jobsync.queue.enqueue import build_messages
 from jobsync.queue.executor import Executor, Handler
 from jobsync.queue.in_flight import Delivery
 from jobsync.queue.maintenance import Maintenance
-from jobsync.queue.settings import QueueSettings, translate
+from jobsync.queue.settings import LONGEST_RETENTION, QueueSettings, translate
 from jobsync.queue.sql import MessageRecords, open_backend
 from jobsync.queue.worker import Worker, WorkerListener, find_calling_worker
 from jobsync.settings import Sources, resolve
@@ -127,7 +127,9 @@ class QueuePlugin(CoordinatorPlugin):
         passed, shared = split_options(QueueSettings, options, "a queue", _ALIASES)
         super().__init__(namespace=namespace, **shared)
         sources = Sources.load(os.environ, Path.cwd())
-        self.settings = resolve(QueueSettings, passed, sources, section="queue").value
+        resolved = resolve(QueueSettings, passed, sources, section="queue")
+        self.settings = resolved.value
+        self._has_completed_ttl = resolved.origins["completed_ttl"].kind != "default"
         if timeout is not None:
             check_seconds("timeout", timeout, is_zero_allowed=False)
         self.resource = resource
@@ -142,7 +144,7 @@ class QueuePlugin(CoordinatorPlugin):
         self._workers: dict[Worker, None] = {}
         """Every worker whose handlers may run."""
         self._is_paused = False
-        self._maintenance = Maintenance(self.settings, self._on_newer)
+        self._maintenance = Maintenance(self.settings, lambda: self.completed_ttl, self._on_newer)
         self._counters: Counter[str] = Counter()
         if on_message is not None:
             self.handler(on_message)
@@ -174,6 +176,20 @@ class QueuePlugin(CoordinatorPlugin):
     def queue(self) -> str:
         """The stored name of this queue."""
         return name_queue(self.namespace, self.resource)
+
+    @property
+    def completed_ttl(self) -> float:
+        """Seconds for which completed messages are remembered.
+
+        The setting, if it was passed or configured. Otherwise what the plugins of the database
+        say, whenever they were added; the longest counts.
+        """
+        if self._has_completed_ttl or self._database is None:
+            return self.settings.completed_ttl
+        plugins = self._database.plugins
+        found = [plugins[name].completed_message_ttl for name in plugins]
+        ttl = max((ttl for ttl in found if ttl is not None), default=self.settings.completed_ttl)
+        return min(ttl, LONGEST_RETENTION)
 
     async def enqueue(
         self,

@@ -9,10 +9,10 @@ from jobsync.core.trust import check_duration
 from jobsync.errors import Invalid
 from jobsync.settings import Settings, in_section
 
-__all__ = ["QueueSettings", "translate"]
+__all__ = ["LONGEST_RETENTION", "QueueSettings", "translate"]
 
 _LONGEST_VISIBILITY = 43_200.0
-_LONGEST_RETENTION = 10_000 * 86_400.0
+LONGEST_RETENTION = 10_000 * 86_400.0
 _ALIASES = {"workers": "concurrency", "ticket_interval": "dispatch_interval"}
 
 
@@ -33,7 +33,8 @@ class QueueSettings(Settings, frozen=True, kw_only=True):
         poll_interval: seconds between polls without notifications; 10, and up to three times
             as long while the queue is empty.
         grace: seconds that handlers have to finish when the queue stops; 30.
-        completed_ttl: seconds for which completed messages are remembered; 300.
+        completed_ttl: seconds for which completed messages are remembered; 300, or the
+            `default_ttl` of a `TTLPlugin` without resources in the same database.
         dead_ttl: seconds for which dead letters are kept; for ever by default.
         dispatch_interval: accepted without effect: a database needs no tickets.
         ticket_batch_size: accepted without effect, likewise.
@@ -73,7 +74,7 @@ def _check_visibility(value: float) -> None:
 
 def _check_positive(field: str, value: float | None) -> None:
     if value is not None:
-        check_seconds(field, value, most=_LONGEST_RETENTION)
+        check_seconds(field, value, most=LONGEST_RETENTION)
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,10 @@ class FinishedMessages:
 def build(**settings: Any) -> tuple[Maintenance, list[tuple[int, int]]]:
     """Return the maintenance of a queue, and what it reports."""
     reported: list[tuple[int, int]] = []
-    work = Maintenance(QueueSettings(**settings), lambda *found: reported.append(found))
+    checked = QueueSettings(**settings)
+    work = Maintenance(
+        checked, lambda: checked.completed_ttl, lambda *found: reported.append(found)
+    )
     return work, reported
 
 
@@ -124,3 +127,17 @@ async def test_messages_of_newer_code_are_reported_once(clock: FakeClock) -> Non
     stored.newer = {2: 7, 99: 1}
     await work_for(900, work, stored, clock)
     assert reported == [(5, 2), (1, 99)]
+
+
+async def test_a_change_of_the_time_counts_from_the_next_removal(clock: FakeClock) -> None:
+    """Plugins that govern completed messages can be added later."""
+    ttl = 300.0
+    stored = FinishedMessages(clock, 1.0)
+    work = Maintenance(QueueSettings(), lambda: ttl, lambda *_: None)
+    await work_for(1_000, work, stored, clock)
+    assert stored.removed > 0
+    ttl = 86_400.0
+    await work_for(10, work, stored, clock)
+    removed = stored.removed
+    await work_for(10_000, work, stored, clock)
+    assert stored.removed == removed
