@@ -58,7 +58,7 @@ _KINDS_OF_TIME = frozenset({"number", "integer", "string", "date", "datetime", "
 _KINDS_OF_MARK = frozenset({"number", "integer", "string", "datetime", "json"})
 
 
-class ExpiryRule(msgspec.Struct, frozen=True, kw_only=True):
+class ExpiryRule(msgspec.Struct, frozen=True, kw_only=True, tag="expiry", tag_field="kind"):
     """When the records of a resource expire, and what happens then.
 
     Attributes:
@@ -82,6 +82,16 @@ class ExpiryRule(msgspec.Struct, frozen=True, kw_only=True):
         if not self.field:
             default = _EXPIRES_AT if self.ttl is None else _CREATED_AT
             msgspec.structs.force_setattr(self, "field", default)
+
+    @property
+    def kind(self) -> str:
+        """What this is a rule of."""
+        return "expiry"
+
+    @property
+    def name(self) -> str:
+        """The name of its index; a resource has one at most."""
+        return "expiry"
 
     def expires_at(self, document: Mapping[str, Json]) -> Seconds | None:
         """Return when a record expires, in seconds since 1970; None if it does not."""

@@ -29,6 +29,7 @@ __all__ = [
     "Filter",
     "Not",
     "Path",
+    "find",
     "matches",
     "parse",
 ]
@@ -247,14 +248,15 @@ def matches(where: Filter, document: Json) -> bool:
         case Not(part):
             return not matches(part, document)
         case Equals(path, value):
-            return _is_equal(_find(document, path), value)
+            return _is_equal(find(document, path), value)
         case Compare(path, order, value):
-            return _is_ordered(_find(document, path), order, value)
+            return _is_ordered(find(document, path), order, value)
         case Exists(path):
-            return _find(document, path) is not _MISSING
+            return find(document, path) is not _MISSING
 
 
-def _find(document: Json, path: Path) -> object:
+def find(document: Json, path: Path) -> object:
+    """Return the value of a field; an object of no JSON type if it is missing."""
     for step in path:
         if not isinstance(document, dict):
             return _MISSING

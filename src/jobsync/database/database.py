@@ -22,16 +22,21 @@ from jobsync.components import Components
 from jobsync.coordination.runner import run_for
 from jobsync.core.attributes import parse
 from jobsync.core.clock import Clock, Mono
+from jobsync.core.partitions import parse_partitions
+from jobsync.core.schema import Fields
 from jobsync.core.secrets import redact
 from jobsync.core.urls import StoreUrl
+from jobsync.database.backfill import Backfill
 from jobsync.database.cleanup import Cleanup, CleanupScope, DatabaseTidied
+from jobsync.database.definition import Rule
+from jobsync.database.document import LIBRARY_FIELDS
 from jobsync.database.plugin import Plugin, check_plugin_name
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.registry import DEFINITIONS, DROPPED, Registry, ResourceRegistry
 from jobsync.database.resource import DATA, Resource
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
-from jobsync.errors import Invalid, format_error, safe_str
+from jobsync.errors import Invalid, NotFound, format_error, safe_str
 from jobsync.events import Event, EventEmitter, is_exit
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url
@@ -116,6 +121,9 @@ class Database(EventEmitter):
         self._shutdown: _Shutdown | None = None
         self._later: asyncio.Task[None] | None = None
         """A disconnect that waits for the handler that called it."""
+        self._backfill = Backfill(lambda: self.store, self._registry, self.components)
+        self._backfills: set[str] = set()
+        """Resources that are completed in the background."""
         self._cleanup = Cleanup(lambda: self.store, self.components, self._find_cleanup_scope)
         self.events = self.components.events
         self.resources = Registry("resource", self._registry.readable)
@@ -242,6 +250,7 @@ class Database(EventEmitter):
         attributes: Mapping[str, Any] | None = None,
         *,
         strict: bool | None = None,
+        partitions: Mapping[str, Any] | None = None,
         hooks: Mapping[str, Any] | None = None,
     ) -> Resource:
         """Define a resource, or use the existing one.
@@ -252,6 +261,9 @@ class Database(EventEmitter):
                 without them the existing definition stays, or anything is allowed.
             strict: whether fields that are not described are refused; by default they are
                 stored.
+            partitions: fields by whose values records can be found without reading the
+                others, such as `{"by_region": ["region"]}`. They are added to those that the
+                resource has; records that exist already are added in the background.
             hooks: functions around its verbs, by names such as `before_insert`.
 
         Raises:
@@ -259,9 +271,69 @@ class Database(EventEmitter):
                 pass; gives the reason. Nothing was written.
         """
         fields = None if attributes is None else parse(attributes)
-        resource = await self._registry.define(name, fields, strict=strict)
+        known = [*fields, "id", *LIBRARY_FIELDS] if fields else None
+        rules = parse_partitions(partitions, known) if partitions is not None else ()
+        resource = await self.define_resource(name, fields, strict=strict, rules=rules)
         resource.add_hooks(hooks or {})
         return resource
+
+    async def define_resource(
+        self,
+        name: str,
+        fields: Fields | None = None,
+        *,
+        strict: bool | None = None,
+        rules: Sequence[Rule] = (),
+    ) -> Resource:
+        """Define a resource by what was parsed already; for plugins. See `create_resource`."""
+        resource = await self._registry.define(name, fields, strict=strict, rules=rules)
+        if not resource.definition.is_settled and name not in self._backfills:
+            self._backfills.add(name)
+            self.run_in_background(lambda: self._backfill_once(name), f"backfill of {name}")
+        return resource
+
+    async def _backfill_once(self, name: str) -> None:
+        try:
+            await self._backfill.run(name)
+        except NotFound:
+            # Dropped meanwhile.
+            self._backfills.discard(name)
+            return
+        self._backfills.discard(name)
+
+    async def backfill(self, name: str, *, again: bool = False) -> None:
+        """Wait until the partitions of a resource have all its records; work on it meanwhile.
+
+        That takes two minutes at least, so that all processes know of new partitions. Progress
+        is told by the event `resource:index-progress`. Without it the same is done in the
+        background, by every process that has defined the partitions.
+
+        Args:
+            name: of the resource.
+            again: whether to add all records again, also to partitions that are ready. That
+                repairs what a process has left that stood still for minutes.
+
+        Raises:
+            NotFound: there is no such resource.
+            Unavailable: the store does not answer; what was done stays done.
+        """
+        await self._backfill.run(name)
+        if again:
+            await self._backfill.repair(name)
+
+    async def drop_partition(self, resource: str, partition: str) -> None:
+        """Remove a partition; its entries are removed in the background.
+
+        Raises:
+            NotFound: there is no such resource or partition.
+        """
+        known = (await self._registry.change(resource, lambda now: now)).definition
+        index = known.find_index("partition", partition)
+        if index is None:
+            names = sorted(self.resource(resource).partitions)
+            raise NotFound(f"partition of {resource}", partition, names)
+        await self._registry.change(resource, lambda now: now.remove_index(index.key))
+        await self.define_resource(resource)
 
     def resource(self, name: str) -> Resource:
         """Return a resource known since `connect`, `create_resource` or `list_resources`.
@@ -492,6 +564,7 @@ class Database(EventEmitter):
     def _clear(self) -> None:
         self._connection = self._shutdown = self._disconnect_by = None
         self._registry.clear()
+        self._backfills.clear()
 
 
 class _Shutdown:

@@ -19,7 +19,9 @@ from jobsync.components import Components
 from jobsync.core import filters
 from jobsync.core.codec import Json
 from jobsync.core.filters import All, AnyOf, Compare, Equals, Exists, Filter, Not, Path
+from jobsync.database.definition import IndexState
 from jobsync.database.hooks import HookedVerbs
+from jobsync.database.index import ENTRIES, Index
 from jobsync.database.keyspace import Keyspace
 from jobsync.errors import Corrupt, Invalid, closest_name, safe_repr
 from jobsync.events import Events
@@ -32,8 +34,11 @@ __all__ = [
     "UPDATED",
     "VERSION",
     "Document",
+    "IndexRetired",
+    "Lookup",
     "Page",
     "ReadableResource",
+    "Selection",
     "SortKey",
     "as_list",
     "check_id",
@@ -48,6 +53,9 @@ VERSION = "_version"
 
 LIBRARY_FIELDS = frozenset({CREATED, UPDATED, VERSION})
 """The fields that the library adds to a record. They are ignored in what users write."""
+
+_INTERNAL_FIELDS = frozenset({ENTRIES})
+"""Fields of a stored record that its readers do not see."""
 
 _RECORD_PAGE = 1000
 _HEAD_PAGE = 10_000
@@ -94,10 +102,9 @@ class Document(Mapping[str, Json]):
     def __getitem__(self, name: str) -> Json:
         if name == VERSION:
             return self._record.version
-        try:
-            return self._record.value[name]
-        except KeyError:
-            raise KeyError(self._explain_missing(name)) from None
+        if name not in self:
+            raise KeyError(self._explain_missing(name))
+        return self._record.value[name]
 
     def __getattr__(self, name: str) -> Any:
         # Called only for missing attributes. While unpickling there is no record yet.
@@ -109,13 +116,15 @@ class Document(Mapping[str, Json]):
         raise AttributeError(f"{name}={safe_repr(value)}: documents are read-only; use update")
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._record.value
+        yield from (name for name in self._record.value if name not in _INTERNAL_FIELDS)
         yield VERSION
 
     def __len__(self) -> int:
-        return len(self._record.value) + 1
+        return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
+        if name in _INTERNAL_FIELDS:
+            return False
         return name == VERSION or name in self._record.value
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -194,6 +203,32 @@ class Page(msgspec.Struct, frozen=True):
 Documents: TypeAlias = list[Document]
 Names: TypeAlias = list[str]
 Records: TypeAlias = list[Record]
+PartitionValues: TypeAlias = Mapping[str, Json] | None
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which records to read."""
+
+    where: Where
+    partition: str | None = None
+    partition_values: PartitionValues = None
+
+
+class Lookup(msgspec.Struct, frozen=True):
+    """Where in an index the selected records are."""
+
+    state: IndexState
+    index: Index | None
+    """None while it is being built."""
+    rank: str
+
+    def has(self, record: Record) -> bool:
+        """Whether a record belongs there."""
+        return self.state.rank(record.value) == self.rank
+
+
+class IndexRetired(Exception):
+    """The index in use was replaced meanwhile, so that some records may be missing."""
 
 
 class ReadableResource(HookedVerbs):
@@ -227,11 +262,26 @@ class ReadableResource(HookedVerbs):
         await self._hooks.after_all("get", found)
         return found
 
-    async def list(self, *, limit: int | None = None, offset: int = 0) -> Documents:
-        """Return records in the order of their ids; all of them by default."""
+    async def list(
+        self,
+        *,
+        limit: int | None = None,
+        offset: int = 0,
+        partition: str | None = None,
+        partition_values: PartitionValues = None,
+    ) -> Documents:
+        """Return records in the order of their ids; all of them by default.
+
+        Args:
+            limit: the largest number of records to return.
+            offset: how many records to skip first.
+            partition: the name of a partition, to return the records of one.
+            partition_values: of its fields, such as `{"region": "eu"}`.
+        """
 
         async def work(where: Where) -> Documents:
-            return await self._find(where, None, limit, offset)
+            chosen = Selection(where, partition, partition_values)
+            return await self._find(chosen, None, limit, offset)
 
         return await self._run_verb("list", None, work)
 
@@ -243,20 +293,50 @@ class ReadableResource(HookedVerbs):
 
         return await self._run_verb("list_ids", None, work)
 
-    async def count(self, filter: Where = None) -> int:
-        """Count the records that match; without a filter, all of them by their keys alone."""
-        return await self._run_verb("count", filter, self._count)
+    async def count(
+        self,
+        filter: Where = None,
+        *,
+        partition: str | None = None,
+        partition_values: PartitionValues = None,
+    ) -> int:
+        """Count the records that match; without a filter, all of them by their keys alone.
+
+        Args:
+            filter: as in `query`.
+            partition: the name of a partition, to count the records of one.
+            partition_values: of its fields, such as `{"region": "eu"}`.
+        """
+
+        async def work(where: Where) -> int:
+            return await self._count(Selection(where, partition, partition_values))
+
+        return await self._run_verb("count", filter, work)
 
     async def page(
-        self, filter: Where = None, *, size: int = 100, after: str | None = None
+        self,
+        filter: Where = None,
+        *,
+        size: int = 100,
+        after: str | None = None,
+        partition: str | None = None,
+        partition_values: PartitionValues = None,
     ) -> Page:
         """Return a page of records in the order of their ids, and where the next one begins.
 
         A page costs the same wherever it is; concurrent inserts and deletes do not shift it.
+
+        Args:
+            filter: as in `query`.
+            size: the largest number of records to return.
+            after: the `next` of the page before.
+            partition: the name of a partition, to read the records of one.
+            partition_values: of its fields, such as `{"region": "eu"}`.
         """
 
         async def work(where: Where) -> Page:
-            return await self._read_page(where, size, after)
+            chosen = Selection(where, partition, partition_values)
+            return await self._read_page(chosen, size, after)
 
         return await self._run_verb("page", filter, work)
 
@@ -267,20 +347,26 @@ class ReadableResource(HookedVerbs):
         sort: str | Sequence[str] | None = None,
         limit: int | None = None,
         offset: int = 0,
+        partition: str | None = None,
+        partition_values: PartitionValues = None,
     ) -> Documents:
         """Return the records that match a filter.
 
         Args:
-            filter: such as `{"expires_at": {"$lt": now}, "active": True}`; SQL stores let
-                the database drop what cannot match.
+            filter: such as `{"expires_at": {"$lt": now}, "active": True}`. If it has a value
+                for each field of a partition, only that partition is read; otherwise SQL
+                stores let the database drop what cannot match.
             sort: a field, `-field` to reverse, or a list; by id without it. With it all
                 matches are read, whatever the limit.
             limit: the largest number of records to return.
             offset: how many records to skip first.
+            partition: the name of a partition, to search the records of one.
+            partition_values: of its fields, such as `{"region": "eu"}`.
         """
 
         async def work(where: Where) -> Documents:
-            return await self._find(where, sort, limit, offset)
+            chosen = Selection(where, partition, partition_values)
+            return await self._find(chosen, sort, limit, offset)
 
         return await self._run_verb("query", filter, work)
 
@@ -296,47 +382,122 @@ class ReadableResource(HookedVerbs):
     async def _exists(self, id: str) -> bool:
         return await self._keyspace.get(check_id(id)) is not None
 
-    async def _iterate(
-        self, where: Where = None, *, limit: int | None = None
-    ) -> AsyncIterator[Document]:
-        _check_filter(where)
-        after = ""
-        left = limit
-        while left is None or left > 0:
-            size = _RECORD_PAGE if left is None else min(left, _RECORD_PAGE)
-            records = await self._scan(where, after, size)
+    async def _choose_index(self, selection: "Selection") -> "Lookup | None":
+        """Return the index entries that lead to the selected records; None to read all records.
+
+        Raises:
+            Invalid: there is no such partition.
+        """
+        if selection.partition is not None:
+            raise Invalid("partition", selection.partition, "does not exist", "use a filter")
+        return None
+
+    async def _check_index(self, lookup: "Lookup") -> None:
+        """Check that an index had all records until now.
+
+        Raises:
+            IndexRetired: it may have lost some.
+        """
+        del lookup
+
+    async def _iterate(self) -> AsyncIterator[Document]:
+        async for records in self._stream(Selection(None)):
             for document in self._corruption_log.read_all(Document, records):
                 yield document
+
+    async def _stream(
+        self, selection: "Selection", *, after: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[Records]:
+        """Yield pages of the selected records in the order of their ids.
+
+        Raises:
+            IndexRetired: some may be missing.
+        """
+        _check_filter(selection.where)
+        lookup = await self._choose_index(selection)
+        if lookup is None:
+            pages = self._scan_all(selection.where, after, limit)
+        else:
+            pages = self._follow(lookup, selection.where, after, limit)
+        left = limit
+        async for records in pages:
+            yield records if left is None else records[:left]
+            left = None if left is None else left - len(records)
+            if left is not None and left <= 0:
+                break
+        if lookup is not None:
+            await self._check_index(lookup)
+
+    async def _scan_all(
+        self, where: Where, after: str | None, limit: int | None
+    ) -> AsyncIterator[Records]:
+        start = "" if after is None else self._keyspace.key(after)
+        size = _RECORD_PAGE if limit is None else min(limit, _RECORD_PAGE)
+        while size:
+            records = await self._scan(where, start, size)
+            yield records
             if len(records) < size:
                 return
-            after = records[-1].key
-            left = None if left is None else left - len(records)
+            start = records[-1].key
+
+    async def _follow(
+        self, lookup: "Lookup", where: Where, after: str | None, limit: int | None
+    ) -> AsyncIterator[Records]:
+        if lookup.index is None:
+            async for records in self._scan_all(where, after, None):
+                yield [record for record in records if lookup.has(record)]
+            return
+        parsed = filters.parse(where)
+        async for records in lookup.index.iterate(lookup.rank, after=after, limit=limit):
+            yield [record for record in records if filters.matches(parsed, record.value)]
+
+    async def _read(
+        self, selection: "Selection", *, after: str | None = None, limit: int | None = None
+    ) -> Records:
+        """Return the selected records in the order of their ids."""
+        while True:
+            try:
+                return [
+                    record
+                    async for records in self._stream(selection, after=after, limit=limit)
+                    for record in records
+                ]
+            except IndexRetired:
+                continue
 
     async def _find(
-        self, where: Where, sort: str | Sequence[str] | None, limit: int | None, offset: int
+        self,
+        selection: "Selection",
+        sort: str | Sequence[str] | None,
+        limit: int | None,
+        offset: int,
     ) -> Documents:
         keys = parse_sort(sort)
         end = _check_range(limit, offset)
         # To sort, all matches have to be read.
-        found = [document async for document in self._iterate(where, limit=None if keys else end)]
+        records = await self._read(selection, limit=None if keys else end)
+        found = self._corruption_log.read_all(Document, records)
         return sort_documents(found, keys)[offset:end]
 
     async def _find_ids(self, limit: int | None = None, offset: int = 0) -> Names:
         keys = await self._find_keys(_check_range(limit, offset))
         return [self._keyspace.name(key) for key in keys[offset:]]
 
-    async def _count(self, where: Where) -> int:
-        if not where:
+    async def _count(self, selection: "Selection") -> int:
+        if not selection.where and selection.partition is None:
             return len(await self._find_keys(None))
-        return sum([1 async for _ in self._iterate(where)])
+        while True:
+            try:
+                return sum([len(records) async for records in self._stream(selection)])
+            except IndexRetired:
+                continue
 
-    async def _read_page(self, where: Where, size: int, after: str | None) -> Page:
-        _check_filter(where)
+    async def _read_page(self, selection: "Selection", size: int, after: str | None) -> Page:
         if type(size) is not int or not 0 < size <= _MAX_PAGE:
             raise Invalid("size", size, f"must be between 1 and {_MAX_PAGE:,}", "read page by page")
         if not (after is None or isinstance(after, str)):
             raise Invalid("after", after, "must be an id", "pass the `next` of the page before")
-        records = await self._scan(where, "" if after is None else self._keyspace.key(after), size)
+        records = await self._read(selection, after=after, limit=size)
         has_more = len(records) == size
         return Page(
             self._corruption_log.read_all(Document, records),

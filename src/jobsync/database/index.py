@@ -1,167 +1,465 @@
-"""Indexes: find records by something other than their names, such as expiry or a field.
+"""Indexes: find records by something other than their ids, such as a field or their expiry.
 
-Guarantees: a record that was written through an index is found by it, whenever its writer died.
-Every lookup reads the record again, so an outdated entry finds nothing.
+Guarantees: a record that was written through an index is found by it, whenever its writer died,
+and only where it belongs: every lookup reads the record again.
 
-How: the entry is written before the record. Its key ends in the nonce of the record's write, so
-it is never used again and the entry can be removed without a tombstone. An entry whose record
-has another rank, or does not exist, is dangling: it is skipped, and removed once the write that
-it announces can no longer arrive. That is known at once if the record remembers that write;
-otherwise it takes an hour (`BURIAL_AGE`) by the clocks of writer and sweeper, which must agree
-within 45 minutes.
+How: an entry is a record of its own, without content, whose key says all:
+
+    index/sessions/by_region.1f0c66a2/<rank><mark><id><end><nonce>
+
+The rank is what the index orders by. The entry is written before its record and ends in the nonce
+of that write, so no key is used twice, and an entry can be removed without a tombstone. A record
+names its entries: their nonce is that of its own write, or the one that it keeps under `_entries`
+if it has been rewritten since without leaving its rank. A writer that moves a record to another
+rank removes the entry that the record has left.
+
+A writer that dies between these steps leaves an entry that its record does not name. It is
+dangling: skipped, and removed by whoever finds it once the write that it announces can no longer
+arrive. That is known at once if the record remembers that write; otherwise it takes an hour
+(`BURIAL_AGE`) by the clocks of writer and finder, which must agree within 45 minutes.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TypeAlias
+import hashlib
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
 from jobsync.components import NONCE_LENGTH, Components
 from jobsync.core.codec import Json
-from jobsync.core.keys import MAX_SEGMENT, escape
-from jobsync.errors import Corrupt, Invalid, OutcomeUnknown
-from jobsync.stores.contract import BURIAL_AGE, Outcome, Put, Record, Store, Unknown
+from jobsync.core.keys import MAX_SEGMENT, escape, unescape
+from jobsync.errors import Corrupt, Misconfigured, Unavailable
+from jobsync.stores.contract import (
+    BURIAL_AGE,
+    Applied,
+    Change,
+    Delete,
+    Outcome,
+    Put,
+    Record,
+    Store,
+    Unknown,
+)
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["INDEXES", "Index", "IndexEntry", "RankOf"]
+__all__ = [
+    "ENTRIES",
+    "INDEXES",
+    "EntryPage",
+    "Index",
+    "IndexEntry",
+    "IndexRule",
+    "IndexedWriter",
+    "index_prefix",
+    "remove_index",
+    "write_entries",
+]
 
 INDEXES = "index/"
-"""The prefix of entries; each resource and index has a level below it."""
+"""The prefix of entries; each index of a resource has a level below it."""
 
-_MARK = "!00"
-"""Between rank and nonce. No rank contains the byte 0, so a rank sorts before longer ones."""
+ENTRIES = "_entries"
+"""The field of a record with the nonces of the entries that are older than its last write."""
 
-_MAX_RANK = MAX_SEGMENT - len(_MARK) - NONCE_LENGTH
+_FORMAT = 2
+"""The format of records that name their entries: code without indexes must not change them."""
+
+# Ranks and escaped ids contain none of these. A hash sorts before the ids, so that whoever lists
+# a rank learns first whether the order of the names is the order of the ids.
+_HASHED = "!00"
+_PLAIN = "!01"
+_AFTER_IDS = "!02"
+_END = "!00"
+_AFTER_NONCES = "~"
+
 _PAGE = 1000
+_HASH_LENGTH = 40
+_parse_name = re.compile(
+    rf"(.*?)({_HASHED}|{_PLAIN})(.+){_END}(.{{{NONCE_LENGTH}}})", re.DOTALL
+).fullmatch
 
-RankOf: TypeAlias = Callable[[Json], str | None]
-"""Returns the rank of a document in the order of an index; None to leave it out."""
+
+class IndexRule(Protocol):
+    """What an index orders by."""
+
+    @property
+    def key(self) -> str:
+        """The name of the index."""
+        ...
+
+    def rank(self, document: Json) -> str | None:
+        """Return the rank of a document, as a part of a key; None to leave it out."""
+        ...
 
 
-class IndexEntry(msgspec.Struct, frozen=True):
+class IndexEntry(msgspec.Struct, frozen=True, gc=False):
     """One entry that was read."""
 
     key: str
     rank: str
+    id: str
+    """Of the record."""
     nonce: str
-    record: str
-    """The key of its record."""
-    at: float
-    """When it was written, by its writer's clock."""
 
 
-class Index:
-    """One index of the records under one prefix.
+class EntryPage(msgspec.Struct, frozen=True):
+    """A page of entries in the order of the index."""
+
+    entries: list[IndexEntry]
+    next: str | None
+    """The key to continue after; None at the end."""
+
+
+def index_prefix(resource: str, index: str) -> str:
+    """Return the prefix of the entries of an index."""
+    return f"{INDEXES}{resource}/{index}/"
+
+
+class IndexedWriter:
+    """Writes records of one resource together with their entries.
 
     Args:
-        store: of entries and records; its writes are settled.
-        name: such as `sessions/expiry`.
-        rank_of: what it orders by.
+        resource: its name.
+        rules: of all its indexes.
         components: the clock that dates entries, and the randomness of nonces.
     """
 
-    def __init__(self, store: Store, name: str, rank_of: RankOf, components: Components) -> None:
-        self.prefix = f"{INDEXES}{name}/"
-        self._store = store
-        self._rank_of = rank_of
+    def __init__(self, resource: str, rules: Iterable[IndexRule], components: Components) -> None:
+        self._rules = [(rule, index_prefix(resource, rule.key)) for rule in rules]
         self._clock = components.clock
         self._ids = components.ids
-        self._corruption_log = CorruptionLog(f"index {name}", components.events)
 
-    async def write(self, changes: Sequence[Put]) -> list[Outcome]:
-        """Write records, each after its entry. A record that keeps its rank needs no new entry.
+    async def write(self, store: Store, changes: Sequence[Change]) -> list[Outcome]:
+        """Write records, each after its new entries, and remove the entries that they leave.
 
         Raises:
-            Invalid: a rank is too long; nothing was written.
-            OutcomeUnknown: an entry may or may not have been written; no record was.
             Unavailable: no record was written.
         """
-        puts = [
-            msgspec.structs.replace(change, nonce=nonce)
+        if not self._rules:
+            return await store.write([_keep_format(change) for change in changes])
+        plans = [
+            self._plan(change, nonce)
             for change, nonce in zip(changes, self._ids.nonces(len(changes)), strict=True)
         ]
-        entries = [entry for change in puts if (entry := self._build_entry(change))]
-        if entries:
-            outcomes = await self._store.write(entries)
-            for entry, outcome in zip(entries, outcomes, strict=True):
-                # A conflict can only be with an earlier copy of this write: the key is unique.
-                if isinstance(outcome, Unknown):
-                    raise OutcomeUnknown(entry.key, outcome.reason)
-        return await self._store.write(puts)
+        entries = [entry for plan in plans for entry in plan.entries]
+        records = [plan.change for plan in plans]
+        if store.is_atomic:
+            outcomes = (await store.write([*entries, *records]))[len(entries) :]
+        else:
+            await write_entries(store, entries)
+            outcomes = await store.write(records)
+        left = [
+            key
+            for plan, outcome in zip(plans, outcomes, strict=True)
+            if isinstance(outcome, Applied)
+            for key in plan.left
+        ]
+        await remove_entries(store, left)
+        return outcomes
 
-    async def find(self, *, until: str | None = None, limit: int | None = None) -> list[Record]:
-        """Return records in the order of the index, each once, up to and including a rank."""
-        found: dict[str, Record] = {}
-        async for entries, records in self._iterate(until):
-            for entry, record in zip(entries, records, strict=True):
-                if record is not None and self._is_current(entry, record):
-                    found.setdefault(record.key, record)
-                    if len(found) == limit:
-                        return list(found.values())
-        return list(found.values())
+    def build_entries(self, record: Record) -> list[Put]:
+        """Return the entries that a record names, whether they exist or not."""
+        return [
+            self._build_entry(prefix, rank, record, _find_nonce(record, rule))
+            for rule, prefix in self._rules
+            if (rank := rule.rank(record.value)) is not None
+        ]
 
-    async def sweep(self, *, until: str | None = None, older_than: float = BURIAL_AGE) -> int:
-        """Remove entries that are dangling for good; return how many."""
-        swept = 0
-        async for entries, records in self._iterate(until):
-            dead = [
-                entry.key
-                for entry, record in zip(entries, records, strict=True)
-                if self._is_dead(entry, record, older_than)
-            ]
-            await self._store.drop(dead)
-            swept += len(dead)
-        return swept
-
-    def _build_entry(self, change: Put) -> Put | None:
-        rank = self._rank_of(change.value)
-        base = change.base
-        if rank is None or (base and not base.deleted and self._rank_of(base.value) == rank):
-            return None
-        if len(segment := escape(rank, "rank")) > _MAX_RANK:
-            raise Invalid(
-                "rank", rank, f"must have at most {_MAX_RANK} characters", "index something shorter"
+    def _plan(self, change: Change, nonce: str) -> "_PlannedWrite":
+        base = None if change.base is None or change.base.deleted else change.base
+        value = None if isinstance(change, Delete) else change.value
+        entries: list[Put] = []
+        left: list[str] = []
+        kept: dict[str, str] = {}
+        for rule, prefix in self._rules:
+            before = None if base is None else rule.rank(base.value)
+            after = None if value is None else rule.rank(value)
+            if base is not None and before is not None:
+                if after == before:
+                    kept[rule.key] = _find_nonce(base, rule)
+                    continue
+                left.append(_name_entry(prefix, before, base, _find_nonce(base, rule)))
+            if after is not None:
+                entries.append(self._build_entry(prefix, after, change, nonce))
+        if isinstance(change, Delete):
+            replaced: Change = msgspec.structs.replace(change, nonce=nonce, format=_FORMAT)
+        else:
+            replaced = msgspec.structs.replace(
+                change, nonce=nonce, format=_FORMAT, value=_name_entries(value, kept)
             )
-        document = {"record": change.key, "rank": rank, "at": self._clock.wall().seconds}
-        return Put(f"{self.prefix}{segment}{_MARK}{change.nonce}", document)
+        return _PlannedWrite(replaced, entries, left)
 
-    async def _iterate(
-        self, until: str | None
-    ) -> AsyncIterator[tuple[list[IndexEntry], list[Record | None]]]:
-        """Yield pages of entries with their records or tombstones."""
-        end = None if until is None else f"{self.prefix}{escape(until, 'rank')}{_MARK}~"
-        after = ""
-        while True:
-            page = await self._store.scan(self.prefix, after=after, limit=_PAGE)
-            entries = [
-                entry
-                for record in page
-                if (end is None or record.key <= end) and (entry := self._decode(record))
-            ]
-            keys = list(dict.fromkeys(entry.record for entry in entries))
-            found = dict(zip(keys, await self._store.get_many(keys, tombstones=True), strict=True))
-            yield entries, [found[entry.record] for entry in entries]
-            if len(page) < _PAGE or (end is not None and page[-1].key > end):
-                return
-            after = page[-1].key
+    def _build_entry(self, prefix: str, rank: str, record: Change | Record, nonce: str) -> Put:
+        key = _name_entry(prefix, rank, record, nonce)
+        value: dict[str, Json] = {"at": round(self._clock.wall().seconds, 3)}
+        if key.startswith(f"{prefix}{rank}{_HASHED}"):
+            value["id"] = _find_id(record)
+        return Put(key, value)
 
-    def _decode(self, record: Record) -> IndexEntry | None:
+
+class _PlannedWrite(msgspec.Struct, frozen=True):
+    change: Change
+    entries: list[Put]
+    """To be written before."""
+    left: list[str]
+    """Keys of entries to be removed afterwards."""
+
+
+class Index:
+    """Finds the records of one resource by one of its indexes.
+
+    Args:
+        store: of entries and records.
+        resource: its name.
+        data: the prefix of its records.
+        rule: what the index orders by.
+        components: the clock that dates entries.
+    """
+
+    def __init__(
+        self, store: Store, resource: str, data: str, rule: IndexRule, components: Components
+    ) -> None:
+        self.prefix = index_prefix(resource, rule.key)
+        self._store = store
+        self._data = data
+        self._rule = rule
+        self._clock = components.clock
+        self._corruption_log = CorruptionLog(f"index {rule.key} of {resource}", components.events)
+
+    async def find(
+        self, rank: str, *, after: str | None = None, limit: int | None = None
+    ) -> list[Record]:
+        """Return the records of one rank in the order of their ids.
+
+        Args:
+            rank: of the records.
+            after: an id; only records with later ones.
+            limit: the largest number of records to return; all by default.
+        """
+        found: list[Record] = []
+        async for page in self.iterate(rank, after=after, limit=limit):
+            found += page
+            if limit is not None and len(found) >= limit:
+                break
+        return found[:limit]
+
+    async def iterate(
+        self, rank: str, *, after: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[list[Record]]:
+        """Yield pages of the records of one rank in the order of their ids.
+
+        Args:
+            rank: of the records.
+            after: an id; only records with later ones.
+            limit: how many the caller needs, as far as it knows.
+        """
+        start = f"{self.prefix}{rank}"
+        until = start + _AFTER_IDS
+        size = _PAGE if limit is None else max(1, min(limit, _PAGE))
+        position: str | None = start
+        if after is not None and not (await self.list_entries(start, start + _PLAIN, 1)).entries:
+            position = f"{start}{_PLAIN}{_skip_id(rank, after)}"
+        while position is not None:
+            page = await self.list_entries(position, until, size)
+            entries, position = page.entries, page.next
+            if entries and entries[0].key.startswith(start + _HASHED):
+                # The names are not in the order of the ids: read all of them first.
+                while position is not None:
+                    page = await self.list_entries(position, until, _PAGE)
+                    entries, position = [*entries, *page.entries], page.next
+                entries.sort(key=lambda entry: entry.id.encode())
+            yield await self._read_current([e for e in entries if _is_after(e.id, after)])
+
+    async def list_entries(self, after: str, until: str, limit: int) -> "EntryPage":
+        """Return the entries between two keys, both excluded."""
+        heads = await self._store.heads(self.prefix, after=after, until=until, limit=limit)
+        keys = [head.key for head in heads]
+        return EntryPage(await self._parse(keys), keys[-1] if len(keys) == limit else None)
+
+    async def list_due(self, until: str, limit: int, *, after: str = "") -> "EntryPage":
+        """Return the entries from the start of the index up to and including a rank."""
+        return await self.list_entries(after, f"{self.prefix}{until}{_AFTER_IDS}", limit)
+
+    async def match(self, entries: Sequence[IndexEntry]) -> list[Record | None]:
+        """Read the records of entries; None where the record does not name the entry.
+
+        Entries that are dangling for good are removed.
+        """
+        keys = [self._data + escape(entry.id) for entry in entries]
+        records = await self._read_records(list(dict.fromkeys(keys)))
+        current: list[Record | None] = []
+        dangling: list[tuple[IndexEntry, Record | None]] = []
+        for entry, key in zip(entries, keys, strict=True):
+            record = records.get(key)
+            if record is not None and self._names(record, entry):
+                current.append(record)
+            else:
+                current.append(None)
+                if key in records:
+                    dangling.append((entry, record))
+        await self._remove_dead(dangling)
+        return current
+
+    async def _read_records(self, keys: Sequence[str]) -> dict[str, Record | None]:
+        """Read records or tombstones; those that cannot be decoded are reported and left out."""
+        if not keys:
+            return {}
         try:
-            value = record.value
-            nonce = record.key[-NONCE_LENGTH:]
-            return IndexEntry(record.key, value["rank"], nonce, value["record"], value["at"])
-        except (TypeError, KeyError):
-            self._corruption_log.report(Corrupt(record.key, "not an index entry"))
-            return None
+            return dict(zip(keys, await self._store.get_many(keys, tombstones=True), strict=True))
+        except Corrupt as corrupt:
+            if len(keys) == 1:
+                self._corruption_log.report(corrupt)
+                return {}
+        middle = len(keys) // 2
+        return {
+            **await self._read_records(keys[:middle]),
+            **await self._read_records(keys[middle:]),
+        }
 
-    def _is_current(self, entry: IndexEntry, record: Record) -> bool:
-        return not record.deleted and self._rank_of(record.value) == entry.rank
+    def _names(self, record: Record, entry: IndexEntry) -> bool:
+        """Whether a record names an entry."""
+        return (
+            not record.deleted
+            and _find_nonce(record, self._rule) == entry.nonce
+            and self._rule.rank(record.value) == entry.rank
+        )
 
-    def _is_dead(self, entry: IndexEntry, record: Record | None, older_than: float) -> bool:
-        """Whether an entry is dangling, and its record's write can no longer arrive."""
-        if record is not None:
-            if self._is_current(entry, record):
-                return False
-            if record.remembers(entry.nonce):
-                return True
-        return self._clock.wall().seconds - entry.at > older_than
+    async def _read_current(self, entries: Sequence[IndexEntry]) -> list[Record]:
+        return [record for record in await self.match(entries) if record is not None]
+
+    async def _parse(self, keys: Sequence[str]) -> list[IndexEntry]:
+        """Read what the keys of entries say; the ids of hashed ones are in their values."""
+        names = {key: _parse_name(key[len(self.prefix) :]) for key in keys}
+        hashed = [key for key, name in names.items() if name and name.group(2) == _HASHED]
+        values = await self._read_records(hashed)
+        entries = []
+        for key, name in names.items():
+            try:
+                entry = _decode_entry(key, name, values.get(key))
+            except Corrupt as corrupt:
+                self._corruption_log.report(corrupt)
+                continue
+            if entry is not None:
+                entries.append(entry)
+        return entries
+
+    async def _remove_dead(self, dangling: Sequence[tuple[IndexEntry, Record | None]]) -> None:
+        """Remove entries whose write has happened, or can no longer arrive."""
+        dead: list[str] = []
+        unsure: list[str] = []
+        for entry, record in dangling:
+            happened = record is not None and record.remembers(entry.nonce)
+            (dead if happened else unsure).append(entry.key)
+        now = self._clock.wall().seconds
+        dead += [
+            key
+            for key, entry in (await self._read_records(unsure)).items()
+            if entry is not None and now - _read_time(entry) > BURIAL_AGE
+        ]
+        await remove_entries(self._store, dead)
+
+
+async def remove_index(store: Store, resource: str, key: str) -> None:
+    """Remove all entries of an index."""
+    prefix = index_prefix(resource, key)
+    while heads := await store.heads(prefix, limit=_PAGE):
+        await store.drop([head.key for head in heads])
+
+
+async def remove_entries(store: Store, keys: Sequence[str]) -> None:
+    """Remove entries that no record names. What cannot be removed now is found again."""
+    if keys:
+        try:
+            await store.drop(keys)
+        except (Unavailable, Misconfigured):
+            # They are dangling, and harmless; this process may have no right to remove.
+            return
+
+
+async def write_entries(store: Store, entries: Sequence[Put]) -> None:
+    """Write entries, before their records.
+
+    Raises:
+        Unavailable: some may not have been written.
+    """
+    outcomes = await store.write(entries) if entries else []
+    for entry, outcome in zip(entries, outcomes, strict=True):
+        # A conflict can only be with an earlier copy of this write: the key is unique.
+        if isinstance(outcome, Unknown):
+            raise Unavailable(store.name, f"the index entry {entry.key}: {outcome.reason}")
+
+
+def _keep_format(change: Change) -> Change:
+    """Return a change that keeps the format of the record that it replaces, if it is known."""
+    if change.base is None or change.base.format != _FORMAT:
+        return change
+    return msgspec.structs.replace(change, format=_FORMAT)
+
+
+def _name_entry(prefix: str, rank: str, record: Change | Record, nonce: str) -> str:
+    segment = record.key.rpartition("/")[2]
+    if len(segment) <= _id_room(rank):
+        return f"{prefix}{rank}{_PLAIN}{segment}{_END}{nonce}"
+    return f"{prefix}{rank}{_HASHED}{_hash(segment)}{_END}{nonce}"
+
+
+def _id_room(rank: str) -> int:
+    return MAX_SEGMENT - len(rank) - len(_PLAIN) - len(_END) - NONCE_LENGTH
+
+
+def _skip_id(rank: str, id: str) -> str:
+    """Return what sorts after the entries of an id, and before those of later ids."""
+    segment = escape(id)
+    room = _id_room(rank)
+    return f"{segment}{_END}{_AFTER_NONCES}" if len(segment) <= room else segment[:room]
+
+
+def _is_after(id: str, after: str | None) -> bool:
+    return after is None or id.encode() > after.encode()
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
+
+
+def _find_id(record: Change | Record) -> str:
+    return unescape(record.key.rpartition("/")[2])
+
+
+def _find_nonce(record: Record, rule: IndexRule) -> str:
+    """Return the nonce of the entry that a record names in an index."""
+    kept = record.value.get(ENTRIES) if isinstance(record.value, dict) else None
+    nonce = kept.get(rule.key) if isinstance(kept, dict) else None
+    return nonce if isinstance(nonce, str) else record.nonce
+
+
+def _name_entries(value: Json, kept: Mapping[str, str]) -> Json:
+    """Return a document that names the entries that it keeps."""
+    rest = {name: field for name, field in value.items() if name != ENTRIES}
+    return {**rest, ENTRIES: dict(kept)} if kept else rest
+
+
+def _decode_entry(key: str, name: re.Match[str] | None, value: Record | None) -> IndexEntry | None:
+    """Return the entry with this key; None if its value is needed, and cannot be read.
+
+    Raises:
+        Corrupt: it is not an entry.
+    """
+    if name is None:
+        raise Corrupt(key, "not the name of an index entry")
+    rank, mark, segment, nonce = name.groups()
+    if mark == _PLAIN:
+        return IndexEntry(key, rank, unescape(segment), nonce)
+    if value is None:
+        return None
+    found = value.value.get("id") if isinstance(value.value, dict) else None
+    if not isinstance(found, str):
+        raise Corrupt(key, "an index entry without the id of its record")
+    return IndexEntry(key, rank, found, nonce)
+
+
+def _read_time(entry: Record) -> float:
+    """Return when an entry was written; the distant past if it does not say."""
+    at = entry.value.get("at") if isinstance(entry.value, dict) else None
+    return at if isinstance(at, int | float) else 0.0

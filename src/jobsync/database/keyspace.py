@@ -8,7 +8,7 @@ is not a transaction: part of it may be written. The result lists which, and it 
 the same batch again. An error is raised only if nothing was written.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TypeAlias, cast
 
@@ -19,9 +19,27 @@ from jobsync.core.clock import backoff_limit
 from jobsync.core.codec import Json, encode_all
 from jobsync.core.keys import escape, unescape
 from jobsync.errors import Conflict, JobsyncError
-from jobsync.stores.contract import Applied, Change, Conflicted, Put, Record, Store, Unknown, unwrap
+from jobsync.stores.contract import (
+    Applied,
+    Change,
+    Conflicted,
+    Outcome,
+    Put,
+    Record,
+    Store,
+    Unknown,
+    unwrap,
+)
 
-__all__ = ["BatchResult", "Decide", "Disposition", "Keyspace", "create_many", "remove_many"]
+__all__ = [
+    "BatchResult",
+    "Decide",
+    "Disposition",
+    "Keyspace",
+    "WriteChanges",
+    "create_many",
+    "remove_many",
+]
 
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 1.0
@@ -39,6 +57,8 @@ class Disposition(Enum):
 Decide: TypeAlias = Callable[[Record | None], "Json | Disposition"]
 """Given the current record, or None, returns what to write; raises to change nothing."""
 
+WriteChanges: TypeAlias = Callable[[Sequence[Change]], Awaitable[list[Outcome]]]
+
 PlanChange: TypeAlias = Callable[[str, Record | None], Change | None]
 """Given a name and its record or tombstone, returns the change to make, if any."""
 
@@ -51,12 +71,19 @@ class Keyspace:
         prefix: of their keys.
         components: the clock and the randomness that spread writers that race.
         label: what errors put before a record's name.
+        write: applies changes in place of the store, and keeps what belongs to the records.
     """
 
     def __init__(
-        self, get_store: Callable[[], Store], prefix: str, components: Components, label: str
+        self,
+        get_store: Callable[[], Store],
+        prefix: str,
+        components: Components,
+        label: str,
+        write: WriteChanges | None = None,
     ) -> None:
         self.prefix = prefix
+        self._write = write
         self._get_store = get_store
         self._label = label
         self._clock = components.clock
@@ -90,6 +117,10 @@ class Keyspace:
         found = dict(zip(unique, await self.store.get_many(unique), strict=True)) if keys else {}
         return [found[key] for key in keys]
 
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Apply changes to records of this prefix; each has its own outcome."""
+        return await (self.store.write if self._write is None else self._write)(changes)
+
     async def create(self, name: str, value: Json) -> Record:
         """Write a record under a free name: one request, if the name was never used.
 
@@ -97,7 +128,7 @@ class Keyspace:
             Conflict: there is a record with this name.
             OutcomeUnknown: it may or may not have been written.
         """
-        (outcome,) = await self.store.write([Put(self.key(name), value)])
+        (outcome,) = await self.write([Put(self.key(name), value)])
         if not isinstance(outcome, Conflicted):
             return unwrap(outcome, self.title(name))
 
@@ -129,7 +160,7 @@ class Keyspace:
             change = _build_change(key, base, decide(current))
             if change is None:
                 return current
-            (outcome,) = await self.store.write([change])
+            (outcome,) = await self.write([change])
             if not isinstance(outcome, Conflicted):
                 return unwrap(outcome, self.title(name))
             attempt += 1
@@ -253,7 +284,7 @@ class _BatchWrite:
     async def send(self, changes: Mapping[str, Change]) -> list[str]:
         """Write; return the names that conflicted."""
         try:
-            outcomes = await self._keyspace.store.write(list(changes.values()))
+            outcomes = await self._keyspace.write(list(changes.values()))
         except JobsyncError as error:
             self._give_up(list(changes), error)
             return []

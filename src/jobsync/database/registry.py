@@ -8,18 +8,22 @@ definition.
 import asyncio
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
 
 from jobsync.components import Components
+from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.schema import Fields
+from jobsync.database.definition import KNOWN_FORMAT, Definition, Rule
+from jobsync.database.index import remove_index
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.resource import DATA, Resource
-from jobsync.database.validation import Definition
 from jobsync.errors import Conflict, Invalid, NotFound, closest_name
 from jobsync.events import Event
-from jobsync.stores.contract import Record, Store
+from jobsync.stores.contract import Change, Outcome, Put, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = [
@@ -131,16 +135,32 @@ class ResourceRegistry:
         self._events = components.events
         self._corruption_log = CorruptionLog("resources", components.events)
         self._clock = components.clock
-        self._definitions = Keyspace(get_store, DEFINITIONS, components, "resource")
+        self._definitions = Keyspace(
+            get_store, DEFINITIONS, components, "resource", self._write_definitions
+        )
         self._dropped = Keyspace(get_store, DROPPED, components, "dropped resource")
         # A reader must not put back what another task of this process has changed meanwhile.
         self._lock = asyncio.Lock()
 
-    async def define(self, name: str, fields: Fields | None, *, strict: bool | None) -> Resource:
+    async def define(
+        self,
+        name: str,
+        fields: Fields | None,
+        *,
+        strict: bool | None,
+        rules: Sequence[Rule] = (),
+    ) -> Resource:
         """Define a resource, or change its definition; None keeps what it says.
+
+        Args:
+            name: of the resource.
+            fields: what its records look like.
+            strict: whether other fields are refused.
+            rules: of indexes to add, or to replace.
 
         Raises:
             Invalid: the name is not valid, or existing records would no longer pass.
+            NewerFormat: newer code has changed the definition.
         """
         _check_name(name)
         if not (strict is None or isinstance(strict, bool)):
@@ -149,15 +169,18 @@ class ResourceRegistry:
         before: Definition | None = None
         after = blank
         has_records = True
+        (token,) = self._components.ids.nonces(1)
 
         def decide(current: Record | None) -> Json | Disposition:
             nonlocal before, after
             before = None if current is None else Definition.read(current)
             may_have_records = before is not None and has_records
             after = (before or blank).evolve(fields, strict=strict, has_records=may_have_records)
+            after = after.add_indexes(rules, token, is_new=before is None)
             return Disposition.KEEP if after == before else after.write(current)
 
         async with self._lock:
+            read_at = self._clock.mono()
             try:
                 await self._definitions.change(name, decide)
             except Invalid:
@@ -165,12 +188,34 @@ class ResourceRegistry:
                 if has_records:
                     raise
                 await self._definitions.change(name, decide)
-            resource = self._remember(after)
+            resource = self._remember(after, read_at)
         if before is None:
             self._events.emit(ResourceCreated(resource=name))
         elif before != after:
             self._events.emit(ResourceEvolved(resource=name))
         return resource
+
+    async def change(self, name: str, change: Callable[[Definition], Definition]) -> Resource:
+        """Change the definition of a resource that exists.
+
+        Raises:
+            NotFound: there is no such resource.
+            NewerFormat: newer code has changed the definition.
+        """
+        changed: Definition | None = None
+
+        def decide(current: Record | None) -> Json | Disposition:
+            nonlocal changed
+            if current is None:
+                raise Registry("resource", self.resources).not_found(name)
+            before = Definition.read(current)
+            changed = change(before)
+            return Disposition.KEEP if changed == before else changed.write(current)
+
+        async with self._lock:
+            read_at = self._clock.mono()
+            await self._definitions.change(name, decide)
+            return self._remember(cast("Definition", changed), read_at)
 
     async def _has_records(self, name: str) -> bool:
         return bool(await self._get_store().heads(f"{DATA}{name}/", limit=1))
@@ -183,10 +228,11 @@ class ResourceRegistry:
     async def _refresh(self) -> list[str]:
         names: list[str] = []
         after = ""
+        read_at = self._clock.mono()
         while True:
             records = await self._get_store().scan(DEFINITIONS, after=after, limit=_PAGE)
             found = self._corruption_log.read_all(Definition.read, records)
-            names += [self._remember(definition).name for definition in found]
+            names += [self._remember(definition, read_at).name for definition in found]
             if len(records) < _PAGE:
                 break
             after = records[-1].key
@@ -195,32 +241,37 @@ class ResourceRegistry:
         return names
 
     async def drop(self, name: str) -> None:
-        """Remove the records of a resource, then its definition.
+        """Remove the records of a resource with their index entries, then its definition.
 
         Raises:
             NotFound: there is no such resource.
             Conflict: its definition was changed meanwhile.
             Incomplete: some records could not be removed.
         """
-        async with self._lock:
-            await self._drop(name)
-        self._events.emit(ResourceDropped(resource=name))
-
-    async def _drop(self, name: str) -> None:
+        read_at = self._clock.mono()
         record = await self._definitions.get(name)
         if record is None:
             raise Registry("resource", self.resources).not_found(name)
         note = {"at": self._clock.wall().seconds}
         await self._dropped.put(name, lambda _: note)
-        await self._remember(Definition.read(record)).delete_all()
+        async with self._lock:
+            resource = self._remember(Definition.read(record), read_at)
+        await resource.delete_all()
+        for key in (
+            *(index.key for index in resource.definition.indexes),
+            *resource.definition.retired,
+        ):
+            await remove_index(self._get_store(), name, key)
 
         def decide(current: Record | None) -> Disposition:
             if current is not None and current.version != record.version:
                 raise Conflict(self._definitions.title(name), "its definition was changed")
             return Disposition.REMOVE
 
-        await self._definitions.change(name, decide)
-        self.resources.pop(name, None)
+        async with self._lock:
+            await self._definitions.change(name, decide)
+            self.resources.pop(name, None)
+        self._events.emit(ResourceDropped(resource=name))
 
     async def read_dropped(self) -> dict[str, Record]:
         """Return the notes about dropped resources, by name."""
@@ -233,8 +284,13 @@ class ResourceRegistry:
         async def never_changes(_: str) -> bool:
             return False
 
-        definition = Definition(name)
-        self._views[name] = Resource(definition, lambda: records, self._components, never_changes)
+        self._views[name] = Resource(
+            Definition(name),
+            self._clock.mono(),
+            lambda: records,
+            self._components,
+            never_changes,
+        )
 
     def clear(self) -> None:
         """Forget all resources, as before the first `refresh`."""
@@ -246,21 +302,37 @@ class ResourceRegistry:
     async def _reload(self, name: str) -> bool:
         """Read a definition again; return whether it has changed."""
         async with self._lock:
+            read_at = self._clock.mono()
             record = await self._definitions.get(name)
             known = self.resources.get(name)
             if record is None or known is None:
                 return False
             before = known.definition
-            return self._remember(Definition.read(record)).definition != before
+            return self._remember(Definition.read(record), read_at).definition != before
 
-    def _remember(self, definition: Definition) -> Resource:
+    def _remember(self, definition: Definition, read_at: Mono) -> Resource:
         """Return the resource of this name, with this definition."""
         resource = self.resources.get(definition.name)
         if resource is None:
-            resource = Resource(definition, self._get_store, self._components, self._reload)
+            resource = Resource(
+                definition, read_at, self._get_store, self._components, self._reload
+            )
             self.resources[definition.name] = resource
-        resource.set_definition(definition)
+        else:
+            resource.set_definition(definition, read_at)
         return resource
+
+    async def _write_definitions(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Write definitions, in a format that code without indexes does not overwrite."""
+        return await self._get_store().write(
+            [msgspec.structs.replace(change, format=_choose_format(change)) for change in changes]
+        )
+
+
+def _choose_format(change: Change) -> int:
+    if isinstance(change, Put) and "indexes" in change.value:
+        return KNOWN_FORMAT
+    return 1 if change.base is None else min(change.base.format, KNOWN_FORMAT)
 
 
 def _check_name(name: Any) -> None:

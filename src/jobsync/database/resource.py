@@ -12,21 +12,30 @@ Guarantees:
   except for batches, where `Incomplete` lists what was written.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from jobsync.components import Components
+from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
+from jobsync.core.filters import parse as parse_filter
+from jobsync.core.partitions import Partition, choose_partition
 from jobsync.core.schema import Schema
+from jobsync.database.definition import KNOWN_FORMAT, Definition, IndexState
 from jobsync.database.document import (
     LIBRARY_FIELDS,
     Document,
+    IndexRetired,
+    Lookup,
     ReadableResource,
+    Selection,
     as_list,
     check_id,
     read_value,
 )
+from jobsync.database.index import Index, IndexedWriter
 from jobsync.database.keyspace import (
     BatchResult,
     Disposition,
@@ -34,10 +43,18 @@ from jobsync.database.keyspace import (
     create_many,
     remove_many,
 )
-from jobsync.database.validation import Definition, Validator
-from jobsync.errors import Conflict, Incomplete, Invalid, InvalidRecord, NotFound
+from jobsync.database.validation import Validator
+from jobsync.errors import (
+    Conflict,
+    Incomplete,
+    Invalid,
+    InvalidRecord,
+    NewerFormat,
+    NotFound,
+    closest_name,
+)
 from jobsync.events import Event
-from jobsync.stores.contract import Record, Store
+from jobsync.stores.contract import Change, Outcome, Record, Store
 
 __all__ = [
     "DATA",
@@ -50,6 +67,9 @@ __all__ = [
 
 DATA = "data/"
 """The prefix of all records; each resource has a level below it."""
+
+DEFINITION_AGE = 30.0
+"""Seconds for which a process writes by a definition before it reads it again."""
 
 _PAGE = 1000
 
@@ -111,7 +131,8 @@ class Resource(ReadableResource):
     """Records of one kind. Create it with `Database.create_resource`.
 
     Args:
-        definition: its name and what its records look like.
+        definition: its name, what its records look like, and its indexes.
+        read_at: when the definition was read.
         get_store: returns the store, or raises why it cannot be used.
         components: time, randomness, and the events that receive this resource's events.
         reload: reads the definition again; returns whether it has changed.
@@ -120,18 +141,22 @@ class Resource(ReadableResource):
     def __init__(
         self,
         definition: Definition,
+        read_at: Mono,
         get_store: Callable[[], Store],
         components: Components,
         reload: Callable[[str], Awaitable[bool]],
     ) -> None:
         self.name = definition.name
-        keyspace = Keyspace(get_store, f"{DATA}{self.name}/", components, self.name)
+        prefix = f"{DATA}{self.name}/"
+        keyspace = Keyspace(get_store, prefix, components, self.name, self._write)
         super().__init__(keyspace, components)
+        self._components = components
         self._clock = components.clock
         self._ids = components.ids
         self._reload = reload
         self._queue: MessageSink | None = None
-        self.set_definition(definition)
+        self._rereading = asyncio.Lock()
+        self.set_definition(definition, read_at)
 
     def __repr__(self) -> str:
         return f"Resource({self.name!r})"
@@ -141,10 +166,21 @@ class Resource(ReadableResource):
         """What its records look like, as far as this process knows."""
         return self.definition.schema
 
-    def set_definition(self, definition: Definition) -> None:
-        """Use a newer definition from now on."""
+    @property
+    def partitions(self) -> dict[str, tuple[str, ...]]:
+        """The fields of each partition, by its name, as far as this process knows."""
+        return {
+            rule.name: tuple(field.name for field in rule.fields)
+            for index in self.definition.indexes
+            if isinstance(rule := index.rule, Partition)
+        }
+
+    def set_definition(self, definition: Definition, read_at: Mono) -> None:
+        """Use a newer definition from now on, which was read at this time or later."""
         self.definition = definition
+        self._read_at = read_at
         self._validator = Validator(definition.name, definition.schema)
+        self._writer = IndexedWriter(self.name, definition.indexes, self._components)
 
     async def insert(self, record: Mapping[str, Json]) -> Document:
         """Add a record; one without an id gets an id that sorts by time.
@@ -332,6 +368,56 @@ class Resource(ReadableResource):
             {name: value for name, value in document.items() if name not in LIBRARY_FIELDS}
             for document in documents
         ]
+
+    async def _write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Write records with their index entries, by a definition that is not outdated."""
+        await self._reread_definition()
+        found = self.definition.format
+        if found > KNOWN_FORMAT:
+            raise NewerFormat(f"the definition of {self.name}", found, KNOWN_FORMAT)
+        return await self._writer.write(self._keyspace.store, changes)
+
+    async def _reread_definition(self) -> None:
+        """Read the definition again if it is old: another process may have added an index."""
+        if self._clock.mono() - self._read_at <= DEFINITION_AGE:
+            return
+        async with self._rereading:
+            before = self._clock.mono()
+            if before - self._read_at > DEFINITION_AGE:
+                await self._reload(self.name)
+                self._read_at = max(self._read_at, before)
+
+    async def _choose_index(self, selection: Selection) -> Lookup | None:
+        await self._reread_definition()
+        indexes = {
+            index.rule: index
+            for index in self.definition.indexes
+            if isinstance(index.rule, Partition)
+        }
+        if selection.partition is None:
+            ready = [rule for rule, index in indexes.items() if index.is_ready]
+            chosen = choose_partition(parse_filter(selection.where), ready)
+            return None if chosen is None else self._make_lookup(indexes[chosen[0]], chosen[1])
+        for rule, index in indexes.items():
+            if rule.name == selection.partition:
+                return self._make_lookup(index, rule.rank_of(selection.partition_values or {}))
+        hint = closest_name(selection.partition, self.partitions)
+        known = ", ".join(self.partitions) or "none"
+        fix = f"did you mean {hint}?" if hint else f"it has {known}"
+        raise Invalid("partition", selection.partition, f"is not one of {self.name}", fix)
+
+    async def _check_index(self, lookup: Lookup) -> None:
+        await self._reread_definition()
+        if not any(index.key == lookup.state.key for index in self.definition.indexes):
+            raise IndexRetired
+
+    def _make_lookup(self, state: IndexState, rank: str) -> Lookup:
+        return Lookup(state, self.open_index(state) if state.is_ready else None, rank)
+
+    def open_index(self, state: IndexState) -> Index:
+        """Return one of this resource's indexes."""
+        keyspace = self._keyspace
+        return Index(keyspace.store, self.name, keyspace.prefix, state, self._components)
 
     async def _insert(self, record: Any) -> Document:
         (new_id,) = self._ids.records(1)

@@ -1,9 +1,4 @@
-"""What the records of a resource look like, and how users' input becomes stored documents.
-
-A definition is stored, so every process that connects sees the same. It changes only in ways
-under which existing records still pass; any other change is refused with the reason, and nothing
-is written. A definition that does not describe records, as plugins create it for what they need,
-is replaced by the first that does.
+"""How users' input becomes stored documents.
 
 Input that breaks the schema is refused with every reason at once.
 """
@@ -14,7 +9,6 @@ from typing import Annotated, Any, Literal, NotRequired, Optional, TypeAlias, Ty
 
 import msgspec
 
-from jobsync.core.attributes import parse, render
 from jobsync.core.codec import MAX_INTEGER, Json
 from jobsync.core.schema import (
     PATTERNS,
@@ -22,82 +16,12 @@ from jobsync.core.schema import (
     Fields,
     Schema,
     conform,
-    evolve,
-    find_breaks,
     find_strays,
 )
 from jobsync.database.document import CREATED, LIBRARY_FIELDS, UPDATED
-from jobsync.errors import Corrupt, Invalid, InvalidRecord, Problem, safe_repr
-from jobsync.stores.contract import Record
+from jobsync.errors import Invalid, InvalidRecord, Problem, safe_repr
 
-__all__ = ["Definition", "FastValidator", "Validator", "merge"]
-
-
-class Definition(msgspec.Struct, frozen=True):
-    """The name and the schema of a resource."""
-
-    name: str
-    schema: Schema = Schema()
-    is_declared: bool = True
-    """Whether anybody has described its records."""
-
-    @classmethod
-    def read(cls, record: Record) -> "Definition":
-        """Decode a stored definition.
-
-        Raises:
-            Corrupt: it is not a definition.
-        """
-        try:
-            stored = msgspec.convert(record.value, _StoredDefinition)
-            schema = Schema(fields=parse(stored.attributes), strict=stored.strict)
-        except (msgspec.ValidationError, Invalid) as error:
-            raise Corrupt(record.key, f"not a definition ({error})") from error
-        return cls(stored.name, schema, is_declared=stored.declared)
-
-    def write(self, before: Record | None) -> Json:
-        """Return the value to store; fields that newer code has added stay."""
-        fields = render(self.schema.fields)
-        stored = _StoredDefinition(self.name, fields, self.schema.strict, self.is_declared)
-        return {**(before.value if before else {}), **msgspec.to_builtins(stored)}
-
-    def evolve(
-        self, fields: Fields | None, *, strict: bool | None, has_records: bool
-    ) -> "Definition":
-        """Return the definition that replaces this one; None keeps what this one says.
-
-        Args:
-            fields: what records look like.
-            strict: whether other fields are refused.
-            has_records: whether there are records, as far as is known.
-
-        Raises:
-            Invalid: existing records would no longer pass; lists every reason.
-        """
-        if fields is None and strict is None:
-            return self
-        schema = Schema(
-            fields=self.schema.fields if fields is None else fields,
-            strict=self.schema.strict if strict is None else strict,
-        )
-        breaks = list(find_breaks(self.schema.fields, schema.fields))
-        if breaks and (self.is_declared or has_records):
-            raise Invalid(
-                f"attributes of {self.name}",
-                [found.field for found in breaks],
-                f"would refuse existing records: {'; '.join(map(str, breaks))}",
-                "keep the old rules, or move the records to another resource",
-            )
-        return Definition(self.name, evolve(self.schema, schema))
-
-
-class _StoredDefinition(msgspec.Struct, frozen=True):
-    """The part of a stored definition that this code understands."""
-
-    name: str
-    attributes: dict[str, Any] = {}
-    strict: bool = False
-    declared: bool = True
+__all__ = ["FastValidator", "Validator", "merge"]
 
 
 JsonObjects: TypeAlias = list[dict[str, Json]]

@@ -180,11 +180,13 @@ class Store(ABC):
         name: the store's name in errors and events; contains no secret.
         traits: what was found out about the server, stored with the probe's verdict.
         is_billed: whether each request costs money and tens of milliseconds.
+        is_atomic: whether a batch of writes happens at one moment, whoever dies meanwhile.
     """
 
     name: str
     traits: Mapping[str, Json] = MappingProxyType({})
     is_billed: bool = False
+    is_atomic: bool = False
 
     @abstractmethod
     async def get_many(
@@ -356,6 +358,7 @@ class StoreDecorator(Store):
         self.name = inner.name
         self.traits = inner.traits
         self.is_billed = inner.is_billed
+        self.is_atomic = inner.is_atomic
         self.inner = inner
 
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:

@@ -151,6 +151,8 @@ class MemoryStore(Store):
         components: time, randomness and events.
     """
 
+    is_atomic = True
+
     def __init__(self, name: str = "", components: Components | None = None) -> None:
         components = components or Components.system()
         self.name = f"memory://{name}"

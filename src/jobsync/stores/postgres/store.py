@@ -91,6 +91,8 @@ def statements_for(schema: str) -> dict[str, str]:
 class PostgresStore(Store):
     """Records in one schema of a database. Create it with `connect`."""
 
+    is_atomic = True
+
     def __init__(
         self, pool: PostgresPool, notifier: Notifier, schema: str, components: Components
     ) -> None:

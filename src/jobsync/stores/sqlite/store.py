@@ -119,6 +119,8 @@ class FileAccess(SqliteAccess):
 class SqliteStore(Store):
     """Records in a file, sessions in a second file beside it. Create it with `connect`."""
 
+    is_atomic = True
+
     def __init__(self, main: SqliteFile, sessions: SqliteFile, components: Components) -> None:
         self.name = f"sqlite:///{main.path}"
         self._main = main

@@ -1,0 +1,165 @@
+"""Adds the records that existed before to a new index, and removes the entries of former ones.
+
+Guarantees: an index is marked ready only when it has every record, whoever dies meanwhile and
+however many processes do this at once. It can be interrupted at any point and goes on where it was.
+
+How: processes use a definition for `DEFINITION_AGE` seconds before they read it again, and a write
+takes a bounded time. After both have passed, every writer keeps the new index, and nobody reads a
+former one. Only then are all records read, in the order of their ids, and the entries that they
+name are written. A record that changes meanwhile is kept by its writer. Entries have the same key
+whoever writes them, so it does no harm to write one twice.
+
+What is not covered: a process that stands still for longer than that between reading a definition
+and writing a new record. `Database.backfill` with `again=True` finds what such a process has left.
+"""
+
+import logging
+from collections.abc import Callable
+from operator import methodcaller
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.database.definition import Definition, IndexState
+from jobsync.database.index import IndexedWriter, remove_index, write_entries
+from jobsync.database.registry import ResourceRegistry
+from jobsync.database.resource import DATA, DEFINITION_AGE
+from jobsync.events import Event
+from jobsync.stores.contract import Conflicted, Put, Record, Store, unwrap
+from jobsync.stores.settling import DEADLINE
+
+__all__ = ["BACKFILLS", "BUILD_DELAY", "Backfill", "IndexProgress", "IndexReady"]
+
+BACKFILLS = "backfill/"
+"""The prefix of notes on how far backfills are."""
+
+_WRITE_TIME = 2 * DEADLINE + 30.0
+"""Seconds that the write of a record with its entries may take."""
+
+BUILD_DELAY = DEFINITION_AGE + _WRITE_TIME
+"""Seconds after which every process writes by a changed definition."""
+
+_PAGE = 500
+
+
+class IndexProgress(Event, frozen=True, kw_only=True):
+    """A backfill has added more records to an index."""
+
+    name = "resource:index-progress"
+    level = logging.INFO
+
+    resource: str
+    index: str
+    done: int
+    """Number of records looked at so far."""
+
+
+class IndexReady(Event, frozen=True, kw_only=True):
+    """An index has all records, and is used from now on."""
+
+    name = "resource:index-ready"
+    level = logging.INFO
+
+    resource: str
+    index: str
+
+
+class _Progress(msgspec.Struct, frozen=True):
+    """How far a backfill is, as it is stored."""
+
+    after: str = ""
+    """The key of the last record whose entry was written."""
+    done: int = 0
+
+
+class Backfill:
+    """Completes the indexes of resources.
+
+    Args:
+        get_store: returns the store, or raises why it cannot be used.
+        registry: of the resources.
+        components: time, randomness and events.
+    """
+
+    def __init__(
+        self, get_store: Callable[[], Store], registry: ResourceRegistry, components: Components
+    ) -> None:
+        self._get_store = get_store
+        self._registry = registry
+        self._components = components
+        self._clock = components.clock
+        self._events = components.events
+
+    async def run(self, name: str) -> None:
+        """Work until every index of a resource is ready, and former ones have no entries.
+
+        Raises:
+            NotFound: there is no such resource.
+            Unavailable: the store does not answer; what was done stays done.
+        """
+        while not (definition := await self._read(name)).is_settled:
+            building = [index for index in definition.indexes if not index.is_ready]
+            begun = {index.key for index in building if await self._read_progress(name, index)}
+            if definition.retired or len(begun) < len(building):
+                await self._clock.sleep(BUILD_DELAY)
+            for index in building:
+                await self.build(name, index)
+                await self._registry.change(name, methodcaller("mark_ready", index.key))
+                await self._get_store().drop([_progress_key(name, index)])
+                self._events.emit(IndexReady(resource=name, index=index.rule.name))
+            for key in definition.retired:
+                await remove_index(self._get_store(), name, key)
+                await self._registry.change(name, methodcaller("forget_retired", key))
+
+    async def repair(self, name: str) -> None:
+        """Write the entries of all records again."""
+        for index in (await self._read(name)).indexes:
+            await self._get_store().drop([_progress_key(name, index)])
+            await self.build(name, index)
+            await self._get_store().drop([_progress_key(name, index)])
+
+    async def build(self, name: str, index: IndexState) -> None:
+        """Write the entries of all records, from where an earlier backfill has stopped."""
+        store = self._get_store()
+        writer = IndexedWriter(name, [index], self._components)
+        note = await self._note(name, index, None, _Progress())
+        while True:
+            progress = _read_note(note)
+            records = await store.scan(f"{DATA}{name}/", after=progress.after, limit=_PAGE)
+            await write_entries(
+                store, [e for record in records for e in writer.build_entries(record)]
+            )
+            done = progress.done + len(records)
+            self._events.emit(IndexProgress(resource=name, index=index.rule.name, done=done))
+            if len(records) < _PAGE:
+                return
+            note = await self._note(name, index, note, _Progress(records[-1].key, done))
+
+    async def _read(self, name: str) -> Definition:
+        return (await self._registry.change(name, lambda now: now)).definition
+
+    async def _read_progress(self, name: str, index: IndexState) -> Record | None:
+        return await self._get_store().get(_progress_key(name, index))
+
+    async def _note(
+        self, name: str, index: IndexState, base: Record | None, progress: _Progress
+    ) -> Record:
+        """Store how far it is; return what is stored, which may be another process's note."""
+        store, key = self._get_store(), _progress_key(name, index)
+        (outcome,) = await store.write([Put(key, msgspec.to_builtins(progress), base)])
+        if not isinstance(outcome, Conflicted):
+            return unwrap(outcome, key)
+        # Without a note the index is complete by now: begin again, which does no harm.
+        return await store.get(key) or await self._note(name, index, None, _Progress())
+
+
+def _progress_key(resource: str, index: IndexState) -> str:
+    return f"{BACKFILLS}{resource}/{index.key}"
+
+
+def _read_note(note: Record) -> _Progress:
+    """Return how far a backfill is; the start, if the note cannot be understood."""
+    try:
+        return msgspec.convert(note.value, _Progress)
+    except msgspec.ValidationError:
+        return _Progress()

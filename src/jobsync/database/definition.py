@@ -1,0 +1,212 @@
+"""Definitions of resources: what their records look like, and by what they can be found.
+
+A definition is stored, so every process that connects sees the same. Its schema changes only in
+ways under which existing records still pass; any other change is refused with the reason, and
+nothing is written. A definition that does not describe records, as plugins create it for what they
+need, is replaced by the first that does.
+
+A resource has an index for each partition, and one for the expiry of its records. Writers keep an
+index from the moment at which the definition names it. Readers use it once it is ready: at once if
+the resource is new, otherwise when a backfill has added the records that existed before. An index
+whose rule has changed is replaced by a new one and retired: its entries are removed.
+
+A definition with indexes has a higher format, so that code that does not know them refuses to
+write records that they would not find.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from jobsync.core.attributes import parse, render
+from jobsync.core.codec import Json
+from jobsync.core.expiry import ExpiryRule
+from jobsync.core.partitions import Partition
+from jobsync.core.schema import Fields, Schema, evolve, find_breaks
+from jobsync.errors import Corrupt, Invalid
+from jobsync.stores.contract import Record
+
+__all__ = ["KNOWN_FORMAT", "Definition", "IndexState", "Rule"]
+
+KNOWN_FORMAT = 2
+"""The newest format of definitions that this code can write."""
+
+_PLAIN_FORMAT = 1
+
+Rule: TypeAlias = Partition | ExpiryRule
+
+
+class IndexState(msgspec.Struct, frozen=True):
+    """One index of a resource."""
+
+    key: str
+    """Its name in the store; never used again for another index."""
+    rule: Rule
+    is_ready: bool
+    """Whether it has all records."""
+
+    def rank(self, document: Json) -> str | None:
+        """Return the rank of a document in this index; None if it is left out."""
+        return self.rule.rank(document) if isinstance(document, dict) else None
+
+
+class Definition(msgspec.Struct, frozen=True):
+    """The name of a resource, its schema, and its indexes."""
+
+    name: str
+    schema: Schema = Schema()
+    is_declared: bool = True
+    """Whether anybody has described its records."""
+    indexes: tuple[IndexState, ...] = ()
+    retired: tuple[str, ...] = ()
+    """Keys of former indexes that may still have entries."""
+    format: int = _PLAIN_FORMAT
+    """The format in which it is stored."""
+
+    @classmethod
+    def read(cls, record: Record) -> "Definition":
+        """Decode a stored definition. Of a newer format it tells only what records look like.
+
+        Raises:
+            Corrupt: it is not a definition.
+        """
+        try:
+            kind = _StoredDefinition if record.format <= KNOWN_FORMAT else _StoredSchema
+            stored = msgspec.convert(record.value, kind)
+            schema = Schema(fields=parse(stored.attributes), strict=stored.strict)
+        except (msgspec.ValidationError, Invalid) as error:
+            raise Corrupt(record.key, f"not a definition ({error})") from error
+        definition = cls(stored.name, schema, is_declared=stored.declared, format=record.format)
+        if isinstance(stored, _StoredDefinition):
+            return msgspec.structs.replace(
+                definition, indexes=stored.indexes, retired=stored.retired
+            )
+        return definition
+
+    def write(self, before: Record | None) -> Json:
+        """Return the value to store; fields that newer code has added stay."""
+        stored = _StoredDefinition(
+            self.name,
+            render(self.schema.fields),
+            self.schema.strict,
+            self.is_declared,
+            self.indexes,
+            self.retired,
+        )
+        value = msgspec.to_builtins(stored)
+        if not (self.indexes or self.retired or self.format > _PLAIN_FORMAT):
+            del value["indexes"], value["retired"]
+        return {**(before.value if before else {}), **value}
+
+    def evolve(
+        self, fields: Fields | None, *, strict: bool | None, has_records: bool
+    ) -> "Definition":
+        """Return the definition that replaces this one; None keeps what this one says.
+
+        Args:
+            fields: what records look like.
+            strict: whether other fields are refused.
+            has_records: whether there are records, as far as is known.
+
+        Raises:
+            Invalid: existing records would no longer pass; lists every reason.
+        """
+        if fields is None and strict is None:
+            return self
+        schema = Schema(
+            fields=self.schema.fields if fields is None else fields,
+            strict=self.schema.strict if strict is None else strict,
+        )
+        breaks = list(find_breaks(self.schema.fields, schema.fields))
+        if breaks and (self.is_declared or has_records):
+            raise Invalid(
+                f"attributes of {self.name}",
+                [found.field for found in breaks],
+                f"would refuse existing records: {'; '.join(map(str, breaks))}",
+                "keep the old rules, or move the records to another resource",
+            )
+        return msgspec.structs.replace(self, schema=evolve(self.schema, schema), is_declared=True)
+
+    def add_indexes(self, rules: Sequence[Rule], token: str, *, is_new: bool) -> "Definition":
+        """Return a definition with more indexes; one of the same name is replaced.
+
+        Args:
+            rules: of the indexes.
+            token: makes the keys of new indexes unique.
+            is_new: whether the resource has no records and no other writers yet.
+        """
+        definition = self
+        for rule in rules:
+            before = definition.find_index(rule.kind, rule.name)
+            if before is not None and before.rule.digest == rule.digest:
+                after = msgspec.structs.replace(before, rule=rule)
+            else:
+                key = f"{rule.name}.{rule.digest}.{token}"
+                after = IndexState(key, rule, is_ready=is_new)
+            definition = definition._replace_index(before, after)
+        return definition
+
+    def remove_index(self, key: str) -> "Definition":
+        """Return a definition without an index, which is retired."""
+        before = next((index for index in self.indexes if index.key == key), None)
+        return self if before is None else self._replace_index(before, None)
+
+    def mark_ready(self, key: str) -> "Definition":
+        """Return a definition in which an index has all records."""
+        indexes = [
+            msgspec.structs.replace(index, is_ready=True) if index.key == key else index
+            for index in self.indexes
+        ]
+        return msgspec.structs.replace(self, indexes=tuple(indexes))
+
+    def forget_retired(self, key: str) -> "Definition":
+        """Return a definition that does not know a retired index, which has no more entries."""
+        return msgspec.structs.replace(
+            self, retired=tuple(retired for retired in self.retired if retired != key)
+        )
+
+    def find_index(self, kind: str, name: str) -> IndexState | None:
+        """Return the index of this kind and name."""
+        return next((i for i in self.indexes if i.rule.kind == kind and i.rule.name == name), None)
+
+    @property
+    def expiry(self) -> ExpiryRule | None:
+        """When its records expire; None if they do not."""
+        rules = [index.rule for index in self.indexes]
+        return next((rule for rule in rules if isinstance(rule, ExpiryRule)), None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all its indexes are ready, and no former ones have entries."""
+        return not self.retired and all(index.is_ready for index in self.indexes)
+
+    def _replace_index(self, before: IndexState | None, after: IndexState | None) -> "Definition":
+        indexes = [index for index in self.indexes if index is not before]
+        retired = set(self.retired)
+        if before is not None and (after is None or after.key != before.key):
+            retired.add(before.key)
+        if after is not None:
+            indexes.append(after)
+        return msgspec.structs.replace(
+            self,
+            indexes=tuple(sorted(indexes, key=lambda index: index.key)),
+            retired=tuple(sorted(retired)),
+            format=max(self.format, KNOWN_FORMAT),
+        )
+
+
+class _StoredSchema(msgspec.Struct, frozen=True):
+    """The part of a stored definition that code of any age understands."""
+
+    name: str
+    attributes: dict[str, Any] = {}
+    strict: bool = False
+    declared: bool = True
+
+
+class _StoredDefinition(_StoredSchema, frozen=True):
+    """A stored definition of a format that this code understands."""
+
+    indexes: tuple[IndexState, ...] = ()
+    retired: tuple[str, ...] = ()
