@@ -46,7 +46,7 @@ if _typing.TYPE_CHECKING:
     from jobsync.queue.context import Context
     from jobsync.queue.plugin import QueuePlugin, S3QueuePlugin
     from jobsync.scheduler.context import JobContext
-    from jobsync.scheduler.job_store import HistoryEntry
+    from jobsync.scheduler.history import HistoryEntry
     from jobsync.scheduler.operations import JobStatus
     from jobsync.scheduler.plugin import SchedulerPlugin
     from jobsync.stores.contract import (
@@ -168,7 +168,7 @@ _MODULES = {
     "queue.context": ("Context",),
     "queue.plugin": ("QueuePlugin", "S3QueuePlugin"),
     "scheduler.context": ("JobContext",),
-    "scheduler.job_store": ("HistoryEntry",),
+    "scheduler.history": ("HistoryEntry",),
     "scheduler.operations": ("JobStatus",),
     "scheduler.plugin": ("SchedulerPlugin",),
     "stores.contract": (

@@ -12,7 +12,8 @@ from jobsync.components import Components
 from jobsync.coordination.role import worker_of
 from jobsync.core.job_state import RunRequest
 from jobsync.errors import Unavailable
-from jobsync.scheduler.job_store import SCHEDULES, HistoryEntry
+from jobsync.scheduler.history import HistoryEntry
+from jobsync.scheduler.job_store import SCHEDULES
 from jobsync.scheduler.operations import JobOperations
 from jobsync.status.schedules import ScheduledJobStatus, read_schedules_status
 from jobsync.status.why import explain

@@ -23,7 +23,7 @@ from jobsync.errors import Invalid
 
 if TYPE_CHECKING:
     from jobsync.components import Components
-    from jobsync.scheduler.job_store import HistoryEntry
+    from jobsync.scheduler.history import HistoryEntry
     from jobsync.scheduler.operations import JobOperations
     from jobsync.status.schedules import ScheduledJobStatus, SchedulesStatus
     from jobsync.stores.contract import Store

@@ -102,6 +102,6 @@ class JobCache:
             return
         gaps = stored.state.gaps
         for gap in gaps:
-            if await self.jobs.write_gap(name, gap):
+            if await self.jobs.history.write_gap(name, gap):
                 self._on_gap(name, gap)
         await self.update(name, lambda state: drop_gaps(state, gaps))

@@ -7,37 +7,32 @@
     schedule/<namespace>/progress                how far the leader has decided all jobs
     schedule/<namespace>/edits/latest            the jobs that operators have changed
 
-Instants in keys count down, so that the newest firing comes first in a listing. A firing's
-record can be created once: it proves that its instant was fired.
+Firings are read and written by `scheduler.history`.
 """
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from jobsync.components import Components
 from jobsync.core.codec import Json
 from jobsync.core.job_state import (
-    ActiveRun,
-    Gap,
     JobDefinition,
     JobState,
-    RunStatus,
     find_schedule,
 )
-from jobsync.core.keys import escape
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.errors import Corrupt, Invalid, JobsyncError, NewerFormat, OutcomeUnknown
+from jobsync.scheduler.history import JobHistory, convert_record
 from jobsync.stores.contract import Applied, Conflicted, Outcome, Put, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
 __all__ = [
     "SCHEDULES",
     "Edits",
-    "HistoryEntry",
     "JobStore",
     "Progress",
     "StoredJob",
@@ -52,9 +47,6 @@ _PAGE = 1000
 _LATEST_EDITS = "latest"
 _MAX_RECENT = 500
 """Changes that leaders can follow one by one; after more, they look at all jobs."""
-_COUNT_DOWN = str.maketrans("0123456789abcdef", "fedcba9876543210")
-_LATEST = 10**11 - 1
-"""The latest instant that a key can hold: the year 5138."""
 
 
 class StoredJob(NamedTuple):
@@ -62,38 +54,6 @@ class StoredJob(NamedTuple):
 
     record: Record
     state: JobState
-
-
-class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A firing, or a gap of instants that were not fired."""
-
-    job_name: str = ""
-    """Not stored: it is part of the key."""
-    cursor: str = ""
-    """Not stored: pass it as `after` to read on."""
-    status: RunStatus
-    id: str = ""
-    scheduled_time: float
-    """When it was due; the last one's time in a gap."""
-    is_manual: bool = False
-    owner: str = ""
-    """The session that runs it."""
-    worker_id: str = ""
-    started_at: float | None = None
-    ended_at: float | None = None
-    duration: float | None = None
-    attempts: int = 0
-    resumed: int = 0
-    result: Json = None
-    error: str = ""
-    reason: str = ""
-    """Why the instants of a gap were not fired."""
-    first: float | None = None
-    """The first instant of a gap."""
-    count: int = 1
-    """How many instants it stands for."""
-    is_counted: bool = True
-    """Whether that is exact."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -165,6 +125,9 @@ class JobStore:
         get_store: returns the store, or raises why it cannot be used.
         namespace: of the scheduler.
         components: the clock, randomness and events.
+
+    Attributes:
+        history: the firings and gaps of the jobs.
     """
 
     def __init__(
@@ -178,6 +141,7 @@ class JobStore:
         self._edits = Keyspace(get_store, self.edits_prefix, components, f"schedule/{namespace}")
         self._notes = Keyspace(get_store, self.prefix, components, f"schedule/{namespace}")
         self._components = components
+        self.history = JobHistory(get_store, self.prefix, components)
 
     @property
     def store(self) -> Store:
@@ -286,7 +250,7 @@ class JobStore:
         """Read which jobs differ from their code; None, and a report, if that cannot be read."""
         try:
             record = await self._edits.get(_LATEST_EDITS)
-            return Edits() if record is None else _convert(record, Edits)
+            return Edits() if record is None else convert_record(record, Edits)
         except (Corrupt, NewerFormat) as error:
             self.report_note(error)
             return None
@@ -320,7 +284,7 @@ class JobStore:
     def _read_edits_again(self, current: Record) -> Edits:
         """Return the edits before a change; if they are damaged, ones that nobody has followed."""
         try:
-            edits: Edits = _convert(current, Edits)
+            edits: Edits = convert_record(current, Edits)
         except Corrupt as error:
             self.report_note(error)
             return Edits(revision=int(self._components.clock.wall().seconds * 1000))
@@ -365,97 +329,10 @@ class JobStore:
         """Read a record that only saves work; one that cannot be read is reported, and is none."""
         try:
             record = await self.store.get(f"{self.prefix}{name}")
-            return None if record is None else _convert(record, kind)
+            return None if record is None else convert_record(record, kind)
         except (Corrupt, NewerFormat) as error:
             self.report_note(error)
             return None
-
-    async def create_run(self, name: str, run: ActiveRun, worker: str) -> Record | None:
-        """Record that an instant is fired; None if it was fired before.
-
-        Raises:
-            OutcomeUnknown: it may have been written, may still be, or never.
-        """
-        entry = HistoryEntry(
-            status="running",
-            id=run.id,
-            scheduled_time=run.instant,
-            is_manual=run.is_manual,
-            owner=run.owner,
-            worker_id=worker,
-            started_at=run.started_at,
-            resumed=run.resumed,
-        )
-        key = self.run_key(name, run)
-        (outcome,) = await self.store.write([Put(key, msgspec.to_builtins(entry))])
-        match outcome:
-            case Applied(record):
-                return record
-            case Conflicted():
-                return None
-        raise OutcomeUnknown(key, outcome.reason)
-
-    async def read_run(self, name: str, run: ActiveRun) -> tuple[Record, HistoryEntry] | None:
-        """Read the record of a firing."""
-        record = await self.store.get(self.run_key(name, run))
-        return None if record is None else (record, _convert(record, HistoryEntry))
-
-    async def write_run(self, base: Record, entry: HistoryEntry) -> Record | None:
-        """Write a firing's record again; None if somebody else has.
-
-        Raises:
-            OutcomeUnknown: it may have been written, may still be, or never.
-        """
-        stored = msgspec.structs.replace(entry, job_name="", cursor="")
-        (outcome,) = await self.store.write([base.replace(msgspec.to_builtins(stored))])
-        match outcome:
-            case Applied(record):
-                return record
-            case Conflicted():
-                return None
-        raise OutcomeUnknown(base.key, outcome.reason)
-
-    async def write_gap(self, name: str, gap: Gap) -> bool:
-        """Add a gap to the history, once; return whether it is new there."""
-        entry = HistoryEntry(
-            status=gap.kind,
-            scheduled_time=gap.last,
-            first=gap.first,
-            count=gap.count,
-            is_counted=gap.is_counted,
-            reason=gap.reason,
-        )
-        key = f"{self._run_prefix(name)}{_invert(gap.last)}-gap-{gap.first}"
-        (outcome,) = await self.store.write([Put(key, msgspec.to_builtins(entry))])
-        if not isinstance(outcome, Applied | Conflicted):
-            raise OutcomeUnknown(key, outcome.reason)
-        return isinstance(outcome, Applied)
-
-    async def history(
-        self,
-        name: str,
-        *,
-        statuses: Sequence[str] = (),
-        since: float | None = None,
-        limit: int = 50,
-        after: str = "",
-    ) -> list[HistoryEntry]:
-        """Return a job's firings and gaps, the newest first."""
-        where: dict[str, Any] | None = {"status": {"$in": list(statuses)}} if statuses else None
-        prefix = self._run_prefix(name)
-        records = await self.store.scan(
-            prefix, after=f"{prefix}{after}" if after else "", limit=limit, where=where
-        )
-        entries = []
-        for record in records:
-            entry = self._corruption_log.read(_read_entry, record)
-            if entry is None:
-                continue
-            if since is not None and entry.scheduled_time < since:
-                break
-            cursor = record.key.removeprefix(prefix)
-            entries.append(msgspec.structs.replace(entry, job_name=name, cursor=cursor))
-        return entries
 
     async def prune(self, name: str, *, keep: int, oldest: float) -> int:
         """Remove old history of a job: beyond a count, and older than an instant.
@@ -463,31 +340,8 @@ class JobStore:
         The records of runs that go on are kept: without one, a run would count as never begun.
         """
         stored = await self.read(name)
-        running = set() if stored is None else {self.run_key(name, r) for r in stored.state.running}
-        prefix = self._run_prefix(name)
-        heads = await self.store.heads(prefix, limit=keep)
-        # The earlier of the two cuts: keys count down.
-        cut = f"{prefix}{_invert(int(oldest))}"
-        if len(heads) == keep:
-            cut = min(cut, heads[-1].key)
-        removed = 0
-        while old := await self.store.heads(prefix, after=cut, limit=_PAGE):
-            keys = [head.key for head in old if head.key not in running]
-            await self.store.drop(keys)
-            removed += len(keys)
-            if len(old) < _PAGE:
-                break
-            cut = old[-1].key
-        return removed
-
-    def run_key(self, name: str, run: ActiveRun) -> str:
-        """Return the key of a firing. One instant has one key, unless it was fired by hand."""
-        # Several runs by hand may have one instant: their ids count down as well.
-        suffix = f"-{run.id.translate(_COUNT_DOWN)}" if run.is_manual else ""
-        return f"{self._run_prefix(name)}{_invert(run.instant)}{suffix}"
-
-    def _run_prefix(self, name: str) -> str:
-        return f"{self.prefix}run/{escape(name)}/"
+        running = () if stored is None else stored.state.running
+        return await self.history.prune(name, running, keep=keep, oldest=oldest)
 
     async def _scan(self, prefix: str) -> AsyncIterator[Record]:
         after = ""
@@ -506,7 +360,7 @@ class JobStore:
             Corrupt: it is not one, or this process does not understand its schedule or zone, which
                 newer code or newer zone data may have defined.
         """
-        state: JobState = _convert(record, JobState)
+        state: JobState = convert_record(record, JobState)
         try:
             if state.edits:
                 fields = {**msgspec.to_builtins(state.definition), **state.edits}
@@ -529,19 +383,3 @@ def _check_known(key: str, outcome: Outcome) -> None:
     """
     if not isinstance(outcome, Applied | Conflicted):
         raise OutcomeUnknown(key, outcome.reason)
-
-
-def _invert(instant: int) -> str:
-    return f"{_LATEST - instant:011d}"
-
-
-def _read_entry(record: Record) -> HistoryEntry:
-    entry: HistoryEntry = _convert(record, HistoryEntry)
-    return entry
-
-
-def _convert(record: Record, kind: type[Any]) -> Any:
-    try:
-        return msgspec.convert(record.value, kind)
-    except msgspec.ValidationError as error:
-        raise Corrupt(record.key, f"not what a scheduler writes: {error}") from error

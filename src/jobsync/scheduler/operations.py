@@ -30,7 +30,8 @@ from jobsync.core.job_state import (
     find_schedule,
 )
 from jobsync.errors import Invalid, NotFound, closest_name
-from jobsync.scheduler.job_store import HistoryEntry, JobStore
+from jobsync.scheduler.history import HistoryEntry
+from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.settings import check_changes
 
 __all__ = ["JobOperations", "JobStatus", "build_status"]
@@ -217,7 +218,7 @@ class JobOperations:
     async def find_requested(self, name: str, request: RunRequest) -> HistoryEntry | None:
         """Return what is known of a run that was asked for; None before it begins."""
         run = build_requested_run(request, owner="", now=request.at)
-        found = await self._jobs.read_run(name, run)
+        found = await self._jobs.history.read(name, run)
         return None if found is None else found[1]
 
     async def history(
@@ -248,14 +249,16 @@ class JobOperations:
                 raise Invalid("after", after, "is not the cursor of an entry", fix)
             if await self._jobs.read(job) is None:
                 raise await self._build_not_found(job)
-            return await self._jobs.history(
+            return await self._jobs.history.list_entries(
                 job, statuses=statuses, since=since, limit=limit, after=after
             )
         if after:
             raise Invalid("after", after, "needs a job", "pass job=, or since=")
         entries: list[HistoryEntry] = []
         for name in await self._jobs.read_all():
-            entries += await self._jobs.history(name, statuses=statuses, since=since, limit=limit)
+            entries += await self._jobs.history.list_entries(
+                name, statuses=statuses, since=since, limit=limit
+            )
         entries.sort(key=lambda entry: (-entry.scheduled_time, entry.job_name))
         return entries[:limit]
 

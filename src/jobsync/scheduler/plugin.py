@@ -30,9 +30,10 @@ from jobsync.errors import (
 from jobsync.scheduler import events
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor
+from jobsync.scheduler.history import HistoryEntry
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_code import JobCode
-from jobsync.scheduler.job_store import HistoryEntry, JobStore
+from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.loop import FiringLoop
 from jobsync.scheduler.manual_runs import ManualRuns
 from jobsync.scheduler.operations import JobOperations, JobStatus

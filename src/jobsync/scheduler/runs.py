@@ -24,8 +24,9 @@ from jobsync.core.messages import default_backoff
 from jobsync.errors import Corrupt, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor, ActionListener, ActionOutcome
+from jobsync.scheduler.history import HistoryEntry
 from jobsync.scheduler.job_cache import JobCache
-from jobsync.scheduler.job_store import HistoryEntry, StoredJob
+from jobsync.scheduler.job_store import StoredJob
 from jobsync.scheduler.results import describe_result
 from jobsync.scheduler.settings import JobOptions
 from jobsync.stores.contract import Record
@@ -176,13 +177,13 @@ class Runs:
             Unavailable, OutcomeUnknown: the store does not answer.
         """
         self._listener.on_lost(name, run, reason)
-        found = await self._cache.jobs.read_run(name, run)
+        found = await self._cache.jobs.history.read(name, run)
         if found is None or found[1].status != "running":
             return
         entry = msgspec.structs.replace(
             found[1], status="lost", ended_at=self._clock.now(), error=reason
         )
-        await self._cache.jobs.write_run(found[0], entry)
+        await self._cache.jobs.history.write(found[0], entry)
 
     def _forget(self, name: str, run: ActiveRun, task: asyncio.Task[Any]) -> None:
         """Note that a run's task has ended, however it did."""
@@ -245,9 +246,9 @@ class Runs:
         self, name: str, run: ActiveRun, base: Record, entry: HistoryEntry
     ) -> bool:
         """Write a result into the history; return False if the run is another process's by now."""
-        jobs = self._cache.jobs
-        while await jobs.write_run(base, entry) is None:
-            found = await jobs.read_run(name, run)
+        history = self._cache.jobs.history
+        while await history.write(base, entry) is None:
+            found = await history.read(name, run)
             if found is None or (found[1].id, found[1].owner) != (run.id, run.owner):
                 return False
             if found[1].status != "running":
@@ -263,11 +264,11 @@ class Runs:
             The record, if the run may begin; the entry, if it has a result already; None if it
             may not begin at all. Then it is no longer in the state either.
         """
-        jobs = self._cache.jobs
-        record = await jobs.create_run(name, run, self._membership.worker_id)
+        history = self._cache.jobs.history
+        record = await history.create(name, run, self._membership.worker_id)
         if record is not None:
             return record
-        found = await jobs.read_run(name, run)
+        found = await history.read(name, run)
         if found is None:
             reason = "its record was removed"
         elif found[1].id != run.id:
@@ -285,7 +286,7 @@ class Runs:
                 worker_id=self._membership.worker_id,
                 resumed=run.resumed,
             )
-            if (record := await jobs.write_run(found[0], entry)) is not None:
+            if (record := await history.write(found[0], entry)) is not None:
                 return record
             raise OutcomeUnknown(found[0].key, "another process has written it")
         await self._cache.update(name, lambda state: _drop_run(state, run))

@@ -14,7 +14,8 @@ from jobsync.coordination.session import HookFailure
 from jobsync.core.firing import next_due
 from jobsync.core.job_state import Gap, JobState, RunRequest
 from jobsync.errors import Invalid, NotFound, closest_name
-from jobsync.scheduler.job_store import HistoryEntry, JobStore, list_namespaces
+from jobsync.scheduler.history import HistoryEntry
+from jobsync.scheduler.job_store import JobStore, list_namespaces
 from jobsync.scheduler.operations import JobStatus, build_status
 from jobsync.scheduler.plugin import SchedulerPlugin
 from jobsync.status.sessions import (
@@ -274,7 +275,9 @@ class SchedulesStatus:
         """Return the newest gap: of the state, if it is not in the history yet."""
         if state.gaps:
             return state.gaps[-1]
-        found = await self.open(namespace).history(name, statuses=["missed", "skipped"], limit=1)
+        found = await self.open(namespace).history.list_entries(
+            name, statuses=["missed", "skipped"], limit=1
+        )
         return read_gap(found[0]) if found else None
 
     async def _count_busy(self, namespace: str, status: ScheduledJobStatus) -> int:

@@ -28,7 +28,8 @@ import msgspec
 from jobsync.core.cron import Schedule
 from jobsync.core.firing import MAX_RESUMES, due_time
 from jobsync.core.job_state import ActiveRun, Gap, JobState, find_schedule
-from jobsync.scheduler.job_store import SCHEDULES, HistoryEntry
+from jobsync.scheduler.history import HistoryEntry
+from jobsync.scheduler.job_store import SCHEDULES
 from jobsync.testing.invariants import Violation
 from jobsync.testing.nodes import WORLD_START
 from jobsync.testing.world import Occurrence

@@ -146,9 +146,9 @@ async def test_the_newest_gap_is_found_in_the_state_and_in_the_history() -> None
     old = Gap(first=100, last=200, count=2, reason="old")
     new = Gap(first=300, last=400, count=2, reason="new", kind="skipped")
     await place.add_job("a")
-    await place.open().write_gap("a", old)
+    await place.open().history.write_gap("a", old)
     await place.add_job("b", gaps=(new,))
-    await place.open().write_gap("b", old)
+    await place.open().history.write_gap("b", old)
     await place.add_worker("w1", ["a", "b"])
     assert (await place.read_job("a")).gap == old
     assert (await place.read_job("b")).gap == new

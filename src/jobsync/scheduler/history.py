@@ -1,0 +1,220 @@
+"""The history of scheduled jobs: firings with their results, and gaps.
+
+    schedule/<namespace>/run/<name>/<instant>    a firing, and later its result
+
+Instants in keys count down, so that the newest firing comes first in a listing. A firing's
+record can be created once: it proves that its instant was fired.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core.codec import Json
+from jobsync.core.job_state import ActiveRun, Gap, RunStatus
+from jobsync.core.keys import escape
+from jobsync.errors import Corrupt, OutcomeUnknown
+from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store
+from jobsync.stores.corruption_log import CorruptionLog
+
+__all__ = ["HistoryEntry", "JobHistory", "convert_record"]
+
+_PAGE = 1000
+_COUNT_DOWN = str.maketrans("0123456789abcdef", "fedcba9876543210")
+_LATEST = 10**11 - 1
+"""The latest instant that a key can hold: the year 5138."""
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A firing, or a gap of instants that were not fired."""
+
+    job_name: str = ""
+    """Not stored: it is part of the key."""
+    cursor: str = ""
+    """Not stored: pass it as `after` to read on."""
+    status: RunStatus
+    id: str = ""
+    scheduled_time: float
+    """When it was due; the last one's time in a gap."""
+    is_manual: bool = False
+    owner: str = ""
+    """The session that runs it."""
+    worker_id: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+    duration: float | None = None
+    attempts: int = 0
+    resumed: int = 0
+    result: Json = None
+    error: str = ""
+    reason: str = ""
+    """Why the instants of a gap were not fired."""
+    first: float | None = None
+    """The first instant of a gap."""
+    count: int = 1
+    """How many instants it stands for."""
+    is_counted: bool = True
+    """Whether that is exact."""
+
+
+class JobHistory:
+    """The firings and gaps of the jobs of one namespace.
+
+    Args:
+        get_store: returns the store, or raises why it cannot be used.
+        prefix: of the namespace.
+        components: the events that report what cannot be read.
+    """
+
+    def __init__(self, get_store: Callable[[], Store], prefix: str, components: Components) -> None:
+        self._get_store = get_store
+        self._prefix = prefix
+        self._components = components
+
+    async def create(self, name: str, run: ActiveRun, worker: str) -> Record | None:
+        """Record that an instant is fired; None if it was fired before.
+
+        Raises:
+            OutcomeUnknown: it may have been written, may still be, or never.
+        """
+        entry = HistoryEntry(
+            status="running",
+            id=run.id,
+            scheduled_time=run.instant,
+            is_manual=run.is_manual,
+            owner=run.owner,
+            worker_id=worker,
+            started_at=run.started_at,
+            resumed=run.resumed,
+        )
+        key = self.run_key(name, run)
+        (outcome,) = await self._get_store().write([Put(key, msgspec.to_builtins(entry))])
+        match outcome:
+            case Applied(record):
+                return record
+            case Conflicted():
+                return None
+        raise OutcomeUnknown(key, outcome.reason)
+
+    async def read(self, name: str, run: ActiveRun) -> tuple[Record, HistoryEntry] | None:
+        """Read the record of a firing."""
+        record = await self._get_store().get(self.run_key(name, run))
+        return None if record is None else (record, convert_record(record, HistoryEntry))
+
+    async def write(self, base: Record, entry: HistoryEntry) -> Record | None:
+        """Write a firing's record again; None if somebody else has.
+
+        Raises:
+            OutcomeUnknown: it may have been written, may still be, or never.
+        """
+        stored = msgspec.structs.replace(entry, job_name="", cursor="")
+        (outcome,) = await self._get_store().write([base.replace(msgspec.to_builtins(stored))])
+        match outcome:
+            case Applied(record):
+                return record
+            case Conflicted():
+                return None
+        raise OutcomeUnknown(base.key, outcome.reason)
+
+    async def write_gap(self, name: str, gap: Gap) -> bool:
+        """Add a gap to the history, once; return whether it is new there."""
+        entry = HistoryEntry(
+            status=gap.kind,
+            scheduled_time=gap.last,
+            first=gap.first,
+            count=gap.count,
+            is_counted=gap.is_counted,
+            reason=gap.reason,
+        )
+        key = f"{self._run_prefix(name)}{_invert(gap.last)}-gap-{gap.first}"
+        (outcome,) = await self._get_store().write([Put(key, msgspec.to_builtins(entry))])
+        if not isinstance(outcome, Applied | Conflicted):
+            raise OutcomeUnknown(key, outcome.reason)
+        return isinstance(outcome, Applied)
+
+    async def list_entries(
+        self,
+        name: str,
+        *,
+        statuses: Sequence[str] = (),
+        since: float | None = None,
+        limit: int = 50,
+        after: str = "",
+    ) -> list[HistoryEntry]:
+        """Return a job's firings and gaps, the newest first."""
+        where: dict[str, Any] | None = {"status": {"$in": list(statuses)}} if statuses else None
+        prefix = self._run_prefix(name)
+        records = await self._get_store().scan(
+            prefix, after=f"{prefix}{after}" if after else "", limit=limit, where=where
+        )
+        entries = []
+        for record in records:
+            entry = self._corruption_log.read(_read_entry, record)
+            if entry is None:
+                continue
+            if since is not None and entry.scheduled_time < since:
+                break
+            cursor = record.key.removeprefix(prefix)
+            entries.append(msgspec.structs.replace(entry, job_name=name, cursor=cursor))
+        return entries
+
+    async def prune(
+        self, name: str, running: Iterable[ActiveRun], *, keep: int, oldest: float
+    ) -> int:
+        """Remove old firings and gaps of a job: beyond a count, and older than an instant.
+
+        The records of the given runs, which go on, are kept.
+        """
+        kept = {self.run_key(name, run) for run in running}
+        prefix = self._run_prefix(name)
+        heads = await self._get_store().heads(prefix, limit=keep)
+        # The earlier of the two cuts: keys count down.
+        cut = f"{prefix}{_invert(int(oldest))}"
+        if len(heads) == keep:
+            cut = min(cut, heads[-1].key)
+        removed = 0
+        while old := await self._get_store().heads(prefix, after=cut, limit=_PAGE):
+            keys = [head.key for head in old if head.key not in kept]
+            await self._get_store().drop(keys)
+            removed += len(keys)
+            if len(old) < _PAGE:
+                break
+            cut = old[-1].key
+        return removed
+
+    def run_key(self, name: str, run: ActiveRun) -> str:
+        """Return the key of a firing. One instant has one key, unless it was fired by hand."""
+        # Several runs by hand may have one instant: their ids count down as well.
+        suffix = f"-{run.id.translate(_COUNT_DOWN)}" if run.is_manual else ""
+        return f"{self._run_prefix(name)}{_invert(run.instant)}{suffix}"
+
+    def _run_prefix(self, name: str) -> str:
+        return f"{self._prefix}run/{escape(name)}/"
+
+    @cached_property
+    def _corruption_log(self) -> CorruptionLog:
+        return CorruptionLog(self._get_store().name, self._components.events)
+
+
+def _invert(instant: int) -> str:
+    return f"{_LATEST - instant:011d}"
+
+
+def _read_entry(record: Record) -> HistoryEntry:
+    entry: HistoryEntry = convert_record(record, HistoryEntry)
+    return entry
+
+
+def convert_record(record: Record, kind: type[Any]) -> Any:
+    """Return what a record of a scheduler says.
+
+    Raises:
+        Corrupt: it is not what a scheduler writes.
+    """
+    try:
+        return msgspec.convert(record.value, kind)
+    except msgspec.ValidationError as error:
+        raise Corrupt(record.key, f"not what a scheduler writes: {error}") from error
