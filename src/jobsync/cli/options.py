@@ -24,11 +24,13 @@ __all__ = [
     "FAILED",
     "UNHEALTHY",
     "USAGE",
+    "after_option",
     "app_option",
     "date_option",
     "json_option",
     "limit_option",
     "now",
+    "reason_option",
     "run_on_database",
     "run_on_store",
     "url_option",
@@ -73,6 +75,24 @@ def limit_option(command: _Command) -> _Command:
         show_default=True,
         type=click.IntRange(1, 10_000),
         help="Maximum number of rows.",
+    )(command)
+
+
+def after_option(help_text: str) -> Callable[[_Command], _Command]:
+    """Add --after, the cursor to continue after."""
+    return click.option(
+        "--after", default="", envvar="JOBSYNC_AFTER", show_envvar=True, help=help_text
+    )
+
+
+def reason_option(command: _Command) -> _Command:
+    """Add --reason, why an operator pauses something."""
+    return click.option(
+        "--reason",
+        default="",
+        envvar="JOBSYNC_REASON",
+        show_envvar=True,
+        help="Reason, for people.",
     )(command)
 
 

@@ -10,9 +10,11 @@ import click
 import msgspec
 
 from jobsync.cli.options import (
+    after_option,
     json_option,
     limit_option,
     now,
+    reason_option,
     run_on_database,
     run_on_store,
     url_option,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["enqueue", "queues"]
 
 T = TypeVar("T")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _STATES: tuple[MessageState, ...] = (*LIVE, *FINISHED)
 _SHOWN = 20
@@ -45,6 +48,11 @@ _WORKERS = (
     Column("host", spare=True),
     Column("pid", spare=True),
 )
+
+
+def queue_argument(command: _Command) -> _Command:
+    """Add QUEUE, the name of a queue."""
+    return click.argument("queue", envvar="JOBSYNC_QUEUE")(command)
 
 
 @click.group()
@@ -64,7 +72,7 @@ def list_(url: str | None, *, as_json: bool) -> None:
 
 
 @queues.command()
-@click.argument("queue", envvar="JOBSYNC_QUEUE")
+@queue_argument
 @url_option
 @json_option
 def stats(url: str | None, queue: str, *, as_json: bool) -> None:
@@ -83,7 +91,7 @@ def stats(url: str | None, queue: str, *, as_json: bool) -> None:
 
 
 @queues.command()
-@click.argument("queue", envvar="JOBSYNC_QUEUE")
+@queue_argument
 @click.option(
     "--state",
     type=click.Choice(_STATES),
@@ -94,24 +102,16 @@ def stats(url: str | None, queue: str, *, as_json: bool) -> None:
     help="State of the messages; dead ones are shown with their errors.",
 )
 @limit_option
-@click.option(
-    "--after",
-    default="",
-    envvar="JOBSYNC_AFTER",
-    show_envvar=True,
-    help="Continue after the message with this cursor, as shown by --json.",
-)
+@after_option("Continue after the message with this cursor, as shown by --json.")
 @url_option
 @json_option
 def browse(
     url: str | None, queue: str, state: MessageState, limit: int, after: str, *, as_json: bool
 ) -> None:
     """Show messages of QUEUE, oldest first."""
-
-    async def read(backend: QueueBackend) -> list[MessageInfo]:
-        return await backend.browse(state, after=after, limit=limit)
-
-    messages = _run_on_queue(url, queue, read)
+    _, messages = _run_on_queue(
+        url, queue, lambda backend: backend.browse(state, after=after, limit=limit)
+    )
     if as_json:
         show_rows((), [msgspec.to_builtins(message) for message in messages], as_json=True)
     else:
@@ -120,14 +120,8 @@ def browse(
 
 
 @queues.command()
-@click.argument("queue", envvar="JOBSYNC_QUEUE")
-@click.option(
-    "--reason",
-    default="",
-    envvar="JOBSYNC_REASON",
-    show_envvar=True,
-    help="Reason, for people.",
-)
+@queue_argument
+@reason_option
 @url_option
 @json_option
 def pause(url: str | None, queue: str, reason: str, *, as_json: bool) -> None:
@@ -135,30 +129,22 @@ def pause(url: str | None, queue: str, reason: str, *, as_json: bool) -> None:
 
     Applies to every process, including those that start later. Running handlers continue.
     """
-
-    async def change(backend: QueueBackend) -> tuple[str, bool]:
-        return backend.queue, await backend.pause(reason)
-
-    name, is_new = _run_on_queue(url, queue, change)
+    name, is_new = _run_on_queue(url, queue, lambda backend: backend.pause(reason))
     _show_change(name, "paused" if is_new else "already paused", as_json=as_json)
 
 
 @queues.command()
-@click.argument("queue", envvar="JOBSYNC_QUEUE")
+@queue_argument
 @url_option
 @json_option
 def resume(url: str | None, queue: str, *, as_json: bool) -> None:
     """Allow workers to claim from QUEUE again."""
-
-    async def change(backend: QueueBackend) -> tuple[str, bool]:
-        return backend.queue, await backend.resume()
-
-    name, was_paused = _run_on_queue(url, queue, change)
+    name, was_paused = _run_on_queue(url, queue, lambda backend: backend.resume())
     _show_change(name, "resumed" if was_paused else "not paused", as_json=as_json)
 
 
 @queues.command()
-@click.argument("queue", envvar="JOBSYNC_QUEUE")
+@queue_argument
 @click.option(
     "--state",
     "states",
@@ -182,23 +168,16 @@ def purge(
 
     Shows their number and asks for confirmation first. Claimed messages are not removed.
     """
-
-    async def count(backend: QueueBackend) -> tuple[str, int]:
-        counts = await backend.count()
-        return backend.queue, sum(counts.get(state, 0) for state in states)
-
-    async def remove(backend: QueueBackend) -> int:
-        return await backend.purge(states)
-
-    name, found = _run_on_queue(url, queue, count)
+    name, counts = _run_on_queue(url, queue, lambda backend: backend.count())
+    found = sum(counts.get(state, 0) for state in states)
     if found and not yes:
         _confirm(f"Remove {found} messages of {name} ({', '.join(states)}) permanently?")
-    removed = _run_on_queue(url, name, remove)
+    _, removed = _run_on_queue(url, name, lambda backend: backend.purge(states))
     _show_change(name, "purged", removed=removed, as_json=as_json)
 
 
 @queues.command()
-@click.argument("queue", envvar="JOBSYNC_QUEUE")
+@queue_argument
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @url_option
 @json_option
@@ -207,11 +186,7 @@ def redrive(url: str | None, queue: str, ids: tuple[str, ...], *, as_json: bool)
 
     Without an ID, all of them.
     """
-
-    async def change(backend: QueueBackend) -> tuple[str, int]:
-        return backend.queue, await backend.redrive(ids or None)
-
-    name, count = _run_on_queue(url, queue, change)
+    name, count = _run_on_queue(url, queue, lambda backend: backend.redrive(ids or None))
     _show_change(name, "redriven", messages=count, as_json=as_json)
 
 
@@ -303,14 +278,16 @@ def _read_queues(url: str | None) -> list[QueueStatus]:
     return run_on_store(url, read)
 
 
-def _run_on_queue(url: str | None, queue: str, work: Callable[[QueueBackend], Awaitable[T]]) -> T:
-    """Run a coroutine function on the backend of an existing queue."""
+def _run_on_queue(
+    url: str | None, queue: str, work: Callable[[QueueBackend], Awaitable[T]]
+) -> tuple[str, T]:
+    """Run a coroutine function on an existing queue; return its full name, and the result."""
     from jobsync.queue.sql import open_backend
     from jobsync.status.queues import read_queues_status
 
-    async def run(store: Store, components: Components) -> T:
+    async def run(store: Store, components: Components) -> tuple[str, T]:
         status = (await read_queues_status(store, components)).queue(queue)
-        return await work(open_backend(store, status.name, components))
+        return status.name, await work(open_backend(store, status.name, components))
 
     return run_on_store(url, run)
 

@@ -12,9 +12,11 @@ import msgspec
 
 from jobsync.cli.options import (
     FAILED,
+    after_option,
     json_option,
     limit_option,
     now,
+    reason_option,
     run_on_store,
     url_option,
 )
@@ -50,6 +52,11 @@ def namespace_option(command: _Function) -> _Function:
         show_envvar=True,
         help="Namespace of the scheduler; needed only if several have a job of this name.",
     )(command)
+
+
+def job_argument(command: _Function) -> _Function:
+    """Add NAME, the name of a job."""
+    return click.argument("name", envvar="JOBSYNC_JOB")(command)
 
 
 @click.group()
@@ -91,7 +98,7 @@ def list_(url: str | None, namespace: str | None, *, as_json: bool) -> None:
 
 
 @schedules.command("next")
-@click.argument("name", envvar="JOBSYNC_JOB")
+@job_argument
 @click.option(
     "-n",
     "--count",
@@ -144,13 +151,7 @@ def next_(name: str, count: int, url: str | None, namespace: str | None, *, as_j
     help="Only runs that were due since then: 90m, 2d, 2026-01-31 or 2026-01-31T18:00.",
 )
 @limit_option
-@click.option(
-    "--after",
-    default="",
-    envvar="JOBSYNC_AFTER",
-    show_envvar=True,
-    help="Continue after the run with this cursor, as shown by --json; needs NAME.",
-)
+@after_option("Continue after the run with this cursor, as shown by --json; needs NAME.")
 @namespace_option
 @url_option
 @json_option
@@ -196,7 +197,7 @@ def history(
 
 
 @schedules.command()
-@click.argument("name", envvar="JOBSYNC_JOB")
+@job_argument
 @namespace_option
 @url_option
 @json_option
@@ -209,14 +210,8 @@ def why(name: str, url: str | None, namespace: str | None, *, as_json: bool) -> 
 
 
 @schedules.command()
-@click.argument("name", envvar="JOBSYNC_JOB")
-@click.option(
-    "--reason",
-    default="",
-    envvar="JOBSYNC_REASON",
-    show_envvar=True,
-    help="Reason, for people.",
-)
+@job_argument
+@reason_option
 @namespace_option
 @url_option
 @json_option
@@ -230,7 +225,7 @@ def pause(name: str, reason: str, url: str | None, namespace: str | None, *, as_
 
 
 @schedules.command()
-@click.argument("name", envvar="JOBSYNC_JOB")
+@job_argument
 @namespace_option
 @url_option
 @json_option
@@ -241,7 +236,7 @@ def resume(name: str, url: str | None, namespace: str | None, *, as_json: bool) 
 
 
 @schedules.command()
-@click.argument("name", envvar="JOBSYNC_JOB")
+@job_argument
 @click.option(
     "--schedule",
     envvar="JOBSYNC_NEW_SCHEDULE",
@@ -280,7 +275,7 @@ def update(
 
 
 @schedules.command()
-@click.argument("name", envvar="JOBSYNC_JOB")
+@job_argument
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
