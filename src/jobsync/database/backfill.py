@@ -10,7 +10,7 @@ name are written. A record that changes meanwhile is kept by its writer. Entries
 whoever writes them, so it does no harm to write one twice.
 
 What is not covered: a process that stands still for longer than that between reading a definition
-and writing a new record. `Database.backfill` with `again=True` finds what such a process has left.
+and writing a record. `Database.backfill` with `again=True` finds what such a process has left.
 """
 
 import logging

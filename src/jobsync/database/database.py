@@ -11,7 +11,7 @@ the same error until it is disconnected.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from contextvars import Context, copy_context
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -293,12 +293,9 @@ class Database(EventEmitter):
         return resource
 
     async def _backfill_once(self, name: str) -> None:
-        try:
+        # Not found if it was dropped meanwhile.
+        with suppress(NotFound):
             await self._backfill.run(name)
-        except NotFound:
-            # Dropped meanwhile.
-            self._backfills.discard(name)
-            return
         self._backfills.discard(name)
 
     async def backfill(self, name: str, *, again: bool = False) -> None:

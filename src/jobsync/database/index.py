@@ -11,7 +11,7 @@ The rank is what the index orders by. The entry is written before its record and
 of that write, so no key is used twice, and an entry can be removed without a tombstone. A record
 names its entries: their nonce is that of its own write, or the one that it keeps under `_entries`
 if it has been rewritten since without leaving its rank. A writer that moves a record to another
-rank removes the entry that the record has left.
+rank removes the entry that the record has left; one that loses a race removes its own.
 
 A writer that dies between these steps leaves an entry that its record does not name. It is
 dangling: skipped, and removed by whoever finds it once the write that it announces can no longer
@@ -34,6 +34,7 @@ from jobsync.stores.contract import (
     BURIAL_AGE,
     Applied,
     Change,
+    Conflicted,
     Delete,
     Outcome,
     Put,
@@ -149,13 +150,14 @@ class IndexedWriter:
         else:
             await write_entries(store, entries)
             outcomes = await store.write(records)
-        left = [
-            key
-            for plan, outcome in zip(plans, outcomes, strict=True)
-            if isinstance(outcome, Applied)
-            for key in plan.left
-        ]
-        await remove_entries(store, left)
+        await remove_entries(
+            store,
+            [
+                key
+                for plan, outcome in zip(plans, outcomes, strict=True)
+                for key in plan.list_useless(outcome)
+            ],
+        )
         return outcomes
 
     def build_entries(self, record: Record) -> list[Put]:
@@ -203,7 +205,17 @@ class _PlannedWrite(msgspec.Struct, frozen=True):
     entries: list[Put]
     """To be written before."""
     left: list[str]
-    """Keys of entries to be removed afterwards."""
+    """Keys of entries that the record leaves."""
+
+    def list_useless(self, outcome: Outcome) -> list[str]:
+        """Return the keys of entries that are certainly dangling after the write."""
+        match outcome:
+            case Applied():
+                return self.left
+            case Conflicted():
+                return [entry.key for entry in self.entries]
+            case Unknown():
+                return []
 
 
 class Index:
