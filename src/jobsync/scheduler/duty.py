@@ -20,7 +20,7 @@ from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.term import Term
 from jobsync.core.firing import add_request, next_due
-from jobsync.core.job_state import JobState, RunRequest, find_schedule
+from jobsync.core.job_state import JobDefinition, JobState, RunRequest, find_schedule
 from jobsync.errors import Corrupt, NewerFormat
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import Edits, JobStore, Progress
@@ -74,6 +74,8 @@ class Duty:
         self._cache = cache
         self._jobs: JobStore = cache.jobs
         self._known = known
+        self._definitions: dict[str, JobDefinition] = {}
+        """Of the jobs that were assigned. One may be removed during the take-over."""
         self._membership = membership
         self._clock = clock
         self._components = components
@@ -101,7 +103,9 @@ class Duty:
         self.drop_all()
         if names or term is not None:
             # A leader without jobs may get some later.
-            self._assignment = _Assignment(frozenset(names), term, code)
+            names = frozenset(name for name in names if name in self._known)
+            self._definitions = {name: self._known[name].options.definition for name in names}
+            self._assignment = _Assignment(names, term, code)
 
     def assign_again(self) -> None:
         """Take over the same jobs again at the next `take_over`."""
@@ -109,6 +113,7 @@ class Duty:
 
     def add(self, name: str) -> None:
         """Put one more job on duty, if this process leads."""
+        self._definitions[name] = self._known[name].options.definition
         if self._assignment is not None:
             self._assignment = self._assignment._replace(names=self._assignment.names | {name})
         elif self._term is not None:
@@ -119,6 +124,8 @@ class Duty:
     def drop(self, name: str) -> None:
         """Take one job off duty."""
         self.names -= {name}
+        if self._assignment is not None:
+            self._assignment = self._assignment._replace(names=self._assignment.names - {name})
 
     def drop_all(self) -> None:
         """Take all jobs off duty."""
@@ -213,7 +220,7 @@ class Duty:
         return progress
 
     def _runs_on_start(self, name: str) -> bool:
-        return self._known[name].options.definition.run_on_start
+        return self._definitions[name].run_on_start
 
     async def _find_fleet(self) -> set[str]:
         """Return the workers that are alive. A worker keeps its id when its session is replaced."""
@@ -224,7 +231,7 @@ class Duty:
         stored = self._cache.known.get(name)
         if stored is not None:
             return stored.state
-        return JobState(definition=self._known[name].options.definition, defined_by="", last=0)
+        return JobState(definition=self._definitions[name], defined_by="", last=0)
 
     def find_first_look(self, name: str, *, is_settled: bool) -> float | None:
         """Return when a job is to be looked at first after the take-over.

@@ -122,6 +122,9 @@ class FiringLoop:
         """Take one job off duty. Its run goes on."""
         self._duty.drop(name)
         self._planned.pop(name, None)
+        if self._duty.is_assigned:
+            # A take-over that goes on is repeated without it.
+            self._wakeup.set()
 
     def drop_all(self) -> None:
         """Take all jobs off duty. Runs that have begun go on."""

@@ -5,12 +5,13 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from scheduler_stage import EVERY_SECOND, NEVER, run_scheduler
+from scheduler_stage import EVERY_SECOND, NEVER, Stage, run_scheduler
 from servers import Locate
 from waiting import until
 
 from jobsync import Corrupt, Database, Invalid
 from jobsync.core.codec import Json
+from jobsync.scheduler.job_store import Edits, JobStore
 from jobsync.scheduler.loop import FiringLoop
 from jobsync.stores.contract import Put
 
@@ -143,3 +144,31 @@ async def test_a_look_at_a_job_that_is_being_decided_is_not_forgotten(
     async with run_scheduler(url, jobs):
         await until(lambda: len(calls) >= 3, "it goes on to fire")
     assert not looks
+
+
+async def test_a_job_may_be_removed_while_jobs_are_taken_over(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: the leader looked for the job's code, and the database failed."""
+    calls: list[str] = []
+    read = JobStore.read_edits
+    stages: list[Stage] = []
+
+    async def remove_first(self: JobStore) -> Edits | None:
+        if stages:
+            await stages.pop().scheduler.remove_job("gone")
+        return await read(self)
+
+    jobs = {
+        "gone": {"schedule": NEVER, "action": lambda: None, "run_on_start": True},
+        "stays": {"schedule": EVERY_SECOND, "action": lambda: calls.append("stays")},
+    }
+    async with run_scheduler(url, jobs) as stage:
+        await until(lambda: calls, "it fires")
+        stages.append(stage)
+        monkeypatch.setattr(JobStore, "read_edits", remove_first)
+        stage.scheduler._assign()
+        calls.clear()
+        await until(lambda: len(calls) > 1, "it goes on to fire")
+        assert not stages
+        assert [job.name for job in await stage.scheduler.list_jobs()] == ["stays"]
