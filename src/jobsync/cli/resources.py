@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from jobsync.cli.options import json_option, limit_option, run_on_database, url_option
+from jobsync.cli.options import json_option, limit_option, run_on_database, run_on_store, url_option
 from jobsync.cli.render import Column, format_time, show_rows
 from jobsync.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
     from jobsync.core.codec import Json
     from jobsync.database.database import Database
+    from jobsync.status.resources import ResourceStatus
 
 __all__ = ["resources"]
 
@@ -27,18 +28,20 @@ def resources() -> None:
 @url_option
 @json_option
 def list_(url: str | None, *, as_json: bool) -> None:
-    """Show the resources and their fields."""
-    from jobsync.core.attributes import render
+    """Show the resources, their fields, and the partitions by which records are found.
 
-    async def read(database: Database) -> list[dict[str, object]]:
-        names = await database.list_resources()
-        schemas = {name: database.resource(name).schema for name in names}
-        return [
-            {"name": name, "strict": schema.strict, "attributes": render(schema.fields)}
-            for name, schema in schemas.items()
-        ]
+    A partition that was added to existing records is shown with its progress until it is ready.
+    """
+    from jobsync.status.resources import read_resources_status
 
-    show_rows(["name", "strict", "attributes"], run_on_database(url, read), as_json=as_json)
+    found = run_on_store(url, read_resources_status)
+    columns = (
+        "name",
+        "strict",
+        Column("attributes", long=True),
+        Column("partitions", _format_partitions, long=True),
+    )
+    show_rows(columns, [_summarise(resource) for resource in found], as_json=as_json)
 
 
 @resources.command()
@@ -87,6 +90,37 @@ def query(url: str | None, resource: str, where: str, limit: int, *, as_json: bo
         [dict.fromkeys(names) | row for row in rows],
         as_json=as_json,
     )
+
+
+def _summarise(resource: ResourceStatus) -> dict[str, object]:
+    from jobsync.core.attributes import render
+
+    schema = resource.definition.schema
+    return {
+        "name": resource.definition.name,
+        "strict": schema.strict,
+        "attributes": render(schema.fields),
+        "partitions": {
+            index.rule.name: {
+                "fields": {field.name: field.type for field in index.rule.fields},
+                "is_ready": index.state.is_ready,
+                "progress": index.progress,
+            }
+            for index in resource.partitions
+        },
+    }
+
+
+def _format_partitions(found: object) -> str:
+    """Return partitions as `by_region (region), by_day (placed): building, 500 records done`."""
+    if not isinstance(found, dict):
+        return "-"
+    texts = [
+        f"{name} ({', '.join(partition['fields'])})"
+        + ("" if partition["is_ready"] else f": building, {partition['progress']}")
+        for name, partition in found.items()
+    ]
+    return ", ".join(texts) or "-"
 
 
 def _build_column(name: str) -> Column:

@@ -49,6 +49,17 @@ class PartitionField(msgspec.Struct, frozen=True):
         """The steps to the field."""
         return tuple(self.name.split("."))
 
+    @property
+    def type(self) -> str:
+        """The type as users write it."""
+        match self.max_length:
+            case None:
+                return "string"
+            case length if length == _DATE_LENGTH:
+                return "date"
+            case length:
+                return f"string|maxlength:{length}"
+
     def reduce(self, value: object) -> Json:
         """Return the part of a value that counts; None if it makes no partition."""
         match value:

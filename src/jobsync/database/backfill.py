@@ -28,7 +28,7 @@ from jobsync.events import Event
 from jobsync.stores.contract import Conflicted, Put, Record, Store, unwrap
 from jobsync.stores.settling import DEADLINE
 
-__all__ = ["BACKFILLS", "BUILD_DELAY", "Backfill", "IndexProgress", "IndexReady"]
+__all__ = ["BACKFILLS", "BUILD_DELAY", "Backfill", "IndexProgress", "IndexReady", "count_done"]
 
 BACKFILLS = "backfill/"
 """The prefix of notes on how far backfills are."""
@@ -151,6 +151,12 @@ class Backfill:
             return unwrap(outcome, key)
         # Without a note the index is complete by now: begin again, which does no harm.
         return await store.get(key) or await self._note(name, index, None, _Progress())
+
+
+async def count_done(store: Store, resource: str, index: IndexState) -> int | None:
+    """Return how many records a backfill has looked at; None if it has not begun, or has ended."""
+    note = await store.get(_progress_key(resource, index))
+    return None if note is None else _read_note(note).done
 
 
 def _progress_key(resource: str, index: IndexState) -> str:
