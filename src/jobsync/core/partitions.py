@@ -11,6 +11,7 @@ two. Records whose texts begin alike are then in one partition.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ import msgspec
 
 from jobsync.core.codec import Json
 from jobsync.core.filters import All, Equals, Filter, find
-from jobsync.core.keys import escape
+from jobsync.core.keys import MAX_SEGMENT, escape
 from jobsync.errors import Invalid, closest_name
 
 __all__ = ["Partition", "PartitionField", "choose_partition", "parse_partitions"]
@@ -29,6 +30,12 @@ _MAX_FIELDS = 8
 _MAX_PARTITIONS = 20
 _MAX_RANK = 80
 """Longer values are hashed, so that a key has room for the id of a record."""
+
+_MAX_BYTES = MAX_SEGMENT // 3
+"""As many bytes always fit into a key, however they are escaped."""
+
+_STAMPS = ("_created_at", "_updated_at")
+"""Fields that the library adds to a record, and whose values it stores in it."""
 
 _PLAIN_TYPES = ("string", "number", "integer", "boolean", "email", "url", "uuid", "datetime")
 
@@ -65,6 +72,8 @@ class PartitionField(msgspec.Struct, frozen=True):
         match value:
             case bool():
                 return value
+            case float() if not math.isfinite(value):
+                return None
             case float() if value.is_integer():
                 return int(value)
             case int() | float():
@@ -96,14 +105,14 @@ class Partition(msgspec.Struct, frozen=True, tag="partition", tag_field="kind"):
         """Return the partition of a document, as a part of a key; None if it is in none."""
         return self._rank([find(document, field.path) for field in self.fields])
 
-    def rank_of(self, values: Mapping[str, Json]) -> str:
+    def rank_of(self, values: Any) -> str:
         """Return the partition with some values, by the names of the fields.
 
         Raises:
             Invalid: a field is missing or unknown, or its value makes no partition.
         """
         names = [field.name for field in self.fields]
-        if set(values) != set(names):
+        if not isinstance(values, Mapping) or set(values) != set(names):
             example = ", ".join(f"{name!r}: …" for name in names)
             raise Invalid(
                 "partition_values", values, f"must have {', '.join(names)}", f"pass {{{example}}}"
@@ -118,12 +127,16 @@ class Partition(msgspec.Struct, frozen=True, tag="partition", tag_field="kind"):
         reduced = [field.reduce(value) for field, value in zip(self.fields, values, strict=True)]
         if None in reduced:
             return None
-        # JSON: unambiguous, and free of control characters, which end a rank in a key.
-        text = msgspec.json.encode(reduced).decode()
-        if len(text) <= _MAX_RANK and len(rank := escape(text, "partition")) <= _MAX_RANK:
+        try:
+            # JSON: unambiguous, and free of control characters, which end a rank in a key.
+            text = msgspec.json.encode(reduced)
+        except UnicodeEncodeError:
+            # A lone surrogate: such a record cannot be stored.
+            return None
+        if len(text) <= _MAX_BYTES and len(rank := escape(text.decode())) <= _MAX_RANK:
             return rank
         # Texts start with a bracket, so none looks like this.
-        return f"h{_hash(text.encode(), 40)}"
+        return f"h{_hash(text, 40)}"
 
 
 def _hash(data: bytes, digits: int) -> str:
@@ -180,7 +193,9 @@ def _parse_partition(name: Any, rule: Any, known: Sequence[str] | None) -> Parti
         fix = "use a letter, then up to 49 letters, digits, _ and -"
         raise Invalid("partitions", name, "must have valid names", fix)
     title = f"partitions.{name}"
-    fields = rule.get("fields") if isinstance(rule, Mapping) else rule
+    fields = rule
+    if isinstance(rule, Mapping):
+        fields = rule["fields"] if rule.keys() == {"fields"} else None
     if isinstance(fields, str):
         fields = [fields]
     if isinstance(fields, list | tuple):
@@ -196,6 +211,9 @@ def _parse_field(title: str, name: Any, kind: Any, known: Sequence[str] | None) 
     if not _is_text(name) or "" in name.split("."):
         raise Invalid(title, name, "must be a field name", "write 'name' or 'address.city'")
     first = name.split(".")[0]
+    if first.startswith("_") and first not in _STAMPS:
+        fix = f"use a field of your own, or {' or '.join(_STAMPS)}"
+        raise Invalid(title, name, "is not stored in the records", fix)
     if known is not None and first not in known:
         hint = closest_name(first, known)
         fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(sorted(known))}"

@@ -29,7 +29,7 @@ from jobsync.core.urls import StoreUrl
 from jobsync.database.backfill import Backfill
 from jobsync.database.cleanup import Cleanup, CleanupScope, DatabaseTidied
 from jobsync.database.definition import Rule
-from jobsync.database.document import LIBRARY_FIELDS
+from jobsync.database.document import CREATED, UPDATED
 from jobsync.database.plugin import Plugin, check_plugin_name
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.registry import DEFINITIONS, DROPPED, Registry, ResourceRegistry
@@ -271,11 +271,18 @@ class Database(EventEmitter):
                 pass; gives the reason. Nothing was written.
         """
         fields = None if attributes is None else parse(attributes)
-        known = [*fields, "id", *LIBRARY_FIELDS] if fields else None
-        rules = parse_partitions(partitions, known) if partitions is not None else ()
+        rules: Sequence[Rule] = ()
+        if partitions is not None:
+            rules = parse_partitions(partitions, self._list_fields(name, fields))
         resource = await self.define_resource(name, fields, strict=strict, rules=rules)
         resource.add_hooks(hooks or {})
         return resource
+
+    def _list_fields(self, name: str, fields: Fields | None) -> list[str] | None:
+        """Return the fields of a resource's records; None if nobody has described them."""
+        if fields is None and (known := self._registry.resources.get(name)):
+            fields = known.definition.schema.fields
+        return [*fields, "id", CREATED, UPDATED] if fields else None
 
     async def define_resource(
         self,

@@ -395,13 +395,17 @@ class Resource(ReadableResource):
             if isinstance(index.rule, Partition)
         }
         if selection.partition is None:
+            if selection.partition_values is not None:
+                fix = "pass partition= too, or a filter"
+                problem = "must come with the name of a partition"
+                raise Invalid("partition_values", selection.partition_values, problem, fix)
             ready = [rule for rule, index in indexes.items() if index.is_ready]
             chosen = choose_partition(parse_filter(selection.where), ready)
             return None if chosen is None else self._make_lookup(indexes[chosen[0]], chosen[1])
         for rule, index in indexes.items():
             if rule.name == selection.partition:
                 return self._make_lookup(index, rule.rank_of(selection.partition_values or {}))
-        hint = closest_name(selection.partition, self.partitions)
+        hint = closest_name(str(selection.partition), self.partitions)
         known = ", ".join(self.partitions) or "none"
         fix = f"did you mean {hint}?" if hint else f"it has {known}"
         raise Invalid("partition", selection.partition, f"is not one of {self.name}", fix)
