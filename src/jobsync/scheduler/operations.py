@@ -151,7 +151,11 @@ class JobOperations:
         self._by = by
 
     async def now(self) -> float:
-        """Return the store's time of day, or this machine's if the store has none."""
+        """Return the store's time of day, or this machine's if the store has none.
+
+        Good enough to show when a job is due. A change goes by `JobStore.measure_time`: an
+        operator's wrong clock must neither skip instants nor fire those of the past.
+        """
         stored = await self._jobs.store.now()
         return (self._components.clock.wall() if stored is None else stored).seconds
 
@@ -182,13 +186,13 @@ class JobOperations:
 
     async def pause(self, name: str, reason: str = "") -> bool:
         """Stop firing a job until `resume`; False if it was paused already."""
-        now = await self.now()
+        now = await self._jobs.measure_time()
         stop = JobPause(at=now, by=self._by, reason=reason)
         return await self._change(name, lambda state: pause(state, stop), is_special=True)
 
     async def resume(self, name: str) -> bool:
         """Fire a job again; False if it is fired. What was due meanwhile is skipped."""
-        now = await self.now()
+        now = await self._jobs.measure_time()
         return await self._change(name, lambda state: resume(state, now))
 
     async def edit(self, name: str, changes: Mapping[str, Any]) -> bool:
@@ -198,7 +202,7 @@ class JobOperations:
             Invalid: a field is unknown, or a value wrong.
         """
         checked = check_changes(name, changes)
-        now = await self.now()
+        now = await self._jobs.measure_time()
         return await self._change(name, lambda state: edit(state, checked, now), is_special=True)
 
     async def remove(self, name: str) -> bool:
@@ -211,7 +215,7 @@ class JobOperations:
     async def request_run(self, name: str) -> RunRequest:
         """Ask the fleet to run a job now. See `find_requested`."""
         (run_id,) = self._components.ids.records(1)
-        request = RunRequest(id=run_id, at=await self.now(), by=self._by)
+        request = RunRequest(id=run_id, at=await self._jobs.measure_time(), by=self._by)
         await self._change(name, lambda state: add_request(state, request), is_special=True)
         return request
 

@@ -5,12 +5,15 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import pytest
 from scheduler_stage import EVERY_SECOND, NEVER, SettableClock, run_scheduler
 from servers import Locate
 from waiting import until
 
-from jobsync import Database, JobContext
+from jobsync import Components, Database, JobContext, open_store
+from jobsync.scheduler.job_store import JobStore
+from jobsync.scheduler.operations import JobOperations
 
 YEAR = 365 * 86_400
 
@@ -317,3 +320,23 @@ async def test_versions_that_start_at_once_agree_on_the_newest(url: str) -> None
         status = await stages[0].scheduler.job_status("job")
         assert status.schedule == schedules[newest]
         assert status.defined_by == stages[newest].scheduler.worker_id
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "s3"])
+async def test_an_operators_clock_decides_nothing_where_the_store_has_one(
+    kind: str, locate: Locate
+) -> None:
+    """Found on S3: an edit from a machine whose clock is a year ahead skipped a year's instants."""
+    url = locate(kind)
+    jobs = {"tick": {"schedule": NEVER, "action": lambda: None}}
+    async with run_scheduler(url, jobs) as stage:
+        clock = SettableClock(0.0 if kind == "sqlite" else YEAR)
+        components = msgspec.structs.replace(Components.system(), clock=clock)
+        store = await open_store(url, components)
+        operator = JobOperations(JobStore(lambda: store, "default", components), components, "me")
+        assert await operator.edit("tick", {"schedule": "@daily"})
+        assert (await operator.request_run("tick")).at == pytest.approx(time.time(), abs=30)
+        await store.close()
+        status = await stage.scheduler.job_status("tick")
+        assert status.next_run is not None
+        assert status.next_run <= time.time() + 86_400

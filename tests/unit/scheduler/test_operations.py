@@ -1,0 +1,110 @@
+"""What operators do with jobs, over a store in memory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from chance import FakeClock
+
+from jobsync.components import Components
+from jobsync.core.clock import Wall
+from jobsync.core.job_state import JobDefinition, JobPause, JobState
+from jobsync.scheduler.job_store import JobStore
+from jobsync.scheduler.operations import JobOperations
+from jobsync.stores.contract import Head, StoreDecorator
+from jobsync.stores.memory import MemoryStore
+
+NOON = 1_800_014_400.0
+"""The time of the server, which is noon in UTC."""
+
+
+class ObjectServer(StoreDecorator):
+    """Has no clock that can be asked for; listings tell when a record was written."""
+
+    tells_times = True
+    times: Mapping[str, float] = {}
+    """When records were written, by key; the others at noon."""
+
+    async def now(self) -> Wall | None:
+        return None
+
+    async def heads(self, prefix: str, **options: Any) -> list[Head]:
+        heads = await super().heads(prefix, **options)
+        if not self.tells_times:
+            return heads
+        return [
+            msgspec.structs.replace(head, written_at=self.times.get(head.key, NOON))
+            for head in heads
+        ]
+
+
+class Desk:
+    """An operator's machine, whose clock may be wrong."""
+
+    def __init__(self, ahead: float) -> None:
+        self.machine = FakeClock()
+        self.machine.wall_seconds = NOON + ahead
+        components = msgspec.structs.replace(Components.system(), clock=self.machine)
+        self.store = ObjectServer(MemoryStore(components=components))
+        self.jobs = JobStore(lambda: self.store, "default", components)
+        self.operations = JobOperations(self.jobs, components, "operator")
+
+    async def add(self, **fields: Any) -> None:
+        """Store a job that fires every hour, and was last decided at noon."""
+        definition = JobDefinition(schedule="@hourly")
+        state = JobState(definition=definition, defined_by="", last=int(NOON), **fields)
+        await self.jobs.create_many({"job": state})
+
+    async def read(self) -> JobState:
+        """Return the job's state."""
+        state = await self.operations.read_state("job")
+        assert state is not None
+        return state
+
+
+@pytest.mark.parametrize("ahead", [-86_400.0, -40.0, 0.0, 40.0, 86_400.0])
+async def test_a_change_goes_by_the_servers_clock(ahead: float) -> None:
+    """Found: an edit from a machine whose clock is a day ahead skipped a day of instants."""
+    desk = Desk(ahead)
+    await desk.add()
+    assert await desk.operations.edit("job", {"schedule": "*/5 * * * *"})
+    state = await desk.read()
+    assert state.last == pytest.approx(NOON, abs=2)
+    assert state.gaps == ()
+
+
+async def test_a_pause_that_ends_skips_nothing_of_the_future() -> None:
+    """Only what was due while it was paused."""
+    desk = Desk(3 * 3600.0)
+    await desk.add(pause=JobPause(at=NOON))
+    assert await desk.operations.resume("job")
+    state = await desk.read()
+    assert state.last == pytest.approx(NOON, abs=2)
+    assert state.statistics.skipped == 0
+
+
+async def test_a_request_has_the_servers_time() -> None:
+    """Its run is in the history at that time."""
+    desk = Desk(-7200.0)
+    await desk.add()
+    request = await desk.operations.request_run("job")
+    assert request.at == pytest.approx(NOON, abs=2)
+
+
+async def test_a_measurement_leaves_nothing() -> None:
+    """It removes its record and those of processes that died, not those of others that measure."""
+    desk = Desk(0.0)
+    prefix = "schedule/default/clock/"
+    for name in ("died", "measures"):
+        await desk.store.create(f"{prefix}{name}", {})
+    desk.store.times = {f"{prefix}died": NOON - 7200}
+    assert await desk.jobs.measure_time() == pytest.approx(NOON, abs=2)
+    assert [head.key for head in await desk.store.heads(prefix)] == [f"{prefix}measures"]
+
+
+async def test_without_any_time_of_the_server_this_machines_counts() -> None:
+    """As for reading: there is nothing else to go by."""
+    desk = Desk(500.0)
+    desk.store.tells_times = False
+    assert await desk.jobs.measure_time() == pytest.approx(NOON + 500, abs=2)
