@@ -1,0 +1,131 @@
+"""Which records expire and when, from the names of index entries alone."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from jobsync import Components, Database, NotFound
+from jobsync.core.clock import Wall
+from jobsync.core.expiry import ExpiryRule
+from jobsync.status.ttl import MAX_COUNTED, TTLStatus, describe_rule, read_ttl_status
+from jobsync.stores.memory import MemoryStore
+from jobsync.stores.metered import Meter, MeteredStore
+from jobsync.stores.objects.store import S3_TARIFF
+
+NOW = 1_800_000_000.0
+AT_FIELD = ExpiryRule()
+
+
+class FixedStore(MemoryStore):
+    """A store whose clock stands still, years ahead of this machine's."""
+
+    async def now(self) -> Wall:
+        """Return the same time always."""
+        return Wall(NOW)
+
+
+@pytest.fixture
+async def database() -> AsyncIterator[Database]:
+    """A database with a store that has a clock of its own."""
+    async with Database(connection=FixedStore()) as database:
+        yield database
+
+
+async def add(database: Database, resource: str, *expiries: float) -> None:
+    """Add records that expire so many seconds from now, each named by that number."""
+    records = await database.define_resource(resource, rules=[AT_FIELD])
+    await records.insert_many(
+        [{"id": f"{offset:g}", "expires_at": NOW + offset} for offset in expiries]
+    )
+
+
+async def read(database: Database) -> TTLStatus:
+    """Return the status as a command reads it."""
+    return await read_ttl_status(database.store, database.components)
+
+
+async def test_what_is_due_is_counted_by_the_clock_of_the_store(database: Database) -> None:
+    """Years before it is due by this machine's clock; what expires now is due, too."""
+    await add(database, "sessions", -30, -10, 0, 0.001, 60)
+    (sessions,) = await (await read(database)).resources()
+    assert (sessions.backlog, sessions.is_counted) == (3, True)
+    assert sessions.oldest_due == NOW - 30
+    assert sessions.next_expiry == NOW + 0.001
+    assert sessions.seen == NOW
+
+
+async def test_nothing_is_due(database: Database) -> None:
+    """Without records, and without due ones."""
+    await add(database, "empty")
+    await add(database, "sessions", 5)
+    empty, sessions = await (await read(database)).resources()
+    assert (empty.backlog, empty.oldest_due, empty.next_expiry) == (0, None, None)
+    assert (sessions.backlog, sessions.oldest_due, sessions.next_expiry) == (0, None, NOW + 5)
+
+
+async def test_resources_without_a_rule_are_left_out(database: Database) -> None:
+    """They cannot be chosen either, and the error names those that can."""
+    await add(database, "sessions", 5)
+    await database.create_resource("users")
+    status = await read(database)
+    assert [each.resource for each in await status.resources()] == ["sessions"]
+    with pytest.raises(NotFound, match="sessions"):
+        await status.resources("users")
+
+
+async def test_records_are_listed_in_the_order_of_expiry(database: Database) -> None:
+    """Of one resource, or of all together; never more than the limit."""
+    await add(database, "sessions", -3, -1, 2, 9)
+    await add(database, "tokens", -2, 1)
+    status = await read(database)
+    due, later = await status.due(None, 2), await status.next(None, 10)
+    assert [(each.resource, each.id) for each in due] == [("sessions", "-3"), ("tokens", "-2")]
+    assert [each.id for each in later] == ["1", "2", "9"]
+    assert [each.expires_at for each in await status.next("sessions", 1)] == [NOW + 2]
+
+
+async def test_a_long_backlog_is_not_counted_to_its_end(database: Database) -> None:
+    """The count is a bound then, and says so."""
+    await add(database, "sessions", *range(-MAX_COUNTED - 5, 0), 10)
+    (sessions,) = await (await read(database)).resources()
+    assert (sessions.backlog, sessions.is_counted) == (MAX_COUNTED, False)
+    assert sessions.oldest_due == NOW - MAX_COUNTED - 5
+    assert sessions.next_expiry == NOW + 10
+
+
+async def test_only_names_of_entries_are_read(database: Database) -> None:
+    """By S3's tariff: the definitions, then two listings for a resource, whatever it holds."""
+    await add(database, "sessions", *range(-100, 100))
+    meter = Meter(S3_TARIFF)
+    components = Components.system()
+    store = MeteredStore(database.store, meter, components.clock)
+    status = await read_ttl_status(store, components)
+    await status.resources()
+    assert meter["get"].calls == meter["get_many"].calls == meter["write"].calls == 0
+    assert (meter["scan"].requests, meter["heads"].requests) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (ExpiryRule(), "at expires_at, then deleted"),
+        (ExpiryRule(ttl=3600), "1 h after _created_at, then deleted"),
+        (ExpiryRule(ttl=90), "90 s after _created_at, then deleted"),
+        (ExpiryRule(ttl=0.5), "0.5 s after _created_at, then deleted"),
+        (
+            ExpiryRule(ttl=30 * 86_400, field="seen", on_expire="soft-delete", delete_field="gone"),
+            "30 d after seen, then marked in gone",
+        ),
+        (
+            ExpiryRule(field="ends", on_expire="archive", archive_resource="old"),
+            "at ends, then moved to old",
+        ),
+        (
+            ExpiryRule(ttl=120, on_expire="callback"),
+            "2 min after _created_at, then a callback decides",
+        ),
+    ],
+)
+def test_a_rule_is_described_in_words(rule: ExpiryRule, words: str) -> None:
+    """When, and what then."""
+    assert describe_rule(rule) == words
