@@ -13,13 +13,19 @@ that looks like a step too, until the next heartbeat is compared.
 
 import msgspec
 
+from jobsync.components import Components
 from jobsync.core.clock import Clock, Mono
-from jobsync.stores.contract import Head
+from jobsync.stores.contract import Head, Put, Store, unwrap
 
-__all__ = ["ClockComparison", "WriteTimes"]
+__all__ = ["ClockComparison", "WriteTimes", "measure_time"]
 
 _RESOLUTION = 1.0
 """Seconds: `Last-Modified` has no fraction."""
+
+_LEFT_BEHIND = 3600.0
+"""Seconds after which whoever wrote a record to learn the time no longer needs it."""
+
+_PAGE = 1000
 
 
 class WriteTimes(msgspec.Struct, frozen=True):
@@ -95,3 +101,39 @@ class ClockComparison:
             head.written_at + _RESOLUTION - write.sent.seconds,
             write.sent,
         )
+
+
+async def measure_time(store: Store, prefix: str, components: Components) -> float:
+    """Return the store's time, in Unix seconds, for a process without a session.
+
+    A store without a clock tells it in listings: a record is written, listed and removed. If
+    listings do not tell it either, the time is this machine's.
+
+    Args:
+        store: to ask.
+        prefix: where the record is written; nothing else is there.
+        components: this machine's clocks.
+
+    Raises:
+        Unavailable: the store does not answer.
+        OutcomeUnknown: the record may have been written, may still be, or never.
+    """
+    if (stored := await store.now()) is not None:
+        return stored.seconds
+    clock, comparison = components.clock, ClockComparison(components.clock)
+    (record_id,) = components.ids.records(1)
+    put, sent = Put(f"{prefix}{record_id}", {}), clock.mono()
+    (outcome,) = await store.write([put])
+    unwrap(outcome, put.key)
+    heads = {head.key: head for head in await store.heads(prefix, limit=_PAGE)}
+    own = heads.get(put.key)
+    if own is not None:
+        comparison.note_listed(own, {own.version: WriteTimes(sent, clock.mono())})
+    now = clock.wall().seconds - (comparison.skew or 0.0)
+    old = [
+        head.key
+        for head in heads.values()
+        if head.written_at is not None and head.written_at < now - _LEFT_BEHIND
+    ]
+    await store.drop([put.key, *old])
+    return now

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from jobsync.components import Components
-from jobsync.coordination.clock_skew import ClockComparison, WriteTimes
+from jobsync.coordination.clock_skew import measure_time
 from jobsync.core.codec import Json
 from jobsync.core.job_state import (
     JobDefinition,
@@ -47,8 +47,6 @@ SCHEDULES = "schedule/"
 
 _PAGE = 1000
 _LATEST_EDITS = "latest"
-_LEFT_BEHIND = 3600.0
-"""Seconds after which whoever wrote a record to learn the time no longer needs it."""
 _MAX_RECENT = 500
 """Changes that leaders can follow one by one; after more, they look at all jobs."""
 
@@ -185,32 +183,10 @@ class JobStore:
     async def measure_time(self) -> float:
         """Return the store's time, in Unix seconds.
 
-        A store without a clock tells it in listings: a record is written, listed and removed. If
-        listings do not tell it either, the time is this machine's.
-
         Raises:
-            OutcomeUnknown: the record may have been written, may still be, or never.
+            Unavailable, OutcomeUnknown: the store does not answer.
         """
-        if (stored := await self.store.now()) is not None:
-            return stored.seconds
-        clock, comparison = self._components.clock, ClockComparison(self._components.clock)
-        (record_id,) = self._components.ids.records(1)
-        prefix = f"{self.prefix}clock/"
-        put, sent = Put(f"{prefix}{record_id}", {}), clock.mono()
-        (outcome,) = await self.store.write([put])
-        _check_known(put.key, outcome)
-        heads = {head.key: head for head in await self.store.heads(prefix, limit=_PAGE)}
-        own = heads.get(put.key)
-        if own is not None:
-            comparison.note_listed(own, {own.version: WriteTimes(sent, clock.mono())})
-        now = clock.wall().seconds - (comparison.skew or 0.0)
-        old = [
-            head.key
-            for head in heads.values()
-            if head.written_at is not None and head.written_at < now - _LEFT_BEHIND
-        ]
-        await self.store.drop([put.key, *old])
-        return now
+        return await measure_time(self.store, f"{self.prefix}clock/", self._components)
 
     async def create_many(self, states: Mapping[str, JobState]) -> set[str]:
         """Write states of jobs that have none; return the names of those that had none.
