@@ -1,0 +1,172 @@
+"""Asks a user's callback about expired records: True deletes a record, False keeps it.
+
+Whatever the callback does, the sweep goes on. It may raise, return something else, or take too
+long: then the record stays, and the reason is reported. A call that goes on after its time occupies
+one of a few slots until it ends. While all are occupied, nobody is asked.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar, copy_context
+from functools import partial
+from typing import Any
+
+from jobsync.coordination.session import count_forks
+from jobsync.core.clock import Seconds
+from jobsync.database.document import Document
+from jobsync.database.resource import Resource
+from jobsync.errors import safe_repr
+from jobsync.user_code import (
+    FunctionEnd,
+    UserThreads,
+    await_result,
+    call_function,
+    describe_error,
+    end_forked_child,
+    is_coroutine_function,
+    run_in_own_context,
+)
+
+__all__ = ["CALLBACK_TIMEOUT", "ExpiryCallback", "find_calling_callback"]
+
+CALLBACK_TIMEOUT: Seconds = 60.0
+"""Seconds that a callback has for one record."""
+
+_SLOTS = 10
+"""How many calls of one callback run at once."""
+
+_GRACE: Seconds = 1.0
+"""Seconds that a cancelled coroutine has to end before it counts as one that goes on."""
+
+_KIND = "a callback"
+
+_calling: ContextVar["ExpiryCallback | None"] = ContextVar("jobsync_ttl_callback", default=None)
+
+
+def find_calling_callback() -> "ExpiryCallback | None":
+    """Return the callback that the caller runs in, if any."""
+    return _calling.get()
+
+
+class ExpiryCallback:
+    """A user's callback for the expired records of one resource.
+
+    Args:
+        function: `callback(record, resource)`, a coroutine function or a plain function, which
+            runs on a thread.
+        timeout: seconds that it has for one record.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], *, timeout: Seconds = CALLBACK_TIMEOUT
+    ) -> None:
+        self._function = function
+        self._is_async = is_coroutine_function(function)
+        self._timeout = timeout
+        self._threads = UserThreads("jobsync-ttl")
+        self._running: set[asyncio.Future[Any]] = set()
+        """Calls that have not ended."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any call has not ended."""
+        return bool(self._running)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether anybody can be asked."""
+        return len(self._running) < _SLOTS
+
+    async def ask(self, records: Sequence[Document], resource: Resource) -> list[bool | str]:
+        """Ask about records, several at once.
+
+        Returns:
+            For each record True to delete it, False to keep it, or what went wrong.
+        """
+        occupied = f"callbacks that exceeded {self._timeout:g} s occupy all {_SLOTS} slots"
+        verdicts: list[bool | str] = [occupied] * len(records)
+        waiting = iter(range(len(records)))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(_SLOTS - len(self._running), len(records))):
+                group.create_task(self._ask_in_turn(records, resource, waiting, verdicts))
+        return verdicts
+
+    async def _ask_in_turn(
+        self,
+        records: Sequence[Document],
+        resource: Resource,
+        waiting: Iterator[int],
+        verdicts: list[bool | str],
+    ) -> None:
+        """Ask about one record after another, until a call does not end in time."""
+        for i in waiting:
+            calls: list[asyncio.Future[Any]] = []
+            verdicts[i] = await self._ask_one(records[i], resource, calls)
+            if any(call in self._running for call in calls):
+                return
+
+    async def _ask_one(
+        self, record: Document, resource: Resource, calls: list[asyncio.Future[Any]]
+    ) -> bool | str:
+        task = asyncio.get_running_loop().create_task(self._perform(record, resource, calls))
+        self._watch(task, calls)
+        try:
+            done, _ = await asyncio.wait([task], timeout=self._timeout)
+        finally:
+            # Also if the sweep is cancelled. A function on a thread goes on.
+            task.cancel()
+        if not done:
+            await asyncio.wait([task], timeout=_GRACE)
+            return f"the callback has not returned after {self._timeout:g} s"
+        end = FunctionEnd(error=asyncio.CancelledError()) if task.cancelled() else task.result()
+        if end.error is not None:
+            return f"the callback raised {describe_error(end.error, {__file__})}"
+        if type(end.result) is not bool:
+            shown = safe_repr(end.result)
+            return f"the callback must return True to delete or False to keep (got {shown})"
+        return bool(end.result)
+
+    async def _perform(
+        self, record: Document, resource: Resource, calls: list[asyncio.Future[Any]]
+    ) -> FunctionEnd:
+        _calling.set(self)
+        forks = count_forks()
+        try:
+            if self._is_async:
+                result = await run_in_own_context(self._function, record, resource)
+            else:
+                end = await self._call_on_thread(record, resource, calls)
+                if end.error is not None:
+                    # Not raised: a coroutine cannot raise every error.
+                    return end
+                result = end.result
+            return FunctionEnd(await await_result(result))
+        except (GeneratorExit, KeyboardInterrupt, asyncio.CancelledError):
+            # This coroutine is closed, the program shall end, or the time is over.
+            raise
+        except BaseException as error:  # noqa: BLE001 - a callback may raise anything
+            return FunctionEnd(error=error)
+        finally:
+            end_forked_child(forks, _KIND)
+
+    async def _call_on_thread(
+        self, record: Document, resource: Resource, calls: list[asyncio.Future[Any]]
+    ) -> FunctionEnd:
+        work = partial(
+            copy_context().run, call_function, self._function, record, resource, kind=_KIND
+        )
+        call = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self._watch(call, calls)
+        await asyncio.wait([call])
+        return call.result()
+
+    def _watch(self, call: asyncio.Future[Any], calls: list[asyncio.Future[Any]]) -> None:
+        calls.append(call)
+        self._running.add(call)
+        call.add_done_callback(self._on_end)
+
+    def _on_end(self, call: asyncio.Future[Any]) -> None:
+        self._running.discard(call)
+        if not call.cancelled():
+            # Retrieved, so that it is not logged. The event loop itself raises KeyboardInterrupt.
+            call.exception()

@@ -1,0 +1,165 @@
+"""Callbacks for expired records: whatever they do, every record gets a verdict."""
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import pytest
+from waiting import until
+
+from jobsync import Document, Record, Resource
+from jobsync.ttl.callback import ExpiryCallback, find_calling_callback
+
+RESOURCE = cast("Resource", object())
+
+
+def make_records(count: int) -> list[Document]:
+    """Return expired records."""
+    return [
+        Document(Record(f"data/a/{n}", {"id": str(n), "n": n}, "v", 1, 0, 1, ""))
+        for n in range(count)
+    ]
+
+
+def keep_odd(record: Any, resource: Any) -> bool:
+    """Delete even ones."""
+    assert resource is RESOURCE
+    return bool(record.n % 2 == 0)
+
+
+async def keep_odd_later(record: Any, resource: Any) -> bool:
+    """Delete even ones, on the loop."""
+    await asyncio.sleep(0)
+    return keep_odd(record, resource)
+
+
+async def keep_nested(record: Any, resource: Any) -> Any:
+    """Return something to await."""
+    return keep_odd_later(record, resource)
+
+
+@pytest.mark.parametrize("function", [keep_odd, keep_odd_later, keep_nested])
+async def test_true_deletes_and_false_keeps(function: Any) -> None:
+    """A plain function runs on a thread, and there may be more records than slots."""
+    verdicts = await ExpiryCallback(function).ask(make_records(35), RESOURCE)
+    assert verdicts == [n % 2 == 0 for n in range(35)]
+
+
+@pytest.mark.parametrize("result", [None, 1, 0, "True", [], object])
+async def test_anything_but_a_boolean_keeps_the_record(result: Any) -> None:
+    """And is reported."""
+    (verdict,) = await ExpiryCallback(lambda *_: result).ask(make_records(1), RESOURCE)
+    assert str(verdict).startswith("the callback must return True to delete or False to keep (got ")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), SystemExit(3), asyncio.CancelledError(), StopIteration(1)]
+)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_error_concerns_one_record(error: BaseException, *, is_async: bool) -> None:
+    """The others are asked about all the same."""
+
+    def fail(record: Any, _: Any) -> bool:
+        if record.n == 1:
+            raise error
+        return True
+
+    async def fail_later(record: Any, resource: Any) -> bool:
+        return fail(record, resource)
+
+    callback = ExpiryCallback(fail_later if is_async else fail)
+    verdicts = await callback.ask(make_records(3), RESOURCE)
+    assert [verdicts[0], verdicts[2]] == [True, True]
+    assert str(verdicts[1]).startswith("the callback raised ")
+    assert not callback.is_running
+
+
+async def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
+    """Its slot is free again, so the others are asked."""
+
+    async def hang(record: Any, _: Any) -> bool:
+        if record.n < 20:
+            await asyncio.Event().wait()
+        return True
+
+    callback = ExpiryCallback(hang, timeout=0.05)
+    verdicts = await callback.ask(make_records(25), RESOURCE)
+    assert verdicts[:20] == ["the callback has not returned after 0.05 s"] * 20
+    assert verdicts[20:] == [True] * 5
+    assert not callback.is_running
+
+
+async def test_a_late_answer_does_not_count() -> None:
+    """A coroutine that ignores its cancellation and says True keeps the record."""
+
+    async def ignore(*_: Any) -> bool:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return True
+        return False
+
+    (verdict,) = await ExpiryCallback(ignore, timeout=0.05).ask(make_records(1), RESOURCE)
+    assert verdict == "the callback has not returned after 0.05 s"
+
+
+async def test_functions_that_never_return_occupy_ten_slots_at_most() -> None:
+    """The rest is not asked, and the sweep goes on; when they return, all are asked again."""
+    release = threading.Event()
+    asked: list[int] = []
+
+    def block(record: Any, _: Any) -> bool:
+        asked.append(record.n)
+        release.wait(60)
+        return True
+
+    callback = ExpiryCallback(block, timeout=0.05)
+    verdicts = await callback.ask(make_records(15), RESOURCE)
+    assert len(asked) == 10
+    assert verdicts[10:] == ["callbacks that exceeded 0.05 s occupy all 10 slots"] * 5
+    assert not callback.has_room
+    assert await callback.ask(make_records(2), RESOURCE) == [verdicts[10]] * 2
+    release.set()
+    await until(lambda: not callback.is_running, "the functions return")
+    assert await callback.ask(make_records(2), RESOURCE) == [True, True]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_callback_can_be_recognised_as_the_caller(*, is_async: bool) -> None:
+    """So that it can stop its own plugin without waiting for itself."""
+    found: list[Any] = []
+
+    def look(*_: Any) -> bool:
+        found.append(find_calling_callback())
+        return True
+
+    async def look_later(*_: Any) -> bool:
+        return look()
+
+    callback = ExpiryCallback(look_later if is_async else look)
+    await callback.ask(make_records(1), RESOURCE)
+    assert found == [callback]
+    assert find_calling_callback() is None
+
+
+async def test_a_cancelled_sweep_cancels_its_calls() -> None:
+    """Nothing goes on behind its back."""
+    started: list[bool] = []
+    ended: list[bool] = []
+
+    async def hang(*_: Any) -> bool:
+        started.append(True)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+        return True
+
+    callback = ExpiryCallback(hang)
+    asking = asyncio.create_task(callback.ask(make_records(3), RESOURCE))
+    await until(lambda: len(started) == 3, "all are asked")
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled()
+    await until(lambda: not callback.is_running, "the calls end")
+    assert ended == [True] * 3
