@@ -61,6 +61,7 @@ if _typing.TYPE_CHECKING:
         Unknown,
     )
     from jobsync.stores.opening import open_store
+    from jobsync.ttl.plugin import TTLPlugin
 
 __all__ = [
     "Applied",
@@ -113,6 +114,7 @@ __all__ = [
     "SchedulerPlugin",
     "Snooze",
     "Store",
+    "TTLPlugin",
     "Task",
     "Term",
     "Unavailable",
@@ -171,6 +173,7 @@ _MODULES = {
     "scheduler.history": ("HistoryEntry",),
     "scheduler.operations": ("JobStatus",),
     "scheduler.plugin": ("SchedulerPlugin",),
+    "ttl.plugin": ("TTLPlugin",),
     "stores.contract": (
         "Applied",
         "Conflicted",

@@ -28,7 +28,7 @@ from jobsync.core.secrets import redact
 from jobsync.core.urls import StoreUrl
 from jobsync.database.backfill import Backfill
 from jobsync.database.cleanup import Cleanup, CleanupScope, DatabaseTidied
-from jobsync.database.definition import Rule
+from jobsync.database.definition import Definition, Rule
 from jobsync.database.document import CREATED, UPDATED
 from jobsync.database.plugin import Plugin, check_plugin_name
 from jobsync.database.plugin_storage import PluginStorage
@@ -114,7 +114,7 @@ class Database(EventEmitter):
         self.components = components or Components.system()
         self._lifecycle = LifecycleLock("database")
         self._connection: _Connection | None = None
-        self._registry = ResourceRegistry(lambda: self.store, self.components)
+        self._registry = ResourceRegistry(lambda: self.store, self.components, self._derive_rules)
         self._plugins: dict[str, Plugin] = {}
         self._storages: dict[tuple[str, str], PluginStorage] = {}
         self._disconnect_by: Mono | None = None
@@ -456,6 +456,11 @@ class Database(EventEmitter):
         `Unavailable` restarts it after a pause; any other error makes the database fail.
         """
         return self._get_connection().supervisor.run(work, name)
+
+    def _derive_rules(self, definition: Definition) -> list[Rule]:
+        """Return the rules that plugins want for a resource."""
+        plugins = list(self._plugins.values())
+        return [rule for plugin in plugins for rule in plugin.choose_rules(definition)]
 
     def _add(self, plugin: Plugin, alias: str | None = None) -> None:
         if not isinstance(plugin, Plugin):

@@ -19,6 +19,7 @@ from jobsync.components import Components
 from jobsync.core import filters
 from jobsync.core.codec import Json
 from jobsync.core.filters import All, AnyOf, Compare, Equals, Exists, Filter, Not, Path
+from jobsync.database.archive import ARCHIVING
 from jobsync.database.definition import IndexState
 from jobsync.database.hooks import HookedVerbs
 from jobsync.database.index import ENTRIES, Index
@@ -54,7 +55,7 @@ VERSION = "_version"
 LIBRARY_FIELDS = frozenset({CREATED, UPDATED, VERSION})
 """The fields that the library adds to a record. They are ignored in what users write."""
 
-_INTERNAL_FIELDS = frozenset({ENTRIES})
+_INTERNAL_FIELDS = frozenset({ARCHIVING, ENTRIES})
 """Fields of a stored record that its readers do not see."""
 
 _RECORD_PAGE = 1000

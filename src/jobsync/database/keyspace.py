@@ -35,6 +35,7 @@ __all__ = [
     "BatchResult",
     "Decide",
     "Disposition",
+    "FinishChanges",
     "Keyspace",
     "WriteChanges",
     "create_many",
@@ -59,6 +60,8 @@ Decide: TypeAlias = Callable[[Record | None], "Json | Disposition"]
 
 WriteChanges: TypeAlias = Callable[[Sequence[Change]], Awaitable[list[Outcome]]]
 
+FinishChanges: TypeAlias = Callable[[Sequence[Record | None]], Awaitable[bool]]
+
 PlanChange: TypeAlias = Callable[[str, Record | None], Change | None]
 """Given a name and its record or tombstone, returns the change to make, if any."""
 
@@ -72,6 +75,8 @@ class Keyspace:
         components: the clock and the randomness that spread writers that race.
         label: what errors put before a record's name.
         write: applies changes in place of the store, and keeps what belongs to the records.
+        finish: ends what others have begun with records, before they are changed; returns
+            whether there was anything, so that they have to be read again.
     """
 
     def __init__(
@@ -81,9 +86,11 @@ class Keyspace:
         components: Components,
         label: str,
         write: WriteChanges | None = None,
+        finish: FinishChanges | None = None,
     ) -> None:
         self.prefix = prefix
         self._write = write
+        self._finish = finish
         self._get_store = get_store
         self._label = label
         self._clock = components.clock
@@ -116,6 +123,14 @@ class Keyspace:
         unique = list(dict.fromkeys(keys))
         found = dict(zip(unique, await self.store.get_many(unique), strict=True)) if keys else {}
         return [found[key] for key in keys]
+
+    async def read_bases(self, names: Sequence[str]) -> list[Record | None]:
+        """Read records or tombstones that are to be replaced."""
+        keys = list(map(self.key, names))
+        while True:
+            found = await self.store.get_many(keys, tombstones=True)
+            if self._finish is None or not await self._finish(found):
+                return found
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Apply changes to records of this prefix; each has its own outcome."""
@@ -155,7 +170,7 @@ class Keyspace:
         key = self.key(name)
         attempt = 0
         while True:
-            base = await self.store.get(key, tombstones=True)
+            (base,) = await self.read_bases([name])
             current = None if base is None or base.deleted else base
             change = _build_change(key, base, decide(current))
             if change is None:
@@ -269,9 +284,8 @@ class _BatchWrite:
     async def change(self, names: list[str], plan: PlanChange) -> None:
         """Read, plan and write; retry those that conflict."""
         while names:
-            keys = list(map(self._keyspace.key, names))
             try:
-                found = await self._keyspace.store.get_many(keys, tombstones=True)
+                found = await self._keyspace.read_bases(names)
             except JobsyncError as error:
                 self._give_up(names, error)
                 return

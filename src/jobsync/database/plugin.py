@@ -8,10 +8,12 @@ database's.
 
 import asyncio
 import re
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, ClassVar
 
 from jobsync.coordination.runner import find_caller
+from jobsync.database.definition import Definition, Rule
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.supervisor import LifecycleLock, Work
 from jobsync.errors import Invalid
@@ -142,6 +144,18 @@ class Plugin(EventEmitter):
     def stop_time(self) -> float:
         """Seconds that `stop` may take; what takes longer is left behind by a disconnect."""
         return _STOP_TIME
+
+    def choose_rules(self, definition: Definition) -> Sequence[Rule]:
+        """Return the rules of indexes that it needs for a resource. Makes no request.
+
+        Called whenever this process defines a resource, also before the plugin has started. What
+        it returns is stored with the definition.
+
+        Raises:
+            Invalid: the resource cannot be what the plugin needs; it is not defined then.
+        """
+        del definition
+        return ()
 
     @property
     def completed_message_ttl(self) -> float | None:

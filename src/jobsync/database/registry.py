@@ -120,13 +120,20 @@ class ResourceRegistry:
     Args:
         get_store: returns the store, or raises why it cannot be used.
         components: time, randomness and events.
+        derive_rules: returns the rules of indexes that plugins want for a definition.
 
     Attributes:
         resources: the resources that this process knows.
         readable: these, and the views that plugins have added.
     """
 
-    def __init__(self, get_store: Callable[[], Store], components: Components) -> None:
+    def __init__(
+        self,
+        get_store: Callable[[], Store],
+        components: Components,
+        derive_rules: Callable[[Definition], Sequence[Rule]] = lambda _: (),
+    ) -> None:
+        self._derive_rules = derive_rules
         self.resources: dict[str, Resource] = {}
         self._views: dict[str, Resource] = {}
         self.readable = ChainMap(self.resources, self._views)
@@ -176,7 +183,8 @@ class ResourceRegistry:
             before = None if current is None else Definition.read(current)
             may_have_records = before is not None and has_records
             after = (before or blank).evolve(fields, strict=strict, has_records=may_have_records)
-            after = after.add_indexes(rules, token, is_new=before is None)
+            wanted = [*rules, *self._derive_rules(after)]
+            after = after.add_indexes(wanted, token, is_new=before is None)
             return Disposition.KEEP if after == before else after.write(current)
 
         async with self._lock:
@@ -290,6 +298,7 @@ class ResourceRegistry:
             lambda: records,
             self._components,
             never_changes,
+            self._open,
         )
 
     def clear(self) -> None:
@@ -298,6 +307,10 @@ class ResourceRegistry:
         self._views.clear()
         # The next connection may be made in another loop.
         self._lock = asyncio.Lock()
+
+    async def _open(self, name: str) -> Resource:
+        """Return a resource that others may have defined; define it if there is none."""
+        return self.resources.get(name) or await self.define(name, None, strict=None)
 
     async def _reload(self, name: str) -> bool:
         """Read a definition again; return whether it has changed."""
@@ -315,7 +328,12 @@ class ResourceRegistry:
         resource = self.resources.get(definition.name)
         if resource is None:
             resource = Resource(
-                definition, read_at, self._get_store, self._components, self._reload
+                definition,
+                read_at,
+                self._get_store,
+                self._components,
+                self._reload,
+                self._open,
             )
             self.resources[definition.name] = resource
         else:

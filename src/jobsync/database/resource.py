@@ -23,9 +23,12 @@ from jobsync.core.codec import Json
 from jobsync.core.filters import parse as parse_filter
 from jobsync.core.partitions import Partition, choose_partition
 from jobsync.core.schema import Schema
+from jobsync.database.archive import ArchiveMoves, OpenResource
 from jobsync.database.definition import KNOWN_FORMAT, Definition, IndexState
 from jobsync.database.document import (
+    CREATED,
     LIBRARY_FIELDS,
+    UPDATED,
     Document,
     IndexRetired,
     Lookup,
@@ -136,6 +139,7 @@ class Resource(ReadableResource):
         get_store: returns the store, or raises why it cannot be used.
         components: time, randomness, and the events that receive this resource's events.
         reload: reads the definition again; returns whether it has changed.
+        open_resource: returns another resource, which its records are archived to.
     """
 
     def __init__(
@@ -145,10 +149,14 @@ class Resource(ReadableResource):
         get_store: Callable[[], Store],
         components: Components,
         reload: Callable[[str], Awaitable[bool]],
+        open_resource: OpenResource,
     ) -> None:
         self.name = definition.name
+        self.moves = ArchiveMoves(self, open_resource, components)
         prefix = f"{DATA}{self.name}/"
-        keyspace = Keyspace(get_store, prefix, components, self.name, self._write)
+        keyspace = Keyspace(
+            get_store, prefix, components, self.name, self._write, self.moves.finish
+        )
         super().__init__(keyspace, components)
         self._components = components
         self._clock = components.clock
@@ -369,6 +377,47 @@ class Resource(ReadableResource):
             for document in documents
         ]
 
+    @property
+    def store(self) -> Store:
+        """The store, if it can be used."""
+        return self._keyspace.store
+
+    def key(self, id: str) -> str:
+        """Return the key of a record in the store."""
+        return self._keyspace.key(id)
+
+    async def prepare(self, record: Mapping[str, Json], id: str) -> dict[str, Json]:
+        """Return a new record as it is to be stored; store nothing.
+
+        Raises:
+            InvalidRecord: it breaks the newest schema; lists every invalid field.
+        """
+        return await self._build(lambda validator: validator.build_new(record, id, self._now()))
+
+    def stamp(self, document: Mapping[str, Json]) -> dict[str, Json]:
+        """Return a document with the times of a new record."""
+        now = self._now()
+        return {**document, CREATED: now, UPDATED: now}
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Apply changes to stored records, with their index entries; for plugins.
+
+        Neither hooks nor the schema are applied, and no events are emitted.
+        """
+        return await self._write(changes) if changes else []
+
+    def report_inserted(self, *ids: str) -> None:
+        """Emit that records were inserted; for plugins."""
+        self._report(RecordsInserted, *ids)
+
+    def report_updated(self, *ids: str) -> None:
+        """Emit that records were updated; for plugins."""
+        self._report(RecordsUpdated, *ids)
+
+    def report_deleted(self, *ids: str) -> None:
+        """Emit that records were deleted; for plugins."""
+        self._report(RecordsDeleted, *ids)
+
     async def _write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Write records with their index entries, by a definition that is not outdated."""
         await self._reread_definition()
@@ -377,13 +426,17 @@ class Resource(ReadableResource):
             raise NewerFormat(f"the definition of {self.name}", found, KNOWN_FORMAT)
         return await self._writer.write(self._keyspace.store, changes)
 
-    async def _reread_definition(self) -> None:
+    async def refresh_definition(self, older_than: float) -> None:
+        """Read the definition again if it was last read more than so many seconds ago."""
+        await self._reread_definition(older_than)
+
+    async def _reread_definition(self, older_than: float = DEFINITION_AGE) -> None:
         """Read the definition again if it is old: another process may have added an index."""
-        if self._clock.mono() - self._read_at <= DEFINITION_AGE:
+        if self._clock.mono() - self._read_at <= older_than:
             return
         async with self._rereading:
             before = self._clock.mono()
-            if before - self._read_at > DEFINITION_AGE:
+            if before - self._read_at > older_than:
                 await self._reload(self.name)
                 self._read_at = max(self._read_at, before)
 

@@ -81,7 +81,7 @@ class CleanupVetoed(Event, frozen=True, kw_only=True):
 
 
 class ResourceAwaited(Event, frozen=True, kw_only=True):
-    """A resource does not exist yet. Its records expire from its creation on."""
+    """A resource does not exist, or is not described: nothing of it expires until it is."""
 
     name: ClassVar[str] = "plg:ttl:resource-missing"
     level: ClassVar[int] = logging.WARNING
