@@ -26,7 +26,7 @@ _COMMANDS = {
     "schema": ("sql", "Print the tables, or the IAM policy, that a store needs."),
     "sql": ("sql", "Open a SQL shell on the views of a fleet."),
     "tokens": ("cluster", "Show how many tokens each node of a fleet owns."),
-    "ttl": ("ttl", "Show which records expire and when."),
+    "ttl": ("ttl", "Show which records expire and when; remove expired ones now."),
     "why": ("why", "Explain why a message, a task or a scheduled job is waiting."),
     "work": ("work", "Run the plugins of a database until a signal stops them."),
 }

@@ -82,3 +82,46 @@ async def test_a_rule_for_existing_records_is_shown_as_building(locate: servers.
     (row,) = read_json(place, "ttl")
     assert (row["due"], row["is_ready"], row["progress"]) == (0, False, "not begun")
     assert any("not begun" in line for line in on_terminal(place, 120, "ttl"))
+
+
+async def test_run_deals_with_what_has_expired_by_the_stored_rules(url: str) -> None:
+    """In one resource, or in all; what has not expired stays."""
+    async with Database(url) as database:
+        rules = {
+            "users": ExpiryRule(on_expire="soft-delete", delete_field="gone_at"),
+            "orders": ExpiryRule(on_expire="archive", archive_resource="old_orders"),
+        }
+        for name, rule in rules.items():
+            # A new name: an index of existing records would have to be built first.
+            records = await database.define_resource(f"{name}2", rules=[rule])
+            await records.insert({"id": "1", "expires_at": NOW - FAR})
+    (row,) = read_json(url, "ttl", "run", "sessions")
+    assert (row["resource"], row["deleted"], row["errors"]) == ("sessions", 2, 0)
+    rows = {row["resource"]: row for row in read_json(url, "ttl", "run")}
+    assert (rows["users2"]["soft_deleted"], rows["orders2"]["archived"]) == (1, 1)
+    assert rows["sessions"]["deleted"] == rows["tokens"]["deleted"] == 0
+    async with Database(url) as database:
+        resources = database.resources
+        assert await resources["sessions"].list_ids() == ["late", "later"]
+        assert await resources["tokens"].count() == 1
+        (user,) = await resources["users2"].list()
+        assert user["gone_at"] == pytest.approx(NOW, abs=FAR / 2)
+        assert await resources["orders2"].count() == 0
+        (order,) = await resources["old_orders"].list()
+        assert order["original_id"] == "1"
+    assert read_json(url, "ttl", "backlog")["records"] == []
+
+
+async def test_a_callback_cannot_run_from_the_command_line(locate: servers.Locate) -> None:
+    """By name it is refused; among others it is left out, and said to be."""
+    place = locate("sqlite")
+    async with Database(place) as database:
+        rule = ExpiryRule(on_expire="callback")
+        users = await database.define_resource("users", rules=[rule])
+        await users.insert({"id": "1", "expires_at": NOW - FAR})
+    done = run(place, "ttl", "run", "users")
+    assert done.returncode == 2
+    assert "a callback decides" in done.stderr
+    (row,) = read_json(place, "ttl", "run")
+    assert (row["deleted"], row["note"]) == (0, "skipped: a callback decides")
+    assert [row["id"] for row in read_json(place, "ttl", "backlog")["records"]] == ["1"]
