@@ -62,7 +62,7 @@ class ExpiryCallback:
     ) -> None:
         self._function = function
         self._is_async = is_coroutine_function(function)
-        self._timeout = timeout
+        self.timeout = timeout
         self._threads = UserThreads("jobsync-ttl")
         self._running: set[asyncio.Future[Any]] = set()
         """Calls that have not ended."""
@@ -83,7 +83,7 @@ class ExpiryCallback:
         Returns:
             For each record True to delete it, False to keep it, or what went wrong.
         """
-        occupied = f"callbacks that exceeded {self._timeout:g} s occupy all {_SLOTS} slots"
+        occupied = f"callbacks that exceeded {self.timeout:g} s occupy all {_SLOTS} slots"
         verdicts: list[bool | str] = [occupied] * len(records)
         waiting = iter(range(len(records)))
         async with asyncio.TaskGroup() as group:
@@ -111,13 +111,13 @@ class ExpiryCallback:
         task = asyncio.get_running_loop().create_task(self._perform(record, resource, calls))
         self._watch(task, calls)
         try:
-            done, _ = await asyncio.wait([task], timeout=self._timeout)
+            done, _ = await asyncio.wait([task], timeout=self.timeout)
         finally:
             # Also if the sweep is cancelled. A function on a thread goes on.
             task.cancel()
         if not done:
             await asyncio.wait([task], timeout=_GRACE)
-            return f"the callback has not returned after {self._timeout:g} s"
+            return f"the callback has not returned after {self.timeout:g} s"
         end = FunctionEnd(error=asyncio.CancelledError()) if task.cancelled() else task.result()
         if end.error is not None:
             return f"the callback raised {describe_error(end.error, {__file__})}"
