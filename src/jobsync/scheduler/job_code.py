@@ -51,6 +51,8 @@ class JobCode:
         self._fact = fact
         self._emit = emit
         self._is_stale = True
+        self._is_new = False
+        """Whether this process has stored a version of the code that was unknown."""
         self._others: dict[str, frozenset[str]] = {}
         """The jobs of other versions of the code, by digest."""
 
@@ -66,12 +68,22 @@ class JobCode:
         self.digest = digest_code(definitions)
         self._is_stale = False
         try:
-            await self._jobs.write_code(self.digest, definitions)
+            now = self._clock.now()
+            self._is_new |= await self._jobs.write_code(self.digest, definitions, now)
         except BaseException:
             # So that it is written the next time.
             self._is_stale = True
             raise
         self._membership.publish(**{self._fact: self.digest})
+
+    async def forget_old(self) -> None:
+        """Remove versions of the code that no process has any more, after adding one."""
+        if not self._is_new or self._clock.veto:
+            return
+        members = await self._membership.members()
+        used = {str(peer.facts.get(self._fact, "")) for peer in members}
+        await self._jobs.forget_code({*used, self.digest}, self._clock.now())
+        self._is_new = False
 
     async def register_all(self) -> None:
         """Store the definitions of all jobs, unless newer ones are stored."""

@@ -12,7 +12,7 @@ Firings are read and written by `scheduler.history`.
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
@@ -47,6 +47,9 @@ SCHEDULES = "schedule/"
 
 _PAGE = 1000
 _LATEST_EDITS = "latest"
+_CODE_AGE = 86_400.0
+"""Seconds after which a version of the code is forgotten that no process has."""
+_MAX_FORGOTTEN = 100
 _MAX_RECENT = 500
 """Changes that leaders can follow one by one; after more, they look at all jobs."""
 
@@ -93,6 +96,8 @@ class _Code(msgspec.Struct, frozen=True):
     """The jobs of one version of the code."""
 
     names: tuple[str, ...]
+    at: float = 0.0
+    """When a process has published it; again at most every half a day."""
 
 
 class _Defined(msgspec.Struct, frozen=True):
@@ -142,6 +147,7 @@ class JobStore:
         # Apart from the others, so that only edits wake those who wait for edits.
         self._edits = Keyspace(get_store, self.edits_prefix, components, f"schedule/{namespace}")
         self._notes = Keyspace(get_store, self.prefix, components, f"schedule/{namespace}")
+        self._code = Keyspace(get_store, f"{self.prefix}code/", components, f"schedule/{namespace}")
         self._components = components
         self.history = JobHistory(get_store, self.prefix, components)
 
@@ -307,21 +313,62 @@ class JobStore:
         code = await self._read_note(f"code/{digest}", _Code)
         return frozenset() if code is None else frozenset(code.names)
 
-    async def write_code(self, digest: str, names: Iterable[str]) -> None:
-        """Write which jobs a version of the code has, once.
+    async def write_code(self, digest: str, names: Iterable[str], now: float) -> bool:
+        """Write which jobs a version of the code has, unless that was written lately.
+
+        Returns:
+            Whether it was not known before.
 
         Raises:
             OutcomeUnknown: it may have been written, may still be, or never.
         """
-        key = f"{self.prefix}code/{digest}"
-        if await self._read_note(f"code/{digest}", _Code) is None:
-            # Those that were written meanwhile say the same.
-            puts = [
-                Put(key, {"names": sorted(names)}),
-                Put(self.prefix.removesuffix("/"), {}),
-            ]
-            for put, outcome in zip(puts, await self.store.write(puts), strict=True):
-                _check_known(put.key, outcome)
+        key = self._code.key(digest)
+        try:
+            base = await self.store.get(key, tombstones=True)
+        except (Corrupt, NewerFormat) as error:
+            self.report_note(error)
+            return False
+        is_stored = base is not None and not base.deleted
+        before = self._corruption_log.read(_read_code, base) if base and is_stored else None
+        if before is not None and before.at > now - _CODE_AGE / 2:
+            return False
+        puts = [Put(key, msgspec.to_builtins(_Code(tuple(sorted(names)), at=now)), base)]
+        if not is_stored:
+            # So that the namespace can be listed.
+            puts.append(Put(self.prefix.removesuffix("/"), {}))
+        for put, outcome in zip(puts, await self.store.write(puts), strict=True):
+            # One that was written meanwhile says the same.
+            _check_known(put.key, outcome)
+        return not is_stored
+
+    async def forget_code(self, used: Container[str], now: float) -> int:
+        """Remove versions of the code that no process has and that were published a day ago.
+
+        A process publishes its version before its session names it, and publishes an old one
+        again: what is removed here is named by nobody. At most 100 are removed.
+
+        Args:
+            used: the digests that live sessions name.
+            now: the time by which they were published.
+
+        Returns:
+            How many were removed.
+        """
+        heads = await self.store.heads(self._code.prefix, limit=_PAGE)
+        unused = [head.key for head in heads if self._code.name(head.key) not in used]
+        records = await read_each(self.store, unused[:_MAX_FORGOTTEN], self._corruption_log.report)
+        old = [
+            record.delete()
+            for record in records.values()
+            if record is not None
+            and not record.deleted
+            and (code := self._corruption_log.read(_read_code, record)) is not None
+            and code.at < now - _CODE_AGE
+        ]
+        outcomes = await self.store.write(old) if old else []
+        if unused:
+            await self.store.bury(self._code.prefix)
+        return sum(isinstance(outcome, Applied) for outcome in outcomes)
 
     async def read_defined(self) -> str:
         """Read the digest of the code whose definitions are stored; empty if nobody knows."""
@@ -383,6 +430,11 @@ class JobStore:
     @cached_property
     def _corruption_log(self) -> CorruptionLog:
         return CorruptionLog(self.store.name, self._components.events)
+
+
+def _read_code(record: Record) -> _Code:
+    code: _Code = convert_record(record, _Code)
+    return code
 
 
 def _check_known(key: str, outcome: Outcome) -> None:

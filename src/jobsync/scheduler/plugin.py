@@ -377,6 +377,7 @@ class SchedulerPlugin(CoordinatorPlugin):
             loop.look_at_orphans()
             try:
                 await code.publish()
+                await code.forget_old()
                 lacking = frozenset() if self.is_coordinator else await self._find_lacking()
             except (OutcomeUnknown, Unavailable):
                 continue

@@ -1,0 +1,103 @@
+"""The jobs that the versions of a fleet's code have, over a store in memory."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from jobsync.components import Components
+from jobsync.scheduler.job_code import JobCode
+from jobsync.scheduler.job_store import JobStore
+from jobsync.stores.memory import MemoryStore
+
+DAY = 86_400.0
+NOW = 1_800_000_000.0
+FACT = "schedule default"
+
+
+class Fleet:
+    """A store, and the sessions whose processes are alive."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.jobs = JobStore(lambda: self.store, "default", Components.system())
+        self.peers: list[SimpleNamespace] = []
+        self.clock = SimpleNamespace(now=lambda: NOW, veto="")
+
+    async def members(self) -> list[SimpleNamespace]:
+        """Return the live sessions."""
+        return self.peers
+
+    def publish(self, **facts: str) -> None:
+        """Add a session."""
+        self.peers.append(SimpleNamespace(facts=facts))
+
+    def start(self) -> JobCode:
+        """Return the code of a process without jobs."""
+        parts: Any = (self.jobs, self, self.clock, FACT, lambda _: None)
+        return JobCode({}, *cast("Any", parts))
+
+    async def list_code(self) -> list[str]:
+        """Return the digests that are stored."""
+        found = await self.store.scan("schedule/default/code/")
+        return [record.key.rpartition("/")[2] for record in found]
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    """A fleet in which nothing was stored."""
+    return Fleet()
+
+
+async def test_a_version_that_no_process_has_is_forgotten_a_day_later(fleet: Fleet) -> None:
+    """Found: each deployment with other jobs left a record for good."""
+    for digest, age in {"old": 2 * DAY, "recent": DAY / 2, "live": 9 * DAY}.items():
+        await fleet.jobs.write_code(digest, ["job"], NOW - age)
+    fleet.publish(**{FACT: "live"})
+    code = fleet.start()
+    await code.publish()
+    await code.forget_old()
+    assert await fleet.list_code() == sorted([code.digest, "live", "recent"])
+
+
+async def test_a_version_that_comes_back_is_kept(fleet: Fleet) -> None:
+    """A process publishes it again before its session can name it."""
+    code = fleet.start()
+    await code.publish()
+    digest, fleet.peers = code.digest, []
+    await fleet.jobs.forget_code((), NOW + 2 * DAY)
+    assert await fleet.list_code() == []
+    assert await fleet.jobs.write_code(digest, ["job"], NOW + 2 * DAY)
+    assert await fleet.jobs.read_code(digest) == {"job"}
+    assert not await fleet.jobs.write_code(digest, ["job"], NOW + 4 * DAY)
+    assert await fleet.jobs.forget_code((), NOW + 4 * DAY) == 0
+
+
+async def test_a_process_that_adds_no_version_looks_for_none(fleet: Fleet) -> None:
+    """Only who adds a record removes others, so that restarts cost nothing."""
+    await fleet.start().publish()
+    await fleet.jobs.write_code("old", ["job"], NOW - 2 * DAY)
+    code = fleet.start()
+    await code.publish()
+    await code.forget_old()
+    assert "old" in await fleet.list_code()
+
+
+async def test_nothing_is_forgotten_by_a_clock_that_may_be_wrong(fleet: Fleet) -> None:
+    """A version that was just published would seem old. It is done once the clock is right."""
+    await fleet.jobs.write_code("old", ["job"], NOW - 2 * DAY)
+    code, fleet.clock.veto = fleet.start(), "it is a year ahead"
+    await code.publish()
+    await code.forget_old()
+    assert "old" in await fleet.list_code()
+    fleet.clock.veto = ""
+    await code.forget_old()
+    assert "old" not in await fleet.list_code()
+
+
+async def test_a_hundred_versions_at_most_are_forgotten_at_once(fleet: Fleet) -> None:
+    """A fleet that has collected many gets rid of them over some deployments."""
+    for number in range(150):
+        await fleet.jobs.write_code(f"{number:03}", [], NOW - 2 * DAY)
+    assert await fleet.jobs.forget_code((), NOW) == 100
+    assert await fleet.jobs.forget_code((), NOW) == 50
