@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
-from jobsync.core.job_state import ActiveRun, JobState, find_schedule
+from jobsync.core.job_state import ActiveRun, Gap, JobState, find_schedule
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.errors import (
     Corrupt,
@@ -38,6 +38,7 @@ from jobsync.scheduler.loop import FiringLoop
 from jobsync.scheduler.manual_runs import ManualRuns
 from jobsync.scheduler.operations import JobOperations, JobStatus
 from jobsync.scheduler.reporting import JobHooks, Reporter
+from jobsync.scheduler.retention import HistoryRetention
 from jobsync.scheduler.runs import KnownJob, Runs, find_calling_runs
 from jobsync.scheduler.settings import JobOptions, SchedulerSettings, parse_job
 from jobsync.settings import Sources, resolve
@@ -57,13 +58,12 @@ class _SchedulerParts(NamedTuple):
     loop: FiringLoop
     manual_runs: ManualRuns
     code: JobCode
+    retention: HistoryRetention
 
 
 _A = TypeVar("_A", bound=Callable[..., Any])
 
 _STOP_TIME = 5.0
-_PRUNE_EVERY = 50
-"""Runs of a job after which its old history is removed."""
 
 
 class SchedulerPlugin(CoordinatorPlugin):
@@ -113,8 +113,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         """The jobs of this process's code."""
         self._known: dict[str, KnownJob] = {}
         self._parts: _SchedulerParts | None = None
-        self._chores: asyncio.Queue[str | BaseException] = asyncio.Queue()
-        """Names of jobs whose history is to be pruned, and errors to fail with."""
+        self._bugs: asyncio.Queue[BaseException] = asyncio.Queue()
+        """Errors to fail with."""
         if jobs is not None and not isinstance(jobs, Mapping):
             raise Invalid("jobs", jobs, "must be a dict by name", 'write {"name": {...}}')
         for name, job in (jobs or {}).items():
@@ -256,7 +256,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         database, membership = self.database, self._get_membership()
         components, store = database.components, database.store
         jobs = JobStore(lambda: database.store, self.namespace, components)
-        cache = JobCache(jobs, self._reporter.on_gap)
+        cache = JobCache(jobs, self._on_gap)
         clock = FleetClock(membership, store, components)
         limit = self.settings.max_concurrent_jobs
         runs = Runs(
@@ -274,9 +274,17 @@ class SchedulerPlugin(CoordinatorPlugin):
             lambda name: code.define([name]),
         )
         runs.notify(self._on_run_end)
+        retention = HistoryRetention(
+            jobs,
+            clock,
+            keep=self.settings.history_limit,
+            max_age=self.settings.history_retention,
+        )
         operations = JobOperations(jobs, components, membership.worker_id)
         manual_runs = ManualRuns(cache, runs, self._known, loop, membership, clock, components)
-        self._parts = _SchedulerParts(jobs, operations, cache, clock, runs, loop, manual_runs, code)
+        self._parts = _SchedulerParts(
+            jobs, operations, cache, clock, runs, loop, manual_runs, code, retention
+        )
         await clock.refresh()
         self._known.clear()
         for name in self._jobs:
@@ -284,7 +292,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         await code.register_all()
         self.run_in_background(loop.run, "fires")
         self.run_in_background(self._follow, "follows the coordinator")
-        self.run_in_background(self._do_chores, "does chores")
+        self.run_in_background(self._raise_bugs, "reports bugs")
+        self.run_in_background(retention.run, "removes old history")
         if not store.is_billed:
             self.run_in_background(self._follow_edits, "follows edits")
 
@@ -423,27 +432,16 @@ class SchedulerPlugin(CoordinatorPlugin):
     def _on_run_end(self, name: str) -> None:
         self._get_parts().loop.on_run_end(name)
         stored = self._get_parts().cache.known.get(name)
-        if stored is not None and stored.state.statistics.runs % _PRUNE_EVERY == 0:
-            self._chores.put_nowait(name)
+        if stored is not None:
+            self._get_parts().retention.note_run(name, stored.state.statistics.runs)
 
-    async def _do_chores(self) -> None:
-        """Remove old history of the jobs that have run; raise what a run could not handle."""
-        while True:
-            chore = await self._chores.get()
-            if isinstance(chore, BaseException):
-                raise chore
-            try:
-                await self._prune(chore)
-            except (OutcomeUnknown, Unavailable):
-                # Its next runs remove it.
-                continue
+    def _on_gap(self, name: str, gap: Gap) -> None:
+        self._reporter.on_gap(name, gap)
+        self._get_parts().retention.note_gap(name)
 
-    async def _prune(self, name: str) -> None:
-        await self._get_parts().jobs.prune(
-            name,
-            keep=self.settings.history_limit,
-            oldest=self._get_parts().clock.now() - self.settings.history_retention,
-        )
+    async def _raise_bugs(self) -> None:
+        """Raise what a run could not handle, so that the database fails."""
+        raise await self._bugs.get()
 
     def _on_veto(self, reason: str) -> None:
         """Hand the role over while this machine's clock cannot be right."""
@@ -462,7 +460,7 @@ class SchedulerPlugin(CoordinatorPlugin):
 
     def _fail(self, error: BaseException) -> None:
         """Make the database fail with an error of this library, or of the store."""
-        self._chores.put_nowait(error)
+        self._bugs.put_nowait(error)
 
     def _get_parts(self) -> _SchedulerParts:
         """Return what it consists of while it runs.

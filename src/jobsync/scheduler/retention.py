@@ -1,0 +1,83 @@
+"""When the old history of a job is removed.
+
+Old entries are removed after every 10 runs of a job, or after a tenth of its limit if that is more,
+but after 50 at the latest; and after as many gaps. So the history exceeds its limit by less than
+that many runs and gaps. What is older than the retention is also removed by the first run a day
+after the last removal. A removal costs some requests: it does not follow each run.
+
+Runs are counted in the job's state, so that restarts delay nothing. Gaps are counted by each
+process for itself.
+"""
+
+import asyncio
+from collections import Counter
+
+from jobsync.coordination.fleet_clock import FleetClock
+from jobsync.errors import Corrupt, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.scheduler.job_store import JobStore
+
+__all__ = ["HistoryRetention"]
+
+_LEAST_EXCESS = 10
+_MOST_EXCESS = 50
+_DAY = 86_400.0
+
+
+class HistoryRetention:
+    """Removes old history of the jobs that run here.
+
+    Args:
+        jobs: where it is stored.
+        clock: the time by which it is old.
+        keep: how many entries of each job are kept.
+        max_age: for how many seconds.
+    """
+
+    def __init__(self, jobs: JobStore, clock: FleetClock, *, keep: int, max_age: float) -> None:
+        self._jobs = jobs
+        self._clock = clock
+        self._keep = keep
+        self._max_age = max_age
+        self._excess = min(_MOST_EXCESS, max(_LEAST_EXCESS, keep // 10))
+        self._gaps: Counter[str] = Counter()
+        self._pruned: dict[str, float] = {}
+        """When each job was pruned here, or first seen."""
+        self._due: asyncio.Queue[str] = asyncio.Queue()
+
+    def note_run(self, name: str, runs: int) -> None:
+        """Prune a job soon if it is time, after one of its runs.
+
+        Args:
+            name: the job's.
+            runs: how many it has had.
+        """
+        now = self._clock.now()
+        if runs % self._excess == 0 or now - self._pruned.setdefault(name, now) >= _DAY:
+            self._plan(name)
+
+    def note_gap(self, name: str) -> None:
+        """Prune a job soon if it is time, after one more gap."""
+        self._gaps[name] += 1
+        if self._gaps[name] % self._excess == 0:
+            self._plan(name)
+
+    def _plan(self, name: str) -> None:
+        self._pruned[name] = self._clock.now()
+        self._due.put_nowait(name)
+
+    async def run(self) -> None:
+        """Prune jobs when it is time, until cancelled."""
+        while True:
+            name = await self._due.get()
+            try:
+                await self.prune(name)
+            except (OutcomeUnknown, Unavailable):
+                # Its next runs remove it.
+                continue
+            except (Corrupt, NewerFormat) as error:
+                self._jobs.report(name, error)
+
+    async def prune(self, name: str) -> int:
+        """Remove the old history of one job; return how many entries."""
+        oldest = self._clock.now() - self._max_age
+        return await self._jobs.prune(name, keep=self._keep, oldest=oldest)

@@ -1,0 +1,96 @@
+"""When the old history of a job is removed, without a store."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from jobsync.errors import Corrupt, Unavailable
+from jobsync.scheduler.retention import HistoryRetention
+
+DAY = 86_400.0
+
+
+class Jobs:
+    """Counts the removals of each job, and fails if it is told to."""
+
+    def __init__(self) -> None:
+        self.pruned: list[tuple[str, int, float]] = []
+        self.failures: list[Exception] = []
+        self.reported: list[str] = []
+
+    async def prune(self, name: str, *, keep: int, oldest: float) -> int:
+        """Note a removal."""
+        if self.failures:
+            raise self.failures.pop()
+        self.pruned.append((name, keep, oldest))
+        return 0
+
+    def report(self, name: str, _: Exception) -> None:
+        """Note a job that cannot be read."""
+        self.reported.append(name)
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    seconds = 100 * DAY
+
+    def now(self) -> float:
+        """Return the time."""
+        return self.seconds
+
+
+class Stage:
+    """A retention that runs, for one job."""
+
+    def __init__(self, keep: int = 1000) -> None:
+        self.jobs, self.clock, self.runs = Jobs(), Clock(), 0
+        parts: Any = (self.jobs, self.clock)
+        self.retention = HistoryRetention(*cast("Any", parts), keep=keep, max_age=30 * DAY)
+
+    async def run(self, runs: int = 0, gaps: int = 0) -> int:
+        """Note runs and gaps; return how many removals follow."""
+        before = len(self.jobs.pruned)
+        for _ in range(runs):
+            self.runs += 1
+            self.retention.note_run("job", self.runs)
+        for _ in range(gaps):
+            self.retention.note_gap("job")
+        task = asyncio.create_task(self.retention.run())
+        for _ in range(10 + runs + gaps):
+            await asyncio.sleep(0)
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        return len(self.jobs.pruned) - before
+
+
+@pytest.mark.parametrize(("keep", "every"), [(1, 10), (10, 10), (100, 10), (300, 30), (9000, 50)])
+async def test_it_follows_a_tenth_of_the_limit(keep: int, every: int) -> None:
+    """At least 10 runs and at most 50. Found: it was 50 for each limit, so ten became sixty."""
+    stage = Stage(keep)
+    assert await stage.run(runs=every - 1) == 0
+    assert await stage.run(runs=1) == 1
+    assert await stage.run(runs=3 * every) == 3
+    assert await stage.run(gaps=every) == 1
+    assert {(name, count) for name, count, _ in stage.jobs.pruned} == {("job", keep)}
+
+
+async def test_it_follows_a_day_of_a_job_that_runs_rarely() -> None:
+    """Found: a weekly job kept a year's runs, although 30 days are configured."""
+    stage = Stage()
+    assert await stage.run(runs=1) == 0
+    stage.clock.seconds += DAY - 1
+    assert await stage.run(runs=1) == 0
+    stage.clock.seconds += 1
+    assert await stage.run(runs=2) == 1
+    assert stage.jobs.pruned == [("job", 1000, 71 * DAY)]
+
+
+async def test_a_removal_that_fails_is_left_to_the_next() -> None:
+    """Nothing depends on it. A job that cannot be read is reported."""
+    stage = Stage(10)
+    stage.jobs.failures = [Corrupt("key", "damaged"), Unavailable("store", "it is down", "wait")]
+    assert await stage.run(runs=30) == 1
+    assert stage.jobs.reported == ["job"]
