@@ -48,6 +48,7 @@ demo: setup ## no update is lost, and neither a message nor a run when the leade
 	@$(PY) examples/increment.py
 	@$(PY) examples/drain.py
 	@$(PY) examples/schedule.py
+	@$(PY) examples/expire.py
 
 prove-stores: setup ## races, lost replies, first connects and exits at full scale; appends to proof/runs.jsonl
 	$(PY) -m pytest tests/processes $(STORES) $(OTHERS:%=--ignore=%) $(FULL) $(ARGS)
