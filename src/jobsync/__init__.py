@@ -8,6 +8,8 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
+    from jobsync.cache.memory import CacheStats
+    from jobsync.cache.plugin import CachePlugin
     from jobsync.components import Components
     from jobsync.coordination.coordinator import Coordinator, Hooks
     from jobsync.coordination.membership import Membership, Peer
@@ -65,6 +67,8 @@ if _typing.TYPE_CHECKING:
 
 __all__ = [
     "Applied",
+    "CachePlugin",
+    "CacheStats",
     "Cancel",
     "ClaimLost",
     "Components",
@@ -123,6 +127,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "cache.memory": ("CacheStats",),
+    "cache.plugin": ("CachePlugin",),
     "components": ("Components",),
     "coordination.coordinator": (
         "Coordinator",

@@ -32,6 +32,7 @@ from jobsync.database.definition import Definition, Rule
 from jobsync.database.document import CREATED, UPDATED
 from jobsync.database.plugin import Plugin, check_plugin_name
 from jobsync.database.plugin_storage import PluginStorage
+from jobsync.database.read_cache import ReadGuard, WatchedStore
 from jobsync.database.registry import DEFINITIONS, DROPPED, Registry, ResourceRegistry
 from jobsync.database.resource import DATA, Resource
 from jobsync.database.shared_session import SharedSession
@@ -95,6 +96,7 @@ class Database(EventEmitter):
         plugins: by name.
         events: all events of this database, its resources and plugins.
         components: time, randomness and those events.
+        read_guard: what a cache of its records is attached to; see `CachePlugin`.
     """
 
     def __init__(
@@ -114,7 +116,10 @@ class Database(EventEmitter):
         self.components = components or Components.system()
         self._lifecycle = LifecycleLock("database")
         self._connection: _Connection | None = None
-        self._registry = ResourceRegistry(lambda: self.store, self.components, self._derive_rules)
+        self.read_guard = ReadGuard(self.components.clock)
+        self._registry = ResourceRegistry(
+            lambda: self.store, self.components, self.read_guard, self._derive_rules
+        )
         self._plugins: dict[str, Plugin] = {}
         self._storages: dict[tuple[str, str], PluginStorage] = {}
         self._disconnect_by: Mono | None = None
@@ -513,7 +518,8 @@ class Database(EventEmitter):
         store = target if isinstance(target, Store) else await open_store(target, self.components)
         supervisor = Supervisor(self.components)
         session = self._make_session(store, url, supervisor)
-        connection = _Connection(store, supervisor, session, owns_store, copy_context())
+        watched = WatchedStore(store, self.read_guard)
+        connection = _Connection(watched, supervisor, session, owns_store, copy_context())
         try:
             await supervisor.start()
             self._connection = connection
@@ -574,6 +580,7 @@ class Database(EventEmitter):
         self._connection = self._shutdown = self._disconnect_by = None
         self._registry.clear()
         self._backfills.clear()
+        self.read_guard.clear()
 
 
 class _Shutdown:

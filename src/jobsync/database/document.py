@@ -24,6 +24,7 @@ from jobsync.database.definition import IndexState
 from jobsync.database.hooks import HookedVerbs
 from jobsync.database.index import ENTRIES, Index
 from jobsync.database.keyspace import Keyspace
+from jobsync.database.read_cache import CachedReads, ReadGuard
 from jobsync.errors import Corrupt, Invalid, closest_name, safe_repr
 from jobsync.events import Events
 from jobsync.stores.contract import Record, Where
@@ -238,13 +239,17 @@ class ReadableResource(HookedVerbs):
     Args:
         keyspace: where the records are.
         components: the events that receive this resource's events.
+        guard: what knows the database's cache; without it nothing is cached.
     """
 
-    def __init__(self, keyspace: Keyspace, components: Components) -> None:
+    def __init__(
+        self, keyspace: Keyspace, components: Components, guard: ReadGuard | None = None
+    ) -> None:
         events = Events()
         events.join(components.events)
         super().__init__(events)
         self._keyspace = keyspace
+        self._reads = CachedReads(keyspace, guard or ReadGuard(components.clock))
         self._corruption_log = CorruptionLog(keyspace.prefix.rstrip("/"), components.events)
 
     async def get(self, id: str) -> Document | None:
@@ -253,12 +258,16 @@ class ReadableResource(HookedVerbs):
 
     async def exists(self, id: str) -> bool:
         """Whether there is a record with this id."""
-        return await self._run_verb("exists", id, self._exists)
+
+        async def work(id: str) -> bool:
+            return await self._reads.get(check_id(id)) is not None
+
+        return await self._run_verb("exists", id, work)
 
     async def get_many(self, ids: Iterable[str]) -> list[Document | None]:
         """Read records in the order of the given ids; None where there is none."""
         inputs = await self._hooks.before_all("get", as_list("ids", ids))
-        records = await self._keyspace.get_many(list(map(check_id, inputs)))
+        records = await self._reads.get_many(list(map(check_id, inputs)))
         found = [None if record is None else Document(record) for record in records]
         await self._hooks.after_all("get", found)
         return found
@@ -282,7 +291,7 @@ class ReadableResource(HookedVerbs):
 
         async def work(where: Where) -> Documents:
             chosen = Selection(where, partition, partition_values)
-            return await self._find(chosen, None, limit, offset)
+            return await self._reads.answer(self._find, chosen, None, limit, offset)
 
         return await self._run_verb("list", None, work)
 
@@ -290,7 +299,7 @@ class ReadableResource(HookedVerbs):
         """Return ids in order, without reading the records."""
 
         async def work(_: None) -> Names:
-            return await self._find_ids(limit, offset)
+            return await self._reads.answer(self._find_ids, limit, offset)
 
         return await self._run_verb("list_ids", None, work)
 
@@ -310,7 +319,8 @@ class ReadableResource(HookedVerbs):
         """
 
         async def work(where: Where) -> int:
-            return await self._count(Selection(where, partition, partition_values))
+            chosen = Selection(where, partition, partition_values)
+            return await self._reads.answer(self._count, chosen)
 
         return await self._run_verb("count", filter, work)
 
@@ -337,7 +347,7 @@ class ReadableResource(HookedVerbs):
 
         async def work(where: Where) -> Page:
             chosen = Selection(where, partition, partition_values)
-            return await self._read_page(chosen, size, after)
+            return await self._reads.answer(self._read_page, chosen, size, after)
 
         return await self._run_verb("page", filter, work)
 
@@ -367,7 +377,7 @@ class ReadableResource(HookedVerbs):
 
         async def work(where: Where) -> Documents:
             chosen = Selection(where, partition, partition_values)
-            return await self._find(chosen, sort, limit, offset)
+            return await self._reads.answer(self._find, chosen, sort, limit, offset)
 
         return await self._run_verb("query", filter, work)
 
@@ -377,7 +387,7 @@ class ReadableResource(HookedVerbs):
             yield document
 
     async def _get(self, id: str) -> Document | None:
-        record = await self._keyspace.get(check_id(id))
+        record = await self._reads.get(check_id(id))
         return None if record is None else Document(record)
 
     async def _exists(self, id: str) -> bool:

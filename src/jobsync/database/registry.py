@@ -20,6 +20,7 @@ from jobsync.core.schema import Fields
 from jobsync.database.definition import KNOWN_FORMAT, Definition, Rule
 from jobsync.database.index import remove_index
 from jobsync.database.keyspace import Disposition, Keyspace
+from jobsync.database.read_cache import ReadGuard
 from jobsync.database.resource import DATA, Resource
 from jobsync.errors import Conflict, Invalid, NotFound, closest_name
 from jobsync.events import Event
@@ -120,6 +121,7 @@ class ResourceRegistry:
     Args:
         get_store: returns the store, or raises why it cannot be used.
         components: time, randomness and events.
+        guard: what knows the database's cache.
         derive_rules: returns the rules of indexes that plugins want for a definition.
 
     Attributes:
@@ -131,6 +133,7 @@ class ResourceRegistry:
         self,
         get_store: Callable[[], Store],
         components: Components,
+        guard: ReadGuard,
         derive_rules: Callable[[Definition], Sequence[Rule]] = lambda _: (),
     ) -> None:
         self._derive_rules = derive_rules
@@ -139,6 +142,7 @@ class ResourceRegistry:
         self.readable = ChainMap(self.resources, self._views)
         self._get_store = get_store
         self._components = components
+        self._guard = guard
         self._events = components.events
         self._corruption_log = CorruptionLog("resources", components.events)
         self._clock = components.clock
@@ -334,6 +338,7 @@ class ResourceRegistry:
                 self._components,
                 self._reload,
                 self._open,
+                self._guard,
             )
             self.resources[definition.name] = resource
         else:

@@ -46,6 +46,7 @@ from jobsync.database.keyspace import (
     create_many,
     remove_many,
 )
+from jobsync.database.read_cache import ReadGuard
 from jobsync.database.validation import Validator
 from jobsync.errors import (
     Conflict,
@@ -140,6 +141,7 @@ class Resource(ReadableResource):
         components: time, randomness, and the events that receive this resource's events.
         reload: reads the definition again; returns whether it has changed.
         open_resource: returns another resource, which its records are archived to.
+        guard: what knows the database's cache; without it nothing is cached.
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class Resource(ReadableResource):
         components: Components,
         reload: Callable[[str], Awaitable[bool]],
         open_resource: OpenResource,
+        guard: ReadGuard | None = None,
     ) -> None:
         self.name = definition.name
         self.moves = ArchiveMoves(self, open_resource, components)
@@ -157,13 +160,16 @@ class Resource(ReadableResource):
         keyspace = Keyspace(
             get_store, prefix, components, self.name, self._write, self.moves.finish
         )
-        super().__init__(keyspace, components)
+        super().__init__(keyspace, components, guard)
         self._components = components
         self._clock = components.clock
         self._ids = components.ids
         self._reload = reload
         self._queue: MessageSink | None = None
         self._rereading = asyncio.Lock()
+        # Another process may have dropped a resource of this name, and created this one.
+        self._reads.clear()
+        self.definition = definition
         self.set_definition(definition, read_at)
 
     def __repr__(self) -> str:
@@ -185,6 +191,8 @@ class Resource(ReadableResource):
 
     def set_definition(self, definition: Definition, read_at: Mono) -> None:
         """Use a newer definition from now on, which was read at this time or later."""
+        if definition != self.definition:
+            self._reads.clear()
         self.definition = definition
         self._read_at = read_at
         self._validator = Validator(definition.name, definition.schema)
@@ -217,7 +225,8 @@ class Resource(ReadableResource):
         """
 
         async def work(changes: Any) -> Document:
-            return await self._rewrite(id, if_version, Validator.build_update, changes)
+            with self._reads.changing([check_id(id)]):
+                return await self._rewrite(id, if_version, Validator.build_update, changes)
 
         return await self._run_verb("update", _with_id(id, changes), work)
 
@@ -233,7 +242,8 @@ class Resource(ReadableResource):
         """
 
         async def work(record: Any) -> Document:
-            return await self._rewrite(id, if_version, Validator.build_replacement, record)
+            with self._reads.changing([check_id(id)]):
+                return await self._rewrite(id, if_version, Validator.build_replacement, record)
 
         return await self._run_verb("replace", _with_id(id, record), work)
 
@@ -255,7 +265,8 @@ class Resource(ReadableResource):
         """
 
         async def work(id: str) -> bool:
-            return await self._delete(id, if_version)
+            with self._reads.changing([check_id(id)]):
+                return await self._delete(id, if_version)
 
         return await self._run_verb("delete", id, work)
 
@@ -291,7 +302,8 @@ class Resource(ReadableResource):
         """
         inputs = await self._hooks.before_all("delete", as_list("ids", ids))
         checked = list(map(check_id, inputs))
-        result = await remove_many(self._keyspace, checked)
+        with self._reads.changing(checked):
+            result = await remove_many(self._keyspace, checked)
         self._report(RecordsDeleted, *result.written)
         await self._hooks.after_all("delete", [name in result.written for name in checked])
         self._check_complete(result)
@@ -306,11 +318,15 @@ class Resource(ReadableResource):
         count = 0
         # Listed once, so that it ends even while others keep inserting.
         ids = await self._find_ids()
-        for start in range(0, len(ids), _PAGE):
-            result = await remove_many(self._keyspace, ids[start : start + _PAGE])
-            self._report(RecordsDeleted, *result.written)
-            self._check_complete(result)
-            count += len(result.written)
+        try:
+            for start in range(0, len(ids), _PAGE):
+                result = await remove_many(self._keyspace, ids[start : start + _PAGE])
+                self._report(RecordsDeleted, *result.written)
+                self._check_complete(result)
+                count += len(result.written)
+        finally:
+            # Also of records that others have deleted.
+            self._reads.clear()
         return count
 
     async def enqueue(

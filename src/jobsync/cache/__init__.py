@@ -1,0 +1,1 @@
+"""Answers of earlier reads, for processes that read more than they write."""

@@ -1,0 +1,268 @@
+"""A cache in a database: its life, its hooks, and what it has no part in."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from jobsync import CachePlugin, CacheStats, Database, Invalid, Resource
+from jobsync.stores.contract import Change, Outcome, Store, StoreDecorator
+from jobsync.stores.memory import MemoryStore
+
+T = TypeVar("T")
+
+
+class GatedStore(StoreDecorator):
+    """Counts requests, and holds them while the gate is closed."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.requests = 0
+        self.reply_gate = asyncio.Event()
+        self.reply_gate.set()
+        self.waiting = asyncio.Event()
+
+    async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
+        del call, sent
+        self.requests += 1
+        result = await work()
+        if not self.reply_gate.is_set():
+            self.waiting.set()
+            await self.reply_gate.wait()
+        return result
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        return await self.around("write", len(changes), lambda: self.inner.write(changes))
+
+
+@pytest.fixture
+async def store() -> GatedStore:
+    """A store of its own."""
+    return GatedStore(MemoryStore())
+
+
+@pytest.fixture
+async def cache() -> CachePlugin:
+    """A cache that is not attached yet."""
+    return CachePlugin(max_size=10)
+
+
+@pytest.fixture
+async def database(store: GatedStore, cache: CachePlugin) -> AsyncIterator[Database]:
+    """A database with a cache."""
+    async with Database(connection=store, plugins=[cache]) as database:
+        yield database
+
+
+@pytest.fixture
+async def tasks(database: Database) -> Resource:
+    """A resource with a record."""
+    tasks = await database.create_resource("tasks", {"n": "number"})
+    await tasks.insert({"id": "a", "n": 1, "tags": ["x"]})
+    return tasks
+
+
+async def test_hooks_run_with_answers_from_the_cache(tasks: Resource, cache: CachePlugin) -> None:
+    """The cache answers in place of the store, not of the verb."""
+    calls: list[Any] = []
+
+    @tasks.before("get")
+    def translate(id: str) -> str:
+        calls.append(id)
+        return id.lower()
+
+    tasks.after("get", lambda found: calls.append(found.n))
+    tasks.before("list", lambda _: {"n": {"$gt": 5}})
+    for _ in range(2):
+        assert (await tasks.get("A")) is not None
+        await tasks.get_many(["A"])
+        assert await tasks.list() == []
+    assert calls == ["A", 1] * 4
+    assert cache.stats() == CacheStats(hits=4, misses=2, size=2, evictions=0)
+
+
+async def test_what_a_reader_does_to_its_record_nobody_else_sees(tasks: Resource) -> None:
+    """As without a cache: values may be lists and dictionaries."""
+    for _ in range(3):
+        record, (listed,), page = await tasks.get("a"), await tasks.list(), await tasks.page()
+        assert record is not None
+        for each in (record, listed, *page.items):
+            assert each.tags == ["x"]
+            each.tags.append("y")
+
+
+async def test_a_wrong_argument_is_refused_whatever_is_cached(tasks: Resource) -> None:
+    """True equals 1, and is not a number of records."""
+    wrong: Any = True
+    await tasks.list(limit=1)
+    with pytest.raises(Invalid):
+        await tasks.list(limit=wrong)
+    assert await tasks.count({"n": 1}) == 1
+    assert await tasks.count({"n": True}) == 0
+    deep: Any = {"n": 1}
+    for _ in range(2000):
+        deep = {"$not": deep}
+    with pytest.raises(Invalid):
+        await tasks.count(deep)
+
+
+async def test_a_write_below_the_resource_is_seen(database: Database, tasks: Resource) -> None:
+    """Such as that of a sweep: the store of the database reports it."""
+    await tasks.get("a")
+    await tasks.list()
+    record = await database.store.get("data/tasks/a")
+    assert record is not None
+    await database.store.write([record.delete()])
+    assert await tasks.get("a") is None
+    assert await tasks.list() == []
+
+
+async def test_a_write_leaves_other_records_and_resources_alone(
+    database: Database, store: GatedStore, tasks: Resource
+) -> None:
+    """Only what it touched, and the listings of its resource, are read again."""
+    users = await database.create_resource("users", {})
+    await users.insert({"id": "ann"})
+    await tasks.insert({"id": "b", "n": 2})
+    for read in (tasks.get("b"), users.get("ann"), users.list()):
+        await read
+    await tasks.update("a", {"n": 2})
+    before = store.requests
+    for read in (tasks.get("b"), users.get("ann"), users.list()):
+        await read
+    assert store.requests == before
+
+
+async def test_a_clear_concerns_what_is_being_read(
+    store: GatedStore, cache: CachePlugin, tasks: Resource
+) -> None:
+    """The caller may know that another process has just written."""
+    store.reply_gate.clear()
+    reading = asyncio.ensure_future(tasks.get("a"))
+    await store.waiting.wait()
+    cache.clear("tasks")
+    store.reply_gate.set()
+    await reading
+    assert cache.stats().size == 0
+    await tasks.get("a")
+    cache.clear("users")
+    assert cache.stats().size == 1
+    cache.clear()
+    assert cache.stats().size == 0
+
+
+async def test_a_cache_that_is_added_during_a_write_keeps_nothing_until_its_end() -> None:
+    """It does not know what that write changes."""
+    store = GatedStore(MemoryStore())
+    async with Database(connection=store) as database:
+        tasks = await database.create_resource("tasks", {})
+        await tasks.insert({"id": "a"})
+        store.reply_gate.clear()
+        writing = asyncio.ensure_future(database.store.drop(["data/tasks/a"]))
+        await store.waiting.wait()
+        cache = await database.use_plugin(CachePlugin())
+        reading = asyncio.ensure_future(tasks.list())
+        await asyncio.sleep(0)
+        store.reply_gate.set()
+        await asyncio.gather(writing, reading)
+        assert cache.stats().size == 0
+        await tasks.list()
+        assert cache.stats().size == 1
+
+
+async def test_only_the_named_resources_are_cached() -> None:
+    """The others are read each time, and not counted."""
+    cache = CachePlugin(resources=["tasks"])
+    async with Database(connection=MemoryStore(), plugins=[cache]) as database:
+        for name in ("tasks", "users"):
+            resource = await database.create_resource(name, {})
+            await resource.insert({"id": "a"})
+            for _ in range(3):
+                await resource.get("a")
+                await resource.count()
+    assert cache.stats() == CacheStats(hits=4, misses=2, size=0, evictions=0)
+
+
+async def test_storage_and_views_are_never_cached(database: Database, store: GatedStore) -> None:
+    """They decide, or show what other processes do."""
+    storage = database.open_storage("sample")
+    await storage.set("key", 1)
+    await store.inner.create("data/view/a", {"id": "a"})
+    database.add_view("view", store.inner)
+    for read in (lambda: storage.get("key"), storage.list):
+        await read()
+        before = store.requests
+        await read()
+        assert store.requests > before
+    record = await store.inner.get("data/view/a")
+    view = database.resources["view"]
+    assert await view.exists("a")
+    assert record is not None
+    await store.inner.delete(record)
+    assert not await view.exists("a")
+
+
+async def test_a_changed_definition_drops_what_was_read(
+    database: Database, cache: CachePlugin, tasks: Resource
+) -> None:
+    """Looking at the definitions again does not."""
+    await tasks.get("a")
+    await database.list_resources()
+    assert cache.stats().size == 1
+    await database.create_resource("tasks", {"n": "number", "done": "boolean"})
+    assert cache.stats().size == 0
+
+
+async def test_nothing_outlives_a_disconnect(store: GatedStore, cache: CachePlugin) -> None:
+    """Neither do answers in resources that the caller still has."""
+    database = Database(connection=store, plugins=[cache])
+    async with database:
+        tasks = await database.create_resource("tasks", {})
+        await tasks.insert({"id": "a"})
+        await tasks.get("a")
+    assert cache.stats().size == 0
+    with pytest.raises(Invalid, match="not connected"):
+        await tasks.get("a")
+    async with database:
+        assert await tasks.exists("a")
+        assert cache.stats().misses == 2
+
+
+async def test_a_stopped_cache_answers_nothing(
+    store: GatedStore, cache: CachePlugin, tasks: Resource
+) -> None:
+    """Every read is a request, until it is started again."""
+    await tasks.get("a")
+    await cache.stop()
+    before = store.requests
+    await tasks.get("a")
+    await tasks.get("a")
+    assert store.requests == before + 2
+    await cache.start()
+    await tasks.get("a")
+    await tasks.get("a")
+    assert store.requests == before + 3
+
+
+async def test_a_failed_database_answers_nothing(store: GatedStore, cache: CachePlugin) -> None:
+    """Its error is raised, as without a cache."""
+    database = await Database(connection=store, plugins=[cache]).connect()
+    tasks = await database.create_resource("tasks", {})
+    await tasks.insert({"id": "a"})
+    await tasks.get("a")
+
+    async def fail() -> None:
+        raise RuntimeError("a bug")
+
+    await asyncio.wait([cache.run_in_background(fail)])
+    for read in (tasks.get, tasks.exists):
+        with pytest.raises(RuntimeError, match="a bug"):
+            await read("a")
+    await database.disconnect()
+
+
+async def test_a_second_cache_is_refused(database: Database) -> None:
+    """One database has one cache."""
+    with pytest.raises(Invalid, match="second cache"):
+        await database.use_plugin(CachePlugin(), "another")
