@@ -5,9 +5,9 @@ however many processes do this at once. It can be interrupted at any point and g
 
 How: processes use a definition for `DEFINITION_AGE` seconds before they read it again, and a write
 takes a bounded time. After both have passed, every writer keeps the new index, and nobody reads a
-former one. Only then are all records read, in the order of their ids, and the entries that they
-name are written. A record that changes meanwhile is kept by its writer. Entries have the same key
-whoever writes them, so it does no harm to write one twice.
+former one, which writers keep until then. Only then are all records read, in the order of their
+ids, and the entries that they name are written. A record that changes meanwhile is kept by its
+writer. Entries have the same key whoever writes them, so it does no harm to write one twice.
 
 What is not covered: a process that stands still for longer than that between reading a definition
 and writing a record. `Database.backfill` with `again=True` finds what such a process has left.
@@ -100,16 +100,19 @@ class Backfill:
         while not (definition := await self._read(name)).is_settled:
             building = [index for index in definition.indexes if not index.is_ready]
             begun = {index.key for index in building if await self._read_progress(name, index)}
-            if definition.retired or len(begun) < len(building):
+            if definition.retired or definition.abandoned or len(begun) < len(building):
                 await self._clock.sleep(BUILD_DELAY)
             for index in building:
                 await self.build(name, index)
                 await self._registry.change(name, methodcaller("mark_ready", index.key))
                 await self._get_store().drop([_progress_key(name, index)])
                 self._events.emit(IndexReady(resource=name, index=index.rule.name))
-            for key in definition.retired:
+            for key in definition.abandoned:
                 await remove_index(self._get_store(), name, key)
-                await self._registry.change(name, methodcaller("forget_retired", key))
+                await self._registry.change(name, methodcaller("forget_index", key))
+            for index in definition.retired:
+                # Nobody reads it now. Some still write it: wait for them in the next round.
+                await self._registry.change(name, methodcaller("abandon_index", index.key))
 
     async def repair(self, name: str) -> None:
         """Write the entries of all records again."""

@@ -37,7 +37,17 @@ from jobsync.database.registry import DEFINITIONS, DROPPED, Registry, ResourceRe
 from jobsync.database.resource import DATA, Resource
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
-from jobsync.errors import Invalid, NotFound, format_error, safe_str
+from jobsync.errors import (
+    Corrupt,
+    Invalid,
+    Misconfigured,
+    NewerFormat,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+    format_error,
+    safe_str,
+)
 from jobsync.events import Event, EventEmitter, is_exit
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url
@@ -307,7 +317,11 @@ class Database(EventEmitter):
     async def _backfill_once(self, name: str) -> None:
         # Not found if it was dropped meanwhile.
         with suppress(NotFound):
-            await self._backfill.run(name)
+            try:
+                await self._backfill.run(name)
+            except (Corrupt, Misconfigured, NewerFormat, OutcomeUnknown) as error:
+                # Nothing depends on it yet: try again, since a right may be granted.
+                raise Unavailable(self.store.name, f"backfill of {name}: {error}") from error
         self._backfills.discard(name)
 
     async def backfill(self, name: str, *, again: bool = False) -> None:

@@ -8,7 +8,9 @@ need, is replaced by the first that does.
 A resource has an index for each partition, and one for the expiry of its records. Writers keep an
 index from the moment at which the definition names it. Readers use it once it is ready: at once if
 the resource is new, otherwise when a backfill has added the records that existed before. An index
-whose rule has changed is replaced by a new one and retired: its entries are removed.
+whose rule has changed is replaced by a new one and retired. Processes with an older definition
+still read it, so writers keep it until there are none. Then it is abandoned, and its entries are
+removed once nobody writes any.
 
 A definition with indexes has a higher format, so that code that does not know them refuses to
 write records that they would not find.
@@ -59,7 +61,9 @@ class Definition(msgspec.Struct, frozen=True):
     is_declared: bool = True
     """Whether anybody has described its records."""
     indexes: tuple[IndexState, ...] = ()
-    retired: tuple[str, ...] = ()
+    retired: tuple[IndexState, ...] = ()
+    """Former indexes, which others may still read; writers keep them."""
+    abandoned: tuple[str, ...] = ()
     """Keys of former indexes that may still have entries."""
     format: int = _PLAIN_FORMAT
     """The format in which it is stored."""
@@ -80,7 +84,10 @@ class Definition(msgspec.Struct, frozen=True):
         definition = cls(stored.name, schema, is_declared=stored.declared, format=record.format)
         if isinstance(stored, _StoredDefinition):
             return msgspec.structs.replace(
-                definition, indexes=stored.indexes, retired=stored.retired
+                definition,
+                indexes=stored.indexes,
+                retired=stored.retired,
+                abandoned=stored.abandoned,
             )
         return definition
 
@@ -93,10 +100,11 @@ class Definition(msgspec.Struct, frozen=True):
             self.is_declared,
             self.indexes,
             self.retired,
+            self.abandoned,
         )
         value = msgspec.to_builtins(stored)
-        if not (self.indexes or self.retired or self.format > _PLAIN_FORMAT):
-            del value["indexes"], value["retired"]
+        if not (self.indexes or not self.is_settled or self.format > _PLAIN_FORMAT):
+            del value["indexes"], value["retired"], value["abandoned"]
         return {**(before.value if before else {}), **value}
 
     def evolve(
@@ -160,11 +168,18 @@ class Definition(msgspec.Struct, frozen=True):
         ]
         return msgspec.structs.replace(self, indexes=tuple(indexes))
 
-    def forget_retired(self, key: str) -> "Definition":
-        """Return a definition that does not know a retired index, which has no more entries."""
-        return msgspec.structs.replace(
-            self, retired=tuple(retired for retired in self.retired if retired != key)
-        )
+    def abandon_index(self, key: str) -> "Definition":
+        """Return a definition in which nobody keeps a retired index, which nobody reads."""
+        retired = tuple(index for index in self.retired if index.key != key)
+        if len(retired) == len(self.retired):
+            return self
+        abandoned = tuple(sorted({*self.abandoned, key}))
+        return msgspec.structs.replace(self, retired=retired, abandoned=abandoned)
+
+    def forget_index(self, key: str) -> "Definition":
+        """Return a definition that does not know an abandoned index, which has no more entries."""
+        abandoned = tuple(each for each in self.abandoned if each != key)
+        return msgspec.structs.replace(self, abandoned=abandoned)
 
     def find_index(self, kind: str, name: str) -> IndexState | None:
         """Return the index of this kind and name."""
@@ -177,21 +192,27 @@ class Definition(msgspec.Struct, frozen=True):
         return next((rule for rule in rules if isinstance(rule, ExpiryRule)), None)
 
     @property
+    def kept_indexes(self) -> tuple[IndexState, ...]:
+        """The indexes that a writer keeps."""
+        return (*self.indexes, *self.retired)
+
+    @property
     def is_settled(self) -> bool:
         """Whether all its indexes are ready, and no former ones have entries."""
-        return not self.retired and all(index.is_ready for index in self.indexes)
+        is_ready = all(index.is_ready for index in self.indexes)
+        return is_ready and not self.retired and not self.abandoned
 
     def _replace_index(self, before: IndexState | None, after: IndexState | None) -> "Definition":
         indexes = [index for index in self.indexes if index is not before]
-        retired = set(self.retired)
+        retired = list(self.retired)
         if before is not None and (after is None or after.key != before.key):
-            retired.add(before.key)
+            retired.append(before)
         if after is not None:
             indexes.append(after)
         return msgspec.structs.replace(
             self,
             indexes=tuple(sorted(indexes, key=lambda index: index.key)),
-            retired=tuple(sorted(retired)),
+            retired=tuple(sorted(retired, key=lambda index: index.key)),
             format=max(self.format, KNOWN_FORMAT),
         )
 
@@ -209,4 +230,5 @@ class _StoredDefinition(_StoredSchema, frozen=True):
     """A stored definition of a format that this code understands."""
 
     indexes: tuple[IndexState, ...] = ()
-    retired: tuple[str, ...] = ()
+    retired: tuple[IndexState, ...] = ()
+    abandoned: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ import msgspec
 from jobsync.components import NONCE_LENGTH, Components
 from jobsync.core.codec import Json
 from jobsync.core.keys import MAX_SEGMENT, escape, unescape
-from jobsync.errors import Corrupt, Misconfigured, Unavailable
+from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import (
     BURIAL_AGE,
     Applied,
@@ -384,7 +384,7 @@ async def remove_entries(store: Store, keys: Sequence[str]) -> None:
     if keys:
         try:
             await store.drop(keys)
-        except (Unavailable, Misconfigured):
+        except (Unavailable, Misconfigured, OutcomeUnknown):
             # They are dangling, and harmless; this process may have no right to remove.
             return
 

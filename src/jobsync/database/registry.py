@@ -270,8 +270,8 @@ class ResourceRegistry:
             resource = self._remember(Definition.read(record), read_at)
         await resource.delete_all()
         for key in (
-            *(index.key for index in resource.definition.indexes),
-            *resource.definition.retired,
+            *(index.key for index in resource.definition.kept_indexes),
+            *resource.definition.abandoned,
         ):
             await remove_index(self._get_store(), name, key)
 

@@ -196,7 +196,7 @@ class Resource(ReadableResource):
         self.definition = definition
         self._read_at = read_at
         self._validator = Validator(definition.name, definition.schema)
-        self._writer = IndexedWriter(self.name, definition.indexes, self._components)
+        self._writer = IndexedWriter(self.name, definition.kept_indexes, self._components)
 
     async def insert(self, record: Mapping[str, Json]) -> Document:
         """Add a record; one without an id gets an id that sorts by time.
