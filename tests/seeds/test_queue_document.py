@@ -1,4 +1,4 @@
-"""The queue document's quick starts, line by line, on SQL."""
+"""The queue document's quick start, line by line, on SQL."""
 
 import asyncio
 
@@ -49,30 +49,4 @@ async def test_the_queues_thirty_second_setup(sql_url: str) -> None:
     assert processed == ["Processing: send-email user@example.com"]
     assert await queue.count("completed") == 1
     assert await queue.count("pending") == 0
-    await db.disconnect()
-
-
-async def test_the_queues_production_configuration(sql_url: str) -> None:
-    """The queue is added before connect, on a resource that was never created."""
-    db = Database(connection_string=sql_url)
-    processed = asyncio.Event()
-
-    async def on_message(task: Document) -> None:
-        # Process task
-        assert task["type"] == "report"
-        processed.set()
-
-    # Create queue
-    queue = S3QueuePlugin(
-        resource="tasks",
-        workers=5,  # 5 concurrent workers
-        visibility_timeout=300,  # 5 minutes per task
-        max_retries=3,  # Retry 3 times before DLQ
-        on_message=on_message,
-    )
-    await db.use_plugin(queue)
-    await db.connect()
-    await db.resources.tasks.enqueue({"type": "report"})
-    async with asyncio.timeout(30):
-        await processed.wait()
     await db.disconnect()
