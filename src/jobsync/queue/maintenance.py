@@ -34,14 +34,15 @@ class Maintenance:
 
     Args:
         settings: how long dead letters are kept.
-        get_completed_ttl: returns how long completed messages are kept. It may change.
+        get_completed_ttl: returns how long completed messages are kept. It may change. None
+            means that it is not known yet: they stay until the next call.
         on_newer: called with the number of messages of newer code, and their format.
     """
 
     def __init__(
         self,
         settings: QueueSettings,
-        get_completed_ttl: Callable[[], Seconds],
+        get_completed_ttl: Callable[[], Seconds | None],
         on_newer: Callable[[int, int], None],
     ) -> None:
         self._dead_ttl = settings.dead_ttl
@@ -60,16 +61,20 @@ class Maintenance:
         start = clock.mono()
         if start >= self._next_removal:
             most = 0
-            for state, age in self._list_retention().items():
+            retention = self._list_retention()
+            for state, age in retention.items():
                 most = max(most, await self._remove(backend, clock, state, age))
             # If more than a batch was finished since the last time, the next call continues.
-            self._next_removal = start + (_INTERVAL if most < _BATCH else 0.0)
+            is_done = most < _BATCH and "completed" in retention
+            self._next_removal = start + (_INTERVAL if is_done else 0.0)
         if start >= self._next_count:
             self._next_count = start + _NEWER_INTERVAL
             await self._report_newer(backend)
 
     def _list_retention(self) -> dict[MessageState, Seconds]:
-        retention: dict[MessageState, Seconds] = {"completed": self._get_completed_ttl()}
+        retention: dict[MessageState, Seconds] = {}
+        if (completed_ttl := self._get_completed_ttl()) is not None:
+            retention["completed"] = completed_ttl
         if self._dead_ttl is not None:
             retention |= {"dead": self._dead_ttl, "cancelled": self._dead_ttl}
         return retention

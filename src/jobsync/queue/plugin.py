@@ -25,6 +25,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 
 from jobsync.coordination.events import WorkerDied
 from jobsync.core.arguments import check_count, check_seconds
+from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.messages import (
     FINISHED,
@@ -85,6 +86,8 @@ _COUNTED: Mapping[str, tuple[MessageState, ...]] = {
     **{state: (state,) for state in (*LIVE, *FINISHED)},
 }
 _STATS_INTERVAL = 60.0
+_TIME_FOR_PLUGINS = 4.0
+"""Seconds in which a plugin that is added after the queue can say how long messages are kept."""
 _ALIASES = ("workers", "max_retries", "ticket_interval")
 
 
@@ -144,7 +147,8 @@ class QueuePlugin(CoordinatorPlugin):
         self._workers: dict[Worker, None] = {}
         """Every worker whose handlers may run."""
         self._is_paused = False
-        self._maintenance = Maintenance(self.settings, lambda: self.completed_ttl, self._on_newer)
+        self._maintenance = Maintenance(self.settings, self._find_completed_ttl, self._on_newer)
+        self._started_at = Mono(0.0)
         self._counters: Counter[str] = Counter()
         if on_message is not None:
             self.handler(on_message)
@@ -184,12 +188,25 @@ class QueuePlugin(CoordinatorPlugin):
         The setting, if it was passed or configured. Otherwise what the plugins of the database
         say, whenever they were added; the longest counts.
         """
+        governing = self._find_governing_ttl()
+        return self.settings.completed_ttl if governing is None else governing
+
+    def _find_governing_ttl(self) -> float | None:
+        """Return what other plugins say about completed messages; None if nobody says anything."""
         if self._has_completed_ttl or self._database is None:
-            return self.settings.completed_ttl
+            return None
         plugins = self._database.plugins
         found = [plugins[name].completed_message_ttl for name in plugins]
-        ttl = max((ttl for ttl in found if ttl is not None), default=self.settings.completed_ttl)
-        return min(ttl, LONGEST_RETENTION)
+        ttls = [ttl for ttl in found if ttl is not None]
+        return min(max(ttls), LONGEST_RETENTION) if ttls else None
+
+    def _find_completed_ttl(self) -> float | None:
+        """Return how long completed messages are kept; None while it may still be decided."""
+        if not self._has_completed_ttl and self._find_governing_ttl() is None:
+            age = self.database.components.clock.mono() - self._started_at
+            if age < _TIME_FOR_PLUGINS:
+                return None
+        return self.completed_ttl
 
     async def enqueue(
         self,
@@ -340,6 +357,7 @@ class QueuePlugin(CoordinatorPlugin):
     async def on_start(self) -> None:
         """Find or create the resource, and connect it to this queue."""
         database = self.database
+        self._started_at = database.components.clock.mono()
         self._backend = open_backend(database.store, self.queue, database.components)
         if self.resource not in database.resources:
             await database.create_resource(self.resource)

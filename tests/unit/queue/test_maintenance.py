@@ -141,3 +141,15 @@ async def test_a_change_of_the_time_counts_from_the_next_removal(clock: FakeCloc
     removed = stored.removed
     await work_for(10_000, work, stored, clock)
     assert stored.removed == removed
+
+
+async def test_nothing_completed_is_removed_while_its_time_is_not_known(clock: FakeClock) -> None:
+    """Dead letters have their own. The next call after that removes what is due."""
+    ttl: float | None = None
+    stored = FinishedMessages(clock, 1.0, begin=-1_000.0)
+    work = Maintenance(QueueSettings(dead_ttl=100), lambda: ttl, lambda *_: None)
+    await work_for(10, work, stored, clock)
+    assert set(stored.calls) == {"dead", "cancelled", "newer"}
+    ttl = 300.0
+    await work.run(stored, clock)  # type: ignore[arg-type]
+    assert stored.removed >= 700

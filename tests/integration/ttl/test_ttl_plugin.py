@@ -1,0 +1,342 @@
+"""A TTL plugin in a real process: who sweeps, by which clock, and what it refuses."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from servers import Locate
+from waiting import until
+
+from jobsync import (
+    Components,
+    Database,
+    Event,
+    Invalid,
+    NotFound,
+    Resource,
+    TTLPlugin,
+    Unavailable,
+)
+from jobsync.core.clock import SystemClock, Wall
+from jobsync.database import backfill
+
+SESSION = {"user": "string", "expires_at": "number"}
+FAST: dict[str, Any] = {"heartbeat_interval": 0.5, "worker_timeout": 2.0, "skip_cold_start": True}
+
+
+class WrongClock(SystemClock):
+    """A clock whose time of day is wrong."""
+
+    def __init__(self, ahead: float) -> None:
+        self.ahead = ahead
+
+    def wall(self) -> Wall:
+        """Return a wrong time."""
+        return super().wall() + self.ahead
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "s3"])
+def url(request: pytest.FixtureRequest, locate: Locate) -> str:
+    """A fresh store of each kind."""
+    return locate(request.param)
+
+
+@pytest.fixture
+async def db(url: str) -> AsyncIterator[Database]:
+    """A connected database."""
+    async with Database(url) as db:
+        yield db
+
+
+def build(*, ahead: float = 0.0) -> Components:
+    """Return components whose clock may be wrong."""
+    system = Components.system()
+    return Components(clock=WrongClock(ahead), randomness=system.randomness, events=system.events)
+
+
+def rows(*offsets: float) -> list[dict[str, Any]]:
+    """Return sessions that expire so many seconds from now, named by their numbers."""
+    now = time.time()
+    return [{"id": f"r{i}", "expires_at": now + at} for i, at in enumerate(offsets)]
+
+
+async def test_the_coordinator_alone_sweeps_and_another_takes_over(url: str) -> None:
+    """As in the documents: plugins are added before the connection, resources come later."""
+    plugins: list[TTLPlugin] = []
+    databases: list[Database] = []
+    completed: list[Event] = []
+    for _ in range(2):
+        database = Database(url)
+        ttl = TTLPlugin(
+            resources=["sessions"], enable_coordinator=True, cleanup_interval=0.2, **FAST
+        )
+        ttl.on("plg:ttl:cleanup-completed", completed.append)
+        await database.use_plugin(ttl)
+        await database.connect()
+        databases.append(database)
+        plugins.append(ttl)
+    sessions = await databases[1].create_resource(name="sessions", attributes=SESSION)
+    await sessions.insert_many(rows(-5, -1, 3600))
+    await until(lambda: sum(e["deleted"] for e in completed) == 2, "the expired ones are gone")
+    assert await sessions.list_ids() == ["r2"]
+    (leader,) = (ttl for ttl in plugins if ttl.is_coordinator)
+    (other,) = (ttl for ttl in plugins if ttl is not leader)
+    assert leader.stats()["total_deleted"] == 2
+    assert other.stats()["total_scans"] == 0
+    await databases[plugins.index(leader)].disconnect()
+    last = databases[plugins.index(other)]
+    await last.resource("sessions").insert({"id": "late", "expires_at": 1})
+    await until(lambda: other.stats()["total_deleted"] == 1, "the other one sweeps")
+    assert await last.resource("sessions").list_ids() == ["r2"]
+    await last.disconnect()
+
+
+async def test_without_an_election_every_process_sweeps(url: str) -> None:
+    """For a single instance."""
+    async with Database(url) as database:
+        sessions = await database.create_resource("sessions", SESSION)
+        await sessions.insert_many(rows(-1, 3600))
+        ttl = TTLPlugin(
+            resources=["sessions"], default_ttl=60, enable_coordinator=False, cleanup_interval=0.1
+        )
+        await database.use_plugin(ttl)
+        await sessions.insert({"id": "new", "expires_at": 5})
+        await until(lambda: ttl.stats()["total_deleted"] == 1, "it is gone")
+        assert await sessions.exists("r1")
+
+
+async def test_records_that_existed_before_are_found_after_the_backfill(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has to be written again."""
+    monkeypatch.setattr(backfill, "BUILD_DELAY", 0.1)
+    async with Database(url) as database:
+        sessions = await database.create_resource("sessions", SESSION)
+        await sessions.insert_many(rows(-1, -2, 3600))
+        ttl = TTLPlugin(resources=["sessions"], cleanup_interval=0.2, **FAST)
+        await database.use_plugin(ttl)
+        await until(lambda: ttl.stats()["total_deleted"] == 2, "the old ones are gone")
+        assert await sessions.list_ids() == ["r2"]
+
+
+async def test_cleaning_one_resource_leaves_the_others_alone(db: Database) -> None:
+    """What has expired elsewhere stays, and is found later."""
+    ttl = TTLPlugin(resources=["a", "b"], default_ttl=60, cleanup_interval=3600, **FAST)
+    await db.use_plugin(ttl)
+    await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+    resources = [await db.create_resource(name, SESSION) for name in "ab"]
+    for resource in resources:
+        await resource.insert_many(rows(-1, 3600))
+    result = await ttl.cleanup_resource("a")
+    assert (result.deleted, result.resources) == (1, ("a",))
+    assert [await resource.count() for resource in resources] == [1, 2]
+    assert (await ttl.run_cleanup()).deleted == 1
+    assert [await resource.count() for resource in resources] == [1, 1]
+    with pytest.raises(NotFound, match="Known: a, b"):
+        await ttl.cleanup_resource("c")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"field": "expire_at"}, "Did you mean expires_at"),
+        ({"field": "live"}, "cannot hold a time"),
+        ({"ttl": 5, "on_expire": "soft-delete", "delete_field": "gone"}, "which is strict"),
+        ({"ttl": 5, "on_expire": "archive", "archive_resource": "old"}, "has no archived_at"),
+    ],
+)
+async def test_what_does_not_fit_the_schema_is_refused_and_nothing_is_written(
+    db: Database, options: dict[str, Any], message: str
+) -> None:
+    """Whether the resource exists before the plugin or comes later."""
+    schema = {**SESSION, "live": "boolean"}
+    sessions = await db.create_resource("sessions", schema, strict=True)
+    await db.create_resource("old", SESSION, strict=True)
+    await sessions.insert_many(rows(-1))
+    before = sessions.definition
+    fine = {"other": {"ttl": 1}}
+    with pytest.raises(Invalid, match=message):
+        await db.use_plugin(TTLPlugin(resources={**fine, "sessions": options}, **FAST))
+    assert await db.list_resources() == ["old", "sessions"]
+    assert db.resource("sessions").definition == before
+    assert await sessions.count() == 1
+
+
+async def test_a_resource_that_comes_later_must_fit(db: Database) -> None:
+    """Its creation is refused with the fix, and can be repeated."""
+    await db.use_plugin(TTLPlugin(resources={"sessions": {"field": "until"}}, **FAST))
+    with pytest.raises(Invalid, match=r"resources\.sessions\.field is not in the schema"):
+        await db.create_resource("sessions", SESSION)
+    assert await db.list_resources() == []
+    sessions = await db.create_resource("sessions", {**SESSION, "until": "datetime"})
+    assert sessions.definition.expiry is not None
+    assert sessions.definition.is_settled
+
+
+async def test_a_missing_resource_is_reported_and_found_when_another_process_makes_it(
+    url: str,
+) -> None:
+    """A mistyped name does not go unnoticed."""
+    async with Database(url) as database, Database(url) as other:
+        missing: list[Event] = []
+        ttl = TTLPlugin(resources=["sessions"], cleanup_interval=0.1, **FAST)
+        ttl.on("plg:ttl:resource-missing", missing.append)
+        await database.use_plugin(ttl)
+        await until(lambda: missing, "it is reported")
+        await other.create_resource("sessions", SESSION)
+        await until(lambda: "sessions" in database.resources, "it is found")
+        await until(lambda: database.resource("sessions").definition.expiry, "it has its rule")
+        await database.resource("sessions").insert_many(rows(-1))
+        await until(lambda: ttl.stats()["total_deleted"] == 1, "its records expire")
+        assert len(missing) == 1
+
+
+async def test_events_tell_what_has_expired(db: Database) -> None:
+    """One for each record, and one for the sweep."""
+    seen: list[Event] = []
+    ttl = TTLPlugin(resources=["sessions"], cleanup_interval=3600, **FAST)
+    await db.use_plugin(ttl)
+    await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+    sessions = await db.create_resource("sessions", SESSION)
+    await sessions.insert_many([{"id": "a", "expires_at": 5}, {"id": "b"}])
+    db.events.on("plg:ttl:*", seen.append)
+    result = await ttl.run_cleanup()
+    started, expired, completed = seen
+    assert (started.name, started["resources"]) == ("plg:ttl:cleanup-started", ("sessions",))
+    assert (expired["resource"], expired["record_id"], expired["expired_at"]) == (
+        "sessions",
+        "a",
+        5,
+    )
+    assert completed == result
+    assert (result.deleted, result.expired, result.errors) == (1, 1, 0)
+    assert result.duration >= 0
+    stats = ttl.stats()
+    assert (stats["total_scans"], stats["total_expired"], stats["total_deleted"]) == (2, 1, 1)
+    assert stats["last_scan_duration"] == result.duration
+
+
+async def test_errors_are_reported_one_by_one_up_to_ten(db: Database) -> None:
+    """And the rest together, so that a broken callback does not flood the log."""
+    errors: list[Event] = []
+
+    def fail(*_: Any) -> bool:
+        raise ValueError("no")
+
+    rule = {"on_expire": "callback", "callback": fail}
+    ttl = TTLPlugin(resources={"sessions": rule}, cleanup_interval=3600, **FAST)
+    await db.use_plugin(ttl)
+    sessions = await db.create_resource("sessions", SESSION)
+    await sessions.insert_many(rows(*([-1] * 15)))
+    ttl.on("plg:ttl:cleanup-error", errors.append)
+    result = await ttl.run_cleanup()
+    assert (result.errors, result.expired) == (15, 0)
+    assert [e["record_id"] is None for e in errors] == [False] * 10 + [True]
+    assert "ValueError: no" in errors[0]["error"]
+    assert errors[-1]["error"] == "5 more records failed"
+    assert await sessions.count() == 15
+
+
+@pytest.mark.parametrize("action", ["stop", "disconnect"])
+async def test_a_callback_may_stop_its_own_plugin(url: str, action: str) -> None:
+    """It does not wait for itself."""
+    database = Database(url)
+    called: list[str] = []
+
+    async def end(record: Any, _: Resource) -> bool:
+        called.append(record.id)
+        await (ttl.stop() if action == "stop" else database.disconnect())
+        return True
+
+    rule = {"on_expire": "callback", "callback": end}
+    ttl = TTLPlugin(resources={"sessions": rule}, cleanup_interval=0.1, **FAST)
+    await database.use_plugin(ttl)
+    await database.connect()
+    sessions = await database.create_resource("sessions", SESSION)
+    await sessions.insert_many(rows(-1))
+    await until(lambda: called and not ttl.is_running, "it has stopped")
+    await database.disconnect()
+    assert called == ["r0"]
+
+
+async def test_a_plugin_that_is_not_running_says_so(db: Database) -> None:
+    """Instead of doing nothing."""
+    ttl = TTLPlugin(resources=["sessions"], default_ttl=5, **FAST)
+    with pytest.raises(Invalid):
+        await ttl.run_cleanup()
+    await db.use_plugin(ttl)
+    await ttl.stop()
+    with pytest.raises(Invalid, match="is not running"):
+        await ttl.run_cleanup()
+
+
+async def test_a_leader_whose_clock_is_ahead_removes_nothing_that_lives(locate: Locate) -> None:
+    """On objects it hands over and says why; a process with a right clock does the work."""
+    url = locate("s3")
+    vetoes: list[Event] = []
+    async with (
+        Database(url, components=build(ahead=3600)) as wrong,
+        Database(url, components=build()) as right,
+    ):
+        options: dict[str, Any] = {"resources": ["sessions"], "cleanup_interval": 0.2, **FAST}
+        bad = TTLPlugin(**options)
+        bad.on("plg:ttl:clock-vetoed", vetoes.append)
+        await wrong.use_plugin(bad)
+        sessions = await wrong.create_resource("sessions", SESSION)
+        await sessions.insert_many(rows(-1, 1800, 7200))
+        await until(lambda: vetoes and not bad.is_coordinator, "it stands back")
+        assert "3600 s ahead of the object store's" in vetoes[0]["reason"]
+        with pytest.raises(Unavailable, match="ahead of the object store's"):
+            await bad.run_cleanup()
+        assert await sessions.list_ids() == ["r0", "r1", "r2"]
+        good = TTLPlugin(**options)
+        await right.use_plugin(good)
+        await until(lambda: good.stats()["total_deleted"] == 1, "the other one sweeps")
+        assert await sessions.list_ids() == ["r1", "r2"]
+        assert bad.stats()["total_expired"] == 0
+        # Corrected, it may lead again.
+        await good.stop()
+        clock = wrong.components.clock
+        assert isinstance(clock, WrongClock)
+        clock.ahead = 0.0
+        await sessions.insert({"id": "r3", "expires_at": 1})
+        await until(lambda: bad.stats()["total_deleted"] == 1, "it sweeps again")
+        assert await sessions.list_ids() == ["r1", "r2"]
+
+
+async def test_the_servers_clock_decides_where_there_is_one(locate: Locate) -> None:
+    """A wrong clock of this machine removes nothing early on PostgreSQL, and stops nothing."""
+    async with Database(locate("postgres"), components=build(ahead=3600)) as database:
+        ttl = TTLPlugin(resources=["sessions"], cleanup_interval=0.2, **FAST)
+        await database.use_plugin(ttl)
+        sessions = await database.create_resource("sessions", SESSION)
+        await sessions.insert_many(rows(-1, 1800))
+        await until(lambda: ttl.stats()["total_deleted"] == 1, "the expired one is gone")
+        assert await sessions.list_ids() == ["r1"]
+
+
+async def test_a_sweep_is_made_each_interval_and_at_once_when_elected(db: Database) -> None:
+    """Not less often because a sweep takes its time, and not more often."""
+    starts: list[float] = []
+    ttl = TTLPlugin(resources=["sessions"], default_ttl=5, cleanup_interval=0.3, **FAST)
+    ttl.on("plg:ttl:cleanup-started", lambda _: starts.append(asyncio.get_running_loop().time()))
+    await db.use_plugin(ttl)
+    await until(lambda: len(starts) >= 4, "four sweeps have begun")
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert min(gaps) >= 0.25
+
+
+async def test_options_of_other_plugins_are_refused() -> None:
+    """With what to pass instead."""
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"resource": "a"}, "Did you mean resources"),
+        ({"interval": 5, "resources": ["a"]}, "is not an option of a TTL plugin"),
+        ({"coordinator_work_interval": 5, "resources": ["a"]}, "Pass cleanup_interval"),
+        ({}, "nothing would expire"),
+    ]
+    for options, message in refused:
+        with pytest.raises(Invalid, match=message):
+            TTLPlugin(**options)
