@@ -21,17 +21,16 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.database.definition import Definition, IndexState
-from jobsync.database.index import IndexedWriter, remove_index, write_entries
+from jobsync.database.index import IndexedWriter, progress_key, remove_index, write_entries
 from jobsync.database.registry import ResourceRegistry
 from jobsync.database.resource import DATA, DEFINITION_AGE
+from jobsync.database.supervisor import WorkPostponed
+from jobsync.errors import JobsyncError, NotFound, OutcomeUnknown, Unavailable
 from jobsync.events import Event
 from jobsync.stores.contract import Conflicted, Put, Record, Store, unwrap
 from jobsync.stores.settling import DEADLINE
 
-__all__ = ["BACKFILLS", "BUILD_DELAY", "Backfill", "IndexProgress", "IndexReady", "count_done"]
-
-BACKFILLS = "backfill/"
-"""The prefix of notes on how far backfills are."""
+__all__ = ["BUILD_DELAY", "Backfill", "IndexProgress", "IndexReady", "count_done"]
 
 _WRITE_TIME = 2 * DEADLINE + 30.0
 """Seconds that the write of a record with its entries may take."""
@@ -39,6 +38,7 @@ _WRITE_TIME = 2 * DEADLINE + 30.0
 BUILD_DELAY = DEFINITION_AGE + _WRITE_TIME
 """Seconds after which every process writes by a changed definition."""
 
+_LONG_PAUSE = 3600.0
 _PAGE = 500
 
 
@@ -103,30 +103,61 @@ class Backfill:
             if definition.retired or definition.abandoned or len(begun) < len(building):
                 await self._clock.sleep(BUILD_DELAY)
             for index in building:
-                await self.build(name, index)
-                await self._registry.change(name, methodcaller("mark_ready", index.key))
-                await self._get_store().drop([_progress_key(name, index)])
-                self._events.emit(IndexReady(resource=name, index=index.rule.name))
+                if await self._build(name, index):
+                    await self._registry.change(name, methodcaller("mark_ready", index.key))
+                    self._events.emit(IndexReady(resource=name, index=index.rule.name))
+                await self._get_store().drop([progress_key(name, index.key)])
+            for index in definition.retired:
+                await self._registry.change(name, methodcaller("abandon_index", index.key))
             for key in definition.abandoned:
                 await remove_index(self._get_store(), name, key)
                 await self._registry.change(name, methodcaller("forget_index", key))
-            for index in definition.retired:
-                # Nobody reads it now. Some still write it: wait for them in the next round.
-                await self._registry.change(name, methodcaller("abandon_index", index.key))
+
+    async def run_in_background(self, name: str) -> None:
+        """Do the same, whatever goes wrong: queries are right without it, only slower.
+
+        Raises:
+            Unavailable: the store does not answer; try again.
+        """
+        while True:
+            try:
+                return await self.run(name)
+            except NotFound:
+                # Dropped meanwhile.
+                return None
+            except Unavailable:
+                raise
+            except OutcomeUnknown as error:
+                raise Unavailable(self._get_store().name, str(error)) from error
+            except JobsyncError as error:
+                # Newer code has changed the definition, or a right is missing and may be granted.
+                work = f"backfill of {name}"
+                self._events.emit(WorkPostponed(work=work, error=str(error), pause=_LONG_PAUSE))
+                await self._clock.sleep(_LONG_PAUSE)
 
     async def repair(self, name: str) -> None:
-        """Write the entries of all records again."""
+        """Write the entries of all records to all ready indexes again."""
         for index in (await self._read(name)).indexes:
-            await self._get_store().drop([_progress_key(name, index)])
-            await self.build(name, index)
-            await self._get_store().drop([_progress_key(name, index)])
+            if index.is_ready:
+                await self._get_store().drop([progress_key(name, index.key)])
+                await self._build(name, index)
+                await self._get_store().drop([progress_key(name, index.key)])
 
-    async def build(self, name: str, index: IndexState) -> None:
-        """Write the entries of all records, from where an earlier backfill has stopped."""
+    async def _build(self, name: str, index: IndexState) -> bool:
+        """Write the entries of all records, from where an earlier backfill has stopped.
+
+        Returns:
+            Whether the index has all records; not if it was replaced meanwhile.
+        """
         store = self._get_store()
         writer = IndexedWriter(name, [index], self._components)
         note = await self._note(name, index, None, _Progress())
         while True:
+            now = (await self._read(name)).find_index(index.rule.kind, index.rule.name)
+            if now is None or now.key != index.key:
+                return False
+            if now.is_ready and not index.is_ready:
+                return True
             progress = _read_note(note)
             records = await store.scan(f"{DATA}{name}/", after=progress.after, limit=_PAGE)
             await write_entries(
@@ -135,20 +166,20 @@ class Backfill:
             done = progress.done + len(records)
             self._events.emit(IndexProgress(resource=name, index=index.rule.name, done=done))
             if len(records) < _PAGE:
-                return
+                return True
             note = await self._note(name, index, note, _Progress(records[-1].key, done))
 
     async def _read(self, name: str) -> Definition:
         return (await self._registry.change(name, lambda now: now)).definition
 
     async def _read_progress(self, name: str, index: IndexState) -> Record | None:
-        return await self._get_store().get(_progress_key(name, index))
+        return await self._get_store().get(progress_key(name, index.key))
 
     async def _note(
         self, name: str, index: IndexState, base: Record | None, progress: _Progress
     ) -> Record:
         """Store how far it is; return what is stored, which may be another process's note."""
-        store, key = self._get_store(), _progress_key(name, index)
+        store, key = self._get_store(), progress_key(name, index.key)
         (outcome,) = await store.write([Put(key, msgspec.to_builtins(progress), base)])
         if not isinstance(outcome, Conflicted):
             return unwrap(outcome, key)
@@ -158,12 +189,8 @@ class Backfill:
 
 async def count_done(store: Store, resource: str, index: IndexState) -> int | None:
     """Return how many records a backfill has looked at; None if it has not begun, or has ended."""
-    note = await store.get(_progress_key(resource, index))
+    note = await store.get(progress_key(resource, index.key))
     return None if note is None else _read_note(note).done
-
-
-def _progress_key(resource: str, index: IndexState) -> str:
-    return f"{BACKFILLS}{resource}/{index.key}"
 
 
 def _read_note(note: Record) -> _Progress:

@@ -9,13 +9,16 @@ Tombstones are buried once they are an hour old (`BURIAL_AGE`). What cannot be r
 removed next time.
 """
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 
 import msgspec
 
 from jobsync.components import Components
 from jobsync.core.codec import Json
+from jobsync.database.index import remove_index
 from jobsync.database.plugin_storage import PluginStorage
+from jobsync.database.registry import list_dropped_indexes
+from jobsync.database.resource import DATA
 from jobsync.database.supervisor import WorkPostponed
 from jobsync.errors import JobsyncError, Unavailable
 from jobsync.events import Event
@@ -104,7 +107,7 @@ class Cleanup:
     async def _clean(self, scope: CleanupScope) -> DatabaseTidied:
         swept = sum([await storage.sweep() for storage in scope.storages])
         buried = sum([await self._bury(prefix) for prefix in scope.prefixes])
-        await self._forget(scope.dropped.values())
+        await self._forget(scope.dropped)
         event = DatabaseTidied(buried=buried, swept=swept)
         if scope.prefixes:
             self._events.emit(event)
@@ -118,12 +121,22 @@ class Cleanup:
             if count < _PAGE:
                 return total
 
-    async def _forget(self, notes: Iterable[Record]) -> None:
-        """Delete the notes about resources whose last tombstone has been buried by now."""
-        now = self._clock.wall().seconds
-        old = [note.delete() for note in notes if now - _read_time(note) > 2 * BURIAL_AGE]
+    async def _forget(self, dropped: Mapping[str, Record]) -> None:
+        """Delete the notes about resources whose last tombstone has been buried by now.
+
+        Index entries that a late writer has left are removed before.
+        """
+        now, store = self._clock.wall().seconds, self._get_store()
+        old = {
+            prefix: note
+            for prefix, note in dropped.items()
+            if now - _read_time(note) > 2 * BURIAL_AGE
+        }
+        for prefix, note in old.items():
+            for key in list_dropped_indexes(note):
+                await remove_index(store, prefix.removeprefix(DATA).rstrip("/"), key)
         if old:
-            await self._get_store().write(old)
+            await store.write([note.delete() for note in old.values()])
 
     async def _claim(self, interval: float) -> CleanupScope:
         """Claim the prefixes not cleaned for an interval; none, if another process is faster."""

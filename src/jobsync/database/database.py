@@ -11,7 +11,7 @@ the same error until it is disconnected.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from contextvars import Context, copy_context
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -315,13 +315,7 @@ class Database(EventEmitter):
         return resource
 
     async def _backfill_once(self, name: str) -> None:
-        # Not found if it was dropped meanwhile.
-        with suppress(NotFound):
-            try:
-                await self._backfill.run(name)
-            except (Corrupt, Misconfigured, NewerFormat, OutcomeUnknown) as error:
-                # Nothing depends on it yet: try again, since a right may be granted.
-                raise Unavailable(self.store.name, f"backfill of {name}: {error}") from error
+        await self._backfill.run_in_background(name)
         self._backfills.discard(name)
 
     async def backfill(self, name: str, *, again: bool = False) -> None:

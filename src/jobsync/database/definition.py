@@ -197,6 +197,11 @@ class Definition(msgspec.Struct, frozen=True):
         return (*self.indexes, *self.retired)
 
     @property
+    def index_keys(self) -> tuple[str, ...]:
+        """The keys of all indexes that may have entries."""
+        return (*(index.key for index in self.kept_indexes), *self.abandoned)
+
+    @property
     def is_settled(self) -> bool:
         """Whether all its indexes are ready, and no former ones have entries."""
         is_ready = all(index.is_ready for index in self.indexes)

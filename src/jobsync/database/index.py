@@ -16,12 +16,13 @@ rank removes the entry that the record has left; one that loses a race removes i
 A writer that dies between these steps leaves an entry that its record does not name. It is
 dangling: skipped, and removed by whoever finds it once the write that it announces can no longer
 arrive. That is known at once if the record remembers that write; otherwise it takes an hour
-(`BURIAL_AGE`) by the clocks of writer and finder, which must agree within 45 minutes.
+(`BURIAL_AGE`) by the clocks of writer and finder, which must agree within 45 minutes. A writer
+whose entries have taken long looks again whether it may still write the record.
 """
 
 import hashlib
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -43,8 +44,10 @@ from jobsync.stores.contract import (
     Unknown,
 )
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.record_codec import build_records
 
 __all__ = [
+    "BACKFILLS",
     "ENTRIES",
     "INDEXES",
     "EntryPage",
@@ -53,12 +56,16 @@ __all__ = [
     "IndexRule",
     "IndexedWriter",
     "index_prefix",
+    "progress_key",
     "remove_index",
     "write_entries",
 ]
 
 INDEXES = "index/"
 """The prefix of entries; each index of a resource has a level below it."""
+
+BACKFILLS = "backfill/"
+"""The prefix of notes on how far backfills are."""
 
 ENTRIES = "_entries"
 """The field of a record with the nonces of the entries that are older than its last write."""
@@ -75,6 +82,9 @@ _END = "!00"
 _AFTER_NONCES = "~"
 
 _PAGE = 1000
+_MAX_WAIT = 600.0
+"""Seconds after which a record is not written any more: its entries may be taken for dead."""
+
 _HASH_LENGTH = 40
 _parse_name = re.compile(
     rf"(.*?)({_HASHED}|{_PLAIN})(.+){_END}(.{{{NONCE_LENGTH}}})", re.DOTALL
@@ -124,9 +134,17 @@ class IndexedWriter:
         resource: its name.
         rules: of all its indexes.
         components: the clock that dates entries, and the randomness of nonces.
+        confirm: raises if records must no longer be written by these rules.
     """
 
-    def __init__(self, resource: str, rules: Iterable[IndexRule], components: Components) -> None:
+    def __init__(
+        self,
+        resource: str,
+        rules: Iterable[IndexRule],
+        components: Components,
+        confirm: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._confirm = confirm
         self._rules = [(rule, index_prefix(resource, rule.key)) for rule in rules]
         self._clock = components.clock
         self._ids = components.ids
@@ -135,6 +153,7 @@ class IndexedWriter:
         """Write records, each after its new entries, and remove the entries that they leave.
 
         Raises:
+            Invalid, Fenced, NewerFormat: a record cannot be written; nothing was.
             Unavailable: no record was written.
         """
         if not self._rules:
@@ -148,7 +167,15 @@ class IndexedWriter:
         if store.is_atomic:
             outcomes = (await store.write([*entries, *records]))[len(entries) :]
         else:
+            # What the store would refuse must leave no entries.
+            build_records(records, self._ids)
+            began = self._clock.mono()
             await write_entries(store, entries)
+            if self._confirm is not None:
+                await self._confirm()
+            if self._clock.mono() - began > _MAX_WAIT:
+                problem = f"index entries took longer than {_MAX_WAIT:g} s"
+                raise Unavailable(store.name, problem)
             outcomes = await store.write(records)
         await remove_entries(
             store,
@@ -270,24 +297,34 @@ class Index:
         until = start + _AFTER_IDS
         size = _PAGE if limit is None else max(1, min(limit, _PAGE))
         position: str | None = start
-        if after is not None and not (await self.list_entries(start, start + _PLAIN, 1)).entries:
+        if after is not None and not await self._list_keys(start, start + _PLAIN, 1):
             position = f"{start}{_PLAIN}{_skip_id(rank, after)}"
         while position is not None:
             page = await self.list_entries(position, until, size)
             entries, position = page.entries, page.next
+            # The caller may need few of these: a filter can drop most.
+            size = min(2 * size, _PAGE)
             if entries and entries[0].key.startswith(start + _HASHED):
                 # The names are not in the order of the ids: read all of them first.
                 while position is not None:
                     page = await self.list_entries(position, until, _PAGE)
                     entries, position = [*entries, *page.entries], page.next
                 entries.sort(key=lambda entry: entry.id.encode())
-            yield await self._read_current([e for e in entries if _is_after(e.id, after)])
+            records = await self.match([e for e in entries if _is_after(e.id, after)])
+            current = [record for record in records if record is not None]
+            if current:
+                # A record that leaves and returns has a second entry, perhaps on the next page.
+                after = _find_id(current[-1])
+            yield current
 
     async def list_entries(self, after: str, until: str, limit: int) -> "EntryPage":
         """Return the entries between two keys, both excluded."""
-        heads = await self._store.heads(self.prefix, after=after, until=until, limit=limit)
-        keys = [head.key for head in heads]
+        keys = await self._list_keys(after, until, limit)
         return EntryPage(await self._parse(keys), keys[-1] if len(keys) == limit else None)
+
+    async def _list_keys(self, after: str, until: str, limit: int) -> list[str]:
+        heads = await self._store.heads(self.prefix, after=after, until=until, limit=limit)
+        return [head.key for head in heads]
 
     async def list_due(self, until: str, limit: int, *, after: str = "") -> "EntryPage":
         """Return the entries from the start of the index up to and including a rank."""
@@ -337,9 +374,6 @@ class Index:
             and self._rule.rank(record.value) == entry.rank
         )
 
-    async def _read_current(self, entries: Sequence[IndexEntry]) -> list[Record]:
-        return [record for record in await self.match(entries) if record is not None]
-
     async def _parse(self, keys: Sequence[str]) -> list[IndexEntry]:
         """Read what the keys of entries say; the ids of hashed ones are in their values."""
         names = {key: _parse_name(key[len(self.prefix) :]) for key in keys}
@@ -372,11 +406,17 @@ class Index:
         await remove_entries(self._store, dead)
 
 
+def progress_key(resource: str, index: str) -> str:
+    """Return the key of the note on how far the backfill of an index is."""
+    return f"{BACKFILLS}{resource}/{index}"
+
+
 async def remove_index(store: Store, resource: str, key: str) -> None:
-    """Remove all entries of an index."""
+    """Remove all entries of an index, and the note on its backfill."""
     prefix = index_prefix(resource, key)
     while heads := await store.heads(prefix, limit=_PAGE):
         await store.drop([head.key for head in heads])
+    await store.drop([progress_key(resource, key)])
 
 
 async def remove_entries(store: Store, keys: Sequence[str]) -> None:

@@ -45,6 +45,8 @@ __all__ = [
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 1.0
 _MAX_RECORDS = 10_000
+_MAX_REQUESTS = 1_000
+"""Records of one write where each is a request of its own, so that a write takes seconds."""
 _MAX_BYTES = 16 * 1024 * 1024
 
 
@@ -158,8 +160,13 @@ class Keyspace:
         """Write the value that `decide` returns for the current record."""
         return cast("Record", await self.change(name, decide))
 
-    async def change(self, name: str, decide: Decide) -> Record | None:
+    async def change(self, name: str, decide: Decide, *, tombstones: bool = False) -> Record | None:
         """Read a record, decide, and write in place of what was read; retry after a conflict.
+
+        Args:
+            name: of the record.
+            decide: what to write.
+            tombstones: whether `decide` gets the tombstone of a deleted record, not None.
 
         Returns:
             The new record or tombstone; the current record, if nothing was to be changed.
@@ -172,7 +179,7 @@ class Keyspace:
         while True:
             (base,) = await self.read_bases([name])
             current = None if base is None or base.deleted else base
-            change = _build_change(key, base, decide(current))
+            change = _build_change(key, base, decide(base if tombstones else current))
             if change is None:
                 return current
             (outcome,) = await self.write([change])
@@ -216,13 +223,13 @@ async def create_many(keyspace: Keyspace, values: Mapping[str, Json]) -> BatchRe
     keys = {name: keyspace.key(name) for name in values}
     batch = _BatchWrite(keyspace)
     conflicted: list[str] = []
-    for names in _split(_measure(values)):
+    for names in _split(_measure(values), keyspace.store):
         conflicted += await batch.send({name: Put(keys[name], values[name]) for name in names})
 
     def plan(name: str, base: Record | None) -> Change | None:
         return Put(keys[name], values[name], base) if base is None or base.deleted else None
 
-    for names in _split((name, 0) for name in conflicted):
+    for names in _split(((name, 0) for name in conflicted), keyspace.store):
         await batch.change(names, plan)
     return batch.result
 
@@ -238,7 +245,7 @@ async def remove_many(keyspace: Keyspace, names: Sequence[str]) -> BatchResult:
     def plan(_: str, base: Record | None) -> Change | None:
         return None if base is None or base.deleted else base.delete()
 
-    for part in _split((name, 0) for name in dict.fromkeys(names)):
+    for part in _split(((name, 0) for name in dict.fromkeys(names)), keyspace.store):
         await batch.change(part, plan)
     return batch.result
 
@@ -260,12 +267,13 @@ def _fits_one_write(documents: list[Json]) -> bool:
         return False
 
 
-def _split(sized: Iterator[tuple[str, int]]) -> Iterator[list[str]]:
+def _split(sized: Iterator[tuple[str, int]], store: Store) -> Iterator[list[str]]:
     """Yield parts that are small enough for one write."""
+    most = _MAX_RECORDS if store.is_atomic else min(_MAX_RECORDS, _MAX_REQUESTS)
     part: list[str] = []
     total = 0
     for name, size in sized:
-        if part and (len(part) == _MAX_RECORDS or total + size > _MAX_BYTES):
+        if part and (len(part) == most or total + size > _MAX_BYTES):
             yield part
             part, total = [], 0
         part.append(name)

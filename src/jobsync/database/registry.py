@@ -35,6 +35,7 @@ __all__ = [
     "ResourceDropped",
     "ResourceEvolved",
     "ResourceRegistry",
+    "list_dropped_indexes",
 ]
 
 DEFINITIONS = "resource/"
@@ -180,26 +181,32 @@ class ResourceRegistry:
         before: Definition | None = None
         after = blank
         has_records = True
+        # Only new indexes of new resources are ready at once.
+        new = blank.evolve(fields, strict=strict, has_records=False)
+        is_unused = name not in self.resources and bool(rules or self._derive_rules(new))
+        is_unused = is_unused and not await self._has_records(name)
         (token,) = self._components.ids.nonces(1)
 
         def decide(current: Record | None) -> Json | Disposition:
             nonlocal before, after
-            before = None if current is None else Definition.read(current)
+            existing = None if current is None or current.deleted else current
+            before = None if existing is None else Definition.read(existing)
             may_have_records = before is not None and has_records
             after = (before or blank).evolve(fields, strict=strict, has_records=may_have_records)
             wanted = [*rules, *self._derive_rules(after)]
-            after = after.add_indexes(wanted, token, is_new=before is None)
-            return Disposition.KEEP if after == before else after.write(current)
+            # Some process may still write by a definition that was dropped a moment ago.
+            after = after.add_indexes(wanted, token, is_new=current is None and is_unused)
+            return Disposition.KEEP if after == before else after.write(existing)
 
         async with self._lock:
             read_at = self._clock.mono()
             try:
-                await self._definitions.change(name, decide)
+                await self._definitions.change(name, decide, tombstones=True)
             except Invalid:
                 has_records = await self._has_records(name)
                 if has_records:
                     raise
-                await self._definitions.change(name, decide)
+                await self._definitions.change(name, decide, tombstones=True)
             resource = self._remember(after, read_at)
         if before is None:
             self._events.emit(ResourceCreated(resource=name))
@@ -264,15 +271,12 @@ class ResourceRegistry:
         record = await self._definitions.get(name)
         if record is None:
             raise Registry("resource", self.resources).not_found(name)
-        note = {"at": self._clock.wall().seconds}
-        await self._dropped.put(name, lambda _: note)
+        definition = Definition.read(record)
+        await self._dropped.put(name, lambda note: self._note_drop(note, definition))
         async with self._lock:
-            resource = self._remember(Definition.read(record), read_at)
+            resource = self._remember(definition, read_at)
         await resource.delete_all()
-        for key in (
-            *(index.key for index in resource.definition.kept_indexes),
-            *resource.definition.abandoned,
-        ):
+        for key in definition.index_keys:
             await remove_index(self._get_store(), name, key)
 
         def decide(current: Record | None) -> Disposition:
@@ -284,6 +288,11 @@ class ResourceRegistry:
             await self._definitions.change(name, decide)
             self.resources.pop(name, None)
         self._events.emit(ResourceDropped(resource=name))
+
+    def _note_drop(self, note: Record | None, definition: Definition) -> Json:
+        """Return the note about a dropped resource, and about the indexes that it has had."""
+        keys = {*list_dropped_indexes(note), *definition.index_keys}
+        return {"at": self._clock.wall().seconds, "indexes": sorted(keys)}
 
     async def read_dropped(self) -> dict[str, Record]:
         """Return the notes about dropped resources, by name."""
@@ -350,6 +359,13 @@ class ResourceRegistry:
         return await self._get_store().write(
             [msgspec.structs.replace(change, format=_choose_format(change)) for change in changes]
         )
+
+
+def list_dropped_indexes(note: Record | None) -> list[str]:
+    """Return the keys of the indexes that a dropped resource has had."""
+    value: Json = None if note is None else note.value
+    keys = value.get("indexes") if isinstance(value, dict) else None
+    return [key for key in keys if isinstance(key, str)] if isinstance(keys, list) else []
 
 
 def _choose_format(change: Change) -> int:

@@ -15,6 +15,7 @@ Guarantees:
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from jobsync.components import Components
@@ -131,6 +132,10 @@ class MessageSink(Protocol):
         ...
 
 
+class _IndexesChanged(Exception):
+    """The definition has other indexes than those that were to be kept."""
+
+
 class Resource(ReadableResource):
     """Records of one kind. Create it with `Database.create_resource`.
 
@@ -196,7 +201,6 @@ class Resource(ReadableResource):
         self.definition = definition
         self._read_at = read_at
         self._validator = Validator(definition.name, definition.schema)
-        self._writer = IndexedWriter(self.name, definition.kept_indexes, self._components)
 
     async def insert(self, record: Mapping[str, Json]) -> Document:
         """Add a record; one without an id gets an id that sorts by time.
@@ -436,11 +440,29 @@ class Resource(ReadableResource):
 
     async def _write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Write records with their index entries, by a definition that is not outdated."""
+        while True:
+            await self._reread_definition()
+            found = self.definition.format
+            if found > KNOWN_FORMAT:
+                raise NewerFormat(f"the definition of {self.name}", found, KNOWN_FORMAT)
+            indexes = self.definition.kept_indexes
+            writer = IndexedWriter(
+                self.name, indexes, self._components, partial(self._confirm, indexes)
+            )
+            try:
+                return await writer.write(self._keyspace.store, changes)
+            except _IndexesChanged:
+                continue
+
+    async def _confirm(self, indexes: Sequence[IndexState]) -> None:
+        """Check that these are still the indexes to keep.
+
+        Raises:
+            _IndexesChanged: they are not.
+        """
         await self._reread_definition()
-        found = self.definition.format
-        if found > KNOWN_FORMAT:
-            raise NewerFormat(f"the definition of {self.name}", found, KNOWN_FORMAT)
-        return await self._writer.write(self._keyspace.store, changes)
+        if self.definition.kept_indexes != indexes or self.definition.format > KNOWN_FORMAT:
+            raise _IndexesChanged
 
     async def refresh_definition(self, older_than: float) -> None:
         """Read the definition again if it was last read more than so many seconds ago."""
@@ -451,10 +473,9 @@ class Resource(ReadableResource):
         if self._clock.mono() - self._read_at <= older_than:
             return
         async with self._rereading:
-            before = self._clock.mono()
-            if before - self._read_at > older_than:
+            if self._clock.mono() - self._read_at > older_than:
+                # Sets a newer time; without a definition it stays old, and is read each time.
                 await self._reload(self.name)
-                self._read_at = max(self._read_at, before)
 
     async def _choose_index(self, selection: Selection) -> Lookup | None:
         await self._reread_definition()

@@ -6,8 +6,8 @@ import pytest
 from terminal import on_terminal, read_json
 
 from jobsync import Components, Database, Put, open_store
-from jobsync.database.backfill import BACKFILLS
 from jobsync.database.definition import IndexState
+from jobsync.database.index import BACKFILLS
 from jobsync.status.resources import read_resources_status
 
 
