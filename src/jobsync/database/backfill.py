@@ -55,7 +55,7 @@ class IndexProgress(Event, frozen=True, kw_only=True):
 
 
 class IndexReady(Event, frozen=True, kw_only=True):
-    """An index has all records, and is used from now on."""
+    """An index has all records, and is used from now on. One event, whoever works on it."""
 
     name = "resource:index-ready"
     level = logging.INFO
@@ -103,8 +103,7 @@ class Backfill:
             if definition.retired or definition.abandoned or len(begun) < len(building):
                 await self._clock.sleep(BUILD_DELAY)
             for index in building:
-                if await self._build(name, index):
-                    await self._registry.change(name, methodcaller("mark_ready", index.key))
+                if await self._build(name, index) and await self._mark_ready(name, index.key):
                     self._events.emit(IndexReady(resource=name, index=index.rule.name))
                 await self._get_store().drop([progress_key(name, index.key)])
             for index in definition.retired:
@@ -168,6 +167,19 @@ class Backfill:
             if len(records) < _PAGE:
                 return True
             note = await self._note(name, index, note, _Progress(records[-1].key, done))
+
+    async def _mark_ready(self, name: str, key: str) -> bool:
+        """Mark an index as ready; return whether it was not before."""
+        was_ready = False
+
+        def mark(now: Definition) -> Definition:
+            nonlocal was_ready
+            after = now.mark_ready(key)
+            was_ready = after == now
+            return after
+
+        await self._registry.change(name, mark)
+        return not was_ready
 
     async def _read(self, name: str) -> Definition:
         return (await self._registry.change(name, lambda now: now)).definition

@@ -38,13 +38,8 @@ from jobsync.database.resource import DATA, Resource
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
 from jobsync.errors import (
-    Corrupt,
     Invalid,
-    Misconfigured,
-    NewerFormat,
     NotFound,
-    OutcomeUnknown,
-    Unavailable,
     format_error,
     safe_str,
 )

@@ -495,7 +495,7 @@ class ReadableResource(HookedVerbs):
         return [self._keyspace.name(key) for key in keys[offset:]]
 
     async def _count(self, selection: "Selection") -> int:
-        if not selection.where and selection.partition is selection.partition_values is None:
+        if not selection.where and selection == Selection(selection.where):
             return len(await self._find_keys(None))
         while True:
             try:

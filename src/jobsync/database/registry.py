@@ -22,7 +22,7 @@ from jobsync.database.index import remove_index
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.read_cache import ReadGuard
 from jobsync.database.resource import DATA, Resource
-from jobsync.errors import Conflict, Invalid, NotFound, closest_name
+from jobsync.errors import Conflict, Invalid, NewerFormat, NotFound, closest_name
 from jobsync.events import Event
 from jobsync.stores.contract import Change, Outcome, Put, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog
@@ -228,6 +228,8 @@ class ResourceRegistry:
             if current is None:
                 raise Registry("resource", self.resources).not_found(name)
             before = Definition.read(current)
+            if before.format > KNOWN_FORMAT:
+                raise NewerFormat(current.key, before.format, KNOWN_FORMAT)
             changed = change(before)
             return Disposition.KEEP if changed == before else changed.write(current)
 
@@ -264,6 +266,7 @@ class ResourceRegistry:
 
         Raises:
             NotFound: there is no such resource.
+            NewerFormat: newer code has changed the definition.
             Conflict: its definition was changed meanwhile.
             Incomplete: some records could not be removed.
         """
@@ -272,6 +275,8 @@ class ResourceRegistry:
         if record is None:
             raise Registry("resource", self.resources).not_found(name)
         definition = Definition.read(record)
+        if definition.format > KNOWN_FORMAT:
+            raise NewerFormat(record.key, definition.format, KNOWN_FORMAT)
         await self._dropped.put(name, lambda note: self._note_drop(note, definition))
         async with self._lock:
             resource = self._remember(definition, read_at)

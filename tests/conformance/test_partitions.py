@@ -1,0 +1,675 @@
+"""Partitions of resources: complete whenever they are added, changed or removed, by whomever."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+from chance import FakeClock, SeededRandomness
+from store_locations import StoreLocation
+from waiting import until
+
+from jobsync import (
+    Components,
+    Database,
+    Events,
+    Invalid,
+    NewerFormat,
+    NotFound,
+    Resource,
+    Store,
+    Unavailable,
+)
+from jobsync.database import backfill as backfill_module
+from jobsync.database.backfill import BUILD_DELAY
+from jobsync.database.resource import DEFINITION_AGE
+from jobsync.stores.contract import BURIAL_AGE, Change, Outcome, StoreDecorator, Unknown
+
+T = TypeVar("T")
+
+EU = {"region": "eu"}
+BY_REGION = {"by_region": ["region"]}
+
+
+class StandingClock(FakeClock):
+    """A clock that tests move; who sleeps waits until then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moved = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until the clock was moved so far."""
+        end = self.mono_seconds + seconds
+        await asyncio.sleep(0)
+        while self.mono_seconds < end:
+            await self._moved.wait()
+
+    def move(self, seconds: float) -> None:
+        """Let time pass."""
+        self.mono_seconds += seconds
+        self.wall_seconds += seconds
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+
+class CountingStore(StoreDecorator):
+    """Counts calls by name; runs a hook before each."""
+
+    busy = 0
+    """Calls of all stores that are under way."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.calls: Counter[str] = Counter()
+        self.before: Callable[[str], Awaitable[None]] | None = None
+
+    async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
+        """Count, then call."""
+        del sent
+        self.calls[call] += 1
+        if self.before is not None:
+            await self.before(call)
+        CountingStore.busy += 1
+        try:
+            return await work()
+        finally:
+            CountingStore.busy -= 1
+
+
+class Fleet:
+    """Processes with a database each, on one location and by one clock."""
+
+    def __init__(self, location: StoreLocation, clock: StandingClock) -> None:
+        self.clock = clock
+        self._location = location
+        self._open: list[Database] = []
+        self._stores: list[CountingStore] = []
+
+    async def start(self, decorate: Callable[[Store], CountingStore] = CountingStore) -> Database:
+        """Start one more process."""
+        randomness = SeededRandomness(len(self._open))
+        components = Components(clock=self.clock, randomness=randomness, events=Events())
+        store = decorate(await self._location.open())
+        database = await Database(connection=store, components=components).connect()
+        self._open.append(database)
+        self._stores.append(store)
+        return database
+
+    def store_of(self, database: Database) -> CountingStore:
+        """Return the store of a process."""
+        return self._stores[self._open.index(database)]
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let time pass, when nobody waits for a store: requests take no time."""
+        await until(lambda: not CountingStore.busy, "the stores have answered", interval=0)
+        self.clock.move(seconds)
+        await asyncio.sleep(0)
+
+    async def pass_until(self, holds: Callable[[], object]) -> None:
+        """Let time pass until something holds."""
+
+        async def look() -> bool:
+            if not holds():
+                await self.pass_time(1)
+            return bool(holds())
+
+        await until(look, "enough time has passed", interval=0)
+
+    async def finish(self, database: Database, name: str = "r") -> None:
+        """Let a backfill run to its end, however long it takes."""
+        await self.finish_all(asyncio.create_task(database.backfill(name)))
+
+    async def finish_all(self, *work: "asyncio.Task[None]") -> None:
+        """Let several run to their end."""
+        await self.pass_until(lambda: all(task.done() for task in work))
+        for task in work:
+            await task
+
+    async def stop(self) -> None:
+        """Stop all processes."""
+        for database, store in zip(self._open, self._stores, strict=True):
+            if database.is_connected:
+                await database.disconnect()
+            await store.close()
+
+
+@pytest.fixture
+async def fleet(location: StoreLocation) -> Any:
+    """A fleet without processes."""
+    fleet = Fleet(location, StandingClock())
+    yield fleet
+    await fleet.stop()
+
+
+async def list_keys(database: Database, prefix: str) -> list[str]:
+    """Return the keys of one level."""
+    return [head.key for head in await database.store.heads(prefix)]
+
+
+async def count_entries(database: Database, name: str = "r") -> int:
+    """Count the entries of all indexes that a resource has or has had, as far as it knows."""
+    keys = database.resource(name).definition.index_keys
+    found = [await list_keys(database, f"index/{name}/{key}/") for key in keys]
+    return sum(map(len, found))
+
+
+def ids(documents: Sequence[Any]) -> list[str]:
+    """Return the ids of documents."""
+    return [document.id for document in documents]
+
+
+async def check_region(resource: Resource, expected: Sequence[str], region: str = "eu") -> None:
+    """Check every way to read a partition."""
+    values = {"region": region}
+    assert ids(await resource.query(values)) == list(expected)
+    assert await resource.count(values) == len(expected)
+    pages: list[str] = []
+    after = None
+    while True:
+        page = await resource.page(values, size=2, after=after)
+        pages += ids(page.items)
+        if (after := page.next) is None:
+            break
+    assert pages == list(expected)
+    if "by_region" in resource.partitions:
+        chosen: dict[str, Any] = {"partition": "by_region", "partition_values": values}
+        assert ids(await resource.list(**chosen)) == list(expected)
+        assert await resource.count(**chosen) == len(expected)
+        assert ids((await resource.page(size=100, **chosen)).items) == list(expected)
+        assert ids(await resource.query({"n": {"$exists": False}}, **chosen)) == list(expected)
+
+
+async def test_definitions_have_a_higher_format_only_with_indexes(fleet: Fleet) -> None:
+    """Code that does not know partitions can go on with all other resources."""
+    database = await fleet.start()
+    await database.create_resource("plain", {"x": "string"})
+    await database.create_resource("r", partitions=BY_REGION)
+    store = database.store
+    plain, indexed = await store.get_many(["resource/plain", "resource/r"])
+    assert plain is not None
+    assert indexed is not None
+    assert (plain.format, indexed.format) == (1, 2)
+    assert not {"indexes", "retired", "abandoned"} & plain.value.keys()
+    record = await database.resource("plain").insert({"id": "a"})
+    assert dict(record).keys() == {"id", "_created_at", "_updated_at", "_version"}
+    stored = await store.get_many(["data/plain/a", "data/r/a"])
+    assert stored[0] is not None
+    assert stored[0].format == 1
+    await database.resource("r").insert({"id": "a"})
+    stored = await store.get_many(["data/r/a"])
+    assert stored[0] is not None
+    assert stored[0].format == 2
+
+
+async def test_a_definition_of_a_newer_format_is_readable_and_read_only(fleet: Fleet) -> None:
+    """Records are read; every write is refused, and nothing is stored."""
+    old = await fleet.start()
+    resource = await old.create_resource("r", {"region": "string"}, partitions=BY_REGION)
+    await resource.insert({"id": "a", **EU})
+    store = old.store
+    definition = await store.get("resource/r")
+    assert definition is not None
+    await store.put(definition, {**definition.value, "indexes": {"new": "shape"}}, format=3)
+    for _ in range(2):
+        before = await snapshot(old)
+        # Known before, and known from the start.
+        database, fleet.clock.mono_seconds = old, fleet.clock.mono_seconds + DEFINITION_AGE + 1
+        resource = database.resource("r")
+        assert ids(await resource.query(EU)) == ["a"]
+        assert ids(await resource.list()) == ["a"]
+        for write in (
+            resource.insert({"id": "b", **EU}),
+            resource.insert_many([{"id": "b"}]),
+            resource.update("a", {"region": "us"}),
+            resource.replace("a", {"region": "us"}),
+            resource.upsert({"id": "a"}),
+            resource.delete("a"),
+            resource.delete_many(["a"]),
+            resource.delete_all(),
+            database.drop_partition("r", "by_region"),
+            database.create_resource("r", {"region": "string", "more": "string"}),
+            database.create_resource("r", partitions={"other": "region"}),
+            database.drop_resource("r"),
+        ):
+            with pytest.raises(NewerFormat):
+                await write
+        assert await snapshot(old) == before
+        database = await fleet.start()
+
+
+async def snapshot(database: Database) -> list[tuple[str, str]]:
+    """Return the keys and versions of records and definitions."""
+    heads = [
+        *await database.store.heads("resource/"),
+        *await database.store.heads("data/r/"),
+        *await database.store.heads("dropped/"),
+    ]
+    return [(head.key, head.version) for head in heads]
+
+
+async def test_a_process_learns_of_a_new_partition_within_half_a_minute(fleet: Fleet) -> None:
+    """And keeps it from then on; until then it writes by what it knows."""
+    one, other = await fleet.start(), await fleet.start()
+    await one.create_resource("r")
+    await other.list_resources()
+    await one.create_resource("r", partitions=BY_REGION)
+    await other.resource("r").insert({"id": "a", **EU})
+    assert await count_entries(one) == 0
+    fleet.clock.move(DEFINITION_AGE + 0.1)
+    await other.resource("r").insert({"id": "b", **EU})
+    assert await count_entries(one) == 1
+    assert other.resource("r").partitions == {"by_region": ("region",)}
+    await check_region(other.resource("r"), ["a", "b"])
+    await check_region(one.resource("r"), ["a", "b"])
+
+
+async def test_queries_are_right_before_during_and_after_a_backfill(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While processes with the old and the new definition insert, move and delete."""
+    monkeypatch.setattr(backfill_module, "_PAGE", 2)
+    old, new = await fleet.start(), await fleet.start()
+    await old.create_resource("r")
+    await old.resource("r").insert_many([{"id": f"{i:02d}", **EU} for i in range(10)])
+    await new.create_resource("r", partitions=BY_REGION)
+    present = {f"{i:02d}" for i in range(10)}
+    progress: list[int] = []
+    ready: list[str] = []
+    new.on("resource:index-progress", lambda event: progress.append(event.done))
+    new.on("resource:index-ready", lambda event: ready.append(event.index))
+    turn = 0
+    while not ready:
+        await fleet.pass_time(7)
+        for process in (old, new):
+            resource, turn = process.resource("r"), turn + 1
+            name = f"{turn * 7 % 20:02d}"
+            if name in present and turn % 3:
+                await resource.update(name, {"region": "us"})
+                present.discard(name)
+            elif name in present:
+                await resource.delete(name)
+                present.discard(name)
+            else:
+                await resource.upsert({"id": name, **EU})
+                present.add(name)
+            await check_region(resource, sorted(present))
+    assert ready == ["by_region"]
+    assert progress == sorted(progress)
+    assert len(progress) > 2
+    for process in (old, new):
+        fleet.clock.move(DEFINITION_AGE + 1)
+        await check_region(process.resource("r"), sorted(present))
+        (index,) = process.resource("r").definition.indexes
+        assert index.is_ready
+    assert await list_keys(new, "backfill/r/") == []
+
+
+async def test_a_replaced_partition_is_found_by_processes_that_know_only_the_old_one(
+    fleet: Fleet,
+) -> None:
+    """Writers keep it until nobody can read it; then its entries go."""
+    reader, writer = await fleet.start(), await fleet.start()
+    attributes = {"region": "string", "city": "string"}
+    await writer.create_resource("r", attributes, partitions=BY_REGION)
+    await writer.resource("r").insert({"id": "a", **EU})
+    await reader.list_resources()
+    before = {index.key for index in writer.resource("r").definition.indexes}
+    changed = await writer.create_resource("r", partitions={"by_region": ["region", "city"]})
+    assert changed.partitions == {"by_region": ("region", "city")}
+    await changed.insert({"id": "b", "city": "x", **EU})
+    await changed.update("a", {"city": "x"})
+    for pause in (0.0, DEFINITION_AGE - 1, 1.5, 60.0):
+        fleet.clock.move(pause)
+        for process in (reader, writer):
+            assert ids(await process.resource("r").query(EU)) == ["a", "b"]
+            assert ids(await process.resource("r").query({"city": "x", **EU})) == ["a", "b"]
+    await fleet.finish(writer)
+    assert writer.resource("r").definition.is_settled
+    for key in before:
+        assert await list_keys(writer, f"index/r/{key}/") == []
+    assert await count_entries(writer) == 2
+    values = {"city": "x", **EU}
+    listed = await changed.list(partition="by_region", partition_values=values)
+    assert ids(listed) == ["a", "b"]
+
+
+async def test_a_dropped_partition_leaves_no_entries(fleet: Fleet) -> None:
+    """Others stay; a process that has used it finds all records all the time."""
+    one, other = await fleet.start(), await fleet.start()
+    partitions = {**BY_REGION, "by_city": "city"}
+    resource = await one.create_resource("r", partitions=partitions)
+    await resource.insert_many([{"id": name, "city": "x", **EU} for name in "abc"])
+    await other.list_resources()
+    dropped = one.resource("r").definition.find_index("partition", "by_region")
+    assert dropped is not None
+    await one.drop_partition("r", "by_region")
+    await resource.insert({"id": "d", "city": "x", **EU})
+    assert ids(await other.resource("r").query(EU)) == list("abcd")
+    with pytest.raises(Invalid, match="partition is not one of r"):
+        await resource.list(partition="by_region", partition_values=EU)
+    with pytest.raises(NotFound):
+        await one.drop_partition("r", "by_region")
+    await fleet.finish(one)
+    assert await list_keys(one, f"index/r/{dropped.key}/") == []
+    assert await count_entries(one) == 4
+    fleet.clock.move(DEFINITION_AGE + 1)
+    for process in (one, other):
+        assert process.resource("r").name == "r"
+        assert ids(await process.resource("r").query(EU)) == list("abcd")
+        assert ids(await process.resource("r").query({"city": "x"})) == list("abcd")
+    # It can be added again.
+    await one.create_resource("r", partitions=BY_REGION)
+    await fleet.finish(one)
+    await check_region(one.resource("r"), list("abcd"))
+
+
+async def test_a_reader_that_stood_still_while_its_index_was_retired_finds_all(
+    fleet: Fleet,
+) -> None:
+    """It stands between the definition and the entries, until these are gone."""
+    reader, writer = await fleet.start(), await fleet.start()
+    await writer.create_resource("r", partitions=BY_REGION)
+    await writer.resource("r").insert_many([{"id": name, **EU} for name in "abc"])
+    await reader.list_resources()
+    store = fleet.store_of(reader)
+    stands = asyncio.Event()
+
+    async def stand(call: str) -> None:
+        if call == "heads":
+            store.before = None
+            stands.set()
+            await go_on.wait()
+
+    go_on = asyncio.Event()
+    store.before = stand
+    reading = asyncio.create_task(reader.resource("r").query(EU))
+    await stands.wait()
+    await writer.drop_partition("r", "by_region")
+    await fleet.finish(writer)
+    await writer.resource("r").insert({"id": "d", **EU})
+    go_on.set()
+    assert ids(await reading) == list("abcd")
+
+
+async def test_a_writer_that_stood_still_while_a_partition_was_added_keeps_it(
+    fleet: Fleet,
+) -> None:
+    """Where entries are requests of their own, it looks again before it writes the record."""
+    old, new = await fleet.start(SeparateStore), await fleet.start()
+    await new.create_resource("r", partitions=BY_REGION)
+    await old.list_resources()
+    store = fleet.store_of(old)
+    stands, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stand(call: str) -> None:
+        if call == "write":
+            store.before = None
+            stands.set()
+            await go_on.wait()
+
+    store.before = stand
+    writing = asyncio.create_task(old.resource("r").insert({"id": "a", "city": "x", **EU}))
+    await stands.wait()
+    await new.create_resource("r", partitions={"by_city": "city"})
+    await fleet.finish(new)
+    go_on.set()
+    await writing
+    assert ids(await new.resource("r").query({"city": "x"})) == ["a"]
+    assert ids(await new.resource("r").query(EU)) == ["a"]
+
+
+class SeparateStore(CountingStore):
+    """A store whose batches are not atomic."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.is_atomic = False
+
+
+async def test_a_resource_that_was_dropped_and_created_again_has_all_records(
+    fleet: Fleet,
+) -> None:
+    """Also those of a process that still knows the old definition, without partitions."""
+    old, new = await fleet.start(), await fleet.start()
+    await old.create_resource("r")
+    await new.list_resources()
+    await new.drop_resource("r")
+    await new.create_resource("r", partitions=BY_REGION)
+    await old.resource("r").insert({"id": "a", **EU})
+    await new.resource("r").insert({"id": "b", **EU})
+    await check_region(new.resource("r"), ["a", "b"])
+    await fleet.finish(new)
+    await check_region(new.resource("r"), ["a", "b"])
+    fleet.clock.move(DEFINITION_AGE + 1)
+    await check_region(old.resource("r"), ["a", "b"])
+
+
+async def test_records_that_are_there_before_the_definition_are_found(fleet: Fleet) -> None:
+    """A process that did not notice the drop may have written them long ago."""
+    old, new = await fleet.start(), await fleet.start()
+    await old.create_resource("r")
+    await new.list_resources()
+    await new.drop_resource("r")
+    await old.resource("r").insert({"id": "a", **EU})
+    await new.store.drop(["resource/r"])
+    created = await new.create_resource("r", partitions=BY_REGION)
+    await check_region(created, ["a"])
+    await fleet.finish(new)
+    await check_region(created, ["a"])
+
+
+async def test_a_dropped_resource_leaves_no_entries(fleet: Fleet) -> None:
+    """Neither of its indexes nor of former ones, nor notes of an unfinished backfill."""
+    database = await fleet.start()
+    resource = await database.create_resource("r", partitions={**BY_REGION, "by_city": "city"})
+    await resource.insert_many([{"id": name, "city": "x", **EU} for name in "abc"])
+    await database.drop_partition("r", "by_region")
+    await database.create_resource("r", partitions={"by_n": "n"})
+    keys = resource.definition.index_keys
+    assert len(keys) == 3
+    assert await count_entries(database) == 6
+    await database.drop_resource("r")
+    for key in keys:
+        assert await list_keys(database, f"index/r/{key}/") == []
+    assert await list_keys(database, "backfill/r/") == []
+    assert await list_keys(database, "data/r/") == []
+
+
+async def test_entries_of_late_writers_into_a_dropped_resource_are_removed_by_the_cleanup(
+    fleet: Fleet,
+) -> None:
+    """Two hours later, when nobody can write by the old definition."""
+    late, database = await fleet.start(), await fleet.start()
+    await database.create_resource("r", partitions=BY_REGION)
+    await late.list_resources()
+    (index,) = late.resource("r").definition.indexes
+    await database.drop_resource("r")
+    await late.resource("r").insert({"id": "a", **EU})
+    assert len(await list_keys(database, f"index/r/{index.key}/")) == 1
+    fleet.clock.move(BURIAL_AGE)
+    await database.tidy()
+    assert len(await list_keys(database, f"index/r/{index.key}/")) == 1
+    fleet.clock.move(BURIAL_AGE + 1)
+    await database.tidy()
+    assert await list_keys(database, f"index/r/{index.key}/") == []
+    assert await list_keys(database, "dropped/") == []
+
+
+async def test_a_backfill_goes_on_where_another_process_has_stopped(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash it neither waits again nor reads again what was done."""
+    monkeypatch.setattr(backfill_module, "_PAGE", 3)
+    one = await fleet.start()
+    await one.create_resource("r")
+    await one.resource("r").insert_many([{"id": f"{i:02d}", **EU} for i in range(20)])
+    await one.create_resource("r", partitions=BY_REGION)
+    store = fleet.store_of(one)
+    died = asyncio.Event()
+
+    async def die(call: str) -> None:
+        if call == "scan" and store.calls["scan"] > 3:
+            died.set()
+            await asyncio.Event().wait()
+
+    store.calls.clear()
+    store.before = die
+    await fleet.pass_until(died.is_set)
+    await one.disconnect()
+    two = await fleet.start()
+    done: list[int] = []
+    two.on("resource:index-progress", lambda event: done.append(event.done))
+    store = fleet.store_of(two)
+    store.calls.clear()
+    # The clock stands still: who waited would never end.
+    await asyncio.wait_for(two.backfill("r"), 60)
+    assert done == [12, 15, 18, 20]
+    assert store.calls["scan"] == 4
+    await check_region(two.resource("r"), [f"{i:02d}" for i in range(20)])
+
+
+async def test_two_processes_may_backfill_at_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share the work, and the result is complete."""
+    monkeypatch.setattr(backfill_module, "_PAGE", 3)
+    one, two = await fleet.start(), await fleet.start()
+    await one.create_resource("r")
+    await one.resource("r").insert_many([{"id": f"{i:02d}", **EU} for i in range(20)])
+    await one.create_resource("r", partitions=BY_REGION)
+    await fleet.finish_all(
+        asyncio.create_task(one.backfill("r")), asyncio.create_task(two.backfill("r"))
+    )
+    assert await count_entries(one) == 20
+    assert await list_keys(one, "backfill/r/") == []
+    for process in (one, two):
+        await check_region(process.resource("r"), [f"{i:02d}" for i in range(20)])
+
+
+async def test_a_backfill_stops_when_its_partition_is_replaced(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would write entries that nobody removes."""
+    monkeypatch.setattr(backfill_module, "_PAGE", 1)
+    one, two = await fleet.start(), await fleet.start()
+    await one.create_resource("r")
+    await one.resource("r").insert_many([{"id": f"{i:02d}", **EU} for i in range(9)])
+    await one.create_resource("r", partitions=BY_REGION)
+    (index,) = one.resource("r").definition.indexes
+    store = fleet.store_of(one)
+    stands, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stand(call: str) -> None:
+        if call == "scan" and len(await list_keys(two, f"index/r/{index.key}/")) == 3:
+            store.before = None
+            stands.set()
+            await go_on.wait()
+
+    store.before = stand
+    work = asyncio.create_task(one.backfill("r"))
+    await fleet.pass_until(stands.is_set)
+    await two.create_resource("r", partitions={"by_region": {"fields": {"region": "date"}}})
+    go_on.set()
+    await fleet.finish_all(work)
+    await fleet.finish(two)
+    assert await list_keys(two, f"index/r/{index.key}/") == []
+    assert await list_keys(two, "backfill/r/") == []
+    assert await count_entries(two) == 9
+    await check_region(two.resource("r"), [f"{i:02d}" for i in range(9)])
+
+
+async def test_a_store_that_fails_during_a_backfill_does_not_fail_the_database(
+    fleet: Fleet,
+) -> None:
+    """It is tried again, whether the store was away or an outcome is unknown."""
+    troubles = iter(["away", "unknown", "unknown"])
+
+    class BadStore(CountingStore):
+        async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+            if changes[0].key.startswith(("backfill/", "index/")):
+                match next(troubles, ""):
+                    case "away":
+                        raise Unavailable(self.name, "away")
+                    case "unknown":
+                        return [Unknown("lost") for _ in changes]
+            return await super().write(changes)
+
+    database = await fleet.start(BadStore)
+    await database.create_resource("r")
+    await database.resource("r").insert({"id": "a", **EU})
+    ready: list[str] = []
+    database.on("resource:index-ready", lambda event: ready.append(event.index))
+    await database.create_resource("r", partitions=BY_REGION)
+    await fleet.pass_until(lambda: ready)
+    assert list(troubles) == []
+    await check_region(database.resource("r"), ["a"])
+
+
+async def test_records_of_a_process_that_stood_still_are_added_again_on_request(
+    fleet: Fleet,
+) -> None:
+    """What is not covered by itself: a record without its entry in a partition that is ready."""
+    database = await fleet.start()
+    resource = await database.create_resource("r", partitions=BY_REGION)
+    await resource.insert({"id": "a", **EU})
+    await database.store.create("data/r/b", {"id": "b", **EU})
+    assert ids(await resource.query(EU)) == ["a"]
+    await database.backfill("r", again=True)
+    await check_region(resource, ["a", "b"])
+    assert await list_keys(database, "backfill/r/") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": "by_regoin"}, "partition is not one of r (got 'by_regoin'). Did you mean"),
+        ({"partition": 5}, "partition is not one of r (got 5). It has by_region."),
+        ({"partition": ["by_region"]}, "partition is not one of r"),
+        ({"partition": "by_region"}, "partition_values must have region"),
+        (
+            {"partition": "by_region", "partition_values": {"city": "x"}},
+            "partition_values must have region (got {'city': 'x'}). Pass {'region': …}.",
+        ),
+        ({"partition": "by_region", "partition_values": 5}, "partition_values must have region"),
+        (
+            {"partition": "by_region", "partition_values": {"region": None}},
+            "partition_values must be text, numbers, True or False",
+        ),
+        ({"partition_values": EU}, "partition_values must come with the name of a partition"),
+    ],
+)
+async def test_questions_about_no_partition_are_refused(
+    location: StoreLocation, options: dict[str, Any], message: str
+) -> None:
+    """By every verb, with field, value and fix."""
+    async with Database(connection=await location.open()) as database:
+        resource = await database.create_resource("r", partitions=BY_REGION)
+        for verb in (resource.list, resource.count, resource.page, resource.query):
+            with pytest.raises(Invalid) as caught:
+                await verb(**options)
+            assert message in str(caught.value)
+
+
+async def test_bad_partitions_write_nothing(location: StoreLocation) -> None:
+    """Neither a definition nor entries; also if the records were described before."""
+    async with Database(connection=await location.open()) as database:
+        bad: list[Any] = [5, {"a b": "x"}, {"a": []}, {"a": "unknown"}, {"a": {"x": "string"}}]
+        for partitions in bad:
+            with pytest.raises(Invalid, match="partitions"):
+                await database.create_resource("r", {"x": "string"}, partitions=partitions)
+        assert await list_keys(database, "resource/") == []
+        await database.create_resource("r", {"x": "string"})
+        with pytest.raises(Invalid, match=r"partitions\.a is not a field of the records \(got 'y'"):
+            await database.create_resource("r", partitions={"a": "y"})
+        assert database.resource("r").partitions == {}
+        await database.create_resource("r", partitions={"a": "x"})
+        with pytest.raises(Invalid, match="finite"):
+            await database.resource("r").insert({"id": "a", "x": "y", "n": float("nan")})
+        assert await count_entries(database) == 0
+
+
+def test_a_backfill_waits_longer_than_a_definition_is_used() -> None:
+    """And longer than a write takes: two settled requests after each other."""
+    assert BUILD_DELAY > DEFINITION_AGE + 2 * 30
