@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import pytest
+from chance import FakeClock, SeededRandomness
 
-from jobsync import CachePlugin, CacheStats, Database, Invalid, Resource
+from jobsync import CachePlugin, CacheStats, Components, Database, Events, Invalid, Resource
 from jobsync.stores.contract import Change, Outcome, Store, StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -150,6 +151,27 @@ async def test_a_clear_concerns_what_is_being_read(
     assert cache.stats().size == 1
     cache.clear()
     assert cache.stats().size == 0
+
+
+async def test_the_age_of_an_answer_counts_from_its_request(clock: FakeClock) -> None:
+    """The reply took 8 of the 10 seconds: what it says may be as old as that."""
+    components = Components(clock=clock, randomness=SeededRandomness(1), events=Events())
+    store, cache = GatedStore(MemoryStore()), CachePlugin(ttl=10)
+    async with Database(connection=store, plugins=[cache], components=components) as database:
+        tasks = await database.create_resource("tasks", {})
+        await tasks.insert({"id": "a"})
+        store.reply_gate.clear()
+        reading = asyncio.ensure_future(tasks.get("a"))
+        await store.waiting.wait()
+        clock.mono_seconds += 8
+        store.reply_gate.set()
+        await reading
+        clock.mono_seconds += 1.9
+        await tasks.get("a")
+        assert cache.stats().hits == 1
+        clock.mono_seconds += 0.1
+        await tasks.get("a")
+        assert cache.stats().hits == 1
 
 
 async def test_a_cache_that_is_added_during_a_write_keeps_nothing_until_its_end() -> None:
