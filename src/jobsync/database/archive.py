@@ -11,8 +11,8 @@ How: a move has three writes, and the first one decides.
 
 Whoever meets a marked record completes the move first: a later sweep, or a writer that wants to
 change or delete the record, for whom it is then gone. The id of a copy is not used again, so a copy
-that is there was made by an earlier attempt, even if it was deleted since. The id of the record
-itself can be kept only if the archive has never used it.
+that is there was made by an earlier attempt, and so was its tombstone, if it was deleted within the
+last hour. The id of the record itself can be kept only if the archive has not used it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

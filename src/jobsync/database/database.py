@@ -466,9 +466,18 @@ class Database(EventEmitter):
         return self._get_connection().supervisor.run(work, name)
 
     def _derive_rules(self, definition: Definition) -> list[Rule]:
-        """Return the rules that plugins want for a resource."""
-        plugins = list(self._plugins.values())
-        return [rule for plugin in plugins for rule in plugin.choose_rules(definition)]
+        """Return the rules that plugins want for a resource.
+
+        Raises:
+            Invalid: two plugins want different ones of the same name.
+        """
+        rules: dict[tuple[str, str], Rule] = {}
+        for plugin in self._plugins.values():
+            for rule in plugin.choose_rules(definition):
+                if rules.setdefault((rule.kind, rule.name), rule) != rule:
+                    problem = f"has a different {rule.name} in another plugin"
+                    raise Invalid(plugin.name, definition.name, problem, "name it in one of them")
+        return list(rules.values())
 
     def _add(self, plugin: Plugin, alias: str | None = None) -> None:
         if not isinstance(plugin, Plugin):

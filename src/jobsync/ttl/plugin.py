@@ -33,7 +33,15 @@ from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.definition import Definition, Rule
 from jobsync.database.document import Document
 from jobsync.database.plugin import Plugin
-from jobsync.errors import Invalid, JobsyncError, NotFound, Unavailable, closest_name, format_error
+from jobsync.errors import (
+    Invalid,
+    JobsyncError,
+    NewerFormat,
+    NotFound,
+    Unavailable,
+    closest_name,
+    format_error,
+)
 from jobsync.settings import Sources, resolve
 from jobsync.ttl import events
 from jobsync.ttl.callback import ExpiryCallback, find_calling_callback
@@ -174,8 +182,16 @@ class TTLPlugin(CoordinatorPlugin):
             if archive is not None and archive not in database.resources:
                 await database.create_resource(archive)
         for name in self._governed:
-            await self._store_rule(name)
-        self.run_in_background(self._watch_clock, "watches the clock")
+            try:
+                await self._store_rule(name)
+            except NewerFormat as error:
+                # Newer code has defined it, and sweeps it.
+                self._report_error(name, None, format_error(error))
+        self.run_in_background(partial(self._watch_clock, self._fleet_clock), "watches the clock")
+
+    async def on_stop(self) -> None:
+        """Remove nothing more."""
+        self._fleet_clock = None
 
     async def on_become_coordinator(self) -> None:
         """Sweep at once."""
@@ -238,22 +254,21 @@ class TTLPlugin(CoordinatorPlugin):
     def _must_wait(self, governed: GovernedResource, definition: Definition) -> bool:
         """Whether a resource has to be described first, so that its expiry is known."""
         options = governed.options
-        is_clear = options.ttl is not None or options.field is not None
-        return not (is_clear or definition.is_declared)
+        given = (options.ttl, options.field, options.default_ttl)
+        return given == (None, None, None) and not definition.is_declared
 
-    async def _watch_clock(self) -> None:
+    async def _watch_clock(self, clock: FleetClock) -> None:
         """Stand back while this machine's clock cannot be right."""
         beat = self._get_membership().timing.heartbeat
         while True:
             await self.database.components.clock.sleep(beat)
             if self._veto:
-                await self._get_clock().refresh()
+                await clock.refresh()
             if self._veto or self.is_coordinator:
-                self._check_veto()
+                self._check_veto(clock)
 
-    def _check_veto(self) -> None:
+    def _check_veto(self, clock: FleetClock) -> None:
         """Hand the role over, or stand again, if the clock's state has changed."""
-        clock = self._get_clock()
         reason = clock.veto if clock.is_off else ""
         if reason == self._veto:
             return
@@ -280,7 +295,7 @@ class TTLPlugin(CoordinatorPlugin):
         clock = self._get_clock()
         now = clock.measured_now()
         if veto := clock.veto:
-            self._check_veto()
+            self._check_veto(clock)
             raise Unavailable("the fleet's time", veto, "correct the clock, or try again later")
         return now
 
@@ -301,16 +316,15 @@ class TTLPlugin(CoordinatorPlugin):
         Raises:
             Unavailable: the store does not answer, or the time is not known.
         """
-        if not self.is_running and self._coordinator is None:
-            raise Invalid("plugin", self.name, "is not running", "await plugin.start() first")
         clock = self.database.components.clock
+        if self._governed:
+            await self._read_clock()
         start = clock.mono()
         self.emit(events.CleanupStarted(resources=tuple(names)))
         counts = SweepCounts()
         failure: JobsyncError | None = None
         for name in names:
             try:
-                await self._read_clock()
                 self._get_now()
                 await self._sweep_resource(name, counts)
             except JobsyncError as error:

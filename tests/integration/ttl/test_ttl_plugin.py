@@ -21,6 +21,7 @@ from jobsync import (
     Unavailable,
 )
 from jobsync.core.clock import SystemClock, Wall
+from jobsync.core.expiry import ExpiryRule
 from jobsync.database import backfill
 
 SESSION = {"user": "string", "expires_at": "number"}
@@ -229,6 +230,7 @@ async def test_errors_are_reported_one_by_one_up_to_ten(db: Database) -> None:
     rule = {"on_expire": "callback", "callback": fail}
     ttl = TTLPlugin(resources={"sessions": rule}, cleanup_interval=3600, **FAST)
     await db.use_plugin(ttl)
+    await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
     sessions = await db.create_resource("sessions", SESSION)
     await sessions.insert_many(rows(*([-1] * 15)))
     ttl.on("plg:ttl:cleanup-error", errors.append)
@@ -288,7 +290,7 @@ async def test_a_leader_whose_clock_is_ahead_removes_nothing_that_lives(locate: 
         sessions = await wrong.create_resource("sessions", SESSION)
         await sessions.insert_many(rows(-1, 1800, 7200))
         await until(lambda: vetoes and not bad.is_coordinator, "it stands back")
-        assert "3600 s ahead of the object store's" in vetoes[0]["reason"]
+        assert "s ahead of the object store's" in vetoes[0]["reason"]
         with pytest.raises(Unavailable, match="ahead of the object store's"):
             await bad.run_cleanup()
         assert await sessions.list_ids() == ["r0", "r1", "r2"]
@@ -340,3 +342,24 @@ async def test_options_of_other_plugins_are_refused() -> None:
     for options, message in refused:
         with pytest.raises(Invalid, match=message):
             TTLPlugin(**options)
+
+
+async def test_a_resource_that_nobody_describes_expires_by_the_default(db: Database) -> None:
+    """If it is described later with `expires_at`, that counts from then on."""
+    ttl = TTLPlugin(resources=["notes"], default_ttl=3600, cleanup_interval=3600, **FAST)
+    await db.use_plugin(ttl)
+    await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+    notes = await db.create_resource("notes")
+    assert notes.definition.expiry == ExpiryRule(ttl=3600)
+    await db.create_resource("notes", SESSION)
+    assert notes.definition.expiry == ExpiryRule()
+    await notes.insert_many(rows(-1, 60))
+    assert (await ttl.run_cleanup()).deleted == 1
+
+
+async def test_two_plugins_do_not_govern_one_resource_differently(db: Database) -> None:
+    """They would replace each other's index again and again."""
+    await db.use_plugin(TTLPlugin(resources={"a": {"ttl": 5}}, **FAST))
+    await db.use_plugin(TTLPlugin(resources={"a": {"ttl": 6}}, **FAST), "other")
+    with pytest.raises(Invalid, match="has a different expiry in another plugin"):
+        await db.create_resource("a")
