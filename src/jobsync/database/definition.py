@@ -16,7 +16,7 @@ A definition with indexes has a higher format, so that code that does not know t
 write records that they would not find.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -136,12 +136,14 @@ class Definition(msgspec.Struct, frozen=True):
             )
         return msgspec.structs.replace(self, schema=evolve(self.schema, schema), is_declared=True)
 
-    def add_indexes(self, rules: Sequence[Rule], token: str, *, is_new: bool) -> "Definition":
+    def add_indexes(
+        self, rules: Sequence[Rule], make_token: Callable[[], str], *, is_new: bool
+    ) -> "Definition":
         """Return a definition with more indexes; one of the same name is replaced.
 
         Args:
             rules: of the indexes.
-            token: makes the keys of new indexes unique.
+            make_token: returns what makes the key of a new index unique.
             is_new: whether the resource has no records and no other writers yet.
         """
         definition = self
@@ -150,7 +152,7 @@ class Definition(msgspec.Struct, frozen=True):
             if before is not None and before.rule.digest == rule.digest:
                 after = msgspec.structs.replace(before, rule=rule)
             else:
-                key = f"{rule.name}.{rule.digest}.{token}"
+                key = f"{rule.name}.{rule.digest}.{make_token()}"
                 after = IndexState(key, rule, is_ready=is_new)
             definition = definition._replace_index(before, after)
         return definition

@@ -185,7 +185,6 @@ class ResourceRegistry:
         new = blank.evolve(fields, strict=strict, has_records=False)
         is_unused = name not in self.resources and bool(rules or self._derive_rules(new))
         is_unused = is_unused and not await self._has_records(name)
-        (token,) = self._components.ids.nonces(1)
 
         def decide(current: Record | None) -> Json | Disposition:
             nonlocal before, after
@@ -195,7 +194,9 @@ class ResourceRegistry:
             after = (before or blank).evolve(fields, strict=strict, has_records=may_have_records)
             wanted = [*rules, *self._derive_rules(after)]
             # Some process may still write by a definition that was dropped a moment ago.
-            after = after.add_indexes(wanted, token, is_new=current is None and is_unused)
+            after = after.add_indexes(
+                wanted, self._make_token, is_new=current is None and is_unused
+            )
             return Disposition.KEEP if after == before else after.write(existing)
 
         async with self._lock:
@@ -213,6 +214,10 @@ class ResourceRegistry:
         elif before != after:
             self._events.emit(ResourceEvolved(resource=name))
         return resource
+
+    def _make_token(self) -> str:
+        (token,) = self._components.ids.nonces(1)
+        return token
 
     async def change(self, name: str, change: Callable[[Definition], Definition]) -> Resource:
         """Change the definition of a resource that exists.
