@@ -3,15 +3,13 @@
 import asyncio
 import gc
 import itertools
-import json
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import proofs
 import pytest
 import servers
 from chance import FakeClock, SeededRandomness
@@ -73,7 +71,6 @@ class Proof:
 
     def __init__(self, config: pytest.Config, *, is_full: bool) -> None:
         self._writer = config.get_terminal_writer()
-        self._path = config.rootpath / "proof" / "runs.jsonl"
         self._is_full = is_full
 
     def tell(self, text: str) -> None:
@@ -83,23 +80,8 @@ class Proof:
 
     def record(self, what: str, **figures: Any) -> None:
         """Append figures to proof/runs.jsonl, with the commit that showed them."""
-        if not self._is_full:
-            return
-        line = {"at": int(time.time()), "commit": _describe_commit(), "what": what, **figures}
-        with self._path.open("a", encoding="utf-8") as runs:
-            runs.write(json.dumps(line) + "\n")
-
-
-def _describe_commit() -> str:
-    """Return the commit under test; changes in proof/ do not make it dirty."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, check=True
-        ).stdout
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)proof")
-    return git("describe", "--always").strip() + ("-dirty" if changed else "")
+        if self._is_full:
+            proofs.record(what, **figures)
 
 
 @pytest.fixture

@@ -7,10 +7,8 @@ python tests/simulation/simulate.py queue --seed 123          one world, again
 """
 
 import argparse
-import json
 import logging
 import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-import queue_stories  # noqa: E402 - found by the line above
+import proofs  # noqa: E402 - found by the line above
+import queue_stories  # noqa: E402 - likewise
 import schedule_stories  # noqa: E402 - likewise
 from fleets import run_neighbours, run_storm, run_suspends  # noqa: E402 - likewise
 
@@ -93,7 +92,7 @@ def campaign(what: str, hours: float, jobs: int) -> int:
     # CPU time, with imports and checks: independent of what else the machine does.
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     rate = round(simulated / (used.ru_utime + used.ru_stime), 2)
-    record(
+    proofs.record(
         what,
         first_seed=first_seed,
         worlds=worlds,
@@ -105,26 +104,6 @@ def campaign(what: str, hours: float, jobs: int) -> int:
     print(f"\n{simulated:.1f} simulated hours, {worlds} worlds, {faults:,} faults: no violation")
     print(f"{rate:g} simulated hours a CPU second")
     return 0
-
-
-def record(what: str, **figures: float) -> None:
-    """Append the figures to the proofs, with the commit that they are for."""
-    line = {"at": int(time.time()), "commit": describe_commit(), "what": what, **figures}
-    with (ROOT / "proof" / "runs.jsonl").open("a", encoding="utf-8") as runs:
-        runs.write(json.dumps(line) + "\n")
-
-
-def describe_commit() -> str:
-    """Return the current commit; changes in `proof` do not make it dirty."""
-
-    def git(*arguments: str) -> str:
-        result = subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, check=True, cwd=ROOT
-        )
-        return result.stdout
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)proof")
-    return git("describe", "--always").strip() + ("-dirty" if changed else "")
 
 
 if __name__ == "__main__":
