@@ -22,7 +22,7 @@ FULL := --scale=full --timeout=7200 -s
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue \
-  prove-retention prove-operate prove-death prove-scheduler certify-s3 simulate api histories bench-stores bench-resources bench-jobs bench-queue \
+  prove-retention prove-operate prove-death prove-scheduler certify-s3 simulate mutants api histories bench-stores bench-resources bench-jobs bench-queue \
   bench-compare clean
 
 help: ## list the targets
@@ -88,6 +88,9 @@ certify-s3: setup ## run the conformance suite and the probe on four S3 servers
 
 simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=2; WHAT=queue or schedule
 	@$(PY) tests/simulation/simulate.py $(WHAT) --hours $(or $(HOURS),10) --jobs $(or $(JOBS),2)
+
+mutants: setup ## run the tests against small bugs, and print which they miss; ARGS=queue for a package or a name; AT_LEAST=90
+	@$(PY) tests/mutants/run.py --jobs $(or $(JOBS),2) --at-least $(or $(AT_LEAST),0) $(ARGS)
 
 api: setup ## rewrite the recorded public interface that the tests compare
 	@$(PY) tests/support/public_api.py
