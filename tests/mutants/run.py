@@ -6,8 +6,8 @@ python tests/mutants/run.py some-name --show      one, with what pytest printed
 python tests/mutants/run.py --at-least 90         fail if fewer than 90 % are caught
 python tests/mutants/run.py --list                names, and the promises that they break
 
-First every selected step of tests runs on the unmutated source, and must pass. A step that takes
-three times as long with a mutant, and half a minute more, counts as a failure.
+Before a step of tests runs with mutants, it runs without, and must pass. A step that takes three
+times as long with a mutant, and half a minute more, counts as a failure.
 """
 
 import argparse
@@ -45,24 +45,24 @@ UNMUTATED_LIMIT = 600.0
 TAIL = 60
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a mutant.
+class Trial(msgspec.Struct, kw_only=True, eq=False):
+    """A mutant, and what the tests have said about it so far.
 
     Attributes:
         group: its package.
         mutant: the mutant.
-        verdict: `broken` means that the tests could not run, which says nothing about them.
+        steps: the tests to run.
+        verdict: what they say.
         by: the test that caught it, or what is broken.
         seconds: how long its tests took.
-        output: what the last run of pytest printed.
     """
 
     group: str
     mutant: SourceMutant
-    verdict: Verdict
+    steps: tuple[Step, ...]
+    verdict: Verdict = "survived"
     by: str = ""
-    seconds: float
-    output: str
+    seconds: float = 0.0
 
     @property
     def title(self) -> str:
@@ -85,38 +85,35 @@ class Runner:
         self._limits: dict[Step, float] = {}
 
     def run_unmutated(self, steps: Iterable[Step]) -> Iterator[tuple[Step, StepRun]]:
-        """Run each step once without a mutant. How long it takes limits its later runs."""
+        """Run steps that have not run yet without a mutant.
+
+        How long one takes limits its later runs.
+        """
 
         def run(workspace: Workspace, step: Step) -> StepRun:
             return workspace.run(step, UNMUTATED_LIMIT)
 
-        for step, done in self._run_all(list(dict.fromkeys(steps)), run):
+        new = [step for step in dict.fromkeys(steps) if step not in self._limits]
+        for step, done in self._run_all(new, run):
             self._limits[step] = 30 + 3 * done.seconds
             yield step, done
 
-    def run_mutants(self, mutants: list[tuple[MutantGroup, SourceMutant]]) -> Iterator[Result]:
-        """Run the steps of each mutant until one fails."""
+    def run_mutated(self, trials: list[Trial], depth: int) -> Iterator[tuple[Trial, StepRun]]:
+        """Run one step of each trial, the first being number 0."""
 
-        def run(workspace: Workspace, item: tuple[MutantGroup, SourceMutant]) -> Result:
-            group, mutant = item
-            with workspace.with_mutant(mutant):
-                return self._run_steps(workspace, group, mutant)
+        def run(workspace: Workspace, trial: Trial) -> StepRun:
+            step = trial.steps[depth]
+            with workspace.with_mutant(trial.mutant):
+                return workspace.run(step, self._limits[step])
 
-        for _, result in self._run_all(mutants, run):
-            yield result
+        return self._run_all(trials, run)
 
-    def _run_steps(self, workspace: Workspace, group: MutantGroup, mutant: SourceMutant) -> Result:
-        verdict: Verdict = "survived"
-        by, output, seconds = "", "", 0.0
-        for step in group.steps_of(mutant):
-            done = workspace.run(step, self._limits[step])
-            verdict, by = done.judge()
-            output, seconds = done.output, seconds + done.seconds
-            if verdict != "survived":
-                break
-        return Result(
-            group=group.name, mutant=mutant, verdict=verdict, by=by, seconds=seconds, output=output
-        )
+    def stop(self) -> None:
+        """End all tests, and wait until they have ended."""
+        for workspace in self._workspaces:
+            workspace.stop()
+        for workspace in [self._free.get() for _ in self._workspaces]:
+            self._free.put(workspace)
 
     def _run_all(
         self, items: list[Item], run: Callable[[Workspace, Item], Answer]
@@ -135,10 +132,9 @@ class Runner:
             try:
                 for future in as_completed(futures):
                     yield futures[future], future.result()
-            except BaseException:  # an interrupt too: nothing may be left running
+            except BaseException:  # an interrupt too
                 threads.shutdown(wait=False, cancel_futures=True)
-                for workspace in self._workspaces:
-                    workspace.stop()
+                self.stop()
                 raise
 
 
@@ -148,40 +144,46 @@ def open_runner(jobs: int) -> Iterator[Runner]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         place = Path(folder)
         place.chmod(0o755)  # a PostgreSQL server of the tests may run as another user
-        yield Runner([Workspace(place / str(number)) for number in range(jobs)])
+        runner = Runner([Workspace(place / str(number)) for number in range(jobs)])
+        try:
+            yield runner
+        finally:
+            runner.stop()
 
 
-def select(groups: list[MutantGroup], words: list[str]) -> list[tuple[MutantGroup, SourceMutant]]:
+def select(groups: list[MutantGroup], words: list[str]) -> list[Trial]:
     """Return the mutants that words name, by package or by name; all without words.
 
     Raises:
         ValueError: a word names nothing.
     """
-    everything = [(group, mutant) for group in groups for mutant in group.mutants]
-    known = {group.name for group in groups} | {mutant.name for _, mutant in everything}
+    everything = [
+        Trial(group=group.name, mutant=mutant, steps=group.steps_of(mutant))
+        for group in groups
+        for mutant in group.mutants
+    ]
+    known = {name for trial in everything for name in (trial.group, trial.mutant.name)}
     for word in words:
         if word not in known:
             raise ValueError(f"no package or mutant is named {word!r}. See --list.")
     return [
-        (group, mutant)
-        for group, mutant in everything
-        if not words or group.name in words or mutant.name in words
+        trial
+        for trial in everything
+        if not words or trial.group in words or trial.mutant.name in words
     ]
 
 
-def check_all_apply(mutants: Iterable[tuple[MutantGroup, SourceMutant]]) -> None:
+def check_all_apply(trials: Iterable[Trial]) -> None:
     """Raise `OutdatedMutant` if a mutant does not fit the source any more."""
-    for _, mutant in mutants:
-        mutant.mutate((ROOT / mutant.file).read_text(encoding="utf-8"))
+    for trial in trials:
+        trial.mutant.mutate((ROOT / trial.mutant.file).read_text(encoding="utf-8"))
 
 
 class Progress:
     """Prints a line for each thing that is done, with the time since the start."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self) -> None:
         self._started = time.monotonic()
-        self._total = total
-        self._done = 0
 
     @property
     def seconds(self) -> float:
@@ -190,82 +192,75 @@ class Progress:
 
     def tell(self, text: str) -> None:
         """Print something that is done."""
-        self._done += 1
         minutes, seconds = divmod(int(self.seconds), 60)
-        print(f"{minutes:3}:{seconds:02}  {self._done:3}/{self._total}  {text}", flush=True)
+        print(f"{minutes:3}:{seconds:02}  {text}".rstrip(), flush=True)
 
 
-def print_scores(results: list[Result]) -> None:
+def print_scores(trials: list[Trial]) -> None:
     """Print what caught each mutant, those that survived, and a table of the packages."""
-    for result in results:
-        if result.verdict == "caught":
-            print(f"\ncaught: {result.title}\n  {result.by}")
-    for result in results:
-        if result.verdict != "caught":
-            print(f"\n{result.verdict.upper()}: {result.title} {result.by}".rstrip())
-            print(f"  {result.mutant.breaks}")
-    counts = count(results)
+    for trial in trials:
+        if trial.verdict == "caught":
+            print(f"\ncaught: {trial.title}\n  {trial.by}")
+    for trial in trials:
+        if trial.verdict != "caught":
+            print(f"\n{trial.verdict.upper()}: {trial.title} {trial.by}".rstrip())
+            print(f"  {trial.mutant.breaks}")
+    counts = count(trials)
     width = max(map(len, ["package", *counts]))
     print(f"\n{'package':{width}}  caught  survived  broken")
     for name, found in counts.items():
         print(f"{name:{width}}  {found['caught']:6}  {found['survived']:8}  {found['broken']:6}")
 
 
-def count(results: Iterable[Result]) -> Mapping[str, dict[Verdict, int]]:
+def count(trials: Iterable[Trial]) -> Mapping[str, dict[Verdict, int]]:
     """Return how many mutants of each package had which verdict."""
     counts: defaultdict[str, dict[Verdict, int]] = defaultdict(
         lambda: {"caught": 0, "survived": 0, "broken": 0}
     )
-    for result in results:
-        counts[result.group][result.verdict] += 1
+    for trial in trials:
+        counts[trial.group][trial.verdict] += 1
     return counts
 
 
-def record(results: list[Result], seconds: float) -> None:
+def record(trials: list[Trial], seconds: float) -> None:
     """Append the scores of a run of all mutants to the proofs."""
     by_verdict = defaultdict(list)
-    for result in results:
-        by_verdict[result.verdict].append(result)
+    for trial in trials:
+        by_verdict[trial.verdict].append(trial)
     proofs.record(
         "source mutants",
         seconds=round(seconds),
-        packages=count(results),
-        survived=[result.mutant.name for result in by_verdict["survived"]],
-        caught={result.mutant.name: result.by for result in by_verdict["caught"]},
+        packages=count(trials),
+        survived=[trial.mutant.name for trial in by_verdict["survived"]],
+        caught={trial.mutant.name: trial.by for trial in by_verdict["caught"]},
     )
 
 
-def run(
-    mutants: list[tuple[MutantGroup, SourceMutant]], options: argparse.Namespace
-) -> list[Result]:
-    """Run mutants and print the progress; return no results if the tests fail without them."""
-    steps = list(
-        dict.fromkeys(step for group, mutant in mutants for step in group.steps_of(mutant))
-    )
-    progress = Progress(len(steps) + len(mutants))
-    with open_runner(options.jobs) as runner:
-        failures = []
-        for step, done in runner.run_unmutated(steps):
+def run_all(runner: Runner, trials: list[Trial], progress: Progress, *, shows: bool) -> None:
+    """Run the first step of all mutants, then the second of those that survived it, and so on."""
+    deepest = max(len(trial.steps) for trial in trials)
+    for depth in range(deepest):
+        left = [each for each in trials if each.verdict == "survived" and depth < len(each.steps)]
+        progress.tell(
+            f"step {depth + 1} of {deepest}: {len(left)} of {len(trials)} mutants are left"
+        )
+        for step, done in runner.run_unmutated(trial.steps[depth] for trial in left):
             is_good = done.exit_code == 0
-            word = "passes" if is_good else "FAILS"
-            progress.tell(f"unmutated: {word} in {done.seconds:.0f} s: {' '.join(step)}")
+            word = "pass" if is_good else "FAIL"
+            progress.tell(f"without a mutant {word} in {done.seconds:.0f} s: {' '.join(step)}")
             if not is_good:
-                failures.append(done.output)
-        if failures:
-            print(*(tail(output) for output in failures), sep="\n")
-            print("\nThe tests must pass without a mutant.")
-            return []
-        results = []
-        for result in runner.run_mutants(mutants):
-            progress.tell(f"{result.verdict} in {result.seconds:.0f} s: {result.title} {result.by}")
-            if options.show or result.verdict == "broken":
-                print(tail(result.output))
-            results.append(result)
-    results.sort(key=lambda result: result.title)
-    print_scores(results)
-    if not options.words and not any(result.verdict == "broken" for result in results):
-        record(results, progress.seconds)
-    return results
+                print(tail(done.output))
+                for trial in left:
+                    if trial.steps[depth] == step:
+                        trial.verdict, trial.by = "broken", "the tests fail without it"
+        left = [trial for trial in left if trial.verdict == "survived"]
+        for trial, done in runner.run_mutated(left, depth):
+            trial.verdict, trial.by = done.judge()
+            trial.seconds += done.seconds
+            word = "passes" if trial.verdict == "survived" else trial.verdict
+            progress.tell(f"{word} in {done.seconds:.0f} s: {trial.title} {trial.by}")
+            if trial.verdict == "broken" or (shows and trial.verdict == "caught"):
+                print(tail(done.output))
 
 
 def tail(output: str) -> str:
@@ -288,25 +283,29 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        mutants = select(load_groups(), options.words)
-        check_all_apply(mutants)
+        trials = select(load_groups(), options.words)
+        check_all_apply(trials)
     except (OutdatedMutant, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     if options.list:
-        for group, mutant in mutants:
-            print(f"{group.name:14}{mutant.name}\n{'':14}{mutant.breaks}")
+        for trial in trials:
+            print(f"{trial.group:14}{trial.mutant.name}\n{'':14}{trial.mutant.breaks}")
         return 0
+    progress = Progress()
     try:
-        results = run(mutants, options)
+        with open_runner(options.jobs) as runner:
+            run_all(runner, trials, progress, shows=options.show)
     except KeyboardInterrupt:
         print("\ninterrupted; nothing is left running", file=sys.stderr)
         return 128 + signal.SIGINT
-    caught = sum(result.verdict == "caught" for result in results)
-    if results:
-        print(f"\n{caught} of {len(results)} caught")
-    is_broken = not results or any(result.verdict == "broken" for result in results)
-    return int(is_broken or 100 * caught < options.at_least * len(results))
+    print_scores(trials)
+    caught = sum(trial.verdict == "caught" for trial in trials)
+    print(f"\n{caught} of {len(trials)} caught in {progress.seconds / 60:.0f} minutes")
+    is_broken = any(trial.verdict == "broken" for trial in trials)
+    if not options.words and not is_broken:
+        record(trials, progress.seconds)
+    return int(is_broken or 100 * caught < options.at_least * len(trials))
 
 
 if __name__ == "__main__":
