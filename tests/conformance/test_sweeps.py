@@ -1,5 +1,6 @@
 """Sweeps of expired records do the same on every store, whoever dies or interferes meanwhile."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -507,3 +508,34 @@ async def test_a_changed_record_conflicts_with_its_user_and_not_with_the_sweep(
         await stage.sweep()
         with pytest.raises(Conflict):
             await stage.sessions.update("r0", {"n": 5}, if_version=found._version)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=IDS)
+async def test_two_sweeps_at_once_deal_with_each_record_once(
+    location: StoreLocation, rule: ExpiryRule
+) -> None:
+    """Two leaders are harmless: one of them removes a record, and the archive has one copy."""
+    stores = [await location.open() for _ in range(2)]
+    async with Database(connection=stores[0]) as one, Database(connection=stores[1]) as other:
+        stages = [await open_stage(database, rule) for database in (one, other)]
+        await stages[0].list_archived()
+        await stages[0].insert(*[0] * 40, 60)
+        counts = await asyncio.gather(*(stage.sweep(batch_size=8) for stage in stages))
+        assert sum(each.expired for each in counts) == 40
+        assert [each.errors for each in counts] == [0, 0]
+        assert sorted(stages[0].expired + stages[1].expired) == sorted(f"r{i}" for i in range(40))
+        assert await stages[0].list_live() == ["r40"]
+        assert len(await stages[0].list_archived()) == (40 if rule.archive_resource else 0)
+        assert await stages[0].count_entries() == 1
+    for store in stores:
+        await store.close()
+
+
+async def test_the_largest_batch_is_possible(hooked: HookedStore) -> None:
+    """One listing, one read, one write, one removal of entries."""
+    count = 300 if hooked.is_billed else 10_000
+    async with Database(connection=hooked) as database:
+        stage = await open_stage(database, SOFT)
+        await stage.insert(*[0] * count)
+        assert (await stage.sweep(batch_size=10_000)).soft_deleted == count
+        assert await stage.count_entries() == 0
