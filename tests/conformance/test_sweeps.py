@@ -17,6 +17,7 @@ from jobsync import (
     Resource,
     Store,
 )
+from jobsync.components import NONCE_LENGTH
 from jobsync.core.attributes import parse
 from jobsync.core.expiry import ExpiryRule
 from jobsync.database.archive import ARCHIVING
@@ -539,3 +540,25 @@ async def test_the_largest_batch_is_possible(hooked: HookedStore) -> None:
         await stage.insert(*[0] * count)
         assert (await stage.sweep(batch_size=10_000)).soft_deleted == count
         assert await stage.count_entries() == 0
+
+
+async def test_entries_that_lead_nowhere_are_removed_when_they_can_no_longer_be_needed(
+    hooked: HookedStore,
+) -> None:
+    """An hour after they were written: until then their record may still arrive."""
+    async with Database(connection=hooked) as database:
+        stage = await open_stage(database, HARD)
+        await stage.insert(60)
+        (index,) = stage.sessions.definition.indexes
+        prefix = stage.sessions.open_index(index).prefix
+        (head,) = await database.store.heads(prefix)
+        rank, _, rest = head.key.removeprefix(prefix).partition("!")
+        due = f"{int(rank) - 60_000:015}"
+        now = database.components.clock.wall().seconds
+        for age, letter in ((3700, "A"), (60, "B")):
+            key = f"{prefix}{due}!{rest[:-NONCE_LENGTH]}{letter * NONCE_LENGTH}"
+            await database.store.create(key, {"at": now - age})
+        assert (await stage.sweep()).expired == 0
+        assert await stage.list_live() == ["r0"]
+        left = [head.key[-1] for head in await database.store.heads(prefix)]
+        assert left == ["B", head.key[-1]]

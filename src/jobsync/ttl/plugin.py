@@ -215,6 +215,10 @@ class TTLPlugin(CoordinatorPlugin):
         calling = find_calling_callback()
         return calling is not None and calling.is_running and calling in self._callbacks.values()
 
+    def list_running(self) -> list[str]:
+        """Return descriptions of callbacks that run."""
+        return [f"callback of {name}" for name, call in self._callbacks.items() if call.is_running]
+
     async def _set_up(self, exit_stack: AsyncExitStack) -> None:
         """Start. Without resources there is nothing to lead, so no session is needed."""
         if self._governed:
@@ -316,6 +320,10 @@ class TTLPlugin(CoordinatorPlugin):
         Raises:
             Unavailable: the store does not answer, or the time is not known.
         """
+        if self.runs_caller:
+            # It would wait for its own end.
+            fix = "return True to delete the record, or False to keep it"
+            raise Invalid("callback", self.name, "cannot start a sweep", fix)
         clock = self.database.components.clock
         if self._governed:
             await self._read_clock()

@@ -264,6 +264,28 @@ async def test_a_callback_may_stop_its_own_plugin(url: str, action: str) -> None
     assert called == ["r0"]
 
 
+async def test_a_callback_cannot_start_a_sweep(locate: Locate) -> None:
+    """It would wait for its own end; the error reaches it at once."""
+    errors: list[str] = []
+
+    async def sweep_again(*_: Any) -> bool:
+        try:
+            await ttl.run_cleanup()
+        except Invalid as error:
+            errors.append(str(error))
+        return True
+
+    rule = {"on_expire": "callback", "callback": sweep_again}
+    ttl = TTLPlugin(resources={"sessions": rule}, cleanup_interval=3600, **FAST)
+    async with Database(locate("memory"), plugins=[ttl]) as database:
+        await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+        sessions = await database.create_resource("sessions", SESSION)
+        await sessions.insert_many(rows(-1))
+        assert (await ttl.run_cleanup()).deleted == 1
+    (problem,) = errors
+    assert problem.startswith("callback cannot start a sweep")
+
+
 async def test_a_plugin_that_is_not_running_says_so(db: Database) -> None:
     """Instead of doing nothing."""
     ttl = TTLPlugin(resources=["sessions"], default_ttl=5, **FAST)
