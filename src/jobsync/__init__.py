@@ -18,10 +18,11 @@ if _typing.TYPE_CHECKING:
     from jobsync.core.messages import Cancel, Snooze
     from jobsync.database.coordinator_plugin import CoordinatorPlugin
     from jobsync.database.database import Database
-    from jobsync.database.document import Document, Page
+    from jobsync.database.document import Document
     from jobsync.database.locks import Lock
     from jobsync.database.plugin import Plugin
     from jobsync.database.plugin_storage import PluginStorage
+    from jobsync.database.readable_resource import Page
     from jobsync.database.resource import Resource
     from jobsync.errors import (
         ClaimLost,
@@ -143,7 +144,8 @@ _MODULES = {
     "core.messages": ("Cancel", "Snooze"),
     "database.coordinator_plugin": ("CoordinatorPlugin",),
     "database.database": ("Database",),
-    "database.document": ("Document", "Page"),
+    "database.document": ("Document",),
+    "database.readable_resource": ("Page",),
     "database.locks": ("Lock",),
     "database.plugin": ("Plugin",),
     "database.resource": ("Resource",),

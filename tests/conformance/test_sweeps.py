@@ -105,7 +105,7 @@ class Stage:
     async def count_entries(self) -> int:
         """Return how many index entries there are."""
         (index,) = self.sessions.definition.indexes
-        prefix = self.sessions.open_index(index).prefix
+        prefix = self.sessions.records.open_index(index).prefix
         return len(await self.database.store.heads(prefix, limit=10_000))
 
     async def list_live(self) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from jobsync.core.clock import Mono, Seconds
-from jobsync.database.document import Page
-from jobsync.database.resource import DATA
+from jobsync.database.readable_resource import Page
+from jobsync.database.stored_records import DATA
 
 __all__ = ["CacheStats", "MemoryCache"]
 

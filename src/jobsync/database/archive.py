@@ -28,14 +28,14 @@ from jobsync.errors import Invalid, InvalidRecord, Unavailable
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Unknown
 
 if TYPE_CHECKING:
-    from jobsync.database.resource import Resource
+    from jobsync.database.stored_records import StoredRecords
 
 __all__ = [
     "ARCHIVING",
     "ArchiveMark",
     "ArchiveMoves",
     "MoveResult",
-    "OpenResource",
+    "OpenRecords",
     "check_archive",
     "read_mark",
 ]
@@ -47,8 +47,8 @@ _ARCHIVED_AT = "archived_at"
 _ARCHIVED_FROM = "archived_from"
 _ORIGINAL_ID = "original_id"
 
-OpenResource: TypeAlias = Callable[[str], Awaitable["Resource"]]
-"""Returns a resource; creates it if there is none."""
+OpenRecords: TypeAlias = Callable[[str], Awaitable["StoredRecords"]]
+"""Returns the records of a resource; creates it if there is none."""
 
 
 class ArchiveMark(msgspec.Struct, frozen=True):
@@ -98,13 +98,13 @@ class ArchiveMoves:
     """The moves of the records of one resource to archives.
 
     Args:
-        source: the resource.
-        open_archive: returns the archive of a name.
+        source: the records.
+        open_archive: returns those of the archive of a name.
         components: the ids of copies.
     """
 
     def __init__(
-        self, source: "Resource", open_archive: OpenResource, components: Components
+        self, source: "StoredRecords", open_archive: OpenRecords, components: Components
     ) -> None:
         self._source = source
         self._open_archive = open_archive
@@ -125,7 +125,9 @@ class ArchiveMoves:
         own_ids = [record.value["id"] for record in records]
         used: list[Record | None] = [None] * len(records)
         if keep_id:
-            used = await target.store.get_many(list(map(target.key, own_ids)), tombstones=True)
+            used = await target.keyspace.store.get_many(
+                list(map(target.keyspace.key, own_ids)), tombstones=True
+            )
         new_ids = self._ids.records(len(records))
         planned: list[Put | Invalid] = []
         for record, own, taken, new in zip(records, own_ids, used, new_ids, strict=True):
@@ -172,12 +174,15 @@ class ArchiveMoves:
         return result
 
     async def _copy(
-        self, target: "Resource", moves: Sequence[tuple[Record, ArchiveMark]], result: MoveResult
+        self,
+        target: "StoredRecords",
+        moves: Sequence[tuple[Record, ArchiveMark]],
+        result: MoveResult,
     ) -> tuple[list[Record], list[Record]]:
         """Create copies; return the records that have one, and those that need another id."""
         copies = [self._build_copy(record, mark, target) for record, mark in moves]
         changes = [
-            Put(target.key(mark.id), await _build_document(target, copy, mark.id))
+            Put(target.keyspace.key(mark.id), await _build_document(target, copy, mark.id))
             for (_, mark), copy in zip(moves, copies, strict=True)
         ]
         outcomes = await target.write(changes)
@@ -223,7 +228,9 @@ class ArchiveMoves:
                 result.unsure.append(record)
         return [outcome.record for outcome in outcomes if isinstance(outcome, Applied)]
 
-    def _build_copy(self, record: Record, mark: ArchiveMark, target: "Resource") -> dict[str, Json]:
+    def _build_copy(
+        self, record: Record, mark: ArchiveMark, target: "StoredRecords"
+    ) -> dict[str, Json]:
         """Return a copy without an id."""
         own = {
             name: value
@@ -232,7 +239,7 @@ class ArchiveMoves:
         }
         return {
             **own,
-            _ARCHIVED_AT: render_time(mark.at, target.schema.fields.get(_ARCHIVED_AT)),
+            _ARCHIVED_AT: render_time(mark.at, target.definition.schema.fields.get(_ARCHIVED_AT)),
             _ARCHIVED_FROM: self._source.name,
             _ORIGINAL_ID: record.value["id"],
         }
@@ -242,7 +249,7 @@ def _mark(record: Record, mark: ArchiveMark) -> Put:
     return record.replace({**record.value, ARCHIVING: msgspec.to_builtins(mark)})
 
 
-async def _build_document(target: "Resource", copy: dict[str, Json], id: str) -> Json:
+async def _build_document(target: "StoredRecords", copy: dict[str, Json], id: str) -> Json:
     try:
         return await target.prepare(copy, id)
     except InvalidRecord:
@@ -250,9 +257,9 @@ async def _build_document(target: "Resource", copy: dict[str, Json], id: str) ->
         return target.stamp({"id": id, **copy})
 
 
-async def _has_copy(target: "Resource", mark: ArchiveMark, copy: dict[str, Json]) -> bool:
+async def _has_copy(target: "StoredRecords", mark: ArchiveMark, copy: dict[str, Json]) -> bool:
     """Whether the archive's record of this id is the copy that this move makes."""
-    found = await target.store.get(target.key(mark.id))
+    found = await target.keyspace.store.get(target.keyspace.key(mark.id))
     names = (_ARCHIVED_AT, _ARCHIVED_FROM, _ORIGINAL_ID)
     if found is None or not isinstance(found.value, dict):
         return False

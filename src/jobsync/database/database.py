@@ -34,8 +34,9 @@ from jobsync.database.plugin import Plugin, check_plugin_name
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.read_cache import ReadGuard, WatchedStore
 from jobsync.database.registry import DEFINITIONS, DROPPED, Registry, ResourceRegistry
-from jobsync.database.resource import DATA, Resource
+from jobsync.database.resource import Resource
 from jobsync.database.shared_session import SharedSession
+from jobsync.database.stored_records import DATA
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
 from jobsync.errors import (
     Invalid,

@@ -21,7 +21,8 @@ from jobsync.database.definition import KNOWN_FORMAT, Definition, Rule
 from jobsync.database.index import remove_index
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.read_cache import ReadGuard
-from jobsync.database.resource import DATA, Resource
+from jobsync.database.resource import Resource
+from jobsync.database.stored_records import DATA, StoredRecords
 from jobsync.errors import Conflict, Invalid, NewerFormat, NotFound, closest_name
 from jobsync.events import Event
 from jobsync.stores.contract import Change, Outcome, Put, Record, Store
@@ -315,14 +316,15 @@ class ResourceRegistry:
         async def never_changes(_: str) -> bool:
             return False
 
-        self._views[name] = Resource(
+        stored = StoredRecords(
             Definition(name),
             self._clock.mono(),
             lambda: records,
             self._components,
             never_changes,
-            self._open,
+            self._open_records,
         )
+        self._views[name] = Resource(stored, self._components)
 
     def clear(self) -> None:
         """Forget all resources, as before the first `refresh`."""
@@ -331,9 +333,10 @@ class ResourceRegistry:
         # The next connection may be made in another loop.
         self._lock = asyncio.Lock()
 
-    async def _open(self, name: str) -> Resource:
-        """Return a resource that others may have defined; define it if there is none."""
-        return self.resources.get(name) or await self.define(name, None, strict=None)
+    async def _open_records(self, name: str) -> StoredRecords:
+        """Return the records of a resource; define it if there is none."""
+        known = self.resources.get(name)
+        return (known or await self.define(name, None, strict=None)).records
 
     async def _reload(self, name: str) -> bool:
         """Read a definition again; return whether it has changed."""
@@ -350,18 +353,18 @@ class ResourceRegistry:
         """Return the resource of this name, with this definition."""
         resource = self.resources.get(definition.name)
         if resource is None:
-            resource = Resource(
+            records = StoredRecords(
                 definition,
                 read_at,
                 self._get_store,
                 self._components,
                 self._reload,
-                self._open,
+                self._open_records,
                 self._guard,
             )
-            self.resources[definition.name] = resource
+            resource = self.resources[definition.name] = Resource(records, self._components)
         else:
-            resource.set_definition(definition, read_at)
+            resource.records.set_definition(definition, read_at)
         return resource
 
     async def _write_definitions(self, changes: Sequence[Change]) -> list[Outcome]:

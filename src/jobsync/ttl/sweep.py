@@ -100,6 +100,7 @@ class ResourceSweep:
     ) -> None:
         self._counts = counts
         self._resource = resource
+        self._records = resource.records
         self._callback = callback
         self._get_now = get_now
         self._batch_size = batch_size
@@ -112,15 +113,15 @@ class ResourceSweep:
             Unavailable: the store does not answer, or the time is not known.
         """
         until = rank_of_time(self._get_now())
-        await self._resource.refresh_definition(_DEFINITION_AGE)
+        await self._records.refresh_definition(_DEFINITION_AGE)
         state, is_checked, after = self._find_index(), False, ""
         while state is not None:
-            page = await self._resource.open_index(state).list_due(
+            page = await self._records.open_index(state).list_due(
                 until, self._batch_size, after=after
             )
             if page.entries and not is_checked:
                 is_checked = True
-                await self._resource.refresh_definition(0.0)
+                await self._records.refresh_definition(0.0)
                 current = self._find_index()
                 if current is None or current.key != state.key:
                     # Another process has changed the rule.
@@ -133,7 +134,7 @@ class ResourceSweep:
             after = page.next
 
     def _find_index(self) -> IndexState | None:
-        return self._resource.definition.find_index("expiry", "expiry")
+        return self._records.definition.find_index("expiry", "expiry")
 
     @property
     def _may_go_on(self) -> bool:
@@ -144,7 +145,7 @@ class ResourceSweep:
         state = self._find_index()
         if state is None or not isinstance(state.rule, ExpiryRule):
             return
-        rule, index = state.rule, self._resource.open_index(state)
+        rule, index = state.rule, self._records.open_index(state)
         now = self._get_now()
         expired: list[_Expired] = []
         marked: list[_Expired] = []
@@ -179,7 +180,7 @@ class ResourceSweep:
     async def _delete(self, rule: ExpiryRule, expired: Sequence[_Expired]) -> int:
         changes = [each.record.delete() for each in expired]
         done = await self._write(expired, changes)
-        self._resource.report_deleted(*(each.id for each, _ in done))
+        self._records.report_deleted(*(each.id for each, _ in done))
         for each, _ in done:
             self._listener.on_expired(each.document, rule, False)
         return len(done)
@@ -187,16 +188,16 @@ class ResourceSweep:
     async def _soft_delete(
         self, rule: ExpiryRule, expired: Sequence[_Expired], now: Seconds
     ) -> int:
-        marks = _build_marks(rule, self._resource.schema.fields, now)
+        marks = _build_marks(rule, self._records.definition.schema.fields, now)
         changes = [each.record.replace({**each.record.value, **marks}) for each in expired]
         done = await self._write(expired, changes)
-        self._resource.report_updated(*(each.id for each, _ in done))
+        self._records.report_updated(*(each.id for each, _ in done))
         for each, _ in done:
             self._listener.on_expired(each.document, rule, False)
         return len(done)
 
     async def _archive(self, rule: ExpiryRule, expired: Sequence[_Expired], now: Seconds) -> None:
-        planned = await self._resource.moves.plan(
+        planned = await self._records.moves.plan(
             [each.record for each in expired],
             rule.archive_resource or "",
             now,
@@ -219,7 +220,7 @@ class ResourceSweep:
         """Complete moves to the archive, which this or an earlier sweep has begun."""
         if not marked:
             return
-        result = await self._resource.moves.complete([each.record for each in marked])
+        result = await self._records.moves.complete([each.record for each in marked])
         documents = {each.record.key: each.document for each in marked}
         for record in result.archived:
             self._listener.on_expired(documents[record.key], rule, False)
@@ -270,7 +271,7 @@ class ResourceSweep:
     ) -> list[Outcome | Invalid | NewerFormat]:
         """Write changes; one that is refused stops none of the others."""
         try:
-            return [*await self._resource.write(changes)]
+            return [*await self._records.write(changes)]
         except (Invalid, NewerFormat) as error:
             if len(changes) == 1:
                 return [error]

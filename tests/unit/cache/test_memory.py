@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jobsync.cache.memory import CacheStats, MemoryCache
 from jobsync.core.clock import Mono
-from jobsync.database.document import Page
+from jobsync.database.readable_resource import Page
 
 START = Mono(1000.0)
 TASKS, USERS = "data/tasks/", "data/users/"
