@@ -550,7 +550,7 @@ async def test_entries_that_lead_nowhere_are_removed_when_they_can_no_longer_be_
         stage = await open_stage(database, HARD)
         await stage.insert(60)
         (index,) = stage.sessions.definition.indexes
-        prefix = stage.sessions.open_index(index).prefix
+        prefix = stage.sessions.records.open_index(index).prefix
         (head,) = await database.store.heads(prefix)
         rank, _, rest = head.key.removeprefix(prefix).partition("!")
         due = f"{int(rank) - 60_000:015}"
