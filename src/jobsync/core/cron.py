@@ -85,6 +85,7 @@ _LAST = 7930 * 365 * _DAY
 _read_every = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,10})s)?", re.ASCII).fullmatch
 _find_step = re.compile(r"/(\d+)", re.ASCII).findall
 _read_stepped_range = re.compile(r"(\w+)-(\w+)/0*[1-9]\d*", re.ASCII).fullmatch
+_find_halves = re.compile(r"\b([Ee])very second (?=second|minute|hour|day|month)")
 _find_ordinals = re.compile(r"\b(\d*?[02-9])([123])th\b")
 _ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
 
@@ -161,9 +162,7 @@ class Schedule:
         """Return the schedule as a phrase for people, without its zone."""
         if isinstance(self._firings, _Intervals):
             return f"Every {_describe_seconds(self._firings.seconds)}"
-        words = CronSim(_PRESETS.get(self.text.lower(), self.text), _EPOCH).explain()
-        # The library writes "21th" and "31th".
-        return _find_ordinals.sub(lambda m: f"{m[1]}{m[2]}{_ENDINGS[m[2]]}", words)
+        return _describe_expression(_PRESETS.get(self.text.lower(), self.text))
 
     def in_zone(self, instant: int) -> datetime:
         """Return an instant as local time of the schedule's zone."""
@@ -441,6 +440,23 @@ def _parse_every(text: str) -> int:
     if not 1 <= total <= _SEARCH:
         raise Invalid("schedule", text, "must be 1 second to 50 years", _EVERY)
     return total
+
+
+def _describe_expression(text: str) -> str:
+    """Return an expression in words: those of the library, where they are right."""
+    rule = CronSim(text, _EPOCH)
+    is_either = not rule.day_and
+    weekdays = {day % 7 for day in rule.weekdays if isinstance(day, int)}
+    if is_either and (len(rule.days) == _FIELDS[3][1] or len(weekdays) == _FIELDS[5][1]):
+        # The library leaves out a field with all values, and "1-31 * MON" would be Mondays.
+        *times, _, month, _ = text.split()
+        rule = CronSim(" ".join([*times, "*", month, "*"]), _EPOCH)
+    words = rule.explain()
+    if is_either:
+        words = words.replace(" and on ", " or on ")
+    # The library writes "every second second", "21th" and "31th".
+    words = _find_halves.sub(r"\1very other ", words)
+    return _find_ordinals.sub(lambda m: f"{m[1]}{m[2]}{_ENDINGS[m[2]]}", words)
 
 
 def _describe_seconds(seconds: int) -> str:
