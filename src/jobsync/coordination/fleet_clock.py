@@ -27,6 +27,9 @@ MAX_SKEW = 30.0
 _AGREED_SKEW = 25.0
 """Seconds within which it agrees again. Less, so that a role does not change hands to and fro."""
 
+_MAX_AGE = 60.0
+"""Seconds for which a comparison holds while the store does not answer: clocks drift apart."""
+
 _UNKNOWN = "the store's time is not known yet"
 
 
@@ -42,6 +45,10 @@ class FleetClock:
     due early in that time, but jobs do not stand still. A process that starts meanwhile goes by the
     corrected clock at once, and fires nothing that was fired already. A step forward counts from
     the next refresh: the instants between are late, as after an outage.
+
+    If the store does not answer, its time is unknown after a minute. After an outage of hours, a
+    monotonic clock that runs a little fast is ahead by seconds, and instants would be fired early
+    as soon as the store answers.
 
     `measured_now` follows the clock that decides at once, also backwards. It is for what must not
     be due early and can wait, such as the removal of a record.
@@ -60,12 +67,16 @@ class FleetClock:
         """Whether the store is known to have no clock."""
         self._offset: float | None = None
         """The store's time minus the monotonic time."""
+        self._measured_at = 0.0
+        """The monotonic time of that comparison."""
+        self._has_failed = False
+        """Whether the store has not answered since."""
         self._disagreement = ""
         self._shown: tuple[float, float] | None = None
         """The latest time that was not vetoed, and the monotonic time then."""
 
     async def refresh(self) -> None:
-        """Compare the clocks. If the store does not answer, the last comparison stands.
+        """Compare the clocks. If the store does not answer, the last comparison stands for a while.
 
         That costs a request on SQL. On objects it costs none in a process that leads anything, and
         one in two timeouts in others.
@@ -78,7 +89,7 @@ class FleetClock:
         except (Unavailable, Misconfigured):
             # Nothing can be done either while the store does not answer. If it never has,
             # `veto` says that its time is unknown.
-            return
+            self._has_failed = True
 
     def now(self) -> float:
         """Return the time in Unix seconds; it does not go back.
@@ -110,7 +121,9 @@ class FleetClock:
         The text stays the same until the clocks agree again.
         """
         if self._offset is not None:
-            return ""
+            # After an outage, a clock that runs a little fast may be ahead by seconds.
+            is_old = self._clock.mono().seconds - self._measured_at > _MAX_AGE
+            return _UNKNOWN if is_old and self._has_failed else ""
         skew = self._membership.clock_skew
         if not self._uses_wall or skew is None:
             return _UNKNOWN
@@ -134,6 +147,7 @@ class FleetClock:
             return
         # The server read its clock between the two. The least is taken: nothing must be due early.
         # An offset that fits stays, so that a slow request does not move the time.
+        self._measured_at, self._has_failed = received, False
         least, most = server.seconds - received, server.seconds - sent
         if self._offset is None or not least <= self._offset <= most:
             self._offset = least

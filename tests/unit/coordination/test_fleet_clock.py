@@ -121,17 +121,37 @@ async def test_nothing_fires_before_the_stores_time_is_known(setting: Setting) -
     "error",
     [Unavailable("store", "it does not answer"), Misconfigured("url", "s", "is refused", "allow")],
 )
-async def test_the_last_comparison_stands_while_the_store_does_not_answer(
+async def test_the_last_comparison_stands_for_a_minute_while_the_store_does_not_answer(
     setting: Setting, error: Exception
 ) -> None:
-    """The monotonic clock carries it on."""
+    """The monotonic clock carries it on. Later it is a guess, by which nothing is due."""
     setting.store.ahead = 7.0
     await setting.clock.refresh()
     setting.store.error = error
-    pass_time(setting.machine, 600)
+    for seconds, veto in ((60, ""), (540, "the store's time is not known yet")):
+        pass_time(setting.machine, seconds)
+        await setting.clock.refresh()
+        assert setting.clock.veto == veto
+        assert not setting.clock.is_off
+        assert setting.clock.now() == pytest.approx(true_time(setting.machine) + 7)
+
+
+async def test_a_clock_that_ran_fast_during_an_outage_is_corrected_at_once(
+    setting: Setting,
+) -> None:
+    """Found: after hours, instants were fired seconds early, as soon as the store answered."""
+    await setting.clock.refresh()
+    setting.store.error = Unavailable("store", "it does not answer")
+    for _ in range(10):
+        pass_time(setting.machine, 1000)
+        await setting.clock.refresh()
+        setting.clock.now()
+    setting.store.ahead = -5.0
+    setting.store.error = None
+    assert setting.clock.veto
     await setting.clock.refresh()
     assert setting.clock.veto == ""
-    assert setting.clock.now() == pytest.approx(true_time(setting.machine) + 7)
+    assert setting.clock.now() == pytest.approx(true_time(setting.machine) - 5)
 
 
 async def test_the_time_is_never_early_and_a_slow_request_moves_nothing(setting: Setting) -> None:
