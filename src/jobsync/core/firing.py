@@ -12,7 +12,7 @@ with a reason.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -78,6 +78,13 @@ class Advance(msgspec.Struct, frozen=True):
     """The runs that are given up: their processes have died too often."""
 
 
+class _Lateness(NamedTuple):
+    """Why instants were not fired in time."""
+
+    reason: str
+    kind: Literal["missed", "skipped"]
+
+
 def due_time(name: str, definition: JobDefinition, schedule: Schedule, instant: int) -> float:
     """Return when an instant is fired: later by a part of the jitter that every process agrees on.
 
@@ -111,6 +118,7 @@ def advance(
     new_id: Callable[[], str],
     is_orphan: Callable[[ActiveRun], bool],
     late_reason: str,
+    was_on_duty: bool = False,
     room: int = 1,
 ) -> Advance:
     """Decide what is to be started now, and what is not fired.
@@ -126,11 +134,16 @@ def advance(
         new_id: returns an id for a new run.
         is_orphan: whether nobody runs a run any more.
         late_reason: why instants were not fired in time, for the history.
+        was_on_duty: whether the caller could have fired all instants that are not decided.
         room: how many runs this process may start.
     """
     state, starts, lost = _resume_orphans(state, now, owner, is_orphan, room)
     if state.is_active:
-        state = _decide_due(name, state, now, late_reason, has_resumed=bool(starts))
+        late = _Lateness(late_reason, "missed")
+        if was_on_duty and (starts or lost) and state.effective.overlap == "skip":
+            # They were left out for a run whose process had died, as is known only now.
+            late = _Lateness(OVERLAPPED, "skipped")
+        state = _decide_due(name, state, now, late, has_resumed=bool(starts))
     room -= len(starts)
     while room > 0 and (run := _choose_next(state, owner, new_id, now)) is not None:
         state = _record_start(state, run)
@@ -171,7 +184,7 @@ def _resume_orphans(
 
 
 def _decide_due(
-    name: str, state: JobState, now: float, late_reason: str, *, has_resumed: bool
+    name: str, state: JobState, now: float, late: _Lateness, *, has_resumed: bool
 ) -> JobState:
     """Decide all instants that are due: they wait for their run, or become a gap.
 
@@ -187,7 +200,7 @@ def _decide_due(
     if newest is None:
         return state
     if state.running and definition.overlap == "skip":
-        return _add_gap(state, schedule, newest, late_reason, "missed")
+        return _add_gap(state, schedule, newest, *late)
     if state.running and definition.overlap == "queue" and not has_resumed:
         return _queue_behind(state, schedule, newest)
     if definition.misfire == "all":
@@ -196,7 +209,7 @@ def _decide_due(
         kept = []
     else:
         kept = [newest]
-    state = _add_gap(state, schedule, kept[0] - 1 if kept else newest, late_reason, "missed")
+    state = _add_gap(state, schedule, kept[0] - 1 if kept else newest, *late)
     return msgspec.structs.replace(state, last=newest, queued=(*state.queued, *kept))
 
 

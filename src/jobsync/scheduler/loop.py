@@ -306,6 +306,7 @@ class FiringLoop:
                 new_id=lambda: new_id,
                 is_orphan=lambda run: self._owners.is_orphan(run, gone),
                 late_reason=self._explain_lateness(name, state),
+                was_on_duty=state.last >= self._duty.since,
             )
             decided[:] = [result]
             return result.state

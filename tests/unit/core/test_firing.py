@@ -51,6 +51,7 @@ def step(
     *,
     owner: str = "me",
     is_orphan: Callable[[ActiveRun], bool] = lambda _: False,
+    was_on_duty: bool = False,
     room: int = 1,
 ) -> Advance:
     """Advance a job."""
@@ -62,6 +63,7 @@ def step(
         new_id=lambda: f"run-{now}",
         is_orphan=is_orphan,
         late_reason="late",
+        was_on_duty=was_on_duty,
         room=room,
     )
 
@@ -326,3 +328,26 @@ def test_every_instant_is_decided_once(
         decided += find_schedule(state).between(gap.first - 1, gap.last, 10_000)
     expected = find_schedule(state).between(NOON, state.last, 10_000)
     assert sorted(decided) == expected
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_a_dead_run_held_up_was_skipped_for_it(is_lost: bool) -> None:
+    """Found: a process that stood by was blamed to be too slow, without an election.
+
+    It saw each instant, and did not fire it because of a run. That its process had died was known
+    only later. A process that was not there has missed them instead.
+    """
+    state, _ = start(job(), NOON + MINUTE)
+    if is_lost:
+        runs = tuple(msgspec.structs.replace(run, resumed=MAX_RESUMES) for run in state.running)
+        state = msgspec.structs.replace(state, running=runs)
+    now = NOON + 5 * MINUTE
+    assert step(state, now, owner="heir").state == state
+    found = step(state, now, owner="heir", is_orphan=bool, was_on_duty=True)
+    missed = step(state, now, owner="heir", is_orphan=bool)
+    count = 3 if is_lost else 4
+    (gap,) = found.state.gaps
+    assert (gap.count, gap.kind, gap.reason) == (count, "skipped", OVERLAPPED)
+    (gap,) = missed.state.gaps
+    assert (gap.count, gap.kind, gap.reason) == (count, "missed", "late")
+    assert len(found.starts) == len(missed.starts) == 1
