@@ -78,7 +78,8 @@ def list_(url: str | None, namespace: str | None, *, as_json: bool) -> None:
     """
 
     async def read(status: SchedulesStatus) -> list[ScheduledJobStatus]:
-        return await status.jobs(namespace)
+        # Only --json shows more than the next instant, and each takes a while.
+        return await (status.jobs(namespace) if as_json else status.jobs(namespace, upcoming=1))
 
     jobs = _run_on_schedules(url, read)
     has_several = len({job.namespace for job in jobs}) > 1

@@ -33,6 +33,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import NoReturn, Protocol
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -442,6 +443,7 @@ def _parse_every(text: str) -> int:
     return total
 
 
+@lru_cache(maxsize=20_000)
 def _describe_expression(text: str) -> str:
     """Return an expression in words: those of the library, where they are right."""
     rule = CronSim(text, _EPOCH)

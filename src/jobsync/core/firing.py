@@ -43,6 +43,7 @@ __all__ = [
     "edit",
     "finish",
     "next_due",
+    "next_instant",
     "pause",
     "remove",
     "resume",
@@ -100,13 +101,17 @@ def due_time(name: str, definition: JobDefinition, schedule: Schedule, instant: 
     return instant + window * int.from_bytes(digest[:6], "big") / 2**48
 
 
+def next_instant(state: JobState) -> int | None:
+    """Return the first undecided instant of a job; None if it never fires."""
+    return find_schedule(state).next_after(state.last) if state.is_active else None
+
+
 def next_due(name: str, state: JobState) -> float | None:
     """Return when the first undecided instant of a job is due; None if it never is."""
-    if not state.is_active:
+    instant = next_instant(state)
+    if instant is None:
         return None
-    schedule = find_schedule(state)
-    instant = schedule.next_after(state.last)
-    return None if instant is None else due_time(name, state.effective, schedule, instant)
+    return due_time(name, state.effective, find_schedule(state), instant)
 
 
 def advance(

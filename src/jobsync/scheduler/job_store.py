@@ -178,6 +178,15 @@ class JobStore:
                     found[page[key]] = stored
         return found
 
+    async def list_names(self) -> list[str]:
+        """Return the names of all jobs, also of those that were removed; reads no state."""
+        found: list[str] = []
+        after = ""
+        while heads := await self.store.heads(self._jobs.prefix, after=after, limit=_PAGE):
+            found += [self._jobs.name(head.key) for head in heads]
+            after = heads[-1].key
+        return found
+
     async def read_all(self) -> dict[str, StoredJob]:
         """Read all states that can be read, by name; others are reported."""
         found = {}

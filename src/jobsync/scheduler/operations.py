@@ -4,6 +4,7 @@ Nothing here needs a job's code or a session: the command line uses it too. A ch
 the job's state, and then noted in the `edits` record, which leaders follow.
 """
 
+import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from jobsync.core.firing import (
     add_request,
     build_requested_run,
     edit,
+    next_instant,
     pause,
     remove,
     resume,
@@ -34,9 +36,11 @@ from jobsync.scheduler.history import HistoryEntry
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.settings import check_changes
 
-__all__ = ["JobOperations", "JobStatus", "build_status"]
+__all__ = ["NEXT_RUNS", "JobOperations", "JobStatus", "build_status"]
 
-_NEXT_RUNS = 5
+NEXT_RUNS = 5
+"""How many of its next runs the status of a job has."""
+_CONCURRENT_READS = 16
 _is_cursor = re.compile(r"[0-9]{11}(-.+)?").fullmatch
 _MAX_KNOWN = 20
 """Names that an error lists."""
@@ -90,15 +94,25 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         return getattr(self, field)
 
 
-def build_status(name: str, state: JobState, now: float) -> JobStatus:
-    """Return what is known of a job."""
+def build_status(
+    name: str, state: JobState, now: float, following: int | None, upcoming: int = NEXT_RUNS
+) -> JobStatus:
+    """Return what is known of a job.
+
+    Args:
+        name: the job's.
+        state: as it was read.
+        now: the time.
+        following: its first undecided instant, see `next_instant`.
+        upcoming: how many of its next runs are computed. Each takes a while, for 10,000 jobs.
+    """
     definition, schedule, numbers = state.effective, find_schedule(state), state.statistics
     next_runs: list[float] = []
-    after: int | None = max(int(now), state.last)
-    while state.is_active and after is not None and len(next_runs) < _NEXT_RUNS:
-        after = schedule.next_after(after)
-        if after is not None:
-            next_runs.append(after)
+    if following is not None and following <= now:
+        following = schedule.next_after(int(now))
+    while following is not None and len(next_runs) < upcoming:
+        next_runs.append(following)
+        following = schedule.next_after(following) if len(next_runs) < upcoming else None
     last = numbers.last_run
     return JobStatus(
         name=name,
@@ -163,7 +177,7 @@ class JobOperations:
         """Return all jobs that are not removed, by name."""
         now = await self.now()
         return [
-            build_status(name, stored.state, now)
+            build_status(name, stored.state, now, next_instant(stored.state))
             for name, stored in sorted((await self._jobs.read_all()).items())
             if not stored.state.is_removed
         ]
@@ -177,7 +191,7 @@ class JobOperations:
         stored = await self._jobs.read(name)
         if stored is None or stored.state.is_removed:
             raise await self._build_not_found(name)
-        return build_status(name, stored.state, await self.now())
+        return build_status(name, stored.state, await self.now(), next_instant(stored.state))
 
     async def read_state(self, name: str) -> JobState | None:
         """Return a job's state, even if it was removed; None if there is none."""
@@ -258,13 +272,31 @@ class JobOperations:
             )
         if after:
             raise Invalid("after", after, "needs a job", "pass job=, or since=")
-        entries: list[HistoryEntry] = []
-        for name in await self._jobs.read_all():
-            entries += await self._jobs.history.list_entries(
-                name, statuses=statuses, since=since, limit=limit
-            )
-        entries.sort(key=lambda entry: (-entry.scheduled_time, entry.job_name))
-        return entries[:limit]
+        return await self._read_all_history(statuses, since, limit)
+
+    async def _read_all_history(
+        self, statuses: Sequence[str], since: float | None, limit: int
+    ) -> list[HistoryEntry]:
+        """Return the newest entries of all jobs; a few jobs are read at once."""
+        names = await self._jobs.list_names()
+        newest: list[HistoryEntry] = []
+        for start in range(0, len(names), _CONCURRENT_READS):
+            async with asyncio.TaskGroup() as group:
+                pages = [
+                    group.create_task(
+                        self._jobs.history.list_entries(
+                            name, statuses=statuses, since=since, limit=limit
+                        )
+                    )
+                    for name in names[start : start + _CONCURRENT_READS]
+                ]
+            newest += [entry for page in pages for entry in page.result()]
+            # Only so many are kept, however many jobs there are.
+            newest.sort(key=lambda entry: (-entry.scheduled_time, entry.job_name))
+            del newest[limit:]
+            if len(newest) == limit:
+                since = newest[-1].scheduled_time
+        return newest
 
     async def _change(
         self,

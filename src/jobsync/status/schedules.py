@@ -11,12 +11,12 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.session import HookFailure
-from jobsync.core.firing import next_due
-from jobsync.core.job_state import Gap, JobState, RunRequest
+from jobsync.core.firing import due_time, next_instant
+from jobsync.core.job_state import Gap, JobState, RunRequest, find_schedule
 from jobsync.errors import Invalid, NotFound, closest_name
 from jobsync.scheduler.history import HistoryEntry
 from jobsync.scheduler.job_store import JobStore, list_namespaces
-from jobsync.scheduler.operations import JobStatus, build_status
+from jobsync.scheduler.operations import NEXT_RUNS, JobStatus, build_status
 from jobsync.scheduler.plugin import SchedulerPlugin
 from jobsync.status.sessions import (
     ClusterStatus,
@@ -170,10 +170,17 @@ class SchedulesStatus:
             raise NotFound("scheduler", namespace, self.namespaces, hint)
         return (namespace,)
 
-    async def jobs(self, namespace: str | None = None) -> list[ScheduledJobStatus]:
-        """Return all jobs that are not removed, of one namespace or of all, by name."""
+    async def jobs(
+        self, namespace: str | None = None, upcoming: int = NEXT_RUNS
+    ) -> list[ScheduledJobStatus]:
+        """Return all jobs that are not removed, of one namespace or of all, by name.
+
+        Args:
+            namespace: of a scheduler.
+            upcoming: how many of their next runs are computed.
+        """
         return [
-            await self._build(space, name, stored.state)
+            await self._build(space, name, stored.state, upcoming=upcoming)
             for space in self.choose(namespace)
             for name, stored in sorted((await self.open(space).read_all()).items())
             if not stored.state.is_removed
@@ -233,17 +240,24 @@ class SchedulesStatus:
         )
 
     async def _build(
-        self, namespace: str, name: str, state: JobState, gap: Gap | None = None
+        self,
+        namespace: str,
+        name: str,
+        state: JobState,
+        gap: Gap | None = None,
+        upcoming: int = NEXT_RUNS,
     ) -> ScheduledJobStatus:
-        last = state.statistics.last_run
+        last, following, due = state.statistics.last_run, next_instant(state), None
+        if following is not None:
+            due = due_time(name, state.effective, find_schedule(state), following)
         return ScheduledJobStatus(
             namespace=namespace,
             name=name,
-            job=build_status(name, state, self._seen),
+            job=build_status(name, state, self._seen, following, upcoming),
             overlap=state.effective.overlap,
             is_removed=state.is_removed,
             is_disabled_by_code=not state.definition.enabled,
-            due=next_due(name, state),
+            due=due,
             last_duration=None if last is None else max(last.ended_at - last.started_at, 0.0),
             requests=state.requests,
             workers=tuple(

@@ -1,5 +1,6 @@
 """What operators do with jobs, over a store in memory."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,10 +10,10 @@ from chance import FakeClock
 
 from jobsync.components import Components
 from jobsync.core.clock import Wall
-from jobsync.core.job_state import JobDefinition, JobPause, JobState
+from jobsync.core.job_state import Gap, JobDefinition, JobPause, JobState
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.operations import JobOperations
-from jobsync.stores.contract import Head, StoreDecorator
+from jobsync.stores.contract import Head, Record, StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 NOON = 1_800_014_400.0
@@ -108,3 +109,37 @@ async def test_without_any_time_of_the_server_this_machines_counts() -> None:
     desk = Desk(500.0)
     desk.store.tells_times = False
     assert await desk.jobs.measure_time() == pytest.approx(NOON + 500, abs=2)
+
+
+class CrowdedStore(StoreDecorator):
+    """Notes how many scans are under way at once."""
+
+    under_way = most = 0
+
+    async def scan(self, prefix: str, **options: Any) -> list[Record]:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0)
+        self.under_way -= 1
+        return await super().scan(prefix, **options)
+
+
+async def test_the_history_of_many_jobs_is_read_at_once_in_small_groups() -> None:
+    """Found: jobs were read one after the other. The newest of all come first."""
+    components = Components.system()
+    store = CrowdedStore(MemoryStore(components=components))
+    jobs = JobStore(lambda: store, "default", components)
+    state = JobState(definition=JobDefinition(schedule="@hourly"), defined_by="", last=0)
+    names = [f"job{number:02}" for number in range(40)]
+    await jobs.create_many(dict.fromkeys(names, state))
+    for number, name in enumerate(names):
+        for hour in range(3):
+            instant = int(NOON) + 3600 * hour + number
+            gap = Gap(first=instant, last=instant, count=1, reason="late")
+            await jobs.history.write_gap(name, gap)
+    operations = JobOperations(jobs, components, "operator")
+    newest = await operations.history(limit=50)
+    assert [entry.job_name for entry in newest] == names[::-1] + names[:-11:-1]
+    assert [entry.scheduled_time for entry in newest[:2]] == [NOON + 7239, NOON + 7238]
+    assert 1 < store.most <= 16
+    assert await operations.history(limit=5, since=NOON + 7300) == []

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from jobsync.components import Components
-from jobsync.core.job_state import ActiveRun, Gap, JobDefinition, JobState
+from jobsync.core.job_state import ActiveRun, Gap, JobDefinition, JobPause, JobState
 from jobsync.core.trust import Timing
 from jobsync.errors import Invalid, NotFound
 from jobsync.scheduler.job_store import JobStore
@@ -174,3 +174,17 @@ async def test_a_name_is_looked_up_in_all_namespaces() -> None:
         await status.job("zzz")
     with pytest.raises(NotFound, match="Did you mean billing"):
         await status.jobs("biling")
+
+
+async def test_a_listing_computes_only_as_many_runs_as_it_shows() -> None:
+    """Found: five were computed for each of 10,000 jobs, and one is shown."""
+    place = Place()
+    await place.add_job("on-time")
+    await place.add_job("late", last=int(place.now) - 7200)
+    await place.add_job("paused", pause=JobPause(at=place.now))
+    status = await place.read()
+    few, all_of_them = await status.jobs(upcoming=1), await status.jobs()
+    for short, full in zip(few, all_of_them, strict=True):
+        assert short.job.next_runs == full.job.next_runs[:1]
+        assert (short.due, short.next_fire) == (full.due, full.next_fire)
+        assert len(full.job.next_runs) == (0 if full.name == "paused" else 5)

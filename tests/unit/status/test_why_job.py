@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from jobsync.coordination.session import HookFailure
-from jobsync.core.firing import next_due
+from jobsync.core.firing import next_due, next_instant
 from jobsync.core.job_state import (
     ActiveRun,
     Gap,
@@ -75,7 +75,7 @@ def status(job: JobState, seen: float = NOW + 120, **changes: Any) -> ScheduledJ
     return ScheduledJobStatus(
         namespace="default",
         name="cleanup",
-        job=build_status("cleanup", job, seen),
+        job=build_status("cleanup", job, seen, next_instant(job)),
         overlap=job.effective.overlap,
         is_removed=job.is_removed,
         is_disabled_by_code=not job.definition.enabled,
