@@ -14,6 +14,7 @@ from jobsync import (
     Events,
     Invalid,
     NewerFormat,
+    OutcomeUnknown,
     Put,
     Record,
     Store,
@@ -470,12 +471,15 @@ async def test_batches_have_an_outcome_each(things: Things) -> None:
     assert taken.value["rank"] == "1"
 
 
-async def test_a_writer_that_may_not_remove_still_writes(things: Things) -> None:
+@pytest.mark.parametrize("error", [Unavailable, OutcomeUnknown])
+async def test_a_writer_that_cannot_remove_still_writes(
+    things: Things, error: Callable[[str, str], Exception]
+) -> None:
     """Entries that stay are dangling, and harmless."""
 
     class ForbiddenStore(StoreDecorator):
         async def drop(self, keys: Sequence[str]) -> None:
-            raise Unavailable(self.name, f"cannot remove {keys}")
+            raise error(self.name, f"cannot remove {keys}")
 
     record = await things.put("a", "1")
     store = ForbiddenStore(things.store)
