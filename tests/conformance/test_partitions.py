@@ -22,9 +22,16 @@ from jobsync import (
     Unavailable,
 )
 from jobsync.database import backfill as backfill_module
-from jobsync.database.backfill import BUILD_DELAY
+from jobsync.database.backfill import BUILD_DELAY, LATE_BUILD_DELAY
 from jobsync.database.stored_records import DEFINITION_AGE
-from jobsync.stores.contract import BURIAL_AGE, Change, Outcome, StoreDecorator, Unknown
+from jobsync.stores.contract import (
+    BURIAL_AGE,
+    LATEST_ARRIVAL,
+    Change,
+    Outcome,
+    StoreDecorator,
+    Unknown,
+)
 
 T = TypeVar("T")
 
@@ -270,6 +277,8 @@ async def test_queries_are_right_before_during_and_after_a_backfill(
 ) -> None:
     """While processes with the old and the new definition insert, move and delete."""
     monkeypatch.setattr(backfill_module, "_PAGE", 2)
+    # No request arrives late here, and each second is a step.
+    monkeypatch.setattr(backfill_module, "LATE_BUILD_DELAY", BUILD_DELAY)
     old, new = await fleet.start(), await fleet.start()
     await old.create_resource("r")
     await old.resource("r").insert_many([{"id": f"{i:02d}", **EU} for i in range(10)])
@@ -673,3 +682,18 @@ async def test_bad_partitions_write_nothing(location: StoreLocation) -> None:
 def test_a_backfill_waits_longer_than_a_definition_is_used() -> None:
     """And longer than a write takes: two settled requests after each other."""
     assert BUILD_DELAY > DEFINITION_AGE + 2 * 30
+    assert LATE_BUILD_DELAY >= BUILD_DELAY + LATEST_ARRIVAL
+
+
+async def test_a_backfill_waits_for_requests_that_arrive_late(fleet: Fleet) -> None:
+    """On a store whose requests do; in the others each happens at one moment."""
+    database = await fleet.start()
+    await (await database.create_resource("r")).insert({"id": "a", **EU})
+    await database.create_resource("r", partitions=BY_REGION)
+    delay = BUILD_DELAY if database.store.is_atomic else LATE_BUILD_DELAY
+    work = asyncio.create_task(database.backfill("r"))
+    for _ in range(10):
+        await fleet.pass_time(delay / 10 - 0.1)
+    assert await count_entries(database) == 0
+    await fleet.finish_all(work)
+    assert await count_entries(database) == 1

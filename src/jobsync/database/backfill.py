@@ -4,7 +4,8 @@ Guarantees: an index is marked ready only when it has every record, whoever dies
 however many processes do this at once. It can be interrupted at any point and goes on where it was.
 
 How: processes use a definition for `DEFINITION_AGE` seconds before they read it again, and a write
-takes a bounded time. After both have passed, every writer keeps the new index, and nobody reads a
+takes a bounded time, to which an object store adds that of requests that arrive late. After both
+have passed, every writer keeps the new index, and nobody reads a
 former one, which writers keep until then. Only then are all records read, in the order of their
 ids, and the entries that they name are written. A record that changes meanwhile is kept by its
 writer. Entries have the same key whoever writes them, so it does no harm to write one twice.
@@ -27,16 +28,26 @@ from jobsync.database.stored_records import DATA, DEFINITION_AGE
 from jobsync.database.supervisor import WorkPostponed
 from jobsync.errors import JobsyncError, NotFound, OutcomeUnknown, Unavailable
 from jobsync.events import Event
-from jobsync.stores.contract import Conflicted, Put, Record, Store, unwrap
+from jobsync.stores.contract import LATEST_ARRIVAL, Conflicted, Put, Record, Store, unwrap
 from jobsync.stores.settling import DEADLINE
 
-__all__ = ["BUILD_DELAY", "Backfill", "IndexProgress", "IndexReady", "count_done"]
+__all__ = [
+    "BUILD_DELAY",
+    "LATE_BUILD_DELAY",
+    "Backfill",
+    "IndexProgress",
+    "IndexReady",
+    "count_done",
+]
 
 _WRITE_TIME = 2 * DEADLINE + 30.0
 """Seconds that the write of a record with its entries may take."""
 
 BUILD_DELAY = DEFINITION_AGE + _WRITE_TIME
 """Seconds after which every process writes by a changed definition."""
+
+LATE_BUILD_DELAY = BUILD_DELAY + LATEST_ARRIVAL
+"""Seconds after which also no earlier write arrives late, as it can at an object store."""
 
 _LONG_PAUSE = 3600.0
 _PAGE = 500
@@ -101,7 +112,8 @@ class Backfill:
             building = [index for index in definition.indexes if not index.is_ready]
             begun = {index.key for index in building if await self._read_progress(name, index)}
             if definition.retired or definition.abandoned or len(begun) < len(building):
-                await self._clock.sleep(BUILD_DELAY)
+                is_atomic = self._get_store().is_atomic
+                await self._clock.sleep(BUILD_DELAY if is_atomic else LATE_BUILD_DELAY)
             for index in building:
                 if await self._build(name, index) and await self._mark_ready(name, index.key):
                     self._events.emit(IndexReady(resource=name, index=index.rule.name))

@@ -23,12 +23,17 @@ import msgspec
 from jobsync.core.clock import Clock, Mono
 from jobsync.database.keyspace import Keyspace
 from jobsync.errors import Fenced, Invalid, NewerFormat, Unavailable
-from jobsync.stores.contract import Change, Outcome, Record, Store, StoreDecorator, Unknown
+from jobsync.stores.contract import (
+    LATEST_ARRIVAL,
+    Change,
+    Outcome,
+    Record,
+    Store,
+    StoreDecorator,
+    Unknown,
+)
 
 __all__ = ["CachedReads", "ReadCache", "ReadGuard", "WatchedStore"]
-
-_LONGEST_DELAY = 900.0
-"""Seconds after which no request arrives any more; docs/guarantees.md states it."""
 
 _MAX_DEPTH = 40
 """Of arguments; a filter has less."""
@@ -139,7 +144,7 @@ class ReadGuard:
         """Keep no answers about these records for as long as a request can be delayed."""
         now = self._clock.mono()
         self._late = {key: until for key, until in self._late.items() if until > now}
-        self._late.update(dict.fromkeys(keys, now + _LONGEST_DELAY))
+        self._late.update(dict.fromkeys(keys, now + LATEST_ARRIVAL))
 
     def find(self, cache: ReadCache, prefix: str, request: object) -> Any:
         """Return a kept answer, or None."""

@@ -34,6 +34,7 @@ from jobsync.stores.sql import SqlAccess
 
 __all__ = [
     "BURIAL_AGE",
+    "LATEST_ARRIVAL",
     "TRAIL_LENGTH",
     "Applied",
     "Change",
@@ -58,6 +59,9 @@ TRAIL_LENGTH = 16
 BURIAL_AGE = 3600.0
 """Seconds before a tombstone may be removed: far longer than the settling deadline and than any
 request can be delayed."""
+
+LATEST_ARRIVAL = 900.0
+"""Seconds after which no copy of a request arrives any more; docs/guarantees.md states it."""
 
 T = TypeVar("T")
 
