@@ -2,15 +2,19 @@
 
 import itertools
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from near_numbers import BASES, find_difference
 
 from jobsync import Applied, Invalid, Put, Store
-from jobsync.core.filters import matches, parse
+from jobsync.core.filters import Compare, matches, parse
 from jobsync.core.keys import escape
+from jobsync.stores import scan
+from jobsync.stores.sqlite.store import SqliteStore
 
 # The store outlives the examples of one test; each example has its own prefix.
 many = settings(
@@ -266,6 +270,29 @@ async def test_filters_match_like_the_reference(
     expected = [document for document in found if matches(wanted, document)]
     assert [record.value for record in await store.scan(prefix, where=where)] == expected
     assert [entry.value for entry in await store.read(prefix[:-1], where=where)] == expected
+
+
+@pytest.mark.parametrize("base", BASES)
+async def test_numbers_that_are_almost_equal_are_told_apart(store: Store, base: float) -> None:
+    """Whatever their size, in every order, and under negations."""
+    # A bucket does not filter; each listing costs it a request for each record.
+    assert await find_difference(store, base, every=50 if store.is_billed else 1) == ""
+
+
+async def test_a_condition_that_drops_rows_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mutant widens the range of numbers also under a negation, which narrows the result."""
+    store = await SqliteStore.connect(tmp_path / "mutant.db")
+    compare = scan._compare
+
+    def widen(where: Compare, dialect: scan.Dialect, *, negated: bool) -> scan.SqlCondition:
+        condition = compare(where, dialect, negated=False)
+        return condition.negated() if negated else condition
+
+    monkeypatch.setattr(scan, "_compare", widen)
+    assert await find_difference(store, 2**53)
+    await store.close()
 
 
 async def test_a_long_list_of_choices_works(store: Store) -> None:

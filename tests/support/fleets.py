@@ -41,6 +41,7 @@ from jobsync.testing.invariants import (
 from jobsync.testing.network import CALM, Link, Weather
 from jobsync.testing.nodes import Machine
 from jobsync.testing.recording import RecordingStore
+from jobsync.testing.strikes import widen
 from jobsync.testing.world import Node, World
 
 __all__ = [
@@ -687,8 +688,9 @@ def _draw_weather(world: World) -> Weather:
     most = world.dice.choice([0.0, 0.1, 0.4])
     share = world.dice.choice([0.2, 1.0])
     kinds = ("slow", "refused", "undecided", "lost", "unanswered", "late", "doubled")
-    chances = {kind: most if world.dice.random() < share else 0.0 for kind in kinds}
-    return Weather(**chances, corrupt=most / 10 if world.dice.random() < share else 0.0)
+    chances: dict[str, Any] = {kind: most if world.dice.random() < share else 0.0 for kind in kinds}
+    weather = Weather(**chances, corrupt=most / 10 if world.dice.random() < share else 0.0)
+    return widen(world, weather)
 
 
 async def _leave_and_return(fleet: Fleet, worker: Worker) -> None:

@@ -78,6 +78,7 @@ class SimulatedProcess:
         self.node: JobNode | None = None
         self.current_task: str | None = None
         self.has_joined = False
+        self.has_left = False
         self.is_stopping = asyncio.Event()
         self.error: BaseException | None = None
         self.changes: list[TokenChange] = []
@@ -171,6 +172,7 @@ class SimulatedProcess:
         if self.membership is not None:
             with contextlib.suppress(Unavailable):
                 await self.membership.leave()
+        self.has_left = True
 
     async def _run_task_loop(self, node: JobNode) -> None:
         """Work like `for task in job.tasks(source)`."""
@@ -411,6 +413,8 @@ class Judge:
         self._plans: dict[int, Plan] = {}
         self._plan = Plan.empty(TOKENS)
         self._dead: dict[str, float] = {}
+        self._ended: set[str] = set()
+        """The dead sessions whose processes had ended."""
         self._nodes: dict[str, Json] = {}
         """The nodes' records, by incarnation."""
         self._claims: dict[str, Json] = {}
@@ -433,6 +437,8 @@ class Judge:
         kind = key.partition("/")[0]
         if kind == "session" and (value is None or value["state"] == "dead"):
             self._dead.setdefault(key.removeprefix("session/"), what.at)
+            if value is not None and value.get("ended"):
+                yield from self._check_ended(key.removeprefix("session/"))
         elif kind == "node":
             self._nodes[value["incarnation"]] = value
         elif kind == "assignment" and value is not None:
@@ -513,6 +519,15 @@ class Judge:
                 yield Violation("T7", f"{key}: run {claim['run']} was completed twice")
         self._claims[key] = claim
 
+    def _check_ended(self, incarnation: str) -> Iterator[Violation]:
+        """A process that is said to have ended does not run: its tasks are claimed at once."""
+        self._ended.add(incarnation)
+        for process in self._fleet.processes:
+            membership = process.membership
+            is_same = membership is not None and membership.incarnation == incarnation
+            if is_same and process.machine.is_alive and not process.has_left:
+                yield Violation("T6", f"{process.machine.name} runs and is said to have ended")
+
     def _check_reclaim(self, key: str, before: Json, claim: Json, at: float) -> Iterator[Violation]:
         died = self._dead.get(before["owner"])
         if died is None:
@@ -520,7 +535,7 @@ class Judge:
                 "T6",
                 f"{key}: claimed by {claim['node']} while {before['node']} has it and is alive",
             )
-        elif at - died < 0.9 * RECLAIM_AFTER:
+        elif at - died < 0.9 * RECLAIM_AFTER and before["owner"] not in self._ended:
             yield Violation("T6", f"{key}: claimed again {at - died:g} s after its owner's death")
         self.reclaimed.add(claim["task"])
 

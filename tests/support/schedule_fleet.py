@@ -153,6 +153,9 @@ class ScheduleFleet:
         self.has_clock = has_clock
         kind = MemoryStore if has_clock else BilledStore
         self.store = kind(components=world.components)
+        if not has_clock:
+            # A machine whose clock is further off does not fire.
+            world.largest_skew = MAX_SKEW / 2
         self.weather = weather
         self.processes: list[SchedulerProcess] = []
         self._options = {

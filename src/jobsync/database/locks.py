@@ -15,7 +15,7 @@ from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.core.keys import parent
 from jobsync.database.supervisor import Work
-from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import Conflicted, Put, Record, Store, unwrap
 
 __all__ = ["Lock", "hold_lock"]
@@ -74,11 +74,11 @@ async def hold_lock(
     finally:
         try:
             await attempt.release()
-        except (OutcomeUnknown, Unavailable):
+        except (Misconfigured, OutcomeUnknown, Unavailable):
             # The session may live on for long: others must not wait for its end.
-            run(attempt.release, f"release {key}")
+            run(attempt.release_in_background, f"release {key}")
         except asyncio.CancelledError:
-            run(attempt.release, f"release {key}")
+            run(attempt.release_in_background, f"release {key}")
             raise
 
 
@@ -129,7 +129,7 @@ class _Attempt:
         """Release the lock, and make sure that this attempt cannot acquire it later.
 
         Raises:
-            OutcomeUnknown, Unavailable: it may still be held; call it again.
+            Misconfigured, OutcomeUnknown, Unavailable: it may still be held; call it again.
         """
         while self._has_written:
             found, self._held = self._held or await self._read(), None
@@ -141,6 +141,17 @@ class _Attempt:
                 unwrap(outcome, self._key)
                 break
         self._has_written = False
+
+    async def release_in_background(self) -> None:
+        """Release the lock.
+
+        Raises:
+            Unavailable: it may still be held; call it again.
+        """
+        try:
+            await self.release()
+        except OutcomeUnknown as unknown:
+            raise Unavailable(self._store.name, unknown.detail) from unknown
 
     async def _read(self) -> Record | None:
         return await self._store.get(self._key, tombstones=True)

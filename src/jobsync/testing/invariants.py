@@ -50,6 +50,12 @@ INVARIANTS: Mapping[str, str] = {
     "C2": "No version of a record occurs twice.",
     "C3": "Of several concurrent creates of one key exactly one succeeds.",
     "C4": "A writer learns the outcome of its write, or that it is unknown.",
+    "C5": "Lines are in a history once if their writer was told so, and never if refused.",
+    "C6": "What a removal reports as gone is gone, and nothing else is.",
+    # Locks.
+    "L1": "At most one caller holds a lock.",
+    "L2": "The fence of a lock grows with each holder.",
+    "L3": "A lock that nobody holds can be taken within a bound.",
     # Elections.
     "E1": "The epochs of a role never decrease, in commit order.",
     "E2": "An epoch of a role has one owner.",

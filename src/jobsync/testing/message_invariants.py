@@ -453,6 +453,8 @@ class _ClaimLog:
         self.extended: set[tuple[int, str, str]] = set()
         self.ended: dict[tuple[str, str], tuple[int, str]] = {}
         """With the move of the settlement; empty if it was not settled."""
+        self.ended_by: dict[tuple[str, str], int | None] = {}
+        """The request that has ended each claim."""
         self.gone: dict[str, int] = {}
         for step in _list_transitions(history):
             self._add(step)
@@ -469,6 +471,7 @@ class _ClaimLog:
                 self.extended.add((after["request"], *claim))
             else:
                 self.ended[claim] = (step.at, step.settlement.partition(":")[2])
+                self.ended_by[claim] = after["request"]
         if after["state"] == "claimed":
             self.claimed.setdefault((name, after["claim"]), step.at)
 
@@ -486,6 +489,7 @@ def _check_response(
                 if not response["request"] < log.claimed.get((name, claim), at) < at:
                     yield "Q15", f"{name}: reported as claimed, but was not"
         case "settle":
+            yield from _check_settle_refusal(log, request, response)
             for receipt, accepted in zip(request["receipts"], result, strict=False):
                 yield from _check_settle_response(log, at, receipt, is_accepted=accepted)
         case "extend":
@@ -507,6 +511,16 @@ def _check_push_response(
             pass
         case _ if any(name in log.pushed for name in names):
             yield "Q15", "refused, but was there"
+
+
+def _check_settle_refusal(
+    log: _ClaimLog, request: _Details, response: _Details
+) -> Iterator[_Problem]:
+    if response.get("error") in {None, "OutcomeUnknown"}:
+        return
+    for name, claim, *_ in request["receipts"]:
+        if log.ended_by.get((name, claim), -1) == response["request"]:
+            yield "Q15", f"{name}: refused, but was settled"
 
 
 def _check_settle_response(

@@ -10,9 +10,10 @@ without waiting for anything, as a `MemoryStore` does.
 
 import asyncio
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -37,14 +38,29 @@ from jobsync.stores.record_codec import assign_nonces
 from jobsync.stores.settling import SettlingStore
 from jobsync.stores.sql import SqlAccess
 from jobsync.testing.recording import RecordingStore
-from jobsync.testing.rows import RowLink, SharedRows
+from jobsync.testing.rows import CURRENT_CALL, RowLink, SharedRows
 from jobsync.testing.world import Node, World
 
-__all__ = ["CALM", "Link", "Weather", "connect"]
+__all__ = ["CALM", "FAULTS", "Fault", "Link", "Weather", "connect"]
 
 T = TypeVar("T")
 
 _WRITES = {"append", "discard", "bury", "drop", "transact"}
+
+Fault: TypeAlias = Literal[
+    "slow",
+    "slow_reply",
+    "refused",
+    "forbidden",
+    "undecided",
+    "lost",
+    "unanswered",
+    "late",
+    "doubled",
+]
+"""A fault of one request: a probability of `Weather`."""
+
+FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +71,12 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
     slow: float = 0.0
     slow_by: float = 25.0
     """Maximum that is added to a slow request."""
+    slow_reply: float = 0.0
+    """It is executed at once, and the reply takes almost as long as the sender waits."""
     refused: float = 0.0
     """It is refused before it is executed, and the sender gets an error."""
+    forbidden: float = 0.0
+    """Likewise, for lack of permission."""
     undecided: float = 0.0
     """Nothing is decided (409): the outcome of a write is unknown, and it was not executed."""
     lost: float = 0.0
@@ -66,16 +86,39 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
     late: float = 0.0
     late_by: float = 600.0
     """Maximum after which a late request arrives."""
+    late_after: float = 0.0
+    """Minimum, which is added."""
     doubled: float = 0.0
     """It arrives twice."""
     corrupt: float = 0.0
     """A record arrives damaged, once; the stored one is intact."""
     patience: float = 5.0
     """Seconds without a reply after which the sender gives up."""
+    again: float = 0.0
+    """After a request with a fault, the next one has one too, of any kind."""
+    calls: frozenset[str] | None = None
+    """The only calls with faults, such as "heads" or "settle"; all if None."""
 
 
 CALM = Weather()
 """No faults."""
+
+_SINGLE: Mapping[Fault, Weather] = {
+    fault: msgspec.structs.replace(
+        Weather(slow_by=4.0, late_after=CALM.patience, late_by=60.0), **{fault: 1.0}
+    )
+    for fault in FAULTS
+}
+"""Weather with one certain fault. A slow request is executed in time, a late one too late."""
+
+_PASSING = tuple(fault for fault in FAULTS if fault != "forbidden")
+"""The faults that do not end a process."""
+
+_SLOW_REPLY = 0.95
+"""The part of the sender's patience that a slow reply takes at most."""
+
+_ROWS = {"rows", "transact"}
+"""The calls that belong to a call of a queue backend."""
 
 
 class Link(StoreDecorator):
@@ -105,6 +148,9 @@ class Link(StoreDecorator):
         self.forbidden = False
         self.withheld: frozenset[str] = frozenset()
         self.faults = 0
+        self._ordained: defaultdict[str, deque[Fault]] = defaultdict(deque)
+        self._was_struck = False
+        """Whether a fault has struck since `Weather.again` was last drawn."""
         self._world = world
         self._roll = world.dice.random
         # A request that was sent belongs to no node.
@@ -120,15 +166,30 @@ class Link(StoreDecorator):
         self.requests_pass = self.replies_pass = True
         self.throttled = self.forbidden = False
         self.withheld = frozenset()
+        self._ordained.clear()
+
+    def ordain(self, call: str, *faults: Fault) -> None:
+        """Let the next requests of a call have these faults, one each, whatever the weather is.
+
+        Args:
+            call: a call of a store or a queue backend, such as "heads" or "settle".
+            faults: in the order of the requests.
+        """
+        self._ordained[call].extend(faults)
 
     async def around(self, call: str, sent: int, work: Callable[[], Awaitable[T]]) -> T:
         """Send a request and wait for the reply, until the sender gives up."""
         del sent
-        if call == "transact" and self._draw_fault(self.weather.undecided):
-            await asyncio.sleep(self._draw(self.weather.latency))
-            raise OutcomeUnknown(self.name, "nothing was decided")
+        chosen = self._choose_weather(call)
+        weather = chosen or self.weather
+        # A driver reports this for a transaction; for other calls only if it is ordained.
+        is_undecidable = call == "transact" or chosen is not None
+        if is_undecidable and self._draw_fault(weather.undecided):
+            await asyncio.sleep(self._draw(weather.latency))
+            error = OutcomeUnknown if call in _WRITES else Unavailable
+            raise error(self.name, "nothing was decided")
         try:
-            return await self._request(work)
+            return await self._request(work, chosen)
         except _NoReply as error:
             if call in _WRITES:
                 raise OutcomeUnknown(self.name, str(error)) from None
@@ -141,7 +202,7 @@ class Link(StoreDecorator):
         records = await self.around(
             "get", len(keys), lambda: self.inner.get_many(keys, tombstones=tombstones)
         )
-        if keys and self._draw_fault(self.weather.corrupt):
+        if keys and self._affects("get") and self._draw_fault(self.weather.corrupt):
             raise Corrupt(self._world.dice.choice(keys), "it arrived damaged")
         return records
 
@@ -150,23 +211,27 @@ class Link(StoreDecorator):
     ) -> list[Record]:
         """List records; one that arrives damaged is left out."""
         records = await super().scan(prefix, after=after, limit=limit, where=where)
-        return self._damage(records, [record.key for record in records], limit)
+        names = [record.key for record in records]
+        return self._damage(records, names, limit) if self._affects("scan") else records
 
     async def read(
         self, stream: str, *, after: str = "", limit: int = 1000, where: Where = None
     ) -> list[Entry]:
         """Read history; an entry that arrives damaged is left out."""
         entries = await super().read(stream, after=after, limit=limit, where=where)
-        return self._damage(entries, [f"{stream} {entry.id}" for entry in entries], limit)
+        names = [f"{stream} {entry.id}" for entry in entries]
+        return self._damage(entries, names, limit) if self._affects("read") else entries
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Send changes, stamped so that every copy of the request is the same."""
         stamped = assign_nonces(changes, self._ids)
-        if self._draw_fault(self.weather.undecided):
-            await asyncio.sleep(self._draw(self.weather.latency))
+        chosen = self._choose_weather("write")
+        weather = chosen or self.weather
+        if self._draw_fault(weather.undecided):
+            await asyncio.sleep(self._draw(weather.latency))
             return [Unknown("nothing was decided") for _ in stamped]
         try:
-            return await self._request(lambda: self._commit(stamped))
+            return await self._request(lambda: self._commit(stamped), chosen)
         except _NoReply as error:
             return [Unknown(str(error)) for _ in stamped]
 
@@ -194,11 +259,24 @@ class Link(StoreDecorator):
         await self.around("drop", len(keys), drop)
 
     async def wait(self, topic: str, timeout: float) -> None:
-        """Return early on a notification; it may be lost, and does not pass a cut."""
-        if self._draw_fault(self.weather.lost) or not (self.requests_pass and self.replies_pass):
+        """Return early on a notification; it may be lost, and does not pass a cut.
+
+        If a fault is ordained or follows another, it may also be refused, come late, or come
+        without a change.
+        """
+        chosen = self._choose_weather("wait")
+        weather = chosen or self.weather
+        refused = max(weather.refused, weather.forbidden, weather.undecided)
+        if chosen is not None and self._draw_fault(refused):
+            raise Unavailable(self.name, "the request was refused")
+        if chosen is not None and self._draw_fault(weather.doubled):
+            return
+        if self._draw_fault(weather.lost) or not (self.requests_pass and self.replies_pass):
             await asyncio.sleep(timeout)
-        else:
-            await self.inner.wait(topic, timeout)
+            return
+        await self.inner.wait(topic, timeout)
+        if chosen is not None and self._draw_fault(max(weather.slow, weather.slow_reply)):
+            await asyncio.sleep(self._draw(weather.slow_by))
 
     @property
     def sql(self) -> SqlAccess | None:
@@ -220,7 +298,7 @@ class Link(StoreDecorator):
     def passes_notification(self) -> bool:
         """Whether a notification arrives: it may be lost, and does not pass a cut."""
         is_open = self.requests_pass and self.replies_pass
-        return is_open and not self._draw_fault(self.weather.lost)
+        return is_open and not (self._affects("wait") and self._draw_fault(self.weather.lost))
 
     async def now(self) -> Wall | None:
         """Read the wall clock of the store."""
@@ -240,8 +318,33 @@ class Link(StoreDecorator):
     def _record_commit(self, change: Change, outcome: Applied) -> None:
         self._world.note(self._node.name, "commit", **_describe(change, outcome))
 
-    async def _request(self, work: Callable[[], Awaitable[T]]) -> T:
-        refusal = self._draw_refusal()
+    def _choose_weather(self, call: str) -> Weather | None:
+        """Return the weather of one request; None for that of the link, whatever it will be."""
+        weather = self.weather
+        if self._ordained:
+            current = CURRENT_CALL.get() if call in _ROWS else None
+            for name in (call, current.name if current is not None else call):
+                if faults := self._ordained.get(name):
+                    return _SINGLE[faults.popleft()]
+        if weather.again and self._was_struck:
+            self._was_struck = False
+            surprises = self._world.surprises
+            if surprises.random() < weather.again:
+                return _SINGLE[surprises.choice(_PASSING)]
+        if self._affects(call):
+            return None
+        return Weather(latency=weather.latency, patience=weather.patience)
+
+    def _affects(self, call: str) -> bool:
+        """Whether the weather affects a call."""
+        calls = self.weather.calls
+        if calls is None or call in calls:
+            return True
+        current = CURRENT_CALL.get() if call in _ROWS else None
+        return current is not None and current.name in calls
+
+    async def _request(self, work: Callable[[], Awaitable[T]], chosen: Weather | None) -> T:
+        refusal = self._draw_refusal(chosen or self.weather)
         if refusal is not None:
             await asyncio.sleep(self._draw(self.weather.latency))
             try:
@@ -251,7 +354,7 @@ class Link(StoreDecorator):
                 del refusal
         loop = self._world.loop
         reply: asyncio.Future[T] = asyncio.Future(loop=loop)
-        self._send(work, reply)
+        self._send(work, reply, chosen)
         # Not asyncio.timeout, which costs more than the request.
         timer = loop.call_later(self.weather.patience, _give_up, reply)
         try:
@@ -261,31 +364,36 @@ class Link(StoreDecorator):
             # Likewise, by the exception that it may hold.
             del reply
 
-    def _draw_refusal(self) -> JobsyncError | None:
+    def _draw_refusal(self, weather: Weather) -> JobsyncError | None:
         """Return the error of the sender if the request is refused."""
         if self.throttled:
             self._count()
             return Unavailable(self.name, "the server answered 503 SlowDown")
-        if self.forbidden:
+        if self.forbidden or self._draw_fault(weather.forbidden):
             self._count()
             problem = "does not allow this to these credentials (the server answered 403)"
             return Misconfigured("url", self.name, problem, "allow it")
-        if self._draw_fault(self.weather.refused):
+        if self._draw_fault(weather.refused):
             return Unavailable(self.name, "the request was refused")
         return None
 
-    def _send(self, work: Callable[[], Awaitable[T]], reply: "asyncio.Future[T]") -> None:
+    def _send(
+        self,
+        work: Callable[[], Awaitable[T]],
+        reply: "asyncio.Future[T]",
+        chosen: Weather | None,
+    ) -> None:
         """Send a request, which from then on is independent of the sender."""
         if not self.requests_pass:
             self._count()
             return
-        weather = self.weather
+        weather = chosen or self.weather
         delay = self._draw(weather.latency)
         if self._draw_fault(weather.slow):
             delay += self._draw(weather.slow_by)
         if self._draw_fault(weather.late):
-            delay += self._draw(weather.late_by)
-        self._schedule(delay, self._receive, self._execute, work, reply)
+            delay += weather.late_after + self._draw(weather.late_by)
+        self._schedule(delay, self._receive, self._execute, work, reply, chosen)
         if self._draw_fault(weather.doubled):
             again = delay + self._draw(weather.late_by)
             self._schedule(again, self._receive, self._execute_again, work)
@@ -300,19 +408,28 @@ class Link(StoreDecorator):
             return
         self._world.start(_finish(coroutine, awaited))
 
-    async def _execute(self, work: Callable[[], Awaitable[T]], reply: "asyncio.Future[T]") -> None:
+    async def _execute(
+        self,
+        work: Callable[[], Awaitable[T]],
+        reply: "asyncio.Future[T]",
+        chosen: Weather | None,
+    ) -> None:
         """Execute a request and send the reply."""
         try:
             result = await work()
         except JobsyncError as error:
             self._schedule(0.0, _fail, reply, error)
             return
+        weather = chosen or self.weather
         if not self.replies_pass:
             self._count()
-        elif self._draw_fault(self.weather.lost):
+        elif self._draw_fault(weather.lost):
             self._schedule(0.0, _fail, reply, _NoReply("the reply was lost"))
-        elif not self._draw_fault(self.weather.unanswered):
-            self._schedule(self._draw(self.weather.latency), _succeed, reply, result)
+        elif not self._draw_fault(weather.unanswered):
+            delay = self._draw(weather.latency)
+            if self._draw_fault(weather.slow_reply):
+                delay += _SLOW_REPLY * weather.patience * (1 + self._roll()) / 2
+            self._schedule(delay, _succeed, reply, result)
 
     async def _execute_again(self, work: Callable[[], Awaitable[Any]]) -> None:
         """Execute a request that has arrived twice. Nobody receives the reply."""
@@ -336,6 +453,7 @@ class Link(StoreDecorator):
 
     def _count(self) -> None:
         self.faults += 1
+        self._was_struck = True
         self._world.faults += 1
 
     def _draw(self, most: float) -> float:

@@ -51,11 +51,17 @@ class NodeClock:
         loop: provides the world's time.
         rate: its speed; 1.05 gains three seconds per minute.
         skew: the error of its wall time in seconds; may be changed at any time.
-        boot: the number of the boot.
+        boot: the id of the boot.
+        uptime: the seconds since the boot; None for a machine that is older than the world.
     """
 
     def __init__(
-        self, loop: SimulatedLoop, rate: float = 1.0, skew: float = 0.0, boot: int = 1
+        self,
+        loop: SimulatedLoop,
+        rate: float = 1.0,
+        skew: float = 0.0,
+        boot: int = 1,
+        uptime: float | None = None,
     ) -> None:
         self.skew = skew
         self._loop = loop
@@ -65,7 +71,7 @@ class NodeClock:
         # When its rate last changed, in the world's time and in its own.
         self._since = loop.time()
         self._shown = loop.time()
-        self._booted = -_UPTIME if boot == 1 else loop.time()
+        self._booted = -_UPTIME if uptime is None else loop.time() - uptime
         self._read_at = loop.time()
         self._mono = Mono(self._shown - self._booted)
         self._sleepers: dict[asyncio.Future[None], asyncio.TimerHandle] = {}
@@ -95,7 +101,7 @@ class NodeClock:
         return self._mono
 
     def boot(self) -> int:
-        """Return the number of the boot."""
+        """Return the id of the boot."""
         return self._boot
 
     async def sleep(self, seconds: float) -> None:
@@ -130,7 +136,7 @@ class NodeClock:
 
     def reboot(self) -> "NodeClock":
         """Return the clock of this machine after a reboot."""
-        clock = NodeClock(self._loop, self._rate, self.skew, self._boot + 1)
+        clock = NodeClock(self._loop, self._rate, self.skew, self._boot + 1, uptime=0.0)
         clock.skew += self._elapsed() - clock._elapsed()
         return clock
 
@@ -166,6 +172,7 @@ class Machine:
         self.boot = boot
         self.namespaces = namespaces
         self._processes: dict[int, tuple[Node, int]] = {}
+        self._rebooted: Machine | None = None
 
     def add(self, node: "Node") -> ProcessIdentity:
         """Add a node; return the identity of its process."""
@@ -182,8 +189,10 @@ class Machine:
         return started if node is not None and node.is_alive else NO_PROCESS
 
     def reboot(self) -> "Machine":
-        """Return this machine after a reboot."""
-        return Machine(self.host, f"{self.boot}+", self.namespaces)
+        """Return this machine after a reboot; the same for all its processes."""
+        if self._rebooted is None:
+            self._rebooted = Machine(self.host, f"{self.boot}+", self.namespaces)
+        return self._rebooted
 
 
 class NodeProcesses:

@@ -122,7 +122,7 @@ def check_repeats(story: Story, seed: int = 0) -> None:
         Invalid: another process could not find the story.
     """
     expected = run_story(story, seed).fingerprint
-    command = [sys.executable, "-m", "jobsync.testing", "replay", name_of(story), str(seed)]
+    command = [sys.executable, *_build_replay(story, seed)]
     for hash_seed in _HASH_SEEDS:
         environ = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(  # noqa: S603 - this interpreter
@@ -142,15 +142,15 @@ def replay_line(story: Story, seed: int) -> str:
         Invalid: another process could not find the story.
     """
     paths = os.pathsep.join(_shorten(path) for path in sys.path if _is_local(path))
-    command = [
-        _shorten(sys.executable),
-        "-m",
-        "jobsync.testing",
-        "replay",
-        name_of(story),
-        str(seed),
-    ]
+    command = [_shorten(sys.executable), *_build_replay(story, seed)]
     return (f"PYTHONPATH={shlex.quote(paths)} " if paths else "") + shlex.join(command)
+
+
+def _build_replay(story: Story, seed: int) -> list[str]:
+    """Return the arguments of the interpreter that run a story again."""
+    # A negative number would be taken for an option.
+    end_of_options = ["--"] if seed < 0 else []
+    return ["-m", "jobsync.testing", "replay", *end_of_options, name_of(story), str(seed)]
 
 
 def name_of(story: Story) -> str:

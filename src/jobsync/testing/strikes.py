@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from jobsync.testing.network import CALM, Link, Weather
+from jobsync.testing.network import CALM, FAULTS, Link, Weather
 from jobsync.testing.nodes import Node
 from jobsync.testing.world import World
 
@@ -39,6 +39,7 @@ __all__ = [
     "suspend",
     "swizzle",
     "throttle",
+    "widen",
 ]
 
 Strike: TypeAlias = Callable[[Sequence[Node], float], Coroutine[Any, Any, None]]
@@ -52,6 +53,13 @@ _STEPS = (-86_400.0, -3600.0, -30.0, 30.0, 3600.0, 86_400.0)
 
 _FLAP = 5.0
 """Seconds that a flapping network is down, and up again."""
+
+
+_CALLS = (
+    *("get", "write", "heads", "scan", "append", "read", "discard", "bury", "drop", "age", "now"),
+    *("wait", "push", "claim", "settle", "extend", "end_claims", "redrive", "forget", "rows"),
+)
+"""The calls of stores and queue backends that bad weather may strike alone."""
 
 
 async def pause(nodes: Sequence[Node], seconds: float) -> None:
@@ -245,11 +253,26 @@ def draw_forecast(world: World, strikes: Iterable[Strike] = STRIKES) -> Forecast
         corrupt=chance(),
     )
     return Forecast(
-        weather=weather,
+        weather=widen(world, weather),
         strikes=tuple(strike for strike in strikes if dice.random() < share),
         every=dice.choice((10.0, 60.0, 300.0)),
         lasting=dice.choice((5.0, 20.0, 60.0, 300.0)),
     )
+
+
+def widen(world: World, weather: Weather) -> Weather:
+    """Add faults that follow others, slow replies, or a choice of calls, if the world is varied."""
+    if not world.is_varied:
+        return weather
+    dice = world.surprises
+    calls = dice.choice((None, frozenset(dice.sample(_CALLS, dice.choice((1, 3, 6))))))
+    chances: dict[str, float] = {
+        "again": dice.choice((0.0, 0.3, 0.8)),
+        "slow_reply": dice.choice((0.0, 0.0, 0.1)),
+    }
+    if calls is not None:
+        chances[dice.choice(FAULTS)] = dice.choice((0.1, 0.4))
+    return msgspec.structs.replace(weather, **chances, calls=calls)
 
 
 async def storm(world: World, seconds: float, forecast: Forecast | None = None) -> None:

@@ -1,6 +1,10 @@
 """A simulated world: the loop, the dice, the nodes and the history, all from one seed.
 
 The same seed gives the same history, so that a failure can be reproduced.
+
+The world of a negative seed is a variation of that with the positive one. Each machine has its own
+wall time, uptime and boot, and its processes see each other. In storms, faults also come in pairs,
+and strike single calls. These are drawn apart: in the world of the positive seed nothing changes.
 """
 
 import asyncio
@@ -22,6 +26,14 @@ from jobsync.testing.nodes import Machine, Node, NodeClock, NodeProcesses
 __all__ = ["Check", "Node", "Occurrence", "Watcher", "World"]
 
 T = TypeVar("T")
+
+_LARGEST_SKEW = 86_400.0
+_SKEWS = (-1.0, -0.04, -0.0003, 0.0003, 0.04, 1.0)
+"""Parts of the largest skew."""
+_UPTIMES = (0.0, 30.0, 5000.0, 1e7)
+"""Seconds that machines have been running when they are first seen."""
+_NEW_MACHINE = 0.5
+"""The probability that a node has a machine, or a container, of its own."""
 
 
 class Occurrence(msgspec.Struct, frozen=True, gc=False):
@@ -49,7 +61,10 @@ class World:
 
     Attributes:
         seed: the seed.
-        dice: the only source of randomness.
+        dice: the source of all randomness, but for `surprises`.
+        surprises: what is drawn from it changes no other draw.
+        is_varied: whether machines differ and storms have more faults; see above.
+        largest_skew: seconds by which the wall times of machines differ at most, if they do.
         loop: the event loop, with virtual time.
         components: the world's own time and randomness, for a store that all nodes share.
         nodes: the nodes by name; if several had the same name, the latest.
@@ -61,9 +76,14 @@ class World:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.dice = random.Random(seed)  # noqa: S311 - chance, not secrecy
+        self.surprises = random.Random(f"surprises {seed}")  # noqa: S311 - likewise
+        self.is_varied = seed < 0
+        self.largest_skew = _LARGEST_SKEW
+        self._machines: list[Machine] = []
         self.loop = SimulatedLoop(self.dice)
         self.loop.set_exception_handler(self._on_exception)
-        self.components = self._build_components(NodeClock(self.loop), NodeProcesses(None))
+        clock = self._build_clock(1.0, 0.0) if self.is_varied else NodeClock(self.loop)
+        self.components = self._build_components(clock, NodeProcesses(None))
         self.nodes: dict[str, Node] = {}
         self.starts = count(1)
         """Times of the start of processes: no two are equal."""
@@ -92,6 +112,11 @@ class World:
             clock: the clock of an existing machine, instead of a new one.
             machine: where it sees the processes of other nodes; alone by default.
         """
+        if self.is_varied and clock is None:
+            largest = 0.0 if skew else self.largest_skew
+            skew += self.surprises.choice((0.0, *_SKEWS)) * largest
+            clock = self._build_clock(rate, skew)
+            machine = machine or self._draw_machine()
         clock = clock or NodeClock(self.loop, rate, skew)
         processes = NodeProcesses(machine)
         components = self._build_components(clock, processes)
@@ -155,6 +180,22 @@ class World:
     def fingerprint(self) -> str:
         """A digest of the history: equal for equal seeds, under any PYTHONHASHSEED."""
         return hashlib.sha256(msgspec.json.encode(self.history, order="sorted")).hexdigest()
+
+    def _build_clock(self, rate: float, skew: float) -> NodeClock:
+        """Build the clock of a machine that was booted at some time."""
+        boot, uptime = self.surprises.randrange(1, 2**31), self.surprises.choice(_UPTIMES)
+        return NodeClock(self.loop, rate, skew, boot, uptime)
+
+    def _draw_machine(self) -> Machine:
+        """Return a machine that is new, or almost the same as another one, or another one."""
+        if not self._machines or self.surprises.random() < _NEW_MACHINE:
+            machine = Machine(f"host-{len(self._machines)}")
+        else:
+            machine = self.surprises.choice(self._machines)
+            if self.surprises.random() < _NEW_MACHINE:
+                machine = Machine(machine.host, machine.boot, f"own:[{len(self._machines)}]")
+        self._machines.append(machine)
+        return machine
 
     def _build_components(self, clock: NodeClock, processes: NodeProcesses) -> Components:
         return Components(

@@ -14,10 +14,11 @@ from jobsync import (
     Database,
     Event,
     Invalid,
+    Misconfigured,
     PluginStorage,
     Unavailable,
 )
-from jobsync.stores.contract import Change, Outcome, Record
+from jobsync.stores.contract import Change, Outcome, Record, Unknown
 from jobsync.stores.memory import MemoryStore
 
 T = TypeVar("T")
@@ -88,8 +89,8 @@ async def test_a_cancelled_caller_leaves_no_lock_stuck(number: int, moment: Mome
             holding.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await holding
-            await _lock_twice(storage)
             if store.late is not None:
+                # Before anybody else takes the lock, which would keep it from being applied.
                 await store.late
             await _lock_twice(storage)
 
@@ -127,6 +128,39 @@ async def test_a_lock_that_cannot_be_released_is_released_later() -> None:
             store.is_away = False
             await _lock_twice(storage)
         assert emitted == [] or emitted[0]["work"].startswith("release lock/test/default/")
+
+
+class DenyingStore(MemoryStore):
+    """Does not say how some writes of locks ended, or denies them."""
+
+    def __init__(self, answer: Literal["unknown", "denied"]) -> None:
+        super().__init__()
+        self.left = 0
+        """How many writes it treats so."""
+        self._answer = answer
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        if self.left == 0 or not changes[0].key.startswith("lock/"):
+            return await super().write(changes)
+        self.left -= 1
+        if self._answer == "denied":
+            raise Misconfigured("url", self.name, "does not allow this", "allow it")
+        return [Unknown("no reply arrived")]
+
+
+@pytest.mark.parametrize(("answer", "times"), [("unknown", 3), ("denied", 1)])
+async def test_a_lock_whose_release_is_in_doubt_is_released_later(
+    answer: Literal["unknown", "denied"], times: int
+) -> None:
+    """Its session lives on, so nothing else frees it; the database does not fail because of it."""
+    store = DenyingStore(answer)
+    async with Database(connection=store) as db:
+        storage = db.open_storage("test")
+        async with storage.lock("other"):
+            async with storage.lock("door"):
+                store.left = times
+            await _lock_twice(storage)
+            assert store.left == 0
 
 
 async def test_a_lock_ends_with_its_database() -> None:

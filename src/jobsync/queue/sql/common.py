@@ -17,7 +17,14 @@ from jobsync.components import Components
 from jobsync.core.arguments import LONGEST_DELAY, check_count, check_seconds
 from jobsync.core.codec import decode, encode
 from jobsync.core.messages import LIVE, TRANSITIONS, MessageState
-from jobsync.errors import Corrupt, Invalid, JobsyncError, OutcomeUnknown, Unavailable
+from jobsync.errors import (
+    Corrupt,
+    Invalid,
+    JobsyncError,
+    Misconfigured,
+    OutcomeUnknown,
+    Unavailable,
+)
 from jobsync.queue.arguments import check_cursor, check_ids, check_reason, check_state, check_states
 from jobsync.queue.backend import (
     MAX_MESSAGE,
@@ -196,10 +203,10 @@ class SqlBackend(QueueBackend):
         try:
             async for count in self._redrive_batches(chosen, limit):
                 done += count
-        except Unavailable as error:
+        except (Misconfigured, Unavailable) as error:
             if not done:
                 raise
-            detail = f"{done:,} messages were queued again before: {error.reason}"
+            detail = f"{done:,} messages were queued again before: {error}"
             raise OutcomeUnknown(self.topic, detail) from error
         finally:
             self._notifications.wake(self.topic)
@@ -348,7 +355,7 @@ class SqlBackend(QueueBackend):
                 return await self._settle(batch)
             except OutcomeUnknown as error:
                 unknown = error
-            except Unavailable:
+            except (Misconfigured, Unavailable):
                 # This request did nothing; an earlier one may have arrived.
                 if unknown is None:
                     raise
