@@ -23,7 +23,7 @@ from jobsync import (
 )
 from jobsync.database import backfill as backfill_module
 from jobsync.database.backfill import BUILD_DELAY, LATE_BUILD_DELAY
-from jobsync.database.stored_records import DEFINITION_AGE
+from jobsync.database.resource_records import DEFINITION_AGE
 from jobsync.stores.contract import (
     BURIAL_AGE,
     LATEST_ARRIVAL,

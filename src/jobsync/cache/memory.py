@@ -12,7 +12,7 @@ import msgspec
 
 from jobsync.core.clock import Mono, Seconds
 from jobsync.database.readable_resource import Page
-from jobsync.database.stored_records import DATA
+from jobsync.database.resource_records import DATA
 
 __all__ = ["CacheStats", "MemoryCache"]
 

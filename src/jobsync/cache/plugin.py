@@ -26,7 +26,7 @@ from jobsync.core.arguments import check_count
 from jobsync.core.clock import Seconds
 from jobsync.database.document import as_list
 from jobsync.database.plugin import Plugin
-from jobsync.database.stored_records import DATA
+from jobsync.database.resource_records import DATA
 from jobsync.errors import Invalid, closest_name
 from jobsync.settings import Settings, Sources, in_section, resolve
 

@@ -28,7 +28,7 @@ from jobsync.errors import Invalid, InvalidRecord, Unavailable
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Unknown
 
 if TYPE_CHECKING:
-    from jobsync.database.stored_records import StoredRecords
+    from jobsync.database.resource_records import ResourceRecords
 
 __all__ = [
     "ARCHIVING",
@@ -47,7 +47,7 @@ _ARCHIVED_AT = "archived_at"
 _ARCHIVED_FROM = "archived_from"
 _ORIGINAL_ID = "original_id"
 
-OpenRecords: TypeAlias = Callable[[str], Awaitable["StoredRecords"]]
+OpenRecords: TypeAlias = Callable[[str], Awaitable["ResourceRecords"]]
 """Returns the records of a resource; creates it if there is none."""
 
 
@@ -104,7 +104,7 @@ class ArchiveMoves:
     """
 
     def __init__(
-        self, source: "StoredRecords", open_archive: OpenRecords, components: Components
+        self, source: "ResourceRecords", open_archive: OpenRecords, components: Components
     ) -> None:
         self._source = source
         self._open_archive = open_archive
@@ -175,7 +175,7 @@ class ArchiveMoves:
 
     async def _copy(
         self,
-        target: "StoredRecords",
+        target: "ResourceRecords",
         moves: Sequence[tuple[Record, ArchiveMark]],
         result: MoveResult,
     ) -> tuple[list[Record], list[Record]]:
@@ -229,7 +229,7 @@ class ArchiveMoves:
         return [outcome.record for outcome in outcomes if isinstance(outcome, Applied)]
 
     def _build_copy(
-        self, record: Record, mark: ArchiveMark, target: "StoredRecords"
+        self, record: Record, mark: ArchiveMark, target: "ResourceRecords"
     ) -> dict[str, Json]:
         """Return a copy without an id."""
         own = {
@@ -249,7 +249,7 @@ def _mark(record: Record, mark: ArchiveMark) -> Put:
     return record.replace({**record.value, ARCHIVING: msgspec.to_builtins(mark)})
 
 
-async def _build_document(target: "StoredRecords", copy: dict[str, Json], id: str) -> Json:
+async def _build_document(target: "ResourceRecords", copy: dict[str, Json], id: str) -> Json:
     try:
         return await target.prepare(copy, id)
     except InvalidRecord:
@@ -257,7 +257,7 @@ async def _build_document(target: "StoredRecords", copy: dict[str, Json], id: st
         return target.stamp({"id": id, **copy})
 
 
-async def _has_copy(target: "StoredRecords", mark: ArchiveMark, copy: dict[str, Json]) -> bool:
+async def _has_copy(target: "ResourceRecords", mark: ArchiveMark, copy: dict[str, Json]) -> bool:
     """Whether the archive's record of this id is the copy that this move makes."""
     found = await target.keyspace.store.get(target.keyspace.key(mark.id))
     names = (_ARCHIVED_AT, _ARCHIVED_FROM, _ORIGINAL_ID)

@@ -24,7 +24,7 @@ from jobsync.components import Components
 from jobsync.database.definition import Definition, IndexState
 from jobsync.database.index import IndexedWriter, progress_key, remove_index, write_entries
 from jobsync.database.registry import ResourceRegistry
-from jobsync.database.stored_records import DATA, DEFINITION_AGE
+from jobsync.database.resource_records import DATA, DEFINITION_AGE
 from jobsync.database.supervisor import WorkPostponed
 from jobsync.errors import JobsyncError, NotFound, OutcomeUnknown, Unavailable
 from jobsync.events import Event

@@ -18,7 +18,7 @@ from jobsync.core.codec import Json
 from jobsync.database.index import remove_index
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.registry import list_dropped_indexes
-from jobsync.database.stored_records import DATA
+from jobsync.database.resource_records import DATA
 from jobsync.database.supervisor import WorkPostponed
 from jobsync.errors import JobsyncError, Unavailable
 from jobsync.events import Event

@@ -35,8 +35,8 @@ from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.read_cache import ReadGuard, WatchedStore
 from jobsync.database.registry import DEFINITIONS, DROPPED, Registry, ResourceRegistry
 from jobsync.database.resource import Resource
+from jobsync.database.resource_records import DATA
 from jobsync.database.shared_session import SharedSession
-from jobsync.database.stored_records import DATA
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
 from jobsync.errors import (
     Invalid,

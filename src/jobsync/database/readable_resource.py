@@ -12,7 +12,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.database.document import Document, as_list, check_id, parse_sort, sort_documents
 from jobsync.database.hooks import HookedVerbs
-from jobsync.database.stored_records import PartitionValues, Selection, StoredRecords
+from jobsync.database.resource_records import PartitionValues, ResourceRecords, Selection
 from jobsync.errors import Invalid
 from jobsync.stores.contract import Where
 from jobsync.stores.corruption_log import CorruptionLog
@@ -43,7 +43,7 @@ class ReadableResource(HookedVerbs):
         components: the events that receive reports of damaged records.
     """
 
-    def __init__(self, records: StoredRecords, components: Components) -> None:
+    def __init__(self, records: ResourceRecords, components: Components) -> None:
         super().__init__(records.events)
         self.records = records
         self._corruption_log = CorruptionLog(records.keyspace.prefix.rstrip("/"), components.events)

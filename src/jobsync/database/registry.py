@@ -22,7 +22,7 @@ from jobsync.database.index import remove_index
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.read_cache import ReadGuard
 from jobsync.database.resource import Resource
-from jobsync.database.stored_records import DATA, StoredRecords
+from jobsync.database.resource_records import DATA, ResourceRecords
 from jobsync.errors import Conflict, Invalid, NewerFormat, NotFound, closest_name
 from jobsync.events import Event
 from jobsync.stores.contract import Change, Outcome, Put, Record, Store
@@ -316,7 +316,7 @@ class ResourceRegistry:
         async def never_changes(_: str) -> bool:
             return False
 
-        stored = StoredRecords(
+        stored = ResourceRecords(
             Definition(name),
             self._clock.mono(),
             lambda: records,
@@ -333,7 +333,7 @@ class ResourceRegistry:
         # The next connection may be made in another loop.
         self._lock = asyncio.Lock()
 
-    async def _open_records(self, name: str) -> StoredRecords:
+    async def _open_records(self, name: str) -> ResourceRecords:
         """Return the records of a resource; define it if there is none."""
         known = self.resources.get(name)
         return (known or await self.define(name, None, strict=None)).records
@@ -353,7 +353,7 @@ class ResourceRegistry:
         """Return the resource of this name, with this definition."""
         resource = self.resources.get(definition.name)
         if resource is None:
-            records = StoredRecords(
+            records = ResourceRecords(
                 definition,
                 read_at,
                 self._get_store,

@@ -29,7 +29,7 @@ from jobsync.database.document import (
 )
 from jobsync.database.keyspace import BatchResult, Disposition, create_many, remove_many
 from jobsync.database.readable_resource import ReadableResource
-from jobsync.database.stored_records import StoredRecords
+from jobsync.database.resource_records import ResourceRecords
 from jobsync.database.validation import Validator
 from jobsync.errors import Conflict, Incomplete, Invalid, InvalidRecord, NotFound
 from jobsync.stores.contract import Record
@@ -75,7 +75,7 @@ class Resource(ReadableResource):
         components: time and randomness.
     """
 
-    def __init__(self, records: StoredRecords, components: Components) -> None:
+    def __init__(self, records: ResourceRecords, components: Components) -> None:
         super().__init__(records, components)
         self.name = records.name
         self._ids = components.ids

@@ -12,7 +12,7 @@ import msgspec
 from jobsync.components import Components
 from jobsync.core.expiry import RANK_LENGTH, ExpiryRule, rank_of_time
 from jobsync.database.index import EntryPage, Index
-from jobsync.database.stored_records import DATA
+from jobsync.database.resource_records import DATA
 from jobsync.errors import NotFound, closest_name
 from jobsync.status.resources import IndexStatus, ResourceStatus, read_resources_status
 from jobsync.stores.contract import Store

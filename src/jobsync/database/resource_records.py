@@ -39,8 +39,8 @@ __all__ = [
     "RecordsDeleted",
     "RecordsInserted",
     "RecordsUpdated",
+    "ResourceRecords",
     "Selection",
-    "StoredRecords",
 ]
 
 DATA = "data/"
@@ -109,7 +109,7 @@ class _IndexesChanged(Exception):
     """The definition has other indexes than those that were to be kept."""
 
 
-class StoredRecords:
+class ResourceRecords:
     """The stored records of one resource.
 
     Args:
