@@ -12,7 +12,7 @@ from jobsync import Components, CoordinationConfig, Job, Misconfigured, Unavaila
 from jobsync.core.clock import Mono
 from jobsync.errors import OutcomeUnknown
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.local_node import LocalNode, ResourceRecords
+from jobsync.jobs.local_node import LocalNode, StoredRecords
 from jobsync.stores.contract import Change, Outcome, Store, StoreDecorator, Unknown
 
 DAY = date(2026, 1, 5)
@@ -174,7 +174,7 @@ def test_a_task_that_a_fleet_is_doing_is_not_recorded(memory: str) -> None:
 
 async def test_old_records_can_be_removed(store: Store) -> None:
     """As those of a fleet: the date is recorded when a node starts to work on it."""
-    records = ResourceRecords(store, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    records = StoredRecords(store, Components.system(), KEYS, DAY, "alone", lambda _: 0)
     await records.start()
     await records.add({"x": Mono(0.0)}, "done")
     used = await store.get(KEYS.work_date(DAY))
@@ -216,7 +216,7 @@ class Overtaken(StoreDecorator):
 async def test_an_unknown_outcome_is_recorded_once(store: Store, is_applied: bool) -> None:
     """The caller ends the task again; if the first write had landed, it is not repeated."""
     unreliable = LosesReply(store)
-    records = ResourceRecords(unreliable, Components.system(), KEYS, DAY, "alone", lambda _: 0)
+    records = StoredRecords(unreliable, Components.system(), KEYS, DAY, "alone", lambda _: 0)
     await records.start()
     node = LocalNode(10, lambda _: 0, FakeClock(), records)
     assert await node.claim(["a", "b"]) == {}
@@ -233,10 +233,10 @@ async def test_an_unknown_outcome_is_recorded_once(store: Store, is_applied: boo
 async def test_a_record_that_another_node_writes_meanwhile_is_an_earlier_run(store: Store) -> None:
     """A conflict is resolved by reading again."""
     components = Components.system()
-    first = ResourceRecords(store, components, KEYS, DAY, "one", lambda _: 0)
+    first = StoredRecords(store, components, KEYS, DAY, "one", lambda _: 0)
     await first.start()
     overtaken = Overtaken(store)
-    second = ResourceRecords(overtaken, components, KEYS, DAY, "two", lambda _: 0)
+    second = StoredRecords(overtaken, components, KEYS, DAY, "two", lambda _: 0)
     now = components.clock.mono()
     overtaken.overtake = lambda: first.add({"a": now}, "done")
     assert await second.add({"a": now}, "done") == {}
