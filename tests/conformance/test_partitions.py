@@ -21,6 +21,7 @@ from jobsync import (
     Store,
     Unavailable,
 )
+from jobsync.core.expiry import ExpiryRule
 from jobsync.database import backfill as backfill_module
 from jobsync.database.backfill import BUILD_DELAY, LATE_BUILD_DELAY
 from jobsync.database.resource_records import DEFINITION_AGE
@@ -342,6 +343,26 @@ async def test_a_replaced_partition_is_found_by_processes_that_know_only_the_old
     values = {"city": "x", **EU}
     listed = await changed.list(partition="by_region", partition_values=values)
     assert ids(listed) == ["a", "b"]
+
+
+async def test_records_stay_when_their_expiry_is_dropped(fleet: Fleet) -> None:
+    """And the index is removed; a partition of the same name is another one."""
+    one, other = await fleet.start(), await fleet.start()
+    rule = ExpiryRule(field="at")
+    resource = await one.define_resource("r", rules=[rule])
+    await one.create_resource("r", partitions={"expiry": "region"})
+    await resource.insert({"id": "a", "at": 1, **EU})
+    await other.list_resources()
+    await one.drop_expiry("r")
+    assert one.resource("r").definition.expiry is None
+    with pytest.raises(NotFound, match="expiry of r"):
+        await one.drop_expiry("r")
+    await fleet.finish(one)
+    assert await count_entries(one) == 1
+    fleet.clock.move(DEFINITION_AGE + 1)
+    await other.resource("r").insert({"id": "b", "at": 1, **EU})
+    assert await count_entries(one) == 2
+    assert ids(await other.resource("r").query(EU)) == ["a", "b"]
 
 
 async def test_a_dropped_partition_leaves_no_entries(fleet: Fleet) -> None:

@@ -341,11 +341,25 @@ class Database(EventEmitter):
         Raises:
             NotFound: there is no such resource or partition.
         """
-        known = (await self._registry.change(resource, lambda now: now)).definition
-        index = known.find_index("partition", partition)
+        await self._drop_index(resource, "partition", partition)
+
+    async def drop_expiry(self, resource: str) -> None:
+        """Let the records of a resource expire no longer; they stay as they are.
+
+        Remove the resource from the TTL plugin's options first: a process that starts with it
+        adds the rule again.
+
+        Raises:
+            NotFound: there is no such resource, or its records do not expire.
+        """
+        await self._drop_index(resource, "expiry", "expiry")
+
+    async def _drop_index(self, resource: str, kind: str, name: str) -> None:
+        found = (await self._registry.change(resource, lambda now: now)).definition
+        index = found.find_index(kind, name)
         if index is None:
-            names = sorted(self.resource(resource).partitions)
-            raise NotFound(f"partition of {resource}", partition, names)
+            known = [each.rule.name for each in found.indexes if each.rule.kind == kind]
+            raise NotFound(f"{kind} of {resource}", name, known)
         await self._registry.change(resource, lambda now: now.remove_index(index.key))
         await self.define_resource(resource)
 
