@@ -113,7 +113,8 @@ async def test_records_that_existed_before_are_found_after_the_backfill(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing has to be written again."""
-    monkeypatch.setattr(backfill, "BUILD_DELAY", 0.1)
+    for delay in ("BUILD_DELAY", "LATE_BUILD_DELAY"):
+        monkeypatch.setattr(backfill, delay, 0.1)
     async with Database(url) as database:
         sessions = await database.create_resource("sessions", SESSION)
         await sessions.insert_many(rows(-1, -2, 3600))
