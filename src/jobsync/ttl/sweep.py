@@ -128,7 +128,7 @@ class ResourceSweep:
                     state = current
                     continue
             if page.entries:
-                await self._handle(page.entries)
+                await self._handle(state, page.entries)
             if page.next is None or not self._may_go_on:
                 break
             after = page.next
@@ -140,16 +140,17 @@ class ResourceSweep:
     def _may_go_on(self) -> bool:
         return self._callback is None or self._callback.has_room
 
-    async def _handle(self, entries: Sequence[IndexEntry]) -> None:
-        """Deal with the records of some entries."""
-        state = self._find_index()
-        if state is None or not isinstance(state.rule, ExpiryRule):
+    async def _handle(self, state: IndexState, entries: Sequence[IndexEntry]) -> None:
+        """Deal with the records of some entries of an index."""
+        records = await self._records.open_index(state).match(entries)
+        current, now = self._find_index(), self._get_now()
+        if current is None or current.key != state.key or not isinstance(current.rule, ExpiryRule):
+            # The rule has changed during the sweep; the next one goes by the new index.
             return
-        rule, index = state.rule, self._records.open_index(state)
-        now = self._get_now()
+        rule = current.rule
         expired: list[_Expired] = []
         marked: list[_Expired] = []
-        for entry, record in zip(entries, await index.match(entries), strict=True):
+        for entry, record in zip(entries, records, strict=True):
             if record is None:
                 continue
             expires_at = rule.expires_at(record.value)
