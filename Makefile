@@ -22,7 +22,7 @@ FULL := --scale=full --timeout=7200 -s
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove-stores prove-election prove-jobs prove-queue \
-  prove-retention prove-operate prove-death prove-scheduler certify-s3 simulate mutants api histories bench-stores bench-resources bench-jobs bench-queue \
+  prove-retention prove-operate prove-death prove-scheduler prove-ttl certify-s3 simulate mutants api histories bench-stores bench-resources bench-jobs bench-queue \
   bench-compare clean
 
 help: ## list the targets
@@ -75,6 +75,9 @@ prove-death: setup ## killed processes whose death is known at once on this mach
 prove-scheduler: setup ## schedules at every clock change of every zone, then real processes; appends to proof/runs.jsonl
 	$(PY) -m pytest $(SCHEDULER) $(FULL) $(ARGS)
 
+prove-ttl: setup ## 300 simulated hours of records that expire; appends to proof/runs.jsonl
+	@$(PY) tests/simulation/simulate.py records --hours 300 --jobs $(or $(JOBS),2)
+
 certify-s3: setup ## run the conformance suite and the probe on four S3 servers
 	@bash scripts/install-ceph
 	@for server in seaweed ministack ceph; do \
@@ -86,7 +89,7 @@ certify-s3: setup ## run the conformance suite and the probe on four S3 servers
 	@echo "== rclone, which must be refused"
 	$(PY) -m pytest -q tests/integration/cli/test_doctor.py -k "ignores_conditions"
 
-simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=2; WHAT=queue or schedule
+simulate: setup ## simulate fleets under faults with fresh seeds: HOURS=10 JOBS=2; WHAT=queue, schedule or records
 	@$(PY) tests/simulation/simulate.py $(WHAT) --hours $(or $(HOURS),10) --jobs $(or $(JOBS),2)
 
 mutants: setup ## run the tests against small bugs, and print which they miss; ARGS=queue for a package or a name; AT_LEAST=90

@@ -43,6 +43,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import job_stories  # noqa: E402 - found by the line above
 import queue_stories  # noqa: E402 - likewise
+import record_stories  # noqa: E402 - likewise
 import scenarios  # noqa: E402 - likewise
 import schedule_stories  # noqa: E402 - likewise
 from fleets import run_neighbours, run_storm, run_suspends  # noqa: E402 - likewise
@@ -62,6 +63,11 @@ STORIES = {
         *schedule_stories.STORIES,
         schedule_stories.stormy,
         schedule_stories.stormy_with_suspends,
+    ),
+    "records": (
+        *record_stories.STORIES,
+        record_stories.stormy,
+        record_stories.stormy_with_suspends,
     ),
 }
 FLEETS = (run_storm, run_suspends, run_neighbours)

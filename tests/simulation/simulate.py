@@ -3,6 +3,7 @@
 python tests/simulation/simulate.py --hours 100 --jobs 2      (make simulate HOURS=100 JOBS=2)
 python tests/simulation/simulate.py queue --hours 300         workers on a queue (make prove-queue)
 python tests/simulation/simulate.py schedule --hours 100      schedulers, likewise (WHAT=schedule)
+python tests/simulation/simulate.py records --hours 300       records that expire (make prove-ttl)
 python tests/simulation/simulate.py queue --seed 123          one world, again
 """
 
@@ -18,6 +19,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import proofs  # noqa: E402 - found by the line above
 import queue_stories  # noqa: E402 - likewise
+import record_stories  # noqa: E402 - likewise
 import schedule_stories  # noqa: E402 - likewise
 from fleets import run_neighbours, run_storm, run_suspends  # noqa: E402 - likewise
 
@@ -60,10 +62,24 @@ def run_schedule_world(seed: int) -> Report:
     )
 
 
+def run_record_world(seed: int) -> Report:
+    """Run processes with records through a storm and check the records and their indexes."""
+    logging.disable(logging.CRITICAL)
+    # In every fourth world clocks stand still at times, and in another an index is added.
+    stories = (
+        record_stories.stormy,
+        record_stories.adds_partitions_in_trouble,
+        record_stories.stormy,
+        record_stories.stormy_with_suspends,
+    )
+    return run_story(stories[abs(seed) % 4], seed)
+
+
 RUNNERS: dict[str, WorldRunner] = {
     "elections": run_election_world,
     "queue": run_queue_world,
     "schedule": run_schedule_world,
+    "records": run_record_world,
 }
 
 

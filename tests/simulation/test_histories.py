@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import job_stories
 import pytest
 import queue_stories
+import record_stories
 import schedule_stories
 from histories import (
     HOW_TO_RECORD,
@@ -38,6 +39,8 @@ SLOW = {
     "scenarios.short_outages",
     "scenarios.slow_checks",
     "queue.stormy_with_suspends",
+    "records.stormy",
+    "records.stormy_with_suspends",
     "schedule.stormy",
     "schedule.stormy_with_suspends",
     "sessions.test_a_calm_hour_kills_nobody",
@@ -47,9 +50,10 @@ SLOW = {
 ELSEWHERE = {
     *(f"queue.{story.__name__}" for story in queue_stories.STORIES),
     *(f"jobs.{story.__name__}" for story in job_stories.STORIES),
+    *(f"records.{story.__name__}" for story in record_stories.STORIES),
     *(f"schedule.{story.__name__}" for story in schedule_stories.STORIES),
 }
-"""Stories that `test_queue`, `test_jobs` and `test_schedule` compare while they run them."""
+"""Stories that their own tests, such as `test_queue`, compare while they run them."""
 
 KINDS = sorted({name.partition(".")[0] for name in load_recorded()})
 

@@ -6,16 +6,21 @@ from collections.abc import Callable, Iterator
 import job_stories
 import pytest
 import queue_stories
+import record_stories
 import scenarios
 from mutants import catches
 
 from jobsync.coordination.election import Election
 from jobsync.coordination.observer import Observer
+from jobsync.database.archive import ArchiveMoves
+from jobsync.database.backfill import Backfill
+from jobsync.database.index import IndexedWriter
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.queue.completer import Completer
 from jobsync.queue.in_flight import InFlight
 from jobsync.testing import INVARIANTS, Violation, run_story
+from jobsync.ttl.sweep import ResourceSweep
 
 Run = Callable[[], list[Violation]]
 
@@ -40,6 +45,10 @@ def run_once(story: queue_stories.Story) -> Run:
         (Completer, "_settle", run_once(queue_stories.settled_late)),
         (Claims, "_end", run_once(job_stories.suspend)),
         (OwnedTokens, "_give_up", run_once(job_stories.join)),
+        (IndexedWriter, "_plan", run_once(record_stories.races)),
+        (Backfill, "_build", run_once(record_stories.adds_partitions)),
+        (ResourceSweep, "_handle", run_once(record_stories.renews)),
+        (ArchiveMoves, "complete", run_once(record_stories.renews)),
         (Observer, "is_dead", scenarios.a_kill),
         (Election, "release", scenarios.a_clean_stop),
     ],

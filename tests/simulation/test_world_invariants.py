@@ -54,6 +54,14 @@ def test_a_version_that_repeats_is_found() -> None:
     assert (found.invariant, "twice" in found.detail) == ("C2", True)
 
 
+def test_a_late_copy_may_bring_back_what_was_dropped() -> None:
+    """A dropped record leaves no trace, so a late copy of its create is applied once more."""
+    assert check_commits([commit(1, "A", None), DROP, commit(1, "A", None)]) == []
+    assert check_replies([commit(1, "A", None), reply("A", None, "Applied"), DROP, CHAIN[0]]) == []
+    changed = [*CHAIN, DROP, commit(3, "B", "A")]
+    assert {each.invariant for each in check_commits(changed)} == {"C1", "C2"}
+
+
 def test_a_second_winner_of_a_create_is_found() -> None:
     """One of several creates succeeds, unless the key was free again in between."""
     twice = [commit(1, "A", None), commit(1, "B", None)]

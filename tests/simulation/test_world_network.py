@@ -174,6 +174,33 @@ def test_a_damaged_record_is_not_reported_as_missing() -> None:
     run(story, Weather(corrupt=1))
 
 
+@pytest.mark.parametrize("is_atomic", [True, False])
+def test_a_batch_arrives_at_one_moment_only_where_it_is_atomic(is_atomic: bool) -> None:
+    """Elsewhere each change has a request and a fate of its own."""
+
+    async def story(world: World, link: Link) -> tuple[set[float], set[type]]:
+        link.is_atomic = is_atomic
+        outcomes = await link.write([Put(f"n/{number}", number) for number in range(20)])
+        return {each.at for each in world.history}, {type(outcome) for outcome in outcomes}
+
+    times, outcomes = run(story)
+    assert (len(times) > 1, outcomes) == (not is_atomic, {Applied})
+    _, outcomes = run(story, Weather(refused=0.5, undecided=0.2), seed=2)
+    assert outcomes == ({Applied} if is_atomic else {Applied, Unknown})
+
+
+def test_a_batch_of_which_all_are_refused_is_refused() -> None:
+    """As if it were one request: nothing was written."""
+
+    async def story(_: World, link: Link) -> None:
+        link.is_atomic = False
+        with pytest.raises(Unavailable):
+            await link.write([Put("n/1", 1), Put("n/2", 2)])
+        assert not await is_stored(link, "n/1")
+
+    run(story, Weather(refused=1.0))
+
+
 def test_a_throttled_link_refuses_everything() -> None:
     """Until the throttling ends."""
 

@@ -114,6 +114,9 @@ class Backfill:
             if definition.retired or definition.abandoned or len(begun) < len(building):
                 is_atomic = self._get_store().is_atomic
                 await self._clock.sleep(BUILD_DELAY if is_atomic else LATE_BUILD_DELAY)
+                for index in building:
+                    # So that nobody who goes on with it waits again.
+                    await self._note(name, index, None, _Progress())
             for index in building:
                 if await self._build(name, index) and await self._mark_ready(name, index.key):
                     self._events.emit(IndexReady(resource=name, index=index.rule.name))

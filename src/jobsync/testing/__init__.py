@@ -22,6 +22,7 @@ from jobsync.testing.message_invariants import (
 )
 from jobsync.testing.network import CALM, Link, Weather, connect
 from jobsync.testing.nodes import Machine, Node, NodeClock, NodeHost
+from jobsync.testing.record_invariants import check_records, find_leftovers, find_overdue
 from jobsync.testing.recording import RecordingBackend, RecordingStore
 from jobsync.testing.rows import RowStore
 from jobsync.testing.schedule_invariants import check_decided, check_firing, check_resumption
@@ -69,6 +70,7 @@ __all__ = [
     "check_firing",
     "check_messages",
     "check_orphans",
+    "check_records",
     "check_redelivered",
     "check_repeats",
     "check_replies",
@@ -78,6 +80,8 @@ __all__ = [
     "check_takes",
     "connect",
     "draw_forecast",
+    "find_leftovers",
+    "find_overdue",
     "find_story",
     "join",
     "load_seeds",

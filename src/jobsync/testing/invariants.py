@@ -121,6 +121,16 @@ INVARIANTS: Mapping[str, str] = {
     "K8": "A run is started by its owner, once, after its firing record; its result stays.",
     "KL1": "Firing resumes within a bound after an outage of any length.",
     "KL2": "A fired instant is executed to its end, again if its process has died.",
+    # Records, their indexes and their expiry.
+    "X1": "No record is removed, marked or moved before it has expired, but by its user.",
+    "X2": "An archived record has one copy: never none, and never one of a record that lives.",
+    "X3": "Expiry changes a record once, as its rule says, and nothing else in it.",
+    "X4": "A record has its entry in each index that is ready, at every moment.",
+    "X5": "A lookup finds what belongs there, and nothing else.",
+    "X6": "A verb says truly whether it has written.",
+    "XL1": "Nothing that has expired stays longer than an interval and a bound.",
+    "XL2": "An entry that no record names is gone within a bound, where a sweep passes.",
+    "XL3": "A new index is ready within a bound.",
     # Everything.
     "A1": "No background task dies of an exception, or of a request of its own that is invalid.",
     "user": "A check that you wrote yourself has returned plain text.",
@@ -232,7 +242,8 @@ def check_commits(history: Sequence[Occurrence]) -> list[Violation]:
     """Check what the store promises to writers.
 
     The versions of a key form one chain: every write is based on the one before it, and of several
-    concurrent creates one succeeds. No version occurs twice, and no epoch decreases.
+    concurrent creates one succeeds. No version occurs twice, and no epoch decreases. A late copy of
+    a create may bring back a record that was dropped.
     """
     violations = []
     nonces: set[str] = set()
@@ -247,7 +258,7 @@ def check_commits(history: Sequence[Occurrence]) -> list[Violation]:
                 violations.append(Violation("C3" if is_create else "C1", detail))
             if version.epoch < before.epoch:
                 violations.append(Violation("E3", f"{key}: the epoch decreased: {version}"))
-            if version.nonce in nonces:
+            if version.nonce in nonces and not _is_late_copy(version, previous):
                 violations.append(Violation("C2", f"{key}: a write was applied twice: {version}"))
             nonces.add(version.nonce)
     return violations
@@ -261,9 +272,11 @@ def check_replies(history: Sequence[Occurrence]) -> list[Violation]:
     conflict had a cause. An unknown one may be either. Checks what `RecordingStore` records.
     """
     versions = _list_versions(history)
-    applied = {
-        commit.details["nonce"]: at for at, commit in enumerate(history) if commit.what == "commit"
-    }
+    applied: dict[str, int] = {}
+    for at, commit in enumerate(history):
+        if commit.what == "commit":
+            # A late copy of a create may bring back what was dropped.
+            applied.setdefault(commit.details["nonce"], at)
     violations: list[Violation] = []
     for at, reply in enumerate(history):
         if reply.what == "read":
@@ -338,6 +351,12 @@ def _list_versions(history: Sequence[Occurrence]) -> dict[str, list[_Version]]:
                 if chain[-1].deleted and parent(key) == details["prefix"]:
                     chain.append(_Version(at, unless=chain[-1]))
     return versions
+
+
+def _is_late_copy(version: _Version, previous: _Version) -> bool:
+    """Whether a version can be the late copy of the create of a record that was dropped."""
+    is_dropped = previous.nonce is None and previous.unless is None and previous.since >= 0
+    return is_dropped and version.base is None
 
 
 def _list_visible(chain: Sequence[_Version], start: int, end: int) -> Iterator[_Version]:

@@ -225,6 +225,12 @@ class Link(StoreDecorator):
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         """Send changes, stamped so that every copy of the request is the same."""
         stamped = assign_nonces(changes, self._ids)
+        if self.is_atomic or len(stamped) == 1:
+            return await self._write_at_once(stamped)
+        return await self._write_apart(stamped)
+
+    async def _write_at_once(self, stamped: Sequence[Change]) -> list[Outcome]:
+        """Send changes in one request."""
         chosen = self._choose_weather("write")
         weather = chosen or self.weather
         if self._draw_fault(weather.undecided):
@@ -234,6 +240,30 @@ class Link(StoreDecorator):
             return await self._request(lambda: self._commit(stamped), chosen)
         except _NoReply as error:
             return [Unknown(str(error)) for _ in stamped]
+
+    async def _write_apart(self, stamped: Sequence[Change]) -> list[Outcome]:
+        """Send each change in a request of its own, all at the same time, as to a bucket.
+
+        Raises:
+            Unavailable, Misconfigured: all were refused.
+        """
+
+        async def send(change: Change) -> Outcome | JobsyncError:
+            try:
+                (outcome,) = await self._write_at_once([change])
+            except (Unavailable, Misconfigured) as refusal:
+                return refusal
+            return outcome
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(send(change)) for change in stamped]
+        replies = [task.result() for task in tasks]
+        refusals = [reply for reply in replies if isinstance(reply, JobsyncError)]
+        if refusals and len(refusals) == len(replies):
+            raise refusals[0]
+        return [
+            Unknown(str(reply)) if isinstance(reply, JobsyncError) else reply for reply in replies
+        ]
 
     async def append(self, stream: str, entries: Sequence[Json], *, batch: str = "") -> None:
         """Send entries, with a batch id so that every copy of the request is the same."""
