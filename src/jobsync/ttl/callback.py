@@ -108,16 +108,22 @@ class ExpiryCallback:
     async def _ask_one(
         self, record: Document, resource: Resource, calls: list[asyncio.Future[Any]]
     ) -> bool | str:
-        task = asyncio.get_running_loop().create_task(self._perform(record, resource, calls))
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        task = loop.create_task(self._perform(record, resource, calls))
         self._watch(task, calls)
         try:
             done, _ = await asyncio.wait([task], timeout=self.timeout)
         finally:
             # Also if the sweep is cancelled. A function on a thread goes on.
             task.cancel()
+        late = f"the callback has not returned after {self.timeout:g} s"
         if not done:
             await asyncio.wait([task], timeout=_GRACE)
-            return f"the callback has not returned after {self.timeout:g} s"
+            return late
+        if loop.time() - start > self.timeout:
+            # It has blocked the loop, and nobody could interrupt it.
+            return late
         end = FunctionEnd(error=asyncio.CancelledError()) if task.cancelled() else task.result()
         if end.error is not None:
             return f"the callback raised {describe_error(end.error, {__file__})}"

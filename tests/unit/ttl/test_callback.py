@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from typing import Any, cast
 
 import pytest
@@ -100,6 +101,17 @@ async def test_a_late_answer_does_not_count() -> None:
         return False
 
     (verdict,) = await ExpiryCallback(ignore, timeout=0.05).ask(make_records(1), RESOURCE)
+    assert verdict == "the callback has not returned after 0.05 s"
+
+
+async def test_an_answer_after_the_loop_was_blocked_for_too_long_does_not_count() -> None:
+    """Nobody could interrupt the callback, but its time was over."""
+
+    async def block(*_: Any) -> bool:
+        time.sleep(0.2)  # noqa: ASYNC251 - what the user did
+        return True
+
+    (verdict,) = await ExpiryCallback(block, timeout=0.05).ask(make_records(1), RESOURCE)
     assert verdict == "the callback has not returned after 0.05 s"
 
 
