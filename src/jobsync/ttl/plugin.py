@@ -133,7 +133,8 @@ class TTLPlugin(CoordinatorPlugin):
         """Deal with everything that has expired now, in this process; return what was done.
 
         Raises:
-            Unavailable: the store does not answer, or this machine's clock is wrong.
+            Unavailable: the store does not answer, this machine's clock is wrong, or the plugin
+                was stopped meanwhile.
         """
         return await self._sweep(list(self._governed))
 
@@ -142,7 +143,8 @@ class TTLPlugin(CoordinatorPlugin):
 
         Raises:
             NotFound: this plugin does not govern it.
-            Unavailable: the store does not answer, or this machine's clock is wrong.
+            Unavailable: the store does not answer, this machine's clock is wrong, or the plugin
+                was stopped meanwhile.
         """
         if name not in self._governed:
             hint = closest_name(str(name), self._governed)
@@ -325,8 +327,12 @@ class TTLPlugin(CoordinatorPlugin):
             fix = "return True to delete the record, or False to keep it"
             raise Invalid("callback", self.name, "cannot start a sweep", fix)
         clock = self.database.components.clock
-        if self._governed:
-            await self._read_clock()
+        fleet_clock = self._get_clock() if self._governed else None
+        if fleet_clock is not None:
+            try:
+                await self._read_clock()
+            except JobsyncError as error:
+                raise self._explain(error, fleet_clock) from error
         start = clock.mono()
         self.emit(events.CleanupStarted(resources=tuple(names)))
         counts = SweepCounts()
@@ -337,9 +343,11 @@ class TTLPlugin(CoordinatorPlugin):
                 await self._sweep_resource(name, counts)
             except JobsyncError as error:
                 counts.errors += 1
-                self._report_error(name, None, format_error(error))
-                failure = failure or error
-                if isinstance(error, Unavailable):
+                problem = self._explain(error, fleet_clock)
+                self._report_error(name, None, format_error(problem))
+                failure = failure or problem
+                if isinstance(problem, Unavailable):
+                    failure = problem
                     break
         completed = events.CleanupCompleted(
             resources=tuple(names),
@@ -358,6 +366,12 @@ class TTLPlugin(CoordinatorPlugin):
         if isinstance(failure, Unavailable):
             raise failure
         return completed
+
+    def _explain(self, error: JobsyncError, fleet_clock: FleetClock | None) -> JobsyncError:
+        """Return why a sweep has failed: by an error, or because the plugin was stopped."""
+        if self._fleet_clock is fleet_clock or isinstance(error, Unavailable):
+            return error
+        return Unavailable(self.name, "it was stopped during the sweep", "start it and try again")
 
     async def _sweep_resource(self, name: str, counts: SweepCounts) -> None:
         async with self._turns[name]:

@@ -265,6 +265,33 @@ async def test_a_callback_may_stop_its_own_plugin(url: str, action: str) -> None
     assert called == ["r0"]
 
 
+@pytest.mark.parametrize("action", ["stop", "disconnect"])
+async def test_a_sweep_that_is_cut_short_by_the_end_says_so(locate: Locate, action: str) -> None:
+    """Its result would count what it has not looked at as done."""
+    database = Database(locate("memory"))
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def wait(*_: Any) -> bool:
+        asked.set()
+        await answer.wait()
+        return True
+
+    rule = {"on_expire": "callback", "callback": wait}
+    ttl = TTLPlugin(resources={"sessions": rule, "others": {"ttl": 5}}, **FAST)
+    await database.use_plugin(ttl)
+    await database.connect()
+    await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+    sessions = await database.create_resource("sessions", SESSION)
+    await sessions.insert_many(rows(-1))
+    sweep = asyncio.create_task(ttl.run_cleanup())
+    await asked.wait()
+    await (ttl.stop() if action == "stop" else database.disconnect())
+    answer.set()
+    with pytest.raises(Unavailable, match="it was stopped during the sweep"):
+        await sweep
+    await database.disconnect()
+
+
 async def test_a_callback_cannot_start_a_sweep(locate: Locate) -> None:
     """It would wait for its own end; the error reaches it at once."""
     errors: list[str] = []
