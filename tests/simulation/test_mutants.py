@@ -4,7 +4,7 @@ A mutant that survives means that a check is missing, not that the protocol is s
 lists the cheapest scenario, or stormy hour, that kills each.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing, Watch
 from jobsync.processes import NO_PROCESS, Processes, ProcessIdentity
 from jobsync.stores import settling
-from jobsync.stores.contract import Change, Outcome, Put, Record, Store, unwrap
+from jobsync.stores.contract import Change, Head, Outcome, Put, Record, Store, unwrap
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing import Violation
@@ -156,6 +156,34 @@ def count_from_the_start_of_a_read(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(MemberLoop, "_check", note_send)
     patch.setattr(Observer, "update", too_early)
+
+
+def count_from_the_start_of_a_listing(patch: pytest.MonkeyPatch) -> None:
+    """A leader counts from the send of a listing of all sessions, not from its return."""
+    check_all, watch = Observer.check_all, Observer._watch
+    sent: dict[Observer, Mono] = {}
+
+    async def note_send(self: Observer, expected: Collection[str] = ()) -> list[Head]:
+        sent[self] = self._clock.mono()
+        try:
+            return await check_all(self, expected)
+        finally:
+            del sent[self]
+
+    def too_early(self: Observer, incarnation: str, version: str | None, now: Mono) -> None:
+        watch(self, incarnation, version, sent.get(self, now))
+
+    patch.setattr(Observer, "check_all", note_send)
+    patch.setattr(Observer, "_watch", too_early)
+
+
+def death_by_one_clock_alone(patch: pytest.MonkeyPatch) -> None:
+    """A session is declared dead although the store's clock does not agree."""
+
+    async def has_lasted(_: Observer, record: Record, watch: Watch) -> bool:
+        return record.version == watch.version
+
+    patch.setattr(Observer, "_has_lasted", has_lasted)
 
 
 def the_observers_own_timeout(patch: pytest.MonkeyPatch) -> None:
@@ -431,6 +459,8 @@ KILLERS: dict[Patch, tuple[scenarios.Scenario, str]] = {
     impatience: (scenarios.lost_heartbeats_and_a_stepped_clock, "E5"),
     expiry_by_the_wall_clock: (scenarios.lost_heartbeats_and_a_stepped_clock, "E5"),
     count_from_the_start_of_a_read: (scenarios.slow_checks, "E5"),
+    count_from_the_start_of_a_listing: (scenarios.slow_listings, "E5"),
+    death_by_one_clock_alone: (scenarios.a_fast_observer, "E5"),
     the_observers_own_timeout: (scenarios.different_timeouts, "E5"),
     absent_is_dead_at_once: (scenarios.a_removed_session, "E4"),
     take_over_of_a_live_role: (an_hour(1), "EL4"),

@@ -27,6 +27,7 @@ from jobsync.queue.backend import Message, NewMessage, Receipt, Settlement
 from jobsync.queue.completer import Completer
 from jobsync.queue.executor import Executor, HandlerOutcome, build_late_verdict
 from jobsync.queue.in_flight import Delivery, InFlight
+from jobsync.queue.maintenance import Maintenance
 from jobsync.queue.plugin import QueuePlugin
 from jobsync.queue.reaper import Quarantine
 from jobsync.queue.sql import common, sqlite
@@ -516,6 +517,35 @@ def leaves_no_step_of_a_disconnect_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runner, "_cancel", cancel)
 
 
+def counts_from_the_reply_to_a_renewal(patch: pytest.MonkeyPatch) -> None:
+    """A worker trusts a renewed claim from the reply on, not from the request."""
+
+    async def extend(self: InFlight, due: Sequence[Delivery], seconds: float) -> None:
+        before = {delivery.id: delivery.sent for delivery in due}
+        await was(self, due, seconds)
+        for delivery in due:
+            if delivery.sent != before[delivery.id]:
+                delivery.sent = self._clock.mono() + min(0.0, seconds - self._visibility)
+
+    was = InFlight._extend
+    patch.setattr(InFlight, "_extend", extend)
+
+
+def keeps_dead_letters_like_others(patch: pytest.MonkeyPatch) -> None:
+    """Dead letters are removed after `completed_ttl`."""
+
+    def list_retention(self: Maintenance) -> dict[messages.MessageState, float]:
+        seconds = self._get_completed_ttl()
+        return {"completed": seconds, "dead": seconds, "cancelled": seconds}
+
+    patch.setattr(Maintenance, "_list_retention", list_retention)
+
+
+def believes_claims_of_an_earlier_boot(patch: pytest.MonkeyPatch) -> None:
+    """A claim lapses by the time since boot, whichever boot that was."""
+    without(patch, "find_lapsed", "boot <> :boot OR ")
+
+
 KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
     settles_whoever_has_it: (queue_stories.settled_late, 0, "Q5"),
     settles_what_has_ended: (queue_stories.settled_late, 0, "Q5"),
@@ -564,6 +594,9 @@ KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
     loses_the_slot_of_what_cancels_itself: (queue_stories.cancels_itself, 0, "QL3"),
     waits_for_handlers_for_ever: (queue_stories.stops_although_stubborn, 0, "Q18"),
     claims_while_another_queue_stops: (queue_stories.stops_with_two_queues, 0, "Q22"),
+    counts_from_the_reply_to_a_renewal: (queue_stories.renewed_late, 0, "Q14"),
+    keeps_dead_letters_like_others: (queue_stories.retained, 0, "Q24"),
+    believes_claims_of_an_earlier_boot: (queue_stories.power_fails, 0, "QL2"),
     cancels_no_step_of_a_disconnect: (queue_stories.stops_in_silence, 0, "Q22"),
     leaves_no_step_of_a_disconnect_behind: (queue_stories.stops_with_hooks, 0, "Q21"),
 }

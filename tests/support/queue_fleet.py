@@ -337,6 +337,8 @@ class _StubbornPlugin(Plugin):
         await self._process.sleep_stubbornly(FOR_EVER)
 
 
+_KEPT = {"completed_ttl": 300.0}
+"""How long finished messages are kept by default."""
 _LIVE = ("ready", "waiting", "claimed")
 _ROUNDING = 1e-6
 """Seconds that are too short to pass on a simulated clock."""
@@ -630,6 +632,8 @@ class QueueFleet:
         facts = done.details
         before = self._rows.get(facts["id"])
         self._rows[facts["id"]] = facts
+        if before is not None and facts["state"] == "gone":
+            yield from self._check_removal(done, before)
         self._record_state(facts, is_new=before is None, at=done.at)
         if before is None or before["state"] != "claimed":
             return
@@ -648,6 +652,18 @@ class QueueFleet:
                 found = f"{facts['id']}: returned by {handler.node.name}, which does not stop"
                 yield Violation("Q20", found)
         yield from self._find_stale_handlers(*delivery)
+
+    def _check_removal(self, done: Occurrence, before: Mapping[str, Any]) -> Iterator[Violation]:
+        """Check that a finished message was kept for its time, unless somebody purges it."""
+        request = done.details["request"]
+        call = None if request is None else self.world.history[request].details["call"]
+        field = "completed_ttl" if before["state"] == "completed" else "dead_ttl"
+        least = self._options.get(field, _KEPT.get(field, FOR_EVER))
+        # By the database's clock, which may have been set. `due` is the end of a finished message.
+        age = done.details["now"]["wall"] - before["due"]
+        if call == "forget" and age < least:
+            found = f"{done.details['id']}: {before['state']}, removed after {age:.1f} s"
+            yield Violation("Q24", found)
 
     def _record_state(self, facts: Mapping[str, Any], *, is_new: bool, at: float) -> None:
         name, state = facts["id"], facts["state"]

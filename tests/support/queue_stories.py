@@ -56,9 +56,12 @@ __all__ = [
     "nudges",
     "pause",
     "poison",
+    "power_fails",
     "power_off",
     "rebooted",
     "redriven",
+    "renewed_late",
+    "retained",
     "settled_again",
     "settled_late",
     "slow",
@@ -662,6 +665,74 @@ async def heard_late(world: World) -> None:
     fleet.expect_drained()
 
 
+async def renewed_late(world: World) -> None:
+    """Replies to renewals take almost as long as a claim lasts; then no renewal arrives."""
+    fleet = start_fleet(world, visibility_timeout=8.0)
+    await send(fleet, Batch([fleet.build_message("long", 40.0) for _ in range(6)], max_attempts=99))
+    for name in "abc":
+        rows, _ = world.nodes[name].links
+        rows.weather = Weather(slow_reply=1.0, calls=frozenset(["extend"]))
+    await asyncio.sleep(world.dice.uniform(10, 20))
+    for _ in range(3):
+        rows, _ = world.nodes[world.dice.choice("abc")].links
+        rows.withheld = frozenset(["extend"])
+        await asyncio.sleep(20)
+        rows.withheld = frozenset()
+        await asyncio.sleep(world.dice.uniform(5, 20))
+    mend(world)
+    await fleet.wait_until_drained(10 * MINUTE)
+    fleet.expect_drained()
+
+
+async def retained(world: World) -> None:
+    """Each finished message is kept as long as its kind of end demands, and not much longer."""
+    completed_ttl, dead_ttl = world.dice.choice(((60.0, 400.0), (400.0, 60.0)))
+    fleet = start_fleet(world, completed_ttl=completed_ttl, dead_ttl=dead_ttl)
+    kinds = ("quick", "fail", "cancel")
+    messages = [fleet.build_message(kinds[at % 3], 0.1, 99) for at in range(12)]
+    await send(fleet, *[Batch([message], 1.0, max_attempts=2) for message in messages])
+    await fleet.wait_until_drained(MINUTE)
+    fleet.expect_drained()
+    longest = max(completed_ttl, dead_ttl)
+    await asyncio.sleep(longest - 2 * MINUTE)
+    left = fleet.count_states()
+    wanted = {"completed": 4} if completed_ttl == longest else {"dead": 4, "cancelled": 4}
+    kept = {state: left.get(state, 0) for state in wanted}
+    require(kept == wanted, "Q24", f"{left} are left before their time is over")
+    await asyncio.sleep(4 * MINUTE)
+    left = fleet.count_states()
+    require(set(left) == {"gone"}, "Q24", f"{left} are left after their time")
+
+
+async def power_fails(world: World) -> None:
+    """The machine of all processes is switched off and on at once: their claims have lapsed.
+
+    Nobody waits for the sessions of the processes that held them, nor for old times of lapsing.
+    """
+    fleet = start_fleet(world, prefetch=0, visibility_timeout=600.0)
+    await send(fleet, Batch([fleet.build_message("long", 30.0) for _ in range(3)]))
+    await until(
+        lambda: len(fleet.handled_now) == 3, "handlers start", MINUTE, interval=CHECK_INTERVAL
+    )
+    for node in list(world.nodes.values()):
+        node.kill()
+    clock = fleet.store.rows.clock
+    assert isinstance(clock, NodeClock)
+    fleet.store.rows.clock = clock.reboot()
+    since = world.loop.time()
+    mend(world)
+    await until(
+        lambda: len(fleet.lapsed) == 3,
+        "their claims end",
+        TIMEOUT - BEAT,
+        interval=CHECK_INTERVAL,
+        invariant="QL2",
+    )
+    await fleet.wait_until_drained(10 * MINUTE)
+    world.violations += check_redelivered(world.history, since=since, within=3 * MINUTE)
+    fleet.expect_drained()
+
+
 async def drifts(world: World) -> None:
     """Clock rates differ as much as allowed, with claims that are rarely renewed."""
     fleet = start_fleet(world, visibility_timeout=10.0)
@@ -797,4 +868,7 @@ STORIES: tuple[Story, ...] = (
     slow,
     heard_late,
     drifts,
+    renewed_late,
+    retained,
+    power_fails,
 )

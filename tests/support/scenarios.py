@@ -43,6 +43,7 @@ __all__ = [
     "a_death_written_first_by_a_stranger",
     "a_duplicated_heartbeat",
     "a_failed_database",
+    "a_fast_observer",
     "a_forced_handover",
     "a_handover_seen_late",
     "a_heartbeat_at_the_last_moment",
@@ -61,6 +62,7 @@ __all__ = [
     "lost_heartbeats_and_a_stepped_clock",
     "short_outages",
     "slow_checks",
+    "slow_listings",
 ]
 
 Scenario: TypeAlias = Callable[[], list[Violation]]
@@ -186,6 +188,45 @@ def slow_checks(seed: int) -> list[Violation]:
         for worker in fleet.workers:
             worker.link.slow_reads = 0.0
         await asyncio.sleep(3 * TIMING.timeout)
+
+    return _run(fleet, story)
+
+
+@with_seeds
+def slow_listings(seed: int) -> list[Violation]:
+    """Listings of the leader take up to five seconds to arrive; then followers are cut off."""
+    fleet = Fleet(seed, rate=0.0, size=8, store=BilledStore)
+
+    async def story() -> None:
+        leader = await _warm_up(fleet)
+        leader.link.weather = Weather(slow=1.0, slow_by=4.9, calls=frozenset(["heads", "scan"]))
+        await asyncio.sleep(60)
+        for worker in fleet.workers:
+            if worker is not leader:
+                worker.link.requests_pass = False
+                await asyncio.sleep(fleet.world.dice.uniform(0, TIMING.heartbeat))
+        await asyncio.sleep(3 * TIMING.timeout)
+
+    return _run(fleet, story)
+
+
+@with_seeds
+def a_fast_observer(seed: int) -> list[Violation]:
+    """The leader's clock is faster than any may be, and the store's is right; others are silent."""
+    fleet = Fleet(seed, rate=0.0, size=6)
+
+    async def story() -> None:
+        leader = await _warm_up(fleet)
+        leader.node.clock.rate = 1.5
+        await asyncio.sleep(30)
+        for worker in fleet.workers:
+            if worker is not leader:
+                worker.link.requests_pass = False
+        # Silent for less than the timeout, and for more than that by the leader's clock.
+        await asyncio.sleep(TIMING.timeout - 3)
+        for worker in fleet.workers:
+            worker.link.requests_pass = True
+        await asyncio.sleep(2 * TIMING.timeout)
 
     return _run(fleet, story)
 

@@ -107,6 +107,7 @@ INVARIANTS: Mapping[str, str] = {
     "Q21": "A process stops within its grace period and two seconds, whatever its handlers do.",
     "Q22": "A process that stops claims nothing more, and leaves only user code behind.",
     "Q23": "A process that has stopped has told its handlers, and reported all its messages.",
+    "Q24": "A finished message is kept for its time, and removed soon after it.",
     "QL1": "A poisonous message delays others by no more than a bound.",
     "QL2": "A message whose claim ended is claimed again within a bound.",
     "QL3": "A queue is drained within a bound.",
