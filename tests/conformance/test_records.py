@@ -1,12 +1,16 @@
 """Records: conditional writes, versions, tombstones, epochs, formats."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
+from store_locations import ObjectsLocation
 
 from jobsync import (
     Applied,
+    Components,
     Conflict,
     Conflicted,
     Fenced,
@@ -15,8 +19,12 @@ from jobsync import (
     Put,
     Store,
 )
+from jobsync.core.clock import SystemClock, Wall
 from jobsync.core.codec import MAX_VALUE
+from jobsync.core.urls import ObjectsUrl, parse_url
 from jobsync.stores.contract import TRAIL_LENGTH
+from jobsync.stores.objects.bucket import Bucket
+from jobsync.stores.objects.quirks import Quirks
 
 
 async def test_a_created_record_is_read_back_completely(store: Store) -> None:
@@ -412,3 +420,51 @@ async def test_a_version_has_an_age_if_the_store_has_a_clock(store: Store) -> No
     second = await store.put(first, 2)
     assert await store.age(first) is None
     assert (await store.age(second) is None) == store.is_billed
+
+
+class SkewedClock(SystemClock):
+    """The clock of a machine whose wall time is wrong."""
+
+    def __init__(self, skew: float) -> None:
+        super().__init__()
+        self._skew = skew
+
+    def wall(self) -> Wall:
+        return super().wall() + self._skew
+
+
+async def find_burial_error(location: Any, skew: float) -> str:
+    """Bury tombstones from a machine whose wall time is wrong; return what went wrong."""
+    components = msgspec.structs.replace(Components.system(), clock=SkewedClock(skew))
+    store = await location.open(components)
+    made = await store.create(f"skewed/{skew:g}", 1)
+    await store.delete(made)
+    too_many = await store.bury("skewed/", older_than=3600.0)
+    enough = await store.bury("skewed/", older_than=-3600.0)
+    left = await store.get(made.key, tombstones=True)
+    await store.close()
+    if too_many:
+        return "a tombstone that was just written was removed as old"
+    return f"a tombstone that is old enough was not removed: {left}" if enough != 1 else ""
+
+
+@pytest.mark.parametrize("skew", [-86_400.0, 86_400.0])
+async def test_tombstones_age_by_the_clock_of_the_store(location: Any, skew: float) -> None:
+    """A wrong clock of this machine neither removes a tombstone too early nor keeps it."""
+    if not getattr(location, "_conditional_delete", True):
+        pytest.skip("this server cannot remove tombstones safely, so none are removed")
+    assert await find_burial_error(location, skew) == ""
+
+
+async def test_a_tombstone_that_ages_by_this_machines_clock_is_noticed(
+    bucket_url: str, quirks: Quirks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mutant compares the server's times with those of this machine."""
+    url = parse_url(bucket_url)
+    assert isinstance(url, ObjectsUrl)
+    location = ObjectsLocation(url, bare_etags=quirks.bare_etags)
+    ahead = datetime.now(UTC) + timedelta(days=1)
+    seen = property(lambda _: ahead, lambda *_: None)
+    monkeypatch.setattr(Bucket, "latest_seen", seen, raising=False)
+    found = await find_burial_error(location, 86_400.0)
+    assert found == "a tombstone that was just written was removed as old"

@@ -5,17 +5,20 @@ That an old assignment is never applied late cannot be shown here, because a nod
 applies one assignment after the other; `tests/simulation/models/test_handover.py` shows it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from typing import Any
 
 import job_stories
 import pytest
+from job_fleet import DAY
 from msgspec.structs import replace
 from mutants import catches
 
+from jobsync.components import Components
 from jobsync.coordination.session import Session
 from jobsync.core.assignment import Ownership, Plan, holders_of, pack_holders, tokens_of
+from jobsync.core.clock import Clock
 from jobsync.core.handover import Transfers
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.fleet_settings import FleetSettings
@@ -25,7 +28,7 @@ from jobsync.jobs.job_node import JobNode
 from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.jobs.rebalancer import Rebalancer
 from jobsync.jobs.registration import Registration, find_candidates
-from jobsync.stores.contract import Applied, Record
+from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store, StoreDecorator
 from jobsync.testing import check_story, run_story
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -305,6 +308,59 @@ def trusts_the_next_assignment_to_know_pins(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OwnedTokens, "withhold", hasty)
 
 
+def finds_claims_of_any_date(patch: pytest.MonkeyPatch) -> None:
+    """What was done on one date is not done on the next."""
+    claims = JobKeys.claims
+    patch.setattr(JobKeys, "claims", lambda self, _: claims(self, DAY))
+
+
+def forgets_what_others_did_on_a_date(patch: pytest.MonkeyPatch) -> None:
+    """A node knows only what it has done itself on a date."""
+    find_conflict, init = Claims._find_conflict, ForeignClaims.__init__
+
+    def forgetful(self: ForeignClaims, *arguments: Any, **options: Any) -> None:
+        init(self, *arguments, **{**options, "once_per_date": False})
+
+    def find(self: Claims, record: Record, claim: Any, number: int, known: Any) -> str:
+        with patch.context() as during:
+            during.setattr(self, "_once_per_date", False)
+            return find_conflict(self, record, claim, number, known)
+
+    patch.setattr(ForeignClaims, "__init__", forgetful)
+    patch.setattr(Claims, "_find_conflict", find)
+
+
+class MisdatingStore(StoreDecorator):
+    """Dates the ends of tasks by the clock of a node."""
+
+    def __init__(self, inner: Store, clock: Clock) -> None:
+        super().__init__(inner)
+        self._clock = clock
+
+    async def write(self, changes: Sequence[Change]) -> list[Outcome]:
+        now = self._clock.wall().seconds
+        return await super().write(
+            [
+                replace(change, value={**change.value, "ended": now})
+                if isinstance(change, Put) and change.value.get("state") in {"done", "failed"}
+                else change
+                for change in changes
+            ]
+        )
+
+
+def dates_ends_by_its_own_clock(patch: pytest.MonkeyPatch) -> None:
+    """The end of a task has the time of the node that did it, not the store's."""
+    init = Claims.__init__
+
+    def misdate(
+        self: Claims, store: Store, components: Components, *others: Any, **kw: Any
+    ) -> None:
+        init(self, MisdatingStore(store, components.clock), components, *others, **kw)
+
+    patch.setattr(Claims, "__init__", misdate)
+
+
 KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
     acknowledges_before_claims_are_closed: (job_stories.lost_claims, 61, "T2"),
     acknowledges_before_giving_up: (job_stories.join, 0, "T1"),
@@ -325,6 +381,9 @@ KILLED: dict[Patch, tuple[job_stories.Story, int, str]] = {
     assigns_to_nodes_that_wait: (job_stories.minimum_nodes_beside_a_worker, 0, "T9"),
     trusts_the_next_assignment_to_know_pins: (job_stories.pinned_elsewhere, 42, "T11"),
     waits_for_the_leader_to_apply_pins: (job_stories.pinned_elsewhere, 0, "T11"),
+    finds_claims_of_any_date: (job_stories.a_date_again, 0, "T7"),
+    forgets_what_others_did_on_a_date: (job_stories.a_date_again, 0, "T7"),
+    dates_ends_by_its_own_clock: (job_stories.leave_by_the_loop, -3, "T7"),
     takes_moves_for_finished: (job_stories.leaders_die_waiting, 0, "T3"),
     finds_claims_by_token: (job_stories.settings_change, 0, "T7"),
     keeps_the_plan_of_other_settings: (job_stories.settings_change, 0, "TL1"),

@@ -534,7 +534,7 @@ def counts_from_the_reply_to_a_renewal(patch: pytest.MonkeyPatch) -> None:
 def keeps_dead_letters_like_others(patch: pytest.MonkeyPatch) -> None:
     """Dead letters are removed after `completed_ttl`."""
 
-    def list_retention(self: Maintenance) -> dict[messages.MessageState, float]:
+    def list_retention(self: Maintenance) -> dict[messages.MessageState, Any]:
         seconds = self._get_completed_ttl()
         return {"completed": seconds, "dead": seconds, "cancelled": seconds}
 

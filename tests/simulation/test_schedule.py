@@ -9,7 +9,20 @@ from collections.abc import Iterator
 
 import pytest
 from histories import compared_with_recorded
-from schedule_stories import STORIES, Story, begins, kill, stormy, stormy_with_suspends
+from schedule_stories import (
+    STORIES,
+    Story,
+    begins,
+    cut,
+    kill,
+    lost_replies,
+    skewed_buckets,
+    skewed_databases,
+    stormy,
+    stormy_with_suspends,
+    suspend,
+    wakes_late,
+)
 
 from jobsync.testing import check_repeats, check_story, run_story
 
@@ -29,6 +42,15 @@ def test_stories(story: Story) -> None:
     """Each story ends well, and has its recorded history."""
     with compared_with_recorded(f"schedule.{story.__name__}", SEEDS):
         check_story(story, SEEDS)
+
+
+VARIED = (kill, cut, lost_replies, suspend, skewed_databases, skewed_buckets, wakes_late)
+
+
+@pytest.mark.parametrize("story", VARIED, ids=lambda story: story.__name__)
+def test_stories_on_machines_that_differ(story: Story) -> None:
+    """Each ends well where every machine has its own wall time, boot and processes."""
+    check_story(story, [-1])
 
 
 STORMS = (

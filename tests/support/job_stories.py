@@ -8,10 +8,11 @@ tokens owned, evenly, within a stated bound.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any
 
 from fleets import BilledStore
-from job_fleet import BEAT, RECLAIM_AFTER, TIMEOUT, TOKENS, JobFleet, Style
+from job_fleet import BEAT, DAY, RECLAIM_AFTER, TIMEOUT, TOKENS, JobFleet, Style
 
 from jobsync.core.pins import Pin
 from jobsync.jobs.registration import NameTaken
@@ -30,6 +31,7 @@ from jobsync.testing.strikes import STRIKES, Strike
 __all__ = [
     "STORIES",
     "Story",
+    "a_date_again",
     "all_die",
     "all_leave",
     "begins",
@@ -569,6 +571,40 @@ async def once_per_date(world: World) -> None:
     fleet.expect_done_once()
 
 
+async def a_date_again(world: World) -> None:
+    """A date is used again by other processes, by the same one, and after tokens have moved.
+
+    What is done on it stays done; on the next date everything is done once more.
+    """
+    fleet = start_fleet(
+        world, 2, "guide_loop", tasks=30, longest_task=4.0, once_per_date=True, handover_memory=20.0
+    )
+    fleet.lists_done_tasks = True
+    await asyncio.sleep(world.dice.uniform(2, 8))
+    # Tokens move while their tasks run; these are done soon after, by the old owner.
+    fleet.add("b2", "guide_loop")
+    await asyncio.sleep(90)
+    for process in fleet.live:
+        process.stop()
+    await asyncio.sleep(2 * BEAT)
+    # Other processes, after all have left; their tokens change hands.
+    for name in world.dice.sample(("a", "c", "d"), 2):
+        fleet.add(name, "guide_loop")
+        await asyncio.sleep(world.dice.uniform(0, 2 * BEAT))
+    await asyncio.sleep(30)
+    fleet.add("e", "guide_loop")
+    await asyncio.sleep(30)
+    require(set(fleet.ended) == set(fleet.tasks), "TL3", "not everything was done")
+    fleet.expect_done_once()
+    for process in fleet.live:
+        process.stop()
+    await asyncio.sleep(BEAT)
+    fleet.add("f", "guide_loop", day=DAY + timedelta(days=1))
+    await asyncio.sleep(180)
+    counts = set(fleet.ended.values())
+    require(counts == {2}, "T7", f"tasks were done {counts} times on two dates")
+
+
 async def repeated_tasks(world: World) -> None:
     """Without `once_per_date` tasks are done again, as in the guide."""
     fleet = start_fleet(world, 2, "guide_loop", tasks=30)
@@ -719,6 +755,7 @@ STORIES = [
     minimum_nodes_beside_a_worker,
     pinned_elsewhere,
     once_per_date,
+    a_date_again,
     repeated_tasks,
     settings_change,
     settings_race,
