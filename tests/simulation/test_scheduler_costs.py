@@ -170,7 +170,7 @@ def test_a_changed_definition_is_one_write() -> None:
         machines.commits.clear()
         machines.jobs["job-007"] = "0 0 28 2 *"
         database, _ = await machines.start("b")
-        assert machines.commits == {"job": 1, "code": 1, "defined": 1, "edits": 1}
+        assert machines.commits == {"job": 1, "code": 1, "defined": 2, "edits": 1}
         assert database.meter["get"].items <= 300 + 10
 
     machines.world.run(story)

@@ -7,7 +7,7 @@ with a reason.
     finish      running ──▶ counted, and removed
     pause       nothing is due until `resume`, which makes a gap of what was due meanwhile
     edit        what an operator changes, until the code's own definition changes
-    define      what the code says; the newest process's definition holds
+    define      what the code says; the highest generation's definition holds
 """
 
 import hashlib
@@ -362,24 +362,25 @@ def _add_gap(
 
 
 def define(
-    state: JobState | None, definition: JobDefinition, worker: str, now: float
+    state: JobState | None, definition: JobDefinition, worker: str, generation: int, now: float
 ) -> JobState | None:
     """Return the state with a definition from code; None if the stored one holds.
 
     Nothing that was due before is fired. A definition that differs from the code's before ends
-    the operator's changes.
+    the operator's changes. A removed job is anybody's to define.
     """
     if state is None:
-        return JobState(definition=definition, defined_by=worker, last=int(now))
-    if state.definition == definition and not state.is_removed:
-        return None
-    if worker < state.defined_by:
+        return JobState(
+            definition=definition, defined_by=worker, generation=generation, last=int(now)
+        )
+    if not state.is_removed and (state.definition == definition or generation < state.generation):
         return None
     state = _skip_past(state, now, "the job was defined anew")
     return msgspec.structs.replace(
         state,
         definition=definition,
         defined_by=worker,
+        generation=generation,
         edits={},
         pause=None,
         is_removed=False,

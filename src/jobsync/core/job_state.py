@@ -132,7 +132,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     definition: JobDefinition
     defined_by: str
-    """The worker whose code it is; ids of workers sort by their start."""
+    """The worker whose code it is."""
     last: Instant
     """The newest decided instant."""
     edits: Mapping[str, Json] = {}
@@ -146,6 +146,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Gaps that are not in the history yet."""
     statistics: Statistics = Statistics()
     is_removed: bool = False
+    generation: int = 0
+    """Of the process whose code it is: one that starts later with other code has a higher one."""
 
     @property
     def effective(self) -> JobDefinition:

@@ -176,7 +176,7 @@ class Duty:
         before = await self._read_progress(term)
         self._progress = Progress()
         before = await self._request_starts(names, term, before)
-        if await self._jobs.read_defined() != code:
+        if (await self._jobs.read_defined()).code != code:
             # Another version of the code says when they are due.
             return set(names)
         covered = names if before.code == code else await self._jobs.read_code(before.code)

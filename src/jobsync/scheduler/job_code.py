@@ -1,8 +1,10 @@
 """The jobs that this process's code has: as they are defined in the store, and in other processes.
 
-The code owns a job's definition. Where processes of a rolling deploy differ, the newest one's
-definition holds. Every session publishes a digest of its process's definitions, and the store keeps
-which jobs belong to a digest, so that a process knows what its coordinator's code lacks.
+The code owns a job's definition. Where processes of a rolling deploy differ, the definition of the
+one holds that started last. A process that starts with changed code begins a generation, which is
+counted in the store: no machine's clock decides. Every session publishes a digest of its process's
+definitions, and the store keeps which jobs belong to a digest, so that a process knows what its
+coordinator's code lacks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +31,12 @@ class JobCode:
         clock: the time by which definitions count.
         fact: the session's fact that tells which jobs its process has.
         emit: emits an event.
+        generation: that of this process, if it has started before; a restart within a process is
+            no newer code.
 
     Attributes:
         digest: identifies the definitions, as they were last published.
+        generation: orders processes by their starts; 0 before the first.
     """
 
     def __init__(
@@ -42,8 +47,10 @@ class JobCode:
         clock: FleetClock,
         fact: str,
         emit: Callable[[Event], object],
+        generation: int = 0,
     ) -> None:
         self.digest = ""
+        self.generation = generation
         self._known = known
         self._jobs = jobs
         self._membership = membership
@@ -88,10 +95,22 @@ class JobCode:
     async def register_all(self) -> None:
         """Store the definitions of all jobs, unless newer ones are stored."""
         await self.publish()
-        if await self._jobs.read_defined() == self.digest:
+        defined = await self._jobs.read_defined()
+        if defined.code == self.digest:
+            self.generation = self.generation or defined.generation
             return
+        self.generation = self.generation or await self._begin_generation()
         if await self.define(list(self._known)):
-            await self._jobs.write_defined(self.digest)
+            await self._jobs.write_defined(self.digest, self.generation)
+
+    async def _begin_generation(self) -> int:
+        """Return a number above those of all processes that have defined jobs before."""
+        generation = await self._jobs.begin_generation()
+        if generation is None:
+            # Nobody can count: it is above those of the jobs that this process defines.
+            stored = await self._jobs.read_many(list(self._known))
+            generation = 1 + max((job.state.generation for job in stored.values()), default=0)
+        return generation
 
     async def define(self, names: Sequence[str]) -> bool:
         """Store definitions; return whether they hold: none of the stored ones is newer."""
@@ -99,7 +118,7 @@ class JobCode:
         definitions = {name: self._known[name].options.definition for name in names}
         stored = await self._jobs.read_many(names)
         missing = {
-            name: define(None, definition, worker, now)
+            name: define(None, definition, worker, self.generation, now)
             for name, definition in definitions.items()
             if name not in stored
         }
@@ -154,7 +173,7 @@ class JobCode:
 
         def decide(state: JobState | None) -> JobState | None:
             before[:] = [] if state is None else [state]
-            return define(state, definition, worker, now)
+            return define(state, definition, worker, self.generation, now)
 
         stored = await self._jobs.change(name, decide)
         if stored is None or not before:

@@ -34,6 +34,7 @@ from jobsync.stores.corruption_log import CorruptionLog, read_each
 
 __all__ = [
     "SCHEDULES",
+    "Defined",
     "Edits",
     "JobStore",
     "Progress",
@@ -100,13 +101,16 @@ class _Code(msgspec.Struct, frozen=True):
     """When a process has published it; again at most every half a day."""
 
 
-class _Defined(msgspec.Struct, frozen=True):
+class Defined(msgspec.Struct, frozen=True):
     """The version of the code whose definitions are stored."""
 
-    code: str
+    code: str = ""
+    """Its digest; empty while they are being replaced."""
+    generation: int = 0
+    """How many processes have started with another version than the stored one."""
 
 
-_Note = TypeVar("_Note", _Code, _Defined)
+_Note = TypeVar("_Note", _Code, Defined)
 
 
 def digest_code(definitions: Mapping[str, JobDefinition]) -> str:
@@ -379,17 +383,49 @@ class JobStore:
             await self.store.bury(self._code.prefix)
         return sum(isinstance(outcome, Applied) for outcome in outcomes)
 
-    async def read_defined(self) -> str:
-        """Read the digest of the code whose definitions are stored; empty if nobody knows."""
-        defined = await self._read_note("defined", _Defined)
-        return "" if defined is None else defined.code
+    async def read_defined(self) -> Defined:
+        """Read which version of the code has its definitions stored; none, if nobody knows."""
+        return await self._read_note("defined", Defined) or Defined()
 
-    async def write_defined(self, digest: str) -> None:
-        """Write the digest of the code whose definitions are stored, unless that is damaged."""
+    async def begin_generation(self) -> int | None:
+        """Note that definitions are about to be replaced.
+
+        Returns:
+            A number above those of all processes that have called this before; None, and a
+            report, if the record is damaged.
+
+        Raises:
+            OutcomeUnknown: it may have been written, may still be, or never.
+        """
+        return await self._change_defined(lambda before: Defined("", before.generation + 1))
+
+    async def write_defined(self, digest: str, generation: int) -> None:
+        """Write that the definitions of a version are stored, unless a later process has begun."""
+        await self._change_defined(
+            lambda before: Defined(digest, generation) if generation == before.generation else None
+        )
+
+    async def clear_defined(self) -> None:
+        """Write that the stored definitions are no version's: the next process defines its own."""
+        await self._change_defined(lambda before: Defined("", before.generation))
+
+    async def _change_defined(self, decide: Callable[[Defined], Defined | None]) -> int | None:
+        """Change the record, unless it is damaged; return the generation that it has then."""
+        generation = 0
+
+        def choose(current: Record | None) -> Json | Disposition:
+            nonlocal generation
+            before = Defined() if current is None else convert_record(current, Defined)
+            after = decide(before)
+            generation = (after or before).generation
+            return Disposition.KEEP if after is None else msgspec.to_builtins(after)
+
         try:
-            await self._notes.put("defined", lambda _: {"code": digest})
+            await self._notes.change("defined", choose)
         except (Corrupt, NewerFormat) as error:
             self.report_note(error)
+            return None
+        return generation
 
     async def _read_note(self, name: str, kind: type[_Note]) -> _Note | None:
         """Read a record that only saves work; one that cannot be read is reported, and is none."""

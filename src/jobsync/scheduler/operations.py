@@ -223,7 +223,7 @@ class JobOperations:
         """Remove a job; False if it was removed. Code that has it adds it again when it starts."""
         is_removed = await self._change(name, remove, is_special=True)
         if is_removed:
-            await self._jobs.write_defined("")
+            await self._jobs.clear_defined()
         return is_removed
 
     async def request_run(self, name: str) -> RunRequest:

@@ -113,6 +113,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         """The jobs of this process's code."""
         self._known: dict[str, KnownJob] = {}
         self._parts: _SchedulerParts | None = None
+        self._generation = 0
+        """Of this process's code, see `JobCode`; kept while the plugin is stopped."""
         self._bugs: asyncio.Queue[BaseException] = asyncio.Queue()
         """Errors to fail with."""
         if jobs is not None and not isinstance(jobs, Mapping):
@@ -262,7 +264,9 @@ class SchedulerPlugin(CoordinatorPlugin):
         runs = Runs(
             cache, membership, clock, components, self._reporter, self._build_context, limit
         )
-        code = JobCode(self._known, jobs, membership, clock, self._fact, self.emit)
+        code = JobCode(
+            self._known, jobs, membership, clock, self._fact, self.emit, self._generation
+        )
         loop = FiringLoop(
             cache,
             runs,
@@ -290,6 +294,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         for name in self._jobs:
             self._learn(name)
         await code.register_all()
+        self._generation = code.generation
         self.run_in_background(loop.run, "fires")
         self.run_in_background(self._follow, "follows the coordinator")
         self.run_in_background(self._raise_bugs, "reports bugs")

@@ -100,6 +100,7 @@ async def test_the_newest_process_defines_a_job(url: str) -> None:
             # It stops and starts, as the same worker of before.
             await older.scheduler.stop()
             await newer.scheduler.ensure_coordinator()
+            await older.scheduler.start()
             assert (await newer.scheduler.job_status("job")).schedule == EVERY_SECOND
     async with run_scheduler(url, old) as newest:
         assert (await newest.scheduler.job_status("job")).schedule == NEVER
@@ -316,10 +317,42 @@ async def test_versions_that_start_at_once_agree_on_the_newest(url: str) -> None
                 for schedule in schedules
             )
         )
-        newest = max(range(3), key=lambda n: stages[n].scheduler.worker_id)
+        newest = max(range(3), key=lambda n: stages[n].scheduler._get_parts().code.generation)
         status = await stages[0].scheduler.job_status("job")
         assert status.schedule == schedules[newest]
         assert status.defined_by == stages[newest].scheduler.worker_id
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "s3"])
+async def test_a_process_with_a_fast_clock_does_not_freeze_later_deploys(
+    kind: str, locate: Locate
+) -> None:
+    """Found: ids of workers, which contain their machines' time, decided who had started last."""
+    url = locate(kind)
+
+    def build_jobs(schedule: str) -> dict[str, Any]:
+        return {"job": {"schedule": schedule, "action": lambda: None}}
+
+    async with run_scheduler(url, build_jobs("0 1 * * *"), clock=SettableClock(3600)) as fast:
+        assert (await fast.scheduler.job_status("job")).schedule == "0 1 * * *"
+        async with run_scheduler(url, build_jobs("0 2 * * *")) as newer:
+            assert newer.scheduler.worker_id < fast.scheduler.worker_id
+            assert (await newer.scheduler.job_status("job")).schedule == "0 2 * * *"
+    async with run_scheduler(url, build_jobs("0 3 * * *")) as newest:
+        status = await newest.scheduler.job_status("job")
+        assert (status.schedule, status.defined_by) == ("0 3 * * *", newest.scheduler.worker_id)
+
+
+async def test_an_older_process_adds_a_removed_job_again(url: str) -> None:
+    """Found: `add_job` did nothing where a newer process had defined the removed job."""
+    notes = Notes()
+    old: dict[str, Any] = {"job": {"schedule": NEVER, "action": notes.act}}
+    new: dict[str, Any] = {"job": {"schedule": "0 2 * * *", "action": notes.act}}
+    async with run_scheduler(url, old) as older, run_scheduler(url, new):
+        assert await older.scheduler.remove_job("job")
+        await older.scheduler.add_job("job", schedule=EVERY_SECOND, action=notes.act)
+        assert (await older.scheduler.job_status("job")).schedule == EVERY_SECOND
+        await until(lambda: notes.contexts, "it fires")
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "s3"])

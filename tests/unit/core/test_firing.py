@@ -42,7 +42,7 @@ MINUTE = 60
 def job(last: int = NOON, **options: Any) -> JobState:
     """Return a job that is due every minute, unless the options say otherwise."""
     definition = JobDefinition(**{"schedule": "* * * * *", **options})
-    return JobState(definition=definition, defined_by="worker-1", last=last)
+    return JobState(definition=definition, defined_by="worker-1", generation=1, last=last)
 
 
 def step(
@@ -233,7 +233,9 @@ def test_a_job_that_is_disabled_in_code_can_be_enabled() -> None:
     enabled = resume(state, NOON + 1)
     assert enabled is not None
     assert enabled.is_active
-    again = define(enabled, JobDefinition(schedule="@hourly", enabled=False), "worker-2", NOON + 2)
+    again = define(
+        enabled, JobDefinition(schedule="@hourly", enabled=False), "worker-2", 2, NOON + 2
+    )
     assert again is not None
     assert not again.is_active
 
@@ -246,7 +248,7 @@ def test_a_new_schedule_fires_nothing_of_the_past() -> None:
     assert edited is not None
     assert step(edited, now).starts == ()
     assert next_due("job", edited) == NOON + 31 * MINUTE
-    defined = define(state, JobDefinition(schedule="* * * * *"), "worker-2", now)
+    defined = define(state, JobDefinition(schedule="* * * * *"), "worker-2", 2, now)
     assert defined is not None
     assert step(defined, now).starts == ()
     assert edit(edited, {"schedule": "0 0 1 1 *"}, now) is not None
@@ -258,11 +260,11 @@ def test_the_newest_process_defines_a_job() -> None:
     state = pause(job(), JobPause(at=NOON))
     assert state is not None
     other = JobDefinition(schedule="@hourly")
-    assert define(state, state.definition, "worker-2", NOON) is None
-    assert define(state, other, "worker-0", NOON) is None
-    defined = define(state, other, "worker-2", NOON)
+    assert define(state, state.definition, "worker-2", 2, NOON) is None
+    assert define(state, other, "worker-9", 0, NOON) is None
+    defined = define(state, other, "worker-0", 2, NOON)
     assert defined is not None
-    assert (defined.pause, defined.defined_by) == (None, "worker-2")
+    assert (defined.pause, defined.defined_by, defined.generation) == (None, "worker-0", 2)
 
 
 def test_a_removed_job_is_added_again_without_its_past() -> None:
@@ -274,9 +276,20 @@ def test_a_removed_job_is_added_again_without_its_past() -> None:
     assert remove(removed) is None
     assert [gap.count for gap in removed.gaps] == [2]
     assert len(removed.running) == 1
-    added = define(removed, state.definition, "worker-2", NOON + 10 * MINUTE)
+    added = define(removed, state.definition, "worker-2", 2, NOON + 10 * MINUTE)
     assert added is not None
     assert step(added, NOON + 10 * MINUTE).starts == ()
+
+
+def test_a_removed_job_is_anybodys_to_define() -> None:
+    """Found: a process that was older than the removed definition could not add the job again."""
+    newer = define(job(), JobDefinition(schedule="@hourly"), "worker-2", 2, NOON)
+    assert newer is not None
+    removed = remove(newer)
+    assert removed is not None
+    added = define(removed, JobDefinition(schedule="@daily"), "worker-1", 1, NOON)
+    assert added is not None
+    assert (added.is_removed, added.definition.schedule, added.generation) == (False, "@daily", 1)
 
 
 def test_jitter_is_the_same_in_every_process() -> None:
