@@ -1,6 +1,7 @@
 """Partitions of resources: complete whenever they are added, changed or removed, by whomever."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -46,9 +47,12 @@ class StandingClock(FakeClock):
     def __init__(self) -> None:
         super().__init__()
         self._moved = asyncio.Event()
+        self.sleeps: Counter[float] = Counter()
+        """How many sleeps have begun, by their seconds."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait until the clock was moved so far."""
+        self.sleeps[seconds] += 1
         end = self.mono_seconds + seconds
         await asyncio.sleep(0)
         while self.mono_seconds < end:
@@ -343,6 +347,99 @@ async def test_a_replaced_partition_is_found_by_processes_that_know_only_the_old
     values = {"city": "x", **EU}
     listed = await changed.list(partition="by_region", partition_values=values)
     assert ids(listed) == ["a", "b"]
+
+
+async def test_processes_that_disagree_share_two_indexes(fleet: Fleet) -> None:
+    """Each keeps storing its own rule; the index of the other one has all records all the time."""
+    one, other = await fleet.start(), await fleet.start()
+    reports: list[Any] = []
+    for process in (one, other):
+        process.on("resource:processes-disagree", reports.append)
+    by_city = {"by_region": ["region", "city"]}
+    resource = await one.create_resource("r", partitions=BY_REGION)
+    key = resource.definition.indexes[0].key
+    for name in "abcd":
+        await other.create_resource("r", partitions=by_city)
+        await other.resource("r").insert({"id": name, "city": "x", **EU})
+        await one.create_resource("r", partitions=BY_REGION)
+        (index,) = resource.definition.indexes
+        assert index.key == key
+        assert index.is_ready
+        assert len(resource.definition.retired) == 1
+    await check_region(resource, list("abcd"))
+    assert reports[0].level == logging.WARNING
+    assert (reports[0].resource, reports[0].index, reports[0].is_used) == ("r", "by_region", True)
+    assert "city" in reports[0].other
+    assert "city" not in reports[0].rule
+    await fleet.finish(one)
+    assert resource.definition.is_settled
+    assert await count_entries(one) == 4
+    reports.clear()
+    await one.create_resource("r", partitions=BY_REGION)
+    assert reports == []
+
+
+async def test_an_index_that_came_back_and_went_again_is_kept_for_its_new_readers(
+    fleet: Fleet,
+) -> None:
+    """A backfill that saw it retired before cannot know who reads it now."""
+    one, reader = await fleet.start(), await fleet.start()
+    delay = BUILD_DELAY if one.store.is_atomic else LATE_BUILD_DELAY
+    sleeps = fleet.clock.sleeps
+    by_city = {"by_region": ["city"]}
+    resource = await one.create_resource("r", partitions=BY_REGION)
+    await one.create_resource("r", partitions=by_city)
+    (retired,) = resource.definition.retired
+    await until(lambda: sleeps[delay] == 1, "a backfill waits")
+    await fleet.pass_time(delay - 2)
+    await one.create_resource("r", partitions=BY_REGION)
+    await reader.list_resources()
+    await one.create_resource("r", partitions=by_city)
+    await fleet.pass_time(2)
+    await until(lambda: sleeps[delay] == 2, "it waits again")
+    await resource.insert({"id": "a", "city": "x", **EU})
+    fleet.store_of(reader).calls.clear()
+    assert ids(await reader.resource("r").query(EU)) == ["a"]
+    assert fleet.store_of(reader).calls["scan"] == 0
+    assert retired.key in [index.key for index in resource.definition.retired]
+    await fleet.finish(one)
+    assert resource.definition.is_settled
+
+
+async def test_a_rule_that_changes_too_often_stays(fleet: Fleet) -> None:
+    """Each former one costs every writer, until nobody can read it."""
+    database = await fleet.start()
+    reports: list[Any] = []
+    database.on("resource:processes-disagree", reports.append)
+    resource = await database.create_resource("r", partitions={"by": ["a"]})
+    for field in "bcd":
+        await database.create_resource("r", partitions={"by": [field]})
+    assert reports == []
+    for field in "efg":
+        await database.create_resource("r", partitions={"by": [field]})
+        assert resource.partitions == {"by": ("d",)}
+    assert len(resource.definition.retired) == 3
+    assert [(report.is_used, report.resource) for report in reports] == [(False, "r")] * 3
+    assert "'g'" in reports[-1].rule
+    assert "'d'" in reports[-1].other
+    # Others can change, and so can this one later.
+    await database.create_resource("r", partitions={"by": ["a"], "other": ["e"]})
+    assert resource.partitions == {"by": ("a",), "other": ("e",)}
+    await fleet.finish(database)
+    await database.create_resource("r", partitions={"by": ["g"]})
+    assert resource.partitions == {"by": ("g",), "other": ("e",)}
+
+
+async def test_a_resource_has_twenty_partitions_however_they_were_added(fleet: Fleet) -> None:
+    """One by one is no way around the limit; replacing one is possible."""
+    database = await fleet.start()
+    await database.create_resource("r", partitions={f"p{i}": ["x"] for i in range(15)})
+    with pytest.raises(Invalid, match=r"partitions of r must be at most 20 in all.*got 21"):
+        await database.create_resource("r", partitions={f"q{i}": ["x"] for i in range(6)})
+    assert len(database.resource("r").partitions) == 15
+    await database.create_resource("r", partitions={f"q{i}": ["x"] for i in range(5)})
+    await database.create_resource("r", partitions={"q0": ["y"]})
+    assert len(database.resource("r").partitions) == 20
 
 
 async def test_records_stay_when_their_expiry_is_dropped(fleet: Fleet) -> None:

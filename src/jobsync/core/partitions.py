@@ -23,11 +23,13 @@ from jobsync.core.filters import All, Equals, Filter, find
 from jobsync.core.keys import MAX_SEGMENT, escape
 from jobsync.errors import Invalid, closest_name
 
-__all__ = ["Partition", "PartitionField", "choose_partition", "parse_partitions"]
+__all__ = ["MAX_PARTITIONS", "Partition", "PartitionField", "choose_partition", "parse_partitions"]
 
 _DATE_LENGTH = 10
 _MAX_FIELDS = 8
-_MAX_PARTITIONS = 20
+MAX_PARTITIONS = 20
+"""How many a resource has at most."""
+
 _MAX_RANK = 80
 """Longer values are hashed, so that a key has room for the id of a record."""
 
@@ -182,8 +184,8 @@ def parse_partitions(partitions: Any, known: Sequence[str] | None) -> tuple[Part
     if not isinstance(partitions, Mapping):
         fix = 'write {"by_region": ["region"]}'
         raise Invalid("partitions", partitions, "must be a dictionary", fix)
-    if len(partitions) > _MAX_PARTITIONS:
-        problem = f"must be at most {_MAX_PARTITIONS}: each costs a write"
+    if len(partitions) > MAX_PARTITIONS:
+        problem = f"must be at most {MAX_PARTITIONS}: each costs a write"
         raise Invalid("partitions", len(partitions), problem, "keep those that are queried")
     return tuple(_parse_partition(name, rule, known) for name, rule in partitions.items())
 

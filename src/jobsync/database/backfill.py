@@ -122,7 +122,7 @@ class Backfill:
                     self._events.emit(IndexReady(resource=name, index=index.rule.name))
                 await self._get_store().drop([progress_key(name, index.key)])
             for index in definition.retired:
-                await self._registry.change(name, methodcaller("abandon_index", index.key))
+                await self._registry.change(name, methodcaller("abandon_index", index))
             for key in definition.abandoned:
                 await remove_index(self._get_store(), name, key)
                 await self._registry.change(name, methodcaller("forget_index", key))

@@ -48,7 +48,13 @@ from jobsync.events import Event, EventEmitter, is_exit
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url
 
-__all__ = ["Database", "DatabaseConnected", "DatabaseDisconnected", "DisconnectIncomplete"]
+__all__ = [
+    "Database",
+    "DatabaseConnected",
+    "DatabaseDisconnected",
+    "DisconnectIncomplete",
+    "ProcessesDisagree",
+]
 
 P = TypeVar("P", bound=Plugin)
 
@@ -84,6 +90,26 @@ class DisconnectIncomplete(_StoreEvent, frozen=True, kw_only=True):
     """What was cancelled, and has ended."""
     running: tuple[str, ...]
     """What runs on."""
+
+
+class ProcessesDisagree(Event, frozen=True, kw_only=True):
+    """Processes have stored different rules for one index within the last minutes.
+
+    Every change costs all writers for minutes, and records may have to be read again. So the rule
+    that counts stays if there were too many. Deploy one rule everywhere, then define it once more.
+    """
+
+    name = "resource:processes-disagree"
+    level = logging.WARNING
+
+    resource: str
+    index: str
+    rule: str
+    """What this process wants."""
+    other: str
+    """What another process wants."""
+    is_used: bool
+    """Whether the rule of this process counts now; otherwise the other one does."""
 
 
 class Database(EventEmitter):
@@ -305,10 +331,26 @@ class Database(EventEmitter):
     ) -> Resource:
         """Define a resource by what was parsed already; for plugins. See `create_resource`."""
         resource = await self._registry.define(name, fields, strict=strict, rules=rules)
+        self._report_disputes(resource.definition, rules)
         if not resource.definition.is_settled and name not in self._backfills:
             self._backfills.add(name)
             self.run_in_background(lambda: self._backfill_once(name), f"backfill of {name}")
         return resource
+
+    def _report_disputes(self, definition: Definition, rules: Sequence[Rule]) -> None:
+        """Emit which rules other processes want to be different."""
+        for rule in [*rules, *self._derive_rules(definition)]:
+            other, now = definition.find_dispute(rule), definition.find_index(rule.kind, rule.name)
+            if other is not None and now is not None:
+                self.components.events.emit(
+                    ProcessesDisagree(
+                        resource=definition.name,
+                        index=rule.name,
+                        rule=str(rule),
+                        other=str(other),
+                        is_used=now.rule.digest == rule.digest,
+                    )
+                )
 
     async def _backfill_once(self, name: str) -> None:
         await self._backfill.run_in_background(name)

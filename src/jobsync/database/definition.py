@@ -12,6 +12,11 @@ whose rule has changed is replaced by a new one and retired. Processes with an o
 still read it, so writers keep it until there are none. Then it is abandoned, and its entries are
 removed once nobody writes any.
 
+A rule that comes back while its index is retired gets the same index: writers have kept it without
+a gap, so it has what it would have if the rule had stayed. So processes that disagree about a rule,
+each of which stores its own, share a few indexes. If there are too many former ones, the rule that
+counts stays: each costs every writer.
+
 A definition with indexes has a higher format, so that code that does not know them refuses to
 write records that they would not find.
 """
@@ -24,7 +29,7 @@ import msgspec
 from jobsync.core.attributes import parse, render
 from jobsync.core.codec import Json
 from jobsync.core.expiry import ExpiryRule
-from jobsync.core.partitions import Partition
+from jobsync.core.partitions import MAX_PARTITIONS, Partition
 from jobsync.core.schema import Fields, Schema, evolve, find_breaks
 from jobsync.errors import Corrupt, Invalid
 from jobsync.stores.contract import Record
@@ -35,11 +40,13 @@ KNOWN_FORMAT = 2
 """The newest format of definitions that this code can write."""
 
 _PLAIN_FORMAT = 1
+_MAX_RETIRED = 3
+"""How many former indexes of one name writers keep before its rule can change again."""
 
 Rule: TypeAlias = Partition | ExpiryRule
 
 
-class IndexState(msgspec.Struct, frozen=True):
+class IndexState(msgspec.Struct, frozen=True, omit_defaults=True):
     """One index of a resource."""
 
     key: str
@@ -47,6 +54,8 @@ class IndexState(msgspec.Struct, frozen=True):
     rule: Rule
     is_ready: bool
     """Whether it has all records."""
+    retirements: int = 0
+    """How often it was retired; more than once if its rule came back."""
 
     def rank(self, document: Json) -> str | None:
         """Return the rank of a document in this index; None if it is left out."""
@@ -141,21 +150,48 @@ class Definition(msgspec.Struct, frozen=True):
     ) -> "Definition":
         """Return a definition with more indexes; one of the same name is replaced.
 
+        An index that would be the fourth former one of its name stays: see `find_dispute`.
+
         Args:
             rules: of the indexes.
             make_token: returns what makes the key of a new index unique.
             is_new: whether the resource has no records and no other writers yet.
+
+        Raises:
+            Invalid: there would be too many partitions.
         """
         definition = self
         for rule in rules:
             before = definition.find_index(rule.kind, rule.name)
-            if before is not None and before.rule.digest == rule.digest:
-                after = msgspec.structs.replace(before, rule=rule)
+            former = definition._find_retired(rule)
+            same = next((i for i in (before, *former) if i and i.rule.digest == rule.digest), None)
+            if same is not None:
+                after = msgspec.structs.replace(same, rule=rule)
+            elif before is not None and len(former) >= _MAX_RETIRED:
+                continue
             else:
                 key = f"{rule.name}.{rule.digest}.{make_token()}"
                 after = IndexState(key, rule, is_ready=is_new)
             definition = definition._replace_index(before, after)
+        count = _count_partitions(definition)
+        if count > max(MAX_PARTITIONS, _count_partitions(self)):
+            problem = f"must be at most {MAX_PARTITIONS} in all: each costs a write"
+            fix = "drop those that are not queried with drop_partition"
+            raise Invalid(f"partitions of {self.name}", count, problem, fix)
         return definition
+
+    def find_dispute(self, rule: Rule) -> Rule | None:
+        """Return another rule that some process has wanted instead of this one a moment ago.
+
+        It counts now, or this one was replaced by it and came back. None if all agree.
+        """
+        now = self.find_index(rule.kind, rule.name)
+        if now is None:
+            return None
+        if now.rule.digest != rule.digest:
+            return now.rule
+        former = self._find_retired(rule)
+        return former[-1].rule if former and now.retirements else None
 
     def remove_index(self, key: str) -> "Definition":
         """Return a definition without an index, which is retired."""
@@ -170,12 +206,16 @@ class Definition(msgspec.Struct, frozen=True):
         ]
         return msgspec.structs.replace(self, indexes=tuple(indexes))
 
-    def abandon_index(self, key: str) -> "Definition":
-        """Return a definition in which nobody keeps a retired index, which nobody reads."""
-        retired = tuple(index for index in self.retired if index.key != key)
-        if len(retired) == len(self.retired):
+    def abandon_index(self, index: IndexState) -> "Definition":
+        """Return a definition in which nobody keeps a retired index, which nobody reads.
+
+        If it came back meanwhile, and was retired again, somebody may read it.
+        """
+        found = next((each for each in self.retired if each.key == index.key), None)
+        if found is None or found.retirements != index.retirements:
             return self
-        abandoned = tuple(sorted({*self.abandoned, key}))
+        retired = tuple(each for each in self.retired if each is not found)
+        abandoned = tuple(sorted({*self.abandoned, index.key}))
         return msgspec.structs.replace(self, retired=retired, abandoned=abandoned)
 
     def forget_index(self, key: str) -> "Definition":
@@ -209,11 +249,19 @@ class Definition(msgspec.Struct, frozen=True):
         is_ready = all(index.is_ready for index in self.indexes)
         return is_ready and not self.retired and not self.abandoned
 
+    def _find_retired(self, rule: Rule) -> list[IndexState]:
+        """Return the retired indexes of the same kind and name."""
+        return [
+            index
+            for index in self.retired
+            if (index.rule.kind, index.rule.name) == (rule.kind, rule.name)
+        ]
+
     def _replace_index(self, before: IndexState | None, after: IndexState | None) -> "Definition":
         indexes = [index for index in self.indexes if index is not before]
-        retired = list(self.retired)
+        retired = [index for index in self.retired if after is None or index.key != after.key]
         if before is not None and (after is None or after.key != before.key):
-            retired.append(before)
+            retired.append(msgspec.structs.replace(before, retirements=before.retirements + 1))
         if after is not None:
             indexes.append(after)
         return msgspec.structs.replace(
@@ -222,6 +270,10 @@ class Definition(msgspec.Struct, frozen=True):
             retired=tuple(sorted(retired, key=lambda index: index.key)),
             format=max(self.format, KNOWN_FORMAT),
         )
+
+
+def _count_partitions(definition: Definition) -> int:
+    return sum(isinstance(index.rule, Partition) for index in definition.indexes)
 
 
 class _StoredSchema(msgspec.Struct, frozen=True):
