@@ -1,4 +1,4 @@
-"""Checks of numbers that callers pass, made before anything is sent.
+"""Checks of numbers and names that callers pass, made before anything is sent.
 
 A driver's error neither names the argument nor says what to do instead, and some wrong arguments
 cause none: SQLite takes a negative limit for no limit. Each function here raises `Invalid`, which
@@ -7,13 +7,17 @@ names the argument, its value and the fix.
 On its own because queues, schedulers and the command line check the same things.
 """
 
+import re
+
 from jobsync.core.clock import Seconds
 from jobsync.errors import Invalid
 
-__all__ = ["LONGEST_DELAY", "check_count", "check_seconds"]
+__all__ = ["LONGEST_DELAY", "check_count", "check_resource_name", "check_seconds"]
 
 LONGEST_DELAY: Seconds = 366 * 86_400.0
 """The longest delay or timeout that is accepted."""
+
+_is_resource_name = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}").fullmatch
 
 
 def check_count(field: str, value: object, *, least: int, most: int | None = None) -> None:
@@ -33,3 +37,10 @@ def check_seconds(
     wanted = "0" if is_zero_allowed else "more than 0"
     problem = f"must be {wanted} to {most / 86_400:,.0f} days, in seconds"
     raise Invalid(field, value, problem, "pass a number of seconds")
+
+
+def check_resource_name(field: str, value: object) -> None:
+    """Check the name of a resource."""
+    if not (isinstance(value, str) and _is_resource_name(value)):
+        fix = "use a letter, then up to 99 letters, digits, _ and -"
+        raise Invalid(field, value, "must be a valid resource name", fix)

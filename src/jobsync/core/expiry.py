@@ -23,7 +23,7 @@ import msgspec
 
 from jobsync.core.clock import Seconds
 from jobsync.core.codec import Json
-from jobsync.core.schema import Field, Fields, Schema, is_date, is_datetime
+from jobsync.core.schema import Field, Fields, Schema, conform, is_date, is_datetime
 from jobsync.errors import Invalid, closest_name
 
 __all__ = [
@@ -52,6 +52,13 @@ _EXPIRES_AT = "expires_at"
 _CREATED_AT = "_created_at"
 _LIBRARY_TIMES = (_CREATED_AT, "_updated_at")
 _DELETED_AT = "deleted_at"
+_IS_DELETED = "is_deleted"
+_IS_DELETED_AS: dict[str, Json] = {"boolean": True, "json": True, "string": "true"}
+"""What a soft-delete writes to a field of this name, by its type."""
+
+_SOME_TIMES = (1_000_000_000.0, 4_000_000_000.0)
+"""The years 2001 and 2096: a field that holds both holds all that a soft-delete writes."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST: Seconds = 10.0**RANK_LENGTH / 1000
 _KINDS_OF_TIME = frozenset({"number", "integer", "string", "date", "datetime", "json"})
@@ -130,12 +137,34 @@ class ExpiryOptions(msgspec.Struct, frozen=True, kw_only=True):
     archive_resource: str | None = None
     keep_original_id: bool = False
 
+    def check_names(self) -> None:
+        """Check the names of fields, as far as that is possible without a schema.
+
+        Raises:
+            Invalid: no schema has such a field, or it is not for users.
+        """
+        place = f"resources.{self.resource}"
+        path = self.field or _CREATED_AT
+        if path.startswith("_") and path not in _LIBRARY_TIMES:
+            fix = f"use {' or '.join(_LIBRARY_TIMES)}"
+            raise Invalid(f"{place}.field", path, "is a reserved name", fix)
+        if "" in path.split("."):
+            fix = "write 'name' or 'address.city'"
+            raise Invalid(f"{place}.field", path, "must be a field name", fix)
+        name = self.delete_field or _DELETED_AT
+        if self.on_expire == "soft-delete" and (
+            name.startswith("_") or "." in name or name in {"id", path, _IS_DELETED}
+        ):
+            problem = "cannot mark a deleted record"
+            raise Invalid(f"{place}.delete_field", name, problem, f"use {_DELETED_AT}")
+
     def resolve(self, schema: Schema) -> ExpiryRule:
         """Return the rule for a resource with this schema.
 
         Raises:
             Invalid: the schema lacks a field, or a field cannot hold a time.
         """
+        self.check_names()
         ttl, field = self._choose_time(schema.fields)
         place = f"resources.{self.resource}"
         self._check_field(schema, field)
@@ -143,6 +172,7 @@ class ExpiryOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.on_expire == "soft-delete":
             delete_field = self.delete_field or _DELETED_AT
             _check_delete_field(f"{place}.delete_field", delete_field, field, schema)
+            _check_is_deleted(place, schema.fields.get(_IS_DELETED))
         return ExpiryRule(
             ttl=ttl,
             field=field,
@@ -172,12 +202,7 @@ class ExpiryOptions(msgspec.Struct, frozen=True, kw_only=True):
     def _check_field(self, schema: Schema, path: str) -> None:
         """Check that records can have a time in a field."""
         place = f"resources.{self.resource}.field"
-        if path.startswith("_"):
-            if path not in _LIBRARY_TIMES:
-                fix = f"use {' or '.join(_LIBRARY_TIMES)}"
-                raise Invalid(place, path, "is a reserved name", fix)
-            return
-        if not schema.fields:
+        if path in _LIBRARY_TIMES or not schema.fields:
             return
         found = _find_field(schema.fields, path)
         if found is None:
@@ -254,8 +279,8 @@ def _list_paths(fields: Fields, place: str = "") -> Iterator[str]:
 
 
 def _check_delete_field(place: str, name: str, field: str, schema: Schema) -> None:
-    """Check that a soft-delete can set a field."""
-    if name.startswith("_") or "." in name or name in {"id", field}:
+    """Check that a soft-delete can set a field, and that it is empty before."""
+    if name == field:
         raise Invalid(place, name, "cannot mark a deleted record", f"use {_DELETED_AT}")
     described = schema.fields.get(name)
     if described is None:
@@ -263,6 +288,31 @@ def _check_delete_field(place: str, name: str, field: str, schema: Schema) -> No
             hint = closest_name(name, schema.fields)
             fix = f"did you mean {hint}?" if hint else f"add {name}='datetime' to its attributes"
             raise Invalid(place, name, "is not in the schema, which is strict", fix)
-    elif described.kind not in _KINDS_OF_MARK:
+        return
+    if described.kind not in _KINDS_OF_MARK:
         fix = "use a field of the type datetime or number"
         raise Invalid(place, name, f"cannot hold a time: its type is {described.kind}", fix)
+    if described.required or described.default not in (msgspec.UNSET, None):
+        rule = "required" if described.required else "default"
+        problem = f"marks every record as deleted: its schema says {rule}"
+        raise Invalid(place, name, problem, f"use an optional field without {rule}")
+    for time in _SOME_TIMES:
+        _check_holds(place, name, described, render_time(time, described))
+
+
+def _check_is_deleted(place: str, described: Field | None) -> None:
+    """Check that a soft-delete can set `is_deleted`, if the schema has it."""
+    if described is None:
+        return
+    if described.kind not in _IS_DELETED_AS:
+        problem = f"has a field {_IS_DELETED} of the type {described.kind}, which cannot be set"
+        raise Invalid(place, _IS_DELETED, problem, "use the type boolean, or another name")
+    _check_holds(place, _IS_DELETED, described, _IS_DELETED_AS[described.kind])
+
+
+def _check_holds(place: str, name: str, described: Field, value: Json) -> None:
+    """Check that a schema accepts what a soft-delete writes."""
+    _, problems = conform({name: described}, {name: value})
+    if problems:
+        problem = f"cannot hold what a soft-delete writes, {value!r}: {problems[0].problem}"
+        raise Invalid(place, name, problem, "loosen its schema, or use another field")

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from jobsync.core.arguments import check_count, check_seconds
+from jobsync.core.arguments import check_count, check_resource_name, check_seconds
 from jobsync.core.expiry import LONGEST_TTL, ON_EXPIRE, ExpiryOptions
 from jobsync.errors import Invalid, closest_name
 from jobsync.settings import Settings, in_section
@@ -82,7 +82,24 @@ def parse_resources(resources: object, settings: TTLSettings) -> dict[str, Gover
     if not governed:
         fix = "name a resource, or leave it out to govern completed messages of queues"
         raise Invalid("resources", resources, "must not be empty", fix)
+    for name in governed:
+        _check_circle(name, governed)
     return governed
+
+
+def _check_circle(name: str, governed: Mapping[str, GovernedResource]) -> None:
+    """Check that archived records never come back to the resource that they were in."""
+    passed = [name]
+    while (found := governed.get(passed[-1])) and (archive := found.options.archive_resource):
+        if archive == name:
+            way = " to ".join([*passed, name])
+            place = f"resources.{passed[-1]}.archive_resource"
+            problem = f"moves records in a circle: {way}"
+            raise Invalid(place, archive, problem, f'write archive_resource="{name}_archive"')
+        if archive in passed:
+            # A circle that this one leads into; it is found from there.
+            return
+        passed.append(archive)
 
 
 def _list_resources(resources: object) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -97,6 +114,7 @@ def _list_resources(resources: object) -> Iterable[tuple[str, Mapping[str, Any]]
     for name, options in pairs:
         if not isinstance(name, str) or not name:
             raise Invalid("resources", name, "must have names of resources", 'write "sessions"')
+        check_resource_name("resources", name)
         if not isinstance(options, Mapping | None):
             fix = 'write {"ttl": 3600, "on_expire": "hard-delete"}'
             raise Invalid(f"resources.{name}", options, "must be a dict of options", fix)
@@ -134,19 +152,18 @@ def _parse_resource(
         _check_archive(f"{place}.archive_resource", archive, name)
     if on_expire == "callback":
         _check_callback(f"{place}.callback", callback)
-    return GovernedResource(
-        ExpiryOptions(
-            resource=name,
-            ttl=None if ttl is None else float(ttl),
-            default_ttl=settings.default_ttl,
-            field=given.get("field"),
-            on_expire=on_expire,
-            delete_field=given.get("delete_field"),
-            archive_resource=archive,
-            keep_original_id=keep_original_id,
-        ),
-        callback,
+    parsed = ExpiryOptions(
+        resource=name,
+        ttl=None if ttl is None else float(ttl),
+        default_ttl=settings.default_ttl,
+        field=given.get("field"),
+        on_expire=on_expire,
+        delete_field=given.get("delete_field"),
+        archive_resource=archive,
+        keep_original_id=keep_original_id,
     )
+    parsed.check_names()
+    return GovernedResource(parsed, callback)
 
 
 def _check_known(place: str, options: Mapping[Any, Any]) -> None:
@@ -161,6 +178,7 @@ def _check_archive(field: str, archive: str | None, name: str) -> None:
     if archive is None:
         fix = f'write archive_resource="{name}_archive"'
         raise Invalid(field, None, "is missing: there is nowhere to archive to", fix)
+    check_resource_name(field, archive)
     if archive == name:
         fix = f'write archive_resource="{name}_archive"'
         raise Invalid(field, archive, "must be another resource than the archived one", fix)

@@ -265,6 +265,60 @@ def test_the_rule_follows_from_the_options_and_the_schema(
             ),
         ),
         (
+            {"on_expire": "soft-delete", "ttl": 5.0},
+            build_schema(deleted_at="string|maxlength:3"),
+            (
+                "resources.sessions.delete_field cannot hold what a soft-delete writes,"
+                " '2001-09-09T01:46:40.000+00:00': must have at most 3 characters (got "
+                "'deleted_at'). Loosen its schema, or use another field."
+            ),
+        ),
+        (
+            {"on_expire": "soft-delete", "ttl": 5.0},
+            build_schema(deleted_at="integer|max:2000000000"),
+            (
+                "resources.sessions.delete_field cannot hold what a soft-delete writes,"
+                " 4000000000: must be at most 2000000000 (got 'deleted_at'). Loosen its"
+                " schema, or use another field."
+            ),
+        ),
+        (
+            {"on_expire": "soft-delete", "ttl": 5.0},
+            build_schema(deleted_at="number|default:0"),
+            (
+                "resources.sessions.delete_field marks every record as deleted: its "
+                "schema says default (got 'deleted_at'). Use an optional field without "
+                "default."
+            ),
+        ),
+        (
+            {"on_expire": "soft-delete", "ttl": 5.0},
+            build_schema(deleted_at="number|required"),
+            (
+                "resources.sessions.delete_field marks every record as deleted: its "
+                "schema says required (got 'deleted_at'). Use an optional field without"
+                " required."
+            ),
+        ),
+        (
+            {"on_expire": "soft-delete", "ttl": 5.0},
+            build_schema(is_deleted="integer"),
+            (
+                "resources.sessions has a field is_deleted of the type integer, which "
+                "cannot be set (got 'is_deleted'). Use the type boolean, or another "
+                "name."
+            ),
+        ),
+        (
+            {"on_expire": "soft-delete", "ttl": 5.0},
+            build_schema(is_deleted="string|maxlength:3"),
+            (
+                "resources.sessions cannot hold what a soft-delete writes, 'true': must"
+                " have at most 3 characters (got 'is_deleted'). Loosen its schema, or "
+                "use another field."
+            ),
+        ),
+        (
             {"on_expire": "soft-delete", "delete_field": "at", "field": "at"},
             Schema(),
             (

@@ -78,6 +78,9 @@ def test_without_resources_a_default_is_needed() -> None:
         ([7], "resources must have names of resources (got 7)."),
         (["a", "a"], "resources is listed twice (got 'a')."),
         ({"a": 5}, "resources.a must be a dict of options (got 5)."),
+        (["a/b"], "resources must be a valid resource name (got 'a/b')."),
+        (["1a"], "resources must be a valid resource name (got '1a')."),
+        (["a" * 101], "resources must be a valid resource name (got 'aaa"),
     ],
 )
 def test_resources_of_another_shape_are_refused(resources: object, message: str) -> None:
@@ -125,6 +128,20 @@ def test_resources_of_another_shape_are_refused(resources: object, message: str)
             ),
         ),
         (
+            {"on_expire": "archive", "archive_resource": "b c"},
+            "resources.a.archive_resource must be a valid resource name (got 'b c').",
+        ),
+        ({"field": "b..c"}, "resources.a.field must be a field name (got 'b..c')."),
+        ({"field": "b."}, "resources.a.field must be a field name (got 'b.')."),
+        ({"field": "_entries"}, "resources.a.field is a reserved name (got '_entries')."),
+        *(
+            (
+                {"on_expire": "soft-delete", "field": "at", "delete_field": name},
+                f"resources.a.delete_field cannot mark a deleted record (got {name!r}).",
+            )
+            for name in ("id", "at", "_entries", "b.c", "is_deleted")
+        ),
+        (
             {"on_expire": "archive", "archive_resource": "b", "keep_original_id": "yes"},
             "resources.a.keep_original_id must be True or False (got 'yes').",
         ),
@@ -155,6 +172,40 @@ def test_wrong_options_of_a_resource_are_refused(options: dict[str, Any], messag
     with pytest.raises(Invalid) as caught:
         parse({"a": options})
     assert str(caught.value).startswith(message)
+
+
+def archive(**ways: str) -> dict[str, Any]:
+    """Return resources that are archived to others."""
+    return {
+        name: {"ttl": 1, "on_expire": "archive", "archive_resource": archive}
+        for name, archive in ways.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("ways", "message"),
+    [
+        ({"a": "b", "b": "a"}, "resources.b.archive_resource moves records in a circle: a to b"),
+        (
+            {"x": "a", "a": "b", "b": "c", "c": "a"},
+            (
+                "resources.c.archive_resource moves records in a circle: a to b to c to a "
+                "(got 'a'). "
+                'Write archive_resource="a_archive".'
+            ),
+        ),
+    ],
+)
+def test_archives_in_a_circle_are_refused(ways: dict[str, str], message: str) -> None:
+    """Records would be moved for ever."""
+    with pytest.raises(Invalid) as caught:
+        parse(archive(**ways))
+    assert str(caught.value).startswith(message)
+
+
+def test_archives_may_be_archived() -> None:
+    """To a common one, and in several steps."""
+    assert list(parse(archive(a="c", b="c", c="d"))) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
