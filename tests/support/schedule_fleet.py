@@ -216,9 +216,15 @@ class ScheduleFleet:
         return self.leaders[0]
 
     def note_asked(self, node: Node) -> None:
-        """Note that a process begins to change schedules, and what its clock says."""
-        clock = self.world.components.clock if self.has_clock else node.clock
-        self.world.note(node.name, "asked", time=clock.wall().seconds)
+        """Note that a process begins to change schedules, and the earliest time of the change.
+
+        Without a clock of the store, a definition goes by the process's clock, and an operator's
+        change by the times of a listing.
+        """
+        time = self.world.components.clock.wall().seconds
+        if not self.has_clock:
+            time = min(time, node.clock.wall().seconds)
+        self.world.note(node.name, "asked", time=time)
 
     async def operate(
         self, process: SchedulerProcess, name: str, deed: str, **options: Any

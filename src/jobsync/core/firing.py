@@ -7,6 +7,7 @@ with a reason.
     finish      running ──▶ counted, and removed
     pause       nothing is due until `resume`, which makes a gap of what was due meanwhile
     edit        what an operator changes, until the code's own definition changes
+    remove      the job ends; what has begun goes on
     define      what the code says; the highest generation's definition holds
 """
 
@@ -60,7 +61,7 @@ OVERLAPPED = "the run before had not ended"
 """The reason of a gap where `overlap="skip"`."""
 
 _MAX_QUEUED = 100
-"""Runs that wait behind a running one; further instants become a gap."""
+"""Instants that wait for a run to end; further ones become a gap."""
 
 _MAX_COUNTED = 1000
 """Instants of a gap that are counted exactly."""
@@ -144,6 +145,7 @@ def advance(
     """
     state, starts, lost = _resume_orphans(state, now, owner, is_orphan, room)
     if state.is_active:
+        state = _limit_queued(state)
         late = _Lateness(late_reason, "missed")
         if was_on_duty and (starts or lost) and state.effective.overlap == "skip":
             # They were left out for a run whose process had died, as is known only now.
@@ -215,7 +217,8 @@ def _decide_due(
     else:
         kept = [newest]
     state = _add_gap(state, schedule, kept[0] - 1 if kept else newest, *late)
-    return msgspec.structs.replace(state, last=newest, queued=(*state.queued, *kept))
+    state = msgspec.structs.replace(state, last=newest, queued=(*state.queued, *kept))
+    return _limit_queued(state)
 
 
 def _find_newest_due(name: str, state: JobState, now: float) -> int | None:
@@ -232,8 +235,51 @@ def _queue_behind(state: JobState, schedule: Schedule, newest: int) -> JobState:
     kept = schedule.between(state.last, newest, max(_MAX_QUEUED - len(state.queued), 0))
     last = kept[-1] if kept else state.last
     state = msgspec.structs.replace(state, last=last, queued=(*state.queued, *kept))
-    reason = f"{_MAX_QUEUED} runs were waiting already"
-    return _add_gap(state, schedule, newest, reason, "skipped")
+    return _add_gap(state, schedule, newest, _explain_full(_MAX_QUEUED), "skipped")
+
+
+def _limit_queued(state: JobState) -> JobState:
+    """Make a gap of the newest instants that wait, if there are too many.
+
+    What `misfire="all"` fires at once may wait, even if that is more than usual.
+    """
+    definition = state.effective
+    most = max(_MAX_QUEUED, definition.max_catch_up if definition.misfire == "all" else 0)
+    return _skip_queued(state, _explain_full(most), keep=most)
+
+
+def _explain_full(most: int) -> str:
+    return f"{most:,} runs were waiting already"
+
+
+def _skip_queued(state: JobState, reason: str, keep: int = 0) -> JobState:
+    """Make gaps of the instants that wait, except for the oldest ones.
+
+    A gap has only instants in a row: between two that wait, others may have been decided.
+    """
+    skipped = state.queued[keep:]
+    if not skipped:
+        return state
+    schedule = find_schedule(state)
+    stretches: list[list[int]] = []
+    expected: int | None = None
+    for instant in skipped:
+        if instant == expected:
+            stretches[-1].append(instant)
+        else:
+            stretches.append([instant])
+        expected = schedule.next_after(instant)
+    state = msgspec.structs.replace(state, queued=state.queued[:keep])
+    for stretch in stretches:
+        gap = Gap(
+            first=stretch[0],
+            last=stretch[-1],
+            count=len(stretch),
+            reason=reason,
+            kind="skipped",
+        )
+        state = _record_gap(state, gap)
+    return state
 
 
 def _choose_next(
@@ -351,14 +397,17 @@ def _add_gap(
         kind=kind,
         is_counted=len(counted) <= _MAX_COUNTED,
     )
+    return msgspec.structs.replace(_record_gap(state, gap), last=until)
+
+
+def _record_gap(state: JobState, gap: Gap) -> JobState:
+    """Add a gap to the state, and count its instants."""
     statistics = state.statistics
-    if kind == "missed":
+    if gap.kind == "missed":
         statistics = msgspec.structs.replace(statistics, missed=statistics.missed + gap.count)
     else:
         statistics = msgspec.structs.replace(statistics, skipped=statistics.skipped + gap.count)
-    return msgspec.structs.replace(
-        state, last=until, gaps=(*state.gaps, gap), statistics=statistics
-    )
+    return msgspec.structs.replace(state, gaps=(*state.gaps, gap), statistics=statistics)
 
 
 def define(
@@ -388,19 +437,28 @@ def define(
 
 
 def _skip_past(state: JobState, now: float, reason: str) -> JobState:
-    """Make a gap of everything that was due before a change, so that the change never fires it."""
+    """Make gaps of what was due before a change and of what waits: the change never fires it."""
     if state.is_removed:
         return msgspec.structs.replace(state, last=max(state.last, int(now)))
     if not state.is_active:
         reason = _explain_pause(state)
+    state = _skip_queued(state, reason)
     return _add_gap(state, find_schedule(state), int(now), reason, "skipped")
 
 
+def _skip_overlapped(state: JobState, now: float) -> JobState:
+    """Make a gap of the instants that were due during a run which has not ended."""
+    if not (state.running and state.is_active and state.effective.overlap == "skip"):
+        return state
+    return _add_gap(state, find_schedule(state), int(now), OVERLAPPED, "skipped")
+
+
 def pause(state: JobState, new: JobPause) -> JobState | None:
-    """Stop firing a job until `resume`; None if it is paused already."""
+    """Stop firing a job until `resume`; None if it is paused already. What waits is skipped."""
     if state.pause is not None:
         return None
-    return msgspec.structs.replace(state, pause=new)
+    state = msgspec.structs.replace(_skip_overlapped(state, new.at), pause=new)
+    return _skip_queued(state, _explain_pause(state))
 
 
 def resume(state: JobState, now: float) -> JobState | None:
@@ -410,7 +468,7 @@ def resume(state: JobState, now: float) -> JobState | None:
     edits = dict(state.edits)
     if not state.effective.enabled:
         edits["enabled"] = True
-    state = _add_gap(state, find_schedule(state), int(now), _explain_pause(state), "skipped")
+    state = _skip_past(state, now, _explain_pause(state))
     return msgspec.structs.replace(state, pause=None, edits=edits)
 
 
@@ -432,25 +490,16 @@ def edit(state: JobState, changes: Mapping[str, Any], now: float) -> JobState | 
     after = msgspec.structs.replace(state.definition, **edits)
     if after == before:
         return None
-    state = _skip_past(state, now, "the job was changed")
+    state = _skip_past(_skip_overlapped(state, now), now, "the job was changed")
     return msgspec.structs.replace(state, edits=edits)
 
 
-def remove(state: JobState) -> JobState | None:
+def remove(state: JobState, now: float) -> JobState | None:
     """Remove a job; None if it was removed. Runs that have begun end as usual."""
     if state.is_removed:
         return None
-    gaps, queued = state.gaps, state.queued
-    if queued:
-        gap = Gap(
-            first=queued[0],
-            last=queued[-1],
-            count=len(queued),
-            reason="the job was removed",
-            kind="skipped",
-        )
-        gaps = (*gaps, gap)
-    return msgspec.structs.replace(state, is_removed=True, queued=(), requests=(), gaps=gaps)
+    state = _skip_past(_skip_overlapped(state, now), now, "the job was removed")
+    return msgspec.structs.replace(state, is_removed=True, requests=())
 
 
 def add_request(state: JobState, request: RunRequest) -> JobState:

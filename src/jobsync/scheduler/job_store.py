@@ -266,8 +266,12 @@ class JobStore:
             return Progress()
 
     def report(self, name: str, error: JobsyncError) -> None:
-        """Report a job that cannot be read, once."""
-        self._corruption_log.report(Corrupt(self._jobs.key(name), str(error)))
+        """Report a job that cannot be read or written, once."""
+        text = str(error)
+        if isinstance(error, Invalid):
+            # Without the size, which differs each time.
+            text = f"its state cannot be written: {error.field} {error.problem}"
+        self._corruption_log.report(Corrupt(self._jobs.key(name), text))
 
     def report_note(self, error: Corrupt | NewerFormat) -> None:
         """Report a record that is not a job's and cannot be read, once."""

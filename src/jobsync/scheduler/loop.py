@@ -22,7 +22,7 @@ from jobsync.coordination.term import Term
 from jobsync.core.clock import Mono
 from jobsync.core.firing import Advance, advance, next_due
 from jobsync.core.job_state import JobState
-from jobsync.errors import Corrupt, Fenced, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, Fenced, Invalid, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.duty import CHUNK, Duty
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore, StoredJob
@@ -263,8 +263,8 @@ class FiringLoop:
                     return
                 # What may be recorded as running here has to run here, whoever leads by then.
                 await self._components.clock.sleep(_RETRY)
-            except (Corrupt, NewerFormat) as error:
-                # Nothing can be done until the record is repaired.
+            except (Corrupt, Invalid, NewerFormat) as error:
+                # Nothing can be done until the record is repaired, or what it says is shorter.
                 self._jobs.report(name, error)
                 self._plan(name, self._clock.now() + self._membership.timing.timeout)
                 return

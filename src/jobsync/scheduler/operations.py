@@ -221,7 +221,8 @@ class JobOperations:
 
     async def remove(self, name: str) -> bool:
         """Remove a job; False if it was removed. Code that has it adds it again when it starts."""
-        is_removed = await self._change(name, remove, is_special=True)
+        now = await self._jobs.measure_time()
+        is_removed = await self._change(name, lambda state: remove(state, now), is_special=True)
         if is_removed:
             await self._jobs.clear_defined()
         return is_removed

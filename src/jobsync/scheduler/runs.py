@@ -21,7 +21,7 @@ from jobsync.core.clock import backoff_limit
 from jobsync.core.firing import finish
 from jobsync.core.job_state import ActiveRun, JobState, RunStatus
 from jobsync.core.messages import default_backoff
-from jobsync.errors import Corrupt, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.errors import Corrupt, Invalid, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor, ActionListener, ActionOutcome
 from jobsync.scheduler.history import HistoryEntry
@@ -205,6 +205,11 @@ class Runs:
                 await self._release(job.name, run)
             raise
         except (_RunLost, Corrupt, NewerFormat) as error:
+            self._listener.on_lost(job.name, run, str(error))
+            return None
+        except Invalid as error:
+            # Its job's state is too large. Other jobs do not suffer.
+            self._cache.jobs.report(job.name, error)
             self._listener.on_lost(job.name, run, str(error))
             return None
 

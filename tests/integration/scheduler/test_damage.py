@@ -1,5 +1,6 @@
 """Records of a scheduler that are damaged or gone: only what they describe may suffer."""
 
+import asyncio
 import sqlite3
 from contextlib import closing
 from typing import Any
@@ -9,11 +10,11 @@ from scheduler_stage import EVERY_SECOND, NEVER, Stage, run_scheduler
 from servers import Locate
 from waiting import until
 
-from jobsync import Corrupt, Database, Invalid
-from jobsync.core.codec import Json
+from jobsync import Corrupt, Database, Event, Invalid
+from jobsync.core.codec import MAX_VALUE, Json, encode
 from jobsync.scheduler.job_store import Edits, JobStore
 from jobsync.scheduler.loop import FiringLoop
-from jobsync.stores.contract import Put
+from jobsync.stores.contract import Applied, Put
 
 PREFIX = "schedule/default/"
 NOT_JSON = "{not JSON"
@@ -172,3 +173,47 @@ async def test_a_job_may_be_removed_while_jobs_are_taken_over(
         await until(lambda: len(calls) > 1, "it goes on to fire")
         assert not stages
         assert [job.name for job in await stage.scheduler.list_jobs()] == ["stays"]
+
+
+async def fill_up(database: Database, job: str) -> None:
+    """Make a job's state as large as a record can be."""
+    while True:
+        record = await database.store.get(f"{PREFIX}job/{job}")
+        assert record is not None
+        value = {**record.value, "edits": {"description": ""}}
+        room = MAX_VALUE - len(encode(value))
+        value["edits"] = {"description": "x" * room}
+        (outcome,) = await database.store.write([record.replace(value)])
+        if isinstance(outcome, Applied):
+            return
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+async def test_a_job_whose_state_is_full_stops_no_other(url: str, is_running: bool) -> None:
+    """Found: the database failed, whether a run was to start or had ended."""
+    calls: list[str] = []
+    began, release = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        began.set()
+        await release.wait()
+
+    jobs = two_jobs(calls)
+    if is_running:
+        jobs["victim"] |= {"action": wait}
+    async with run_scheduler(url, jobs) as stage:
+        reports: list[Event] = []
+        stage.database.on("store:record-set-aside", reports.append)
+        if is_running:
+            await began.wait()
+            await fill_up(stage.database, "victim")
+            release.set()
+            await stage.hears("job-lost", job_name="victim")
+        else:
+            await fill_up(stage.database, "victim")
+            await until(lambda: reports, "it is reported")
+        calls.clear()
+        await until(lambda: calls.count("other") > 1, "the other fires")
+    (report,) = reports
+    assert report["key"] == f"{PREFIX}job/victim"
+    assert report["reason"].startswith("its state cannot be written: value must be at most")

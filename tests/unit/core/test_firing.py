@@ -271,9 +271,9 @@ def test_a_removed_job_is_added_again_without_its_past() -> None:
     """What waited becomes a gap; what has begun goes on."""
     state, _ = start(job(overlap="queue"), NOON + MINUTE)
     state = step(state, NOON + 3 * MINUTE).state
-    removed = remove(state)
+    removed = remove(state, NOON + 3 * MINUTE)
     assert removed is not None
-    assert remove(removed) is None
+    assert remove(removed, NOON + 3 * MINUTE) is None
     assert [gap.count for gap in removed.gaps] == [2]
     assert len(removed.running) == 1
     added = define(removed, state.definition, "worker-2", 2, NOON + 10 * MINUTE)
@@ -285,7 +285,7 @@ def test_a_removed_job_is_anybodys_to_define() -> None:
     """Found: a process that was older than the removed definition could not add the job again."""
     newer = define(job(), JobDefinition(schedule="@hourly"), "worker-2", 2, NOON)
     assert newer is not None
-    removed = remove(newer)
+    removed = remove(newer, NOON)
     assert removed is not None
     added = define(removed, JobDefinition(schedule="@daily"), "worker-1", 1, NOON)
     assert added is not None
@@ -311,7 +311,7 @@ def test_jitter_is_the_same_in_every_process() -> None:
 @given(
     overlap=st.sampled_from(["skip", "queue", "allow"]),
     misfire=st.sampled_from(["skip", "last", "all"]),
-    moves=st.lists(st.tuples(st.integers(0, 200), st.sampled_from("aefpr")), max_size=25),
+    moves=st.lists(st.tuples(st.integers(0, 200), st.sampled_from("aefprx")), max_size=25),
 )
 def test_every_instant_is_decided_once(
     overlap: str, misfire: str, moves: list[tuple[int, str]]
@@ -334,13 +334,111 @@ def test_every_instant_is_decided_once(
             changed = pause(state, JobPause(at=now))
         elif move == "r":
             changed = resume(state, now)
+        elif move == "x":
+            changed = remove(state, now)
         state = state if changed is None else changed
+        if state.is_removed:
+            # Operators change it no more.
+            break
         assert overlap == "allow" or len(state.running) <= 1
     decided = [*fired, *state.queued]
     for gap in state.gaps:
         decided += find_schedule(state).between(gap.first - 1, gap.last, 10_000)
     expected = find_schedule(state).between(NOON, state.last, 10_000)
     assert sorted(decided) == expected
+    assert not (state.queued and (state.pause or state.is_removed))
+    assert state.statistics.missed + state.statistics.skipped == len(decided) - len(
+        [*fired, *state.queued]
+    )
+
+
+def list_gaps(state: JobState | None) -> list[tuple[int, int, str]]:
+    """Return the gaps of a job: first and last minute after noon, and the reason."""
+    assert state is not None
+    assert sum(gap.count for gap in state.gaps) == state.statistics.skipped
+    return [((g.first - NOON) // MINUTE, (g.last - NOON) // MINUTE, g.reason) for g in state.gaps]
+
+
+@pytest.mark.parametrize(("max_catch_up", "most"), [(10, 100), (1000, 1000)])
+def test_only_so_many_instants_wait_for_room(max_catch_up: int, most: int) -> None:
+    """Found: with `overlap="allow"` the state grew until it could not be written any more."""
+    state = job(schedule="* * * * * *", overlap="allow", misfire="all", max_catch_up=max_catch_up)
+    for number in range(1, 60):
+        state = step(state, NOON + 50 * number, room=number % 2).state
+        assert len(state.queued) <= most
+    full = {gap.reason for gap in state.gaps if gap.kind == "skipped"}
+    assert full == {f"{most:,} runs were waiting already"}
+    instants = [*(run.instant for run in state.running), *state.queued]
+    assert instants == sorted(instants)
+
+
+def test_a_state_with_too_many_waiting_instants_recovers() -> None:
+    """Whatever has written it: the oldest run, the rest is a gap."""
+    state = msgspec.structs.replace(
+        job(NOON + 500 * MINUTE, overlap="queue"),
+        queued=tuple(NOON + number * MINUTE for number in range(1, 501)),
+    )
+    after, run = start(state, NOON + 500 * MINUTE + 1)
+    assert (run.instant, len(after.queued)) == (NOON + MINUTE, 99)
+    assert list_gaps(after) == [(101, 500, "100 runs were waiting already")]
+
+
+def wait_behind(overlap: str) -> JobState:
+    """Return a job of which one run goes on; with `overlap="queue"`, 2 and 3 wait."""
+    state, _ = start(job(overlap=overlap), NOON + MINUTE)
+    return step(state, NOON + 3 * MINUTE).state
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue"])
+def test_a_change_fires_nothing_that_waits(overlap: str) -> None:
+    """Found: it was fired after the change. What came during a run was skipped for that run."""
+    state, now = wait_behind(overlap), NOON + 5 * MINUTE + 1
+    for change, changed in {
+        "the job was changed": edit(state, {"schedule": "@yearly"}, now),
+        "the job was removed": remove(state, now),
+        "the job was defined anew": define(
+            state, JobDefinition(schedule="@daily"), "worker-2", 2, now
+        ),
+    }.items():
+        assert changed is not None
+        assert (changed.queued, changed.last) == ((), int(now))
+        if overlap == "queue":
+            assert list_gaps(changed) == [(2, 3, change), (4, 5, change)]
+        elif change != "the job was defined anew":
+            assert list_gaps(changed) == [(2, 5, OVERLAPPED)]
+        (run,) = changed.running
+        ended = finish("job", changed, run, "success", now + 1)
+        assert ended is not None
+        assert step(ended, now + 1).starts == ()
+
+
+def test_a_pause_fires_nothing_that_waits() -> None:
+    """Neither while it lasts nor after it."""
+    paused = pause(wait_behind("queue"), JobPause(at=NOON + 3 * MINUTE + 1, by="ann"))
+    assert paused is not None
+    assert (paused.queued, list_gaps(paused)) == ((), [(2, 3, "it was paused by ann")])
+    resumed = resume(paused, NOON + 5 * MINUTE + 1)
+    assert list_gaps(resumed)[1:] == [(4, 5, "it was paused by ann")]
+
+
+def test_what_came_during_a_run_before_a_pause_was_skipped_for_the_run() -> None:
+    """Found: the pause was named as the reason. What came during the pause is another gap."""
+    state, run = start(job(), NOON + MINUTE)
+    paused = pause(state, JobPause(at=NOON + 3 * MINUTE + 1))
+    assert paused is not None
+    ended = finish("job", paused, run, "success", NOON + 4 * MINUTE)
+    assert ended is not None
+    resumed = resume(ended, NOON + 6 * MINUTE + 1)
+    assert list_gaps(resumed) == [(2, 3, OVERLAPPED), (4, 6, "it was paused")]
+
+
+def test_a_gap_has_only_instants_in_a_row() -> None:
+    """What waits may have gaps between."""
+    queued = tuple(NOON + number * MINUTE for number in (1, 2, 4, 6, 7))
+    state = msgspec.structs.replace(job(NOON + 7 * MINUTE, overlap="queue"), queued=queued)
+    reason = "the job was removed"
+    removed = remove(state, NOON + 7 * MINUTE)
+    assert list_gaps(removed) == [(1, 2, reason), (4, 4, reason), (6, 7, reason)]
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
