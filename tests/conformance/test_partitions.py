@@ -442,6 +442,49 @@ async def test_a_resource_has_twenty_partitions_however_they_were_added(fleet: F
     assert len(database.resource("r").partitions) == 20
 
 
+async def test_an_object_that_was_kept_goes_by_what_is_stored(fleet: Fleet) -> None:
+    """Over a drop and a new resource of the name, made here or elsewhere, and a new connection."""
+    one, other = await fleet.start(), await fleet.start()
+    kept = await one.create_resource("r", partitions=BY_REGION)
+    heard: list[Any] = []
+    kept.on("resource:inserted", heard.append)
+    await one.drop_resource("r")
+    new = await one.create_resource("r", partitions=BY_REGION)
+    await kept.insert({"id": "a", **EU})
+    await new.insert({"id": "b", **EU})
+    await fleet.finish(one)
+    for resource in (kept, new):
+        await check_region(resource, ["a", "b"])
+    assert not heard, "its listeners belong to the resource that was dropped"
+    await other.list_resources()
+    await other.drop_resource("r")
+    await one.list_resources()
+    await other.create_resource("r", partitions=BY_REGION)
+    await kept.insert({"id": "c", **EU})
+    await fleet.finish(other)
+    await check_region(kept, ["c"])
+    await check_region(other.resource("r"), ["c"])
+    await one.disconnect()
+    await other.create_resource("r", partitions={"by_city": "city"})
+    await one.connect()
+    await kept.insert({"id": "d", "city": "x", **EU})
+    await fleet.finish(other)
+    assert ids(await other.resource("r").query({"city": "x"})) == ["d"]
+    assert kept.partitions == other.resource("r").partitions
+
+
+async def test_a_record_of_code_without_partitions_is_found_once_it_is_updated(
+    fleet: Fleet,
+) -> None:
+    """That code can still add records; it knows no entries."""
+    database = await fleet.start()
+    resource = await database.create_resource("r", partitions=BY_REGION)
+    await database.store.create("data/r/a", {"id": "a", **EU})
+    assert ids(await resource.query(EU)) == []
+    await resource.update("a", {"m": 1})
+    await check_region(resource, ["a"])
+
+
 async def test_records_stay_when_their_expiry_is_dropped(fleet: Fleet) -> None:
     """And the index is removed; a partition of the same name is another one."""
     one, other = await fleet.start(), await fleet.start()
@@ -768,10 +811,10 @@ async def test_records_of_a_process_that_stood_still_are_added_again_on_request(
     ],
 )
 async def test_questions_about_no_partition_are_refused(
-    location: StoreLocation, options: dict[str, Any], message: str
+    store: Store, options: dict[str, Any], message: str
 ) -> None:
     """By every verb, with field, value and fix."""
-    async with Database(connection=await location.open()) as database:
+    async with Database(connection=store) as database:
         resource = await database.create_resource("r", partitions=BY_REGION)
         for verb in (resource.list, resource.count, resource.page, resource.query):
             with pytest.raises(Invalid) as caught:
@@ -779,9 +822,9 @@ async def test_questions_about_no_partition_are_refused(
             assert message in str(caught.value)
 
 
-async def test_bad_partitions_write_nothing(location: StoreLocation) -> None:
+async def test_bad_partitions_write_nothing(store: Store) -> None:
     """Neither a definition nor entries; also if the records were described before."""
-    async with Database(connection=await location.open()) as database:
+    async with Database(connection=store) as database:
         bad: list[Any] = [5, {"a b": "x"}, {"a": []}, {"a": "unknown"}, {"a": {"x": "string"}}]
         for partitions in bad:
             with pytest.raises(Invalid, match="partitions"):

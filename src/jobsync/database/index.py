@@ -205,7 +205,8 @@ class IndexedWriter:
             before = None if base is None else rule.rank(base.value)
             after = None if value is None else rule.rank(value)
             if base is not None and before is not None:
-                if after == before:
+                # A record of a lower format may have been written without any entry.
+                if after == before and base.format == _FORMAT:
                     kept[rule.key] = _find_nonce(base, rule)
                     continue
                 left.append(_name_entry(prefix, before, base, _find_nonce(base, rule)))

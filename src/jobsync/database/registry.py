@@ -2,7 +2,8 @@
 
 Processes that define a resource at the same time build on each other's definitions. A process has
 one `Resource` object per name, whatever its definition becomes; it never returns to an older
-definition.
+definition. An object that was kept while its resource was dropped and created again, or over a new
+connection, works on the same records by the same definition.
 """
 
 import asyncio
@@ -140,6 +141,9 @@ class ResourceRegistry:
     ) -> None:
         self._derive_rules = derive_rules
         self.resources: dict[str, Resource] = {}
+        self._records: dict[str, ResourceRecords] = {}
+        """Those of all resources that this process has ever known: users may hold on to an
+        object of a resource that was dropped, or of an earlier connection."""
         self._views: dict[str, Resource] = {}
         self.readable = ChainMap(self.resources, self._views)
         self._get_store = get_store
@@ -264,7 +268,7 @@ class ResourceRegistry:
                 break
             after = records[-1].key
         for gone in self.resources.keys() - set(names):
-            del self.resources[gone]
+            self._forget(gone)
         return names
 
     async def drop(self, name: str) -> None:
@@ -297,7 +301,7 @@ class ResourceRegistry:
 
         async with self._lock:
             await self._definitions.change(name, decide)
-            self.resources.pop(name, None)
+            self._forget(name)
         self._events.emit(ResourceDropped(resource=name))
 
     def _note_drop(self, note: Record | None, definition: Definition) -> Json:
@@ -328,7 +332,8 @@ class ResourceRegistry:
 
     def clear(self) -> None:
         """Forget all resources, as before the first `refresh`."""
-        self.resources.clear()
+        for name in list(self.resources):
+            self._forget(name)
         self._views.clear()
         # The next connection may be made in another loop.
         self._lock = asyncio.Lock()
@@ -343,17 +348,19 @@ class ResourceRegistry:
         async with self._lock:
             read_at = self._clock.mono()
             record = await self._definitions.get(name)
-            known = self.resources.get(name)
-            if record is None or known is None:
+            known = self._records[name]
+            if record is None:
                 return False
             before = known.definition
-            return self._remember(Definition.read(record), read_at).definition != before
+            known.set_definition(Definition.read(record), read_at)
+            return known.definition != before
 
     def _remember(self, definition: Definition, read_at: Mono) -> Resource:
         """Return the resource of this name, with this definition."""
-        resource = self.resources.get(definition.name)
-        if resource is None:
-            records = ResourceRecords(
+        name = definition.name
+        records = self._records.get(name)
+        if records is None:
+            records = self._records[name] = ResourceRecords(
                 definition,
                 read_at,
                 self._get_store,
@@ -362,10 +369,17 @@ class ResourceRegistry:
                 self._open_records,
                 self._guard,
             )
-            resource = self.resources[definition.name] = Resource(records, self._components)
-        else:
-            resource.records.set_definition(definition, read_at)
-        return resource
+        elif name not in self.resources:
+            records.begin()
+        records.set_definition(definition, read_at)
+        if name not in self.resources:
+            self.resources[name] = Resource(records, self._components)
+        return self.resources[name]
+
+    def _forget(self, name: str) -> None:
+        """Know a resource no longer. Who still holds it goes by what is stored."""
+        if self.resources.pop(name, None) is not None:
+            self._records[name].distrust_definition()
 
     async def _write_definitions(self, changes: Sequence[Change]) -> list[Outcome]:
         """Write definitions, in a format that code without indexes does not overwrite."""

@@ -142,8 +142,6 @@ class ResourceRecords:
         guard: ReadGuard | None = None,
     ) -> None:
         self.name = definition.name
-        self.events = Events()
-        self.events.join(components.events)
         self.moves = ArchiveMoves(self, open_records, components)
         self.keyspace = Keyspace(
             get_store,
@@ -157,11 +155,24 @@ class ResourceRecords:
         self._components = components
         self._clock = components.clock
         self._reload = reload
-        self._rereading = asyncio.Lock()
-        # Another process may have dropped a resource of this name, and created this one.
-        self.reads.clear()
         self.definition = definition
+        self.begin()
         self.set_definition(definition, read_at)
+
+    def begin(self) -> None:
+        """Begin anew for a new object of the resource, without listeners and cached answers.
+
+        Another process may have dropped a resource of this name, and created this one. The
+        connection may be a new one, in another loop.
+        """
+        self.events = Events()
+        self.events.join(self._components.events)
+        self._rereading = asyncio.Lock()
+        self.reads.clear()
+
+    def distrust_definition(self) -> None:
+        """Read the definition again before the next write, or read through an index."""
+        self._read_at = Mono(float("-inf"))
 
     def set_definition(self, definition: Definition, read_at: Mono) -> None:
         """Use a newer definition from now on, which was read at this time or later."""

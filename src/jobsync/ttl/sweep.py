@@ -4,8 +4,9 @@ Guarantees: only a record that has expired by the clock at that moment is touche
 version that was read: one that is renewed meanwhile stays. One record that cannot be dealt with
 stops none of the others. What a sweep leaves, the next one finds.
 
-Cost: one listing, if nothing is due. Otherwise a listing and a read of the records for each batch,
-their removal, and one read of the definition, because its rule may have changed.
+Cost: one listing, if nothing is due, and a read of the definition if the last one was half a minute
+ago. Otherwise a listing and a read of the records for each batch, their removal, and one read of
+the definition, because its rule may have changed.
 
 Hooks of the resource do not run. Its events are emitted.
 """
@@ -23,14 +24,12 @@ from jobsync.database.definition import IndexState
 from jobsync.database.document import UPDATED, Document
 from jobsync.database.index import IndexEntry
 from jobsync.database.resource import Resource
+from jobsync.database.resource_records import DEFINITION_AGE
 from jobsync.errors import Corrupt, Invalid, NewerFormat
 from jobsync.stores.contract import Applied, Change, Conflicted, Outcome, Record, Unknown
 from jobsync.ttl.callback import ExpiryCallback
 
 __all__ = ["ResourceSweep", "SweepCounts", "SweepListener"]
-
-_DEFINITION_AGE: Seconds = 300.0
-"""Seconds after which the definition is read again even if nothing is due."""
 
 _IS_DELETED = "is_deleted"
 
@@ -113,7 +112,7 @@ class ResourceSweep:
             Unavailable: the store does not answer, or the time is not known.
         """
         until = rank_of_time(self._get_now())
-        await self._records.refresh_definition(_DEFINITION_AGE)
+        await self._records.refresh_definition(DEFINITION_AGE)
         state, is_checked, after = self._find_index(), False, ""
         while state is not None:
             page = await self._records.open_index(state).list_due(

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -477,6 +477,22 @@ async def test_foreign_objects_are_not_listed(store: ObjectsStore) -> None:
         obstore.put(store._bucket._write_client, f"{folder}{name}", b"x" * 300)
     assert [head.key for head in await store.heads("n/")] == ["n/1"]
     assert [record.key for record in await store.scan("n/")] == ["n/1"]
+
+
+async def test_a_record_deleted_after_its_listing_is_not_scanned(
+    store: ObjectsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next ones fill the page: a short one would mean the end."""
+    records = [await store.create(f"n/{i}", {"i": i}) for i in range(4)]
+    get_objects = store._get_objects
+
+    async def delete_first(keys: Sequence[str]) -> Any:
+        monkeypatch.undo()
+        await store.delete(records[1])
+        return await get_objects(keys)
+
+    monkeypatch.setattr(store, "_get_objects", delete_first)
+    assert [record.key for record in await store.scan("n/", limit=3)] == ["n/0", "n/2", "n/3"]
 
 
 async def test_foreign_objects_do_not_end_a_range(store: ObjectsStore) -> None:

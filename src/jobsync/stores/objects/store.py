@@ -240,10 +240,14 @@ class ObjectsStore(Store):
 
         async def fetch(_: str, page: int) -> list[Row]:
             rows: list[Row] = []
-            # Objects removed since they were listed leave gaps; a short page would mean the end.
+            # Records deleted since they were listed leave gaps; a short page would mean the end.
             while len(rows) < page and (keys := await listing.take(page - len(rows), pick)):
                 objects = await self._get_objects(keys)
-                rows += [(key, found) for key, found in zip(keys, objects, strict=True) if found]
+                rows += [
+                    (key, found)
+                    for key, found in zip(keys, objects, strict=True)
+                    if found and found.size >= LIVE_SIZE
+                ]
             return rows
 
         return await collect(
