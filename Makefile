@@ -15,8 +15,9 @@ OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py \
   tests/integration/cli/test_shutdown.py
 DEATH := tests/processes/test_local_death.py
 SCHEDULER := tests/unit/core/test_cron_dst.py tests/processes/test_scheduler_processes.py
+TTL := tests/integration/ttl/test_costs.py tests/integration/database/test_partition_costs.py
 STORES := tests/integration/stores/test_objects.py tests/integration/stores/test_first_connect.py
-OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE) $(DEATH) $(SCHEDULER)
+OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE) $(DEATH) $(SCHEDULER) $(TTL)
 FULL := --scale=full --timeout=7200 -s
 # Tests start hundreds of processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -75,8 +76,9 @@ prove-death: setup ## killed processes whose death is known at once on this mach
 prove-scheduler: setup ## schedules at every clock change of every zone, then real processes; appends to proof/runs.jsonl
 	$(PY) -m pytest $(SCHEDULER) $(FULL) $(ARGS)
 
-prove-ttl: setup ## 300 simulated hours of records that expire; appends to proof/runs.jsonl
+prove-ttl: setup ## 300 simulated hours of records that expire, then sweeps and lookups among a million; appends to proof/runs.jsonl
 	@$(PY) tests/simulation/simulate.py records --hours 300 --jobs $(or $(JOBS),2)
+	$(PY) -m pytest $(TTL) $(FULL) $(ARGS)
 
 certify-s3: setup ## run the conformance suite and the probe on four S3 servers
 	@bash scripts/install-ceph
