@@ -15,7 +15,8 @@ OPERATE := tests/processes/test_operate.py tests/integration/cli/test_help.py \
   tests/integration/cli/test_shutdown.py
 DEATH := tests/processes/test_local_death.py
 SCHEDULER := tests/unit/core/test_cron_dst.py tests/processes/test_scheduler_processes.py
-TTL := tests/integration/ttl/test_costs.py tests/integration/database/test_partition_costs.py
+TTL := tests/integration/ttl/test_costs.py tests/integration/database/test_partition_costs.py \
+  tests/conformance/test_partition_crashes.py
 STORES := tests/integration/stores/test_objects.py tests/integration/stores/test_first_connect.py
 OTHERS := $(ELECTION) $(SHARING) $(QUEUE) $(OPERATE) $(DEATH) $(SCHEDULER) $(TTL)
 FULL := --scale=full --timeout=7200 -s
