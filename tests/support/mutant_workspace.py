@@ -29,6 +29,7 @@ __all__ = ["StepRun", "Verdict", "Workspace", "WorkspaceStopped", "WrongSource"]
 ROOT = Path(__file__).parents[2]
 TIME_IS_OVER = 124  # the exit code of tests/mutants/guarded_pytest.py
 SECONDS_PER_TEST = 100
+RECORDED_HISTORIES = Path("tests", "simulation", "histories.json")
 _PYTEST_CODES = {2, 3, 4, 5}
 """Exit codes with which pytest says that it could not run the tests."""
 
@@ -104,6 +105,8 @@ class Workspace:
         self._temporary = folder / "tmp"
         folder.mkdir(mode=0o755)
         shutil.copytree(ROOT, self.tree, ignore=_LEFT_OUT, symlinks=True)
+        # A recorded history differs after any change, also after a right one.
+        (self.tree / RECORDED_HISTORIES).write_text("{}", encoding="utf-8")
         self._temporary.mkdir()
         self._temporary.chmod(0o1777)
         _link_environment(self._venv, self.tree / "src")

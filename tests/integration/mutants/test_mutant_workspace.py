@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from mutant_workspace import StepRun, Workspace, WorkspaceStopped
+from mutant_workspace import RECORDED_HISTORIES, ROOT, StepRun, Workspace, WorkspaceStopped
 from source_mutants import SourceMutant
 from waiting import until
 
@@ -78,6 +78,12 @@ def test_a_mutant_is_imported_by_tests_and_programs_until_it_is_taken_out(
     unmutated = _run(workspace, IMPORTS)
     caught = "test_of_the_copy.py::test_in_this_process"
     assert unmutated.judge() == ("caught", caught), unmutated.output
+
+
+def test_no_history_is_recorded_in_the_copy(workspace: Workspace) -> None:
+    """Any change of behaviour would differ from it, so that stories would catch every mutant."""
+    assert (ROOT / RECORDED_HISTORIES).stat().st_size > 2
+    assert (workspace.tree / RECORDED_HISTORIES).read_text(encoding="utf-8") == "{}"
 
 
 def test_no_process_is_left_after_the_tests(workspace: Workspace, tmp_path: Path) -> None:
