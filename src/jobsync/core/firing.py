@@ -212,7 +212,9 @@ def _decide_due(
         return _queue_behind(state, schedule, newest)
     if definition.misfire == "all":
         kept = schedule.newest_between(state.last, newest, definition.max_catch_up)
-    elif definition.misfire == "skip" and now - newest > MAX_LATENESS:
+    elif definition.misfire == "skip" and now > MAX_LATENESS + due_time(
+        name, definition, schedule, newest
+    ):
         kept = []
     else:
         kept = [newest]

@@ -292,6 +292,16 @@ def test_a_removed_job_is_anybodys_to_define() -> None:
     assert (added.is_removed, added.definition.schedule, added.generation) == (False, "@daily", 1)
 
 
+@given(hours=st.integers(1, 1000), late=st.integers(0, 3000))
+def test_lateness_counts_from_the_time_that_jitter_has_chosen(hours: int, late: int) -> None:
+    """With `misfire="skip"`, a delay that jitter has chosen is not taken for lateness."""
+    instant = NOON + 3600 * hours
+    state = job(last=instant - 1, schedule="0 * * * *", jitter=600.0, misfire="skip")
+    due = due_time("job", state.effective, find_schedule(state), instant)
+    starts = step(state, due + late).starts
+    assert [run.instant for run in starts] == ([instant] if late <= MAX_LATENESS else [])
+
+
 def test_jitter_is_the_same_in_every_process() -> None:
     """And never reaches the next instant."""
     state = job(jitter=300.0)
