@@ -767,6 +767,22 @@ async def test_of_very_many_errors_the_latest_are_kept(
         assert [each.attempt for each in kept.errors][-2:] == [299, 1]
 
 
+async def test_unreadable_errors_hide_no_message(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """They are shown as text beside the readable ones, and a page is not taken for the last."""
+    await backend.push(new_messages(*range(1, 6)))
+    line = msgspec.json.encode({"attempt": 1, "error": "boom"}).decode()
+    location.overwrite("jobsync_message", "id-2", errors=f"{line}\nby hand\n")
+    (first, second) = await backend.browse("ready", limit=2)
+    assert [(each.attempt, each.error) for each in second.errors] == [(1, "boom"), (0, "by hand")]
+    assert len(await backend.browse("ready", after=second.cursor, limit=3)) == 3
+    assert first.errors == ()
+    directory = location.open_directory()
+    assert len(await directory.list("emails", "queue", after="", limit=2)) == 2
+    assert [each.id for each in await directory.find(["id-2"])] == ["id-2"]
+
+
 async def test_a_message_that_is_never_due_fails_no_claim(
     location: QueueLocation, backend: QueueBackend
 ) -> None:

@@ -78,7 +78,8 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 4.0
 _LONGEST_ERROR = 2000
 
-_Failures = list[Failure]
+_decode_failure = msgspec.json.Decoder(Failure).decode
+_decode_failures = msgspec.json.Decoder(tuple[Failure, ...]).decode
 
 ClaimedRow: TypeAlias = tuple[str, bytes | str, int, int, int, float | None, bool, float]
 """A claimed message: id, payload, deliveries, returned deliveries, most attempts, timeout, whether
@@ -228,7 +229,7 @@ class SqlBackend(QueueBackend):
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
     ) -> list[MessageInfo]:
-        """Return messages; skip and report those that cannot be read."""
+        """Return messages; what cannot be decoded is shown as text."""
         check_state(state)
         check_cursor(state, after)
         check_limit(limit)
@@ -476,17 +477,14 @@ class _InfoRow(NamedTuple):
 
 
 def read_infos(rows: Sequence[Sequence[Any]], log: CorruptionLog) -> list[MessageInfo]:
-    """Return the readable messages, and report the others."""
-    infos = []
-    for row in rows:
-        try:
-            infos.append(_read_info(_InfoRow(*row)))
-        except Corrupt as corrupt:
-            log.report(corrupt)
-    return infos
+    """Return the messages of all rows, so that a short page is the last one.
+
+    What cannot be decoded of a message is shown as text.
+    """
+    return [_read_info(_InfoRow(*row), log) for row in rows]
 
 
-def _read_info(row: _InfoRow) -> MessageInfo:
+def _read_info(row: _InfoRow, log: CorruptionLog) -> MessageInfo:
     value, is_readable = _decode_or_text(row.payload, row.id)
     return MessageInfo(
         queue=row.queue,
@@ -496,7 +494,7 @@ def _read_info(row: _InfoRow) -> MessageInfo:
         attempts=row.deliveries - row.returned,
         deliveries=row.deliveries,
         max_attempts=row.max_attempts,
-        errors=tuple(_read_failures(row.errors, row.id)),
+        errors=_read_failures(row.errors, row.id, log),
         session=row.session,
         is_suspect=bool(row.suspect),
         enqueued=row.enqueued,
@@ -521,8 +519,18 @@ def _decode_or_text(payload: bytes | str | None, name: str) -> tuple[Any, bool]:
         return text, False
 
 
-def _read_failures(lines: str, name: str) -> _Failures:
+def _read_failures(text: str, name: str, log: CorruptionLog) -> tuple[Failure, ...]:
+    """Return the errors of a message, one of each line; a line that is not JSON as its text."""
+    lines = text.splitlines()
     try:
-        return msgspec.json.decode(f"[{','.join(lines.splitlines())}]", type=_Failures)
+        return _decode_failures(f"[{','.join(lines)}]")
+    except (msgspec.DecodeError, UnicodeError):
+        return tuple(_read_failure(line, name, log) for line in lines)
+
+
+def _read_failure(line: str, name: str, log: CorruptionLog) -> Failure:
+    try:
+        return _decode_failure(line)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise Corrupt(f"message {name}", f"its errors are not JSON ({error})") from error
+        log.report(Corrupt(f"message {name}", f"its errors are not JSON ({error})"))
+        return Failure(attempt=0, error=line[:_LONGEST_ERROR])
