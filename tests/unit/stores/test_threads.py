@@ -104,21 +104,21 @@ import asyncio, gc
 from pathlib import Path
 from jobsync.stores.threads import ThreadPool
 
-threads = ThreadPool("test", 1)
-
-async def ask():
+async def ask(threads):
     return await threads.run(pow, 2, 3)
 
-def count():
+def count_after(loops):
+    threads = ThreadPool("test", 1)
+    for _ in range(loops):
+        asyncio.run(ask(threads))
+    # A thread has the pipe of its last reply in hand for a moment longer than its caller waits.
+    threads.shutdown()
+    threads.join()
     gc.collect()
     return len(list(Path("/dev/fd").iterdir()))
 
-asyncio.run(ask())
-before = count()
-for _ in range(10):
-    asyncio.run(ask())
-print(count() - before)
-threads.shutdown()
+before = count_after(1)
+print(count_after(10) - before)
 """
 
 
