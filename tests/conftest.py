@@ -5,6 +5,7 @@ import gc
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Let interrupts through: a shell that starts us in the background has them ignored."""
+    """Prepare this process, and those that tests start.
+
+    Interrupts come through: a shell that starts us in the background has them ignored. The zone is
+    far from UTC, by half an hour too, and has summer time: no decision may depend on it.
+    """
+    os.environ["TZ"] = "Australia/Lord_Howe"
+    time.tzset()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
