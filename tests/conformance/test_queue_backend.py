@@ -767,6 +767,28 @@ async def test_of_very_many_errors_the_latest_are_kept(
         assert [each.attempt for each in kept.errors][-2:] == [299, 1]
 
 
+async def test_concurrent_pushes_share_a_transaction_and_its_outcome(
+    location: QueueLocation, backend: QueueBackend
+) -> None:
+    """Each message is pushed once; a lost request concerns all that it had, and nobody else."""
+
+    def push(first: int) -> "asyncio.Future[list[BaseException | None]]":
+        pushes = [backend.push(new_messages(first + number)) for number in range(40)]
+        return asyncio.gather(*pushes, return_exceptions=True)
+
+    assert await push(1) == [None] * 40
+    location.faults.lost_replies = 1
+    assert await push(41) == [None] * 40
+    pushes = push(81)
+    # The first one is on its way; the others wait for it.
+    await asyncio.sleep(0)
+    location.faults.lost_requests = 1
+    first, *others = await pushes
+    assert first is None
+    assert [type(outcome) for outcome in others] == [OutcomeUnknown] * 39
+    assert sorted(values(await claim(backend, 1000))) == list(range(1, 82))
+
+
 async def test_unreadable_errors_hide_no_message(
     location: QueueLocation, backend: QueueBackend
 ) -> None:

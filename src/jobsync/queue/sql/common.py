@@ -39,6 +39,7 @@ from jobsync.queue.backend import (
     Settlement,
     check_finished,
 )
+from jobsync.queue.sql.shared_push import SharedPush
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.scan import check_age, check_limit
 from jobsync.stores.sql import SqlAccess
@@ -130,12 +131,18 @@ class SqlBackend(QueueBackend):
         self._ids = components.ids
         self._corruption_log = CorruptionLog(self.topic, components.events)
         self._notifications = access
+        self._shared_push = SharedPush(self.topic, self._push_and_check)
 
     async def push(self, new_messages: Sequence[NewMessage]) -> None:
         """Add messages, all or none."""
         if not new_messages:
             return
-        payloads = _encode(new_messages)
+        await self._shared_push.push(new_messages, _encode(new_messages))
+
+    async def _push_and_check(
+        self, new_messages: Sequence[NewMessage], payloads: Sequence[bytes]
+    ) -> None:
+        """Add messages; if the reply is lost, look whether they have arrived."""
         try:
             await self._push(new_messages, payloads)
         except OutcomeUnknown as unknown:
