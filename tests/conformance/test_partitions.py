@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import pytest
@@ -483,6 +484,30 @@ async def test_a_record_of_code_without_partitions_is_found_once_it_is_updated(
     assert ids(await resource.query(EU)) == []
     await resource.update("a", {"m": 1})
     await check_region(resource, ["a"])
+
+
+class Degrees(float):
+    """A number of a derived type, as numpy has them."""
+
+
+@pytest.mark.parametrize("value", [Decimal("1.5"), Degrees(1.5)], ids=["decimal", "derived"])
+async def test_a_number_of_another_type_is_in_the_partition_of_the_stored_one(
+    fleet: Fleet, value: Any
+) -> None:
+    """Whichever verb writes it; users see what is stored from the start."""
+    database = await fleet.start()
+    resource = await database.create_resource("r", partitions={"by_n": ["n"]})
+    inserted = await resource.insert({"id": "a", "n": value})
+    assert type(inserted.n) is float
+    await resource.insert_many([{"id": "b", "n": value}, {"id": "c"}, {"id": "d"}])
+    await resource.update("c", {"n": value})
+    await resource.replace("d", {"n": value})
+    for name in "abcd":
+        assert ids(await resource.query({"n": 1.5})) == list("abcd")
+        await resource.update(name, {"more": name})
+    values = {"n": value}
+    assert ids(await resource.list(partition="by_n", partition_values=values)) == list("abcd")
+    assert await count_entries(database) == 4
 
 
 async def test_records_stay_when_their_expiry_is_dropped(fleet: Fleet) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -175,6 +176,16 @@ async def test_a_record_that_is_renewed_during_the_sweep_survives(
         assert (await stage.sweep()).expired == 1
         assert await stage.list_live() == []
         assert await stage.count_entries() == 0
+
+
+async def test_a_time_of_another_type_expires_as_the_stored_number(hooked: HookedStore) -> None:
+    """A Decimal is stored as a number, and the record expires by that number."""
+    async with Database(connection=hooked) as database:
+        stage = await open_stage(database, HARD)
+        await stage.sessions.insert({"id": "r0", "expires_at": Decimal(START)})
+        await stage.sessions.insert({"id": "r1", "expires_at": Decimal(START + 1)})
+        assert (await stage.sweep()).deleted == 1
+        assert await stage.list_live() == ["r1"]
 
 
 async def test_everything_that_expired_during_an_outage_is_caught_up(hooked: HookedStore) -> None:

@@ -3,6 +3,8 @@
 A value either reads back equal from every store, or is refused before it is sent: no NaN, no
 integer beyond ±2⁵³, no NUL, no lone surrogate, no bytes or dates that would change type. Two
 conversions are allowed: tuples become lists, and a Decimal that equals a float becomes a number.
+So do numbers and text of derived types. Whoever computes anything from a value that is about to be
+stored converts it with `to_plain` first, so that it agrees with what is read back.
 """
 
 import math
@@ -23,6 +25,7 @@ __all__ = [
     "decode",
     "encode",
     "encode_all",
+    "to_plain",
 ]
 
 # A JSON value. `Any`, because a recursive union would make every reader narrow types that
@@ -36,6 +39,8 @@ MAX_INTEGER = 2**53
 """The largest integer that every JSON reader holds exactly."""
 
 _MAX_DEPTH = 64
+_PLAIN_SCALARS = frozenset({str, int, float, bool, type(None)})
+_PLAIN_KEYS = frozenset({str})
 
 
 def _plain(value: Any) -> str | int | float:
@@ -127,6 +132,32 @@ def decode(data: bytes | str, key: str) -> Json:
         return _decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise Corrupt(key, f"not JSON ({error})") from error
+
+
+def to_plain(value: Json, field: str = "value") -> Json:
+    """Return a value as it is read back from a store; the same object if it is already so.
+
+    Raises:
+        Invalid: it contains something else than plain JSON, and no store can keep all of it.
+    """
+    return value if _is_plain(value) else _decode(encode(value, field))
+
+
+def _is_plain(value: Json, depth: int = 0) -> bool:
+    """Whether a value has only the types that are read back, and is not nested too deeply."""
+    kind = type(value)
+    if kind is dict:
+        items, has_text_keys = value.values(), _PLAIN_KEYS.issuperset(map(type, value))
+    elif kind is list:
+        items, has_text_keys = value, True
+    else:
+        return kind in _PLAIN_SCALARS
+    if not has_text_keys or depth > _MAX_DEPTH:
+        return False
+    # Nearly all records are flat: one pass over the types, without a call for each.
+    return _PLAIN_SCALARS.issuperset(map(type, items)) or all(
+        _is_plain(item, depth + 1) for item in items
+    )
 
 
 def check_json(value: Json, field: str = "value", depth: int = 0) -> None:

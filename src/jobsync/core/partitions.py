@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from jobsync.core.codec import Json
+from jobsync.core.codec import Json, to_plain
 from jobsync.core.filters import All, Equals, Filter, find
 from jobsync.core.keys import MAX_SEGMENT, escape
 from jobsync.errors import Invalid, closest_name
@@ -119,7 +119,7 @@ class Partition(msgspec.Struct, frozen=True, tag="partition", tag_field="kind"):
             raise Invalid(
                 "partition_values", values, f"must have {', '.join(names)}", f"pass {{{example}}}"
             )
-        rank = self._rank([values[name] for name in names])
+        rank = self._rank([to_plain(values[name], f"partition_values.{name}") for name in names])
         if rank is None:
             problem = "must be text, numbers, True or False"
             raise Invalid("partition_values", dict(values), problem, "pass such values")

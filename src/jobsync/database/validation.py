@@ -1,6 +1,7 @@
 """How users' input becomes stored documents.
 
-Input that breaks the schema is refused with every reason at once.
+Input that breaks the schema is refused with every reason at once. A document has the types that are
+read back from a store, so that indexes, which are computed from it, find it by what is stored.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, Optional, TypeAlias, Ty
 
 import msgspec
 
-from jobsync.core.codec import MAX_INTEGER, Json
+from jobsync.core.codec import MAX_INTEGER, Json, to_plain
 from jobsync.core.schema import (
     PATTERNS,
     Field,
@@ -156,6 +157,7 @@ class Validator:
 
         Raises:
             InvalidRecord: lists every invalid field.
+            Invalid: no store can keep it.
         """
         documents = self._build_fast([record], [new_id])
         if documents is None:
@@ -233,7 +235,8 @@ class Validator:
             problems.append(Problem("id", document["id"], problem, "ids cannot change"))
         document, found = conform(self._fields, document)
         self._raise_problems([*problems, *found])
-        return {**document, UPDATED: now}
+        plain: dict[str, Json] = to_plain(document)
+        return {**plain, UPDATED: now}
 
     def _copy_input(self, record: Any) -> tuple[dict[str, Json], list[Problem]]:
         """Copy a user's input without the library's fields; list fields that are not allowed."""
@@ -251,9 +254,10 @@ class Validator:
 
 
 def _stamp(documents: JsonObjects, now: float) -> JsonObjects:
-    for document in documents:
+    stamped = [to_plain(document) for document in documents]
+    for document in stamped:
         document[CREATED] = document[UPDATED] = now
-    return documents
+    return stamped
 
 
 def _find_reserved(record: dict[Any, Json]) -> Iterator[Problem]:

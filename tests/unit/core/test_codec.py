@@ -2,6 +2,7 @@
 
 import enum
 import math
+from collections import OrderedDict
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -9,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobsync.core.codec import MAX_INTEGER, MAX_VALUE, check_json, decode, encode, encode_all
+from jobsync.core.codec import (
+    MAX_INTEGER,
+    MAX_VALUE,
+    check_json,
+    decode,
+    encode,
+    encode_all,
+    to_plain,
+)
 from jobsync.errors import Corrupt, Invalid
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -240,3 +249,33 @@ def test_a_decimal_is_a_number_or_refused() -> None:
     for bad in (Decimal("0.1"), range(3), {"a": [range(3)]}):
         with pytest.raises(Invalid, match="must be JSON"):
             encode(bad)
+
+
+class Degrees(float):
+    """A number of a derived type."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": Decimal("1.5"), "b": [Decimal(2)]},
+        {"a": Degrees(2.5)},
+        {"a": (1, 2), "b": {"c": ({},)}},
+        {"a": Colour.RED, Colour.RED: 1},
+        OrderedDict(a=1),
+    ],
+)
+def test_a_plain_value_is_what_is_read_back(value: Any) -> None:
+    """With the types that are read back, also deep inside."""
+    plain = to_plain(value)
+    assert repr(plain) == repr(decode(encode(value), "k"))
+    assert to_plain(plain) is plain
+
+
+def test_what_cannot_be_stored_does_not_become_plain() -> None:
+    """It is refused with its place, as by a store; also if it contains itself."""
+    endless: list[Any] = []
+    endless.append(endless)
+    for bad in ({"a": [Decimal("0.1")]}, {"a": b"x"}, endless, {5: 1}):
+        with pytest.raises(Invalid, match="of r"):
+            to_plain(bad, "of r")
