@@ -20,6 +20,7 @@ from jobsync import (
     Store,
     Unavailable,
 )
+from jobsync.components import NONCE_LENGTH
 from jobsync.core.codec import Json
 from jobsync.core.keys import MAX_SEGMENT, escape
 from jobsync.database.index import (
@@ -148,6 +149,63 @@ async def test_a_record_that_keeps_its_rank_keeps_its_entry(things: Things) -> N
         assert await things.find("1") == ["a"]
     assert await things.entries() == before
     assert list(record.value[ENTRIES]) == [RankRule.key]
+
+
+async def put_before_the_index(things: Things, *names: str) -> list[Record]:
+    """Write records of rank 1 without entries, then add these as a backfill does."""
+    records = [await things.store.create(DATA + name, {"id": name, "rank": "1"}) for name in names]
+    writer = IndexedWriter("things", [RankRule()], things.components)
+    for record in records:
+        await write_entries(things.store, writer.build_entries(record))
+    return records
+
+
+async def test_a_record_from_before_the_index_keeps_the_entry_of_the_backfill(
+    things: Things, components: Components
+) -> None:
+    """A lookup that has listed the entry, and reads the record after its first update, finds it."""
+    records = await put_before_the_index(things, "a", "b")
+    before = await things.entries()
+    waiting = dict(zip("ab", records, strict=True))
+
+    class BusyStore(StoreDecorator):
+        async def get_many(
+            self, keys: Sequence[str], *, tombstones: bool = False
+        ) -> list[Record | None]:
+            while waiting:
+                await things.put(*waiting.popitem()[:1], "1", records.pop())
+            return await super().get_many(keys, tombstones=tombstones)
+
+    reader = Things(BusyStore(things.store), components)
+    assert await reader.find("1") == ["a", "b"]
+    assert await things.entries() == before
+    assert await things.find("1") == ["a", "b"]
+
+
+async def test_of_two_writers_of_a_record_from_before_the_index_the_loser_removes_nothing(
+    things: Things,
+) -> None:
+    """Both name the entry that the record has had."""
+    (record,) = await put_before_the_index(things, "a")
+    await things.store.drop([index_prefix("things", RankRule.key) + (await things.entries())[0]])
+    await things.put("a", "1", record)
+    (outcome,) = await things.write(Put(record.key, {"id": "a", "rank": "1", "n": 2}, record))
+    assert isinstance(outcome, Conflicted)
+    assert await things.find("1") == ["a"]
+
+
+async def test_a_write_that_is_sent_again_removes_no_entries_of_its_first_copy(
+    things: Things,
+) -> None:
+    """A caller that chooses the nonce may repeat the write, and the record names its entries."""
+    put = Put(DATA + "a", {"id": "a", "rank": "1"}, nonce="n" * NONCE_LENGTH)
+    for expected in (Applied, Conflicted):
+        (outcome,) = await things.write(put)
+        assert isinstance(outcome, expected)
+        assert await things.find("1") == ["a"]
+    record = await things.store.get(put.key)
+    assert record is not None
+    assert record.nonce == put.nonce
 
 
 async def test_a_record_that_moves_is_found_only_at_its_new_rank(things: Things) -> None:

@@ -10,8 +10,10 @@ How: an entry is a record of its own, without content, whose key says all:
 The rank is what the index orders by. The entry is written before its record and ends in the nonce
 of that write, so no key is used twice, and an entry can be removed without a tombstone. A record
 names its entries: their nonce is that of its own write, or the one that it keeps under `_entries`
-if it has been rewritten since without leaving its rank. A writer that moves a record to another
-rank removes the entry that the record has left; one that loses a race removes its own.
+if it has been rewritten since without leaving its rank. So the entry of a record that stays in its
+rank stays too, and no lookup misses it. A writer that moves a record to another rank removes the
+entry that the record has left; one that loses a race removes its own, unless a copy of its write
+may have won.
 
 A writer that dies between these steps leaves an entry that its record does not name. It is
 dangling: skipped, and removed by whoever finds it once the write that it announces can no longer
@@ -159,7 +161,7 @@ class IndexedWriter:
         if not self._rules:
             return await store.write([_keep_format(change) for change in changes])
         plans = [
-            self._plan(change, nonce)
+            self._plan(change, change.nonce or nonce)
             for change, nonce in zip(changes, self._ids.nonces(len(changes)), strict=True)
         ]
         entries = [entry for plan in plans for entry in plan.entries]
@@ -199,26 +201,33 @@ class IndexedWriter:
         base = None if change.base is None or change.base.deleted else change.base
         value = None if isinstance(change, Delete) else change.value
         entries: list[Put] = []
+        own: list[str] = []
         left: list[str] = []
         kept: dict[str, str] = {}
         for rule, prefix in self._rules:
             before = None if base is None else rule.rank(base.value)
             after = None if value is None else rule.rank(value)
             if base is not None and before is not None:
-                # A record of a lower format may have been written without any entry.
-                if after == before and base.format == _FORMAT:
-                    kept[rule.key] = _find_nonce(base, rule)
+                named = _find_nonce(base, rule)
+                if after == before:
+                    kept[rule.key] = named
+                    if base.format != _FORMAT:
+                        # It may have been written without any entry, or a backfill has made it.
+                        entries.append(self._build_entry(prefix, before, base, named))
                     continue
-                left.append(_name_entry(prefix, before, base, _find_nonce(base, rule)))
+                left.append(_name_entry(prefix, before, base, named))
             if after is not None:
-                entries.append(self._build_entry(prefix, after, change, nonce))
+                entry = self._build_entry(prefix, after, change, nonce)
+                entries.append(entry)
+                own.append(entry.key)
         if isinstance(change, Delete):
             replaced: Change = msgspec.structs.replace(change, nonce=nonce, format=_FORMAT)
         else:
             replaced = msgspec.structs.replace(
                 change, nonce=nonce, format=_FORMAT, value=_name_entries(value, kept)
             )
-        return _PlannedWrite(replaced, entries, left)
+        # With a nonce of its own it may be a copy of a write that has happened.
+        return _PlannedWrite(replaced, entries, left, [] if change.nonce else own)
 
     def _build_entry(self, prefix: str, rank: str, record: Change | Record, nonce: str) -> Put:
         key = _name_entry(prefix, rank, record, nonce)
@@ -234,6 +243,8 @@ class _PlannedWrite(msgspec.Struct, frozen=True):
     """To be written before."""
     left: list[str]
     """Keys of entries that the record leaves."""
+    own: list[str]
+    """Keys of entries that no other write has."""
 
     def list_useless(self, outcome: Outcome) -> list[str]:
         """Return the keys of entries that are certainly dangling after the write."""
@@ -241,7 +252,7 @@ class _PlannedWrite(msgspec.Struct, frozen=True):
             case Applied():
                 return self.left
             case Conflicted():
-                return [entry.key for entry in self.entries]
+                return self.own
             case Unknown():
                 return []
 
@@ -438,7 +449,7 @@ async def write_entries(store: Store, entries: Sequence[Put]) -> None:
     """
     outcomes = await store.write(entries) if entries else []
     for entry, outcome in zip(entries, outcomes, strict=True):
-        # A conflict can only be with an earlier copy of this write: the key is unique.
+        # A conflict can only be with an equal entry: the key says all.
         if isinstance(outcome, Unknown):
             raise Unavailable(store.name, f"the index entry {entry.key}: {outcome.reason}")
 
