@@ -68,8 +68,24 @@ class LocalNotifier:
                 for callback in tuple(self._callbacks.get(topic, ())):
                     callback()
 
-    async def wait(self, topic: str, timeout: float) -> bool:
-        """Wait until the topic is woken or time is up; return whether it was woken."""
+    def wake_all(self) -> None:
+        """Wake everybody who waits, for whatever topic."""
+        with self._lock:
+            for callbacks in self._callbacks.values():
+                for callback in callbacks:
+                    callback()
+
+    async def wait(
+        self, topic: str, timeout: float, has_changed: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Wait until the topic is woken or time is up; return whether it was woken.
+
+        Args:
+            topic: what to wait for.
+            timeout: seconds to wait at most.
+            has_changed: whether there is something new already. Asked when no later notification
+                can be missed.
+        """
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
 
@@ -81,6 +97,8 @@ class LocalNotifier:
         with self._lock:
             self._callbacks.setdefault(topic, {})[callback] = None
         try:
+            if has_changed():
+                return True
             async with asyncio.timeout(timeout):
                 await changed.wait()
         except TimeoutError:

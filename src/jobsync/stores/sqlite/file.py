@@ -9,14 +9,16 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from jobsync.core.clock import Clock, Mono
 from jobsync.errors import Corrupt, JobsyncError, Misconfigured, Unavailable
+from jobsync.stores.memory import LocalNotifier
 from jobsync.stores.sql import Parameters, load_schema_steps
+from jobsync.stores.sqlite.watcher import FileWatcher
 from jobsync.stores.threads import ThreadPool
 
 __all__ = [
@@ -47,6 +49,9 @@ _BUSY_SLICE = 1.0
 _MOUNTS = Path("/proc/self/mountinfo")
 _MAX_WAL_SIZE = 64 * 1024 * 1024
 _POLL_INTERVAL = 0.05
+"""Seconds between two looks at a file whose changes the system does not report."""
+_WATCHED_INTERVAL = 1.0
+"""Seconds between two looks at a file whose changes it reports."""
 
 _FIRST_RECOUNT = 0.1
 """Seconds after a change before it counts again: longer than a tick and than most syncs."""
@@ -76,13 +81,20 @@ class FileChanges:
     kernel's tick, so a second change may leave the same time. So a change counts when it is found,
     and again a few times while a disk may still be writing, after pauses that double.
 
+    The system reports changes where it can, see `FileWatcher`. Otherwise the file is looked at.
+
     Args:
         path: the file; it need not exist or be accessible.
         clock: this machine's clock.
+
+    Attributes:
+        path: the file.
+        notifier: wakes those who wait for a change.
     """
 
     def __init__(self, path: str, clock: Clock) -> None:
-        self._path = path
+        self.notifier = LocalNotifier.at(path)
+        self.path = path
         self._clock = clock
         self._count = 0
         self._last_stat = self._stat()
@@ -102,9 +114,16 @@ class FileChanges:
         self._count += 1
         return self._count
 
+    def find_wait(self) -> float:
+        """Return the seconds until the next look, unless the system reports a change before."""
+        if not FileWatcher.current().watch(self.path, self.notifier):
+            return _POLL_INTERVAL
+        until_recount = self._recount_at - self._clock.mono()
+        return min(_WATCHED_INTERVAL, max(_POLL_INTERVAL, until_recount))
+
     def _stat(self) -> tuple[int, int, int]:
         try:
-            found = os.stat(self._path)  # noqa: PTH116 - half the cost of Path.stat
+            found = os.stat(self.path)  # noqa: PTH116 - half the cost of Path.stat
         except OSError:
             return (0, 0, 0)
         return (found.st_ino, found.st_size, found.st_mtime_ns)
@@ -176,25 +195,25 @@ class SqliteFile:
     def notify(self) -> None:
         """Wake those who wait for `wakeups`, in all processes, soon."""
         if not self._closing.is_set():
-            self._threads["write"].run(self._touch)
+            self._threads["write"].run(_touch, self._name)
 
-    async def wait(
-        self,
-        changes: FileChanges,
-        timeout: float,
-        sleep: Callable[[float], Awaitable[bool | None]],
-    ) -> None:
+    def announce_commit(self) -> None:
+        """Wake those who wait for `commits`, now that the last one is visible."""
+        _touch(self.commits.path)
+
+    async def wait(self, changes: FileChanges, topic: str, timeout: float) -> None:
         """Return early if there may be something new to read; only a hint.
 
         Args:
             changes: what to wait for, `commits` or `wakeups`.
+            topic: what this process may be notified of besides.
             timeout: seconds to wait at most.
-            sleep: waits some seconds; returns True if it was woken before.
         """
         self._check_usable()
         seen, deadline = changes.count(), self._clock.mono() + timeout
         while (left := deadline - self._clock.mono()) > 0:
-            is_woken = await sleep(min(_POLL_INTERVAL, left))
+            pause = min(changes.find_wait(), left)
+            is_woken = await changes.notifier.wait(topic, pause, lambda: changes.count() != seen)
             self._check_usable()
             if is_woken or changes.count() != seen:
                 return
@@ -207,6 +226,8 @@ class SqliteFile:
         if self._closing.is_set() or os.getpid() != self._pid:
             return
         self._closing.set()
+        for changes in (self.commits, self.wakeups):
+            changes.notifier.wake_all()
         for role, thread in self._threads.items():
             await thread.run(self._disconnect, role)
             thread.shutdown()
@@ -319,11 +340,6 @@ class SqliteFile:
                 if waited >= self._busy_timeout or self._closing.wait(0.005):
                     raise
 
-    def _touch(self) -> None:
-        # Only a hint: without the right to touch the file it is left out.
-        with suppress(OSError):
-            os.utime(self._name)
-
     def _check_identity(self) -> None:
         """Raise if the file is no longer the one that was opened."""
         try:
@@ -374,6 +390,12 @@ class SqliteFile:
                     f"was refused by SQLite: {error}",
                     "check that nobody else changed jobsync's tables",
                 )
+
+
+def _touch(path: str) -> None:
+    # Only a hint: without the right to touch the file it is left out.
+    with suppress(OSError):
+        os.utime(path)
 
 
 def _code(error: sqlite3.Error) -> int:

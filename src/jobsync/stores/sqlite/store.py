@@ -14,7 +14,6 @@ import asyncio
 import math
 import sqlite3
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -40,7 +39,6 @@ from jobsync.stores.contract import (
     Where,
 )
 from jobsync.stores.corruption_log import CorruptionLog
-from jobsync.stores.memory import LocalNotifier
 from jobsync.stores.record_codec import (
     build_records,
     check_after,
@@ -94,7 +92,7 @@ class FileAccess(SqliteAccess):
         self.clock = clock
         self.path = file.path
         self._file = file
-        self._notifier = LocalNotifier.at(str(file.path))
+        self._notifier = file.commits.notifier
 
     async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
         """Run a query and return its rows."""
@@ -108,12 +106,13 @@ class FileAccess(SqliteAccess):
             raise OutcomeUnknown(place, str(failed)) from failed
 
     def wake(self, topic: str) -> None:
-        """Wake waiters in this process; other processes see that the file has changed."""
+        """Wake waiters in this process, and those of other processes for any topic."""
         self._notifier.wake([topic])
+        self._file.announce_commit()
 
     async def wait(self, topic: str, timeout: float) -> None:
         """Return early if the topic was woken here, or if any process has changed the file."""
-        await self._file.wait(self._file.commits, timeout, partial(self._notifier.wait, topic))
+        await self._file.wait(self._file.commits, topic, timeout)
 
 
 class SqliteStore(Store):
@@ -315,7 +314,7 @@ class SqliteStore(Store):
             return
         file = self._sessions
         changes = file.wakeups if topic.startswith(_WATCHED) else file.commits
-        await file.wait(changes, timeout, self._clock.sleep)
+        await file.wait(changes, topic, timeout)
 
     @property
     def sql(self) -> FileAccess:
