@@ -23,6 +23,7 @@ from jobsync.testing import (
     check_orphans,
     check_redelivered,
 )
+from jobsync.testing.rows import SqliteRows
 
 Scenario = Callable[[World, Link, QueueBackend], Awaitable[Any]]
 
@@ -232,7 +233,9 @@ def test_a_wrong_transition_is_found(statement: str, invariant: str, problem: st
         await claim(backend)
         assert isinstance(link.inner, RowStore)
         # As a node: a transaction without a node counts as one of a person.
-        link.inner.rows.commit(run_sql(statement), "b")
+        rows = link.inner.rows
+        assert isinstance(rows, SqliteRows)
+        rows.commit(run_sql(statement), "b")
         # As if it had been part of the latest request.
         done = world.history[-1]
         assert done.node == "b"

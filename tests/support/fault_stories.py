@@ -10,13 +10,15 @@ import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
+from queue_fleet import OPEN_STORE
+
 from jobsync import Conflict, Misconfigured, OutcomeUnknown, Put, Unavailable
 from jobsync.core.messages import Transition
 from jobsync.database.locks import Lock
 from jobsync.queue.backend import Message, NewMessage, Settlement
 from jobsync.queue.sql import open_backend
 from jobsync.stores.memory import MemoryStore
-from jobsync.testing import NodeDatabase, RowStore, World, check_answers, check_messages, connect
+from jobsync.testing import NodeDatabase, World, check_answers, check_messages, connect
 from jobsync.testing.invariants import Violation, require
 from jobsync.testing.network import FAULTS, Fault
 from jobsync.testing.recording import RecordingBackend
@@ -131,7 +133,7 @@ async def _repeat(work: Callable[[], Awaitable[object]]) -> None:
 
 async def messages(world: World) -> None:
     """Every call of a queue backend has faults in a row, as a worker makes them."""
-    shared = RowStore(world)
+    shared = OPEN_STORE.get()(world)
     world.expect(check_messages, check_answers)
     node = world.node("a")
     backend = RecordingBackend(node, open_backend(connect(node, shared), "q", node.components))

@@ -1,18 +1,18 @@
 """The simulated fleet of a queue, and the checks of its handlers.
 
-Each process has its own database and queue, as a user's process has; the rows are those of an
-SQLite database in the world. `jobsync.testing` checks the messages. This module checks, as it
-happens, what only handlers show: a handler starts with a claim that stands, runs only while it may
-trust its claim, knows when that has ended, and reads what was pushed. It also checks how processes
-stop: in time, whatever their handlers do.
+Each process has its own database and queue, as a user's process has; the rows are those of a real
+database in the world, which is SQLite unless `OPEN_STORE` says otherwise. `jobsync.testing` checks
+the messages. This module checks, as it happens, what only handlers show: a handler starts with a
+claim that stands, runs only while it may trust its claim, knows when that has ended, and reads what
+was pushed. It also checks how processes stop: in time, whatever their handlers do.
 """
 
 import asyncio
 import itertools
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 
 from jobsync import JobsyncError
@@ -41,12 +41,23 @@ from jobsync.testing.invariants import Violation, fail, is_defect, require
 from jobsync.testing.loop import block
 from jobsync.testing.world import Node, Occurrence, World
 
-__all__ = ["BEAT", "LETTERS", "PARCELS", "TIMEOUT", "Batch", "QueueFleet", "QueueProcess"]
+__all__ = [
+    "BEAT",
+    "LETTERS",
+    "OPEN_STORE",
+    "PARCELS",
+    "TIMEOUT",
+    "Batch",
+    "QueueFleet",
+    "QueueProcess",
+]
 
 BEAT, TIMEOUT = 5.0, 15.0
 FOR_EVER = 1e9
 LETTERS, PARCELS = "letters", "parcels"
 """The resources with queues. Most fleets have only the first one."""
+OPEN_STORE: ContextVar[Callable[[World], RowStore]] = ContextVar("OPEN_STORE", default=RowStore)
+"""Opens the store of a fleet. `postgres_rows` has another one."""
 STOP_TIME = 2.0
 """Seconds after the grace period in which a process must have stopped."""
 _FASTEST = 1.05
@@ -407,7 +418,7 @@ class QueueFleet:
         self.has_stubborn_hooks = has_stubborn_hooks
         self.resources = resources
         self.world = world
-        self.store = RowStore(world)
+        self.store = OPEN_STORE.get()(world)
         self.processes: list[QueueProcess] = []
         self.started: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
@@ -431,6 +442,8 @@ class QueueFleet:
         self._read: dict[str, Mapping[str, Any]] = {}
         """The messages that handlers have read."""
         self._pushed: dict[str, float] = {}
+        self._due: dict[str, float] = {}
+        """When the delay of each message ends, as it was pushed."""
         self._done: dict[str, float] = {}
         self._settled: Counter[tuple[str, str]] = Counter()
         """How often each message was settled in each way."""
@@ -440,6 +453,10 @@ class QueueFleet:
         """The process whose handler got each delivery."""
         world.expect(check_messages, check_answers)
         world.watch(self._watch)
+
+    def distrust_clocks(self) -> None:
+        """Let only what the database accepts count from now on, as after a suspend."""
+        self._trusts_clocks = False
 
     def add_worker(self, name: str, *, is_idle: bool = False) -> Node:
         """Start a process that handles messages, or stays paused."""
@@ -458,12 +475,7 @@ class QueueFleet:
 
     def damage(self, name: str, payload: str) -> None:
         """Overwrite a payload behind the library's back."""
-
-        def work(connection: sqlite3.Connection) -> None:
-            row = (payload, name)
-            connection.execute("UPDATE jobsync_message SET payload = ? WHERE id = ?", row)
-
-        self.store.rows.commit(work)
+        self.store.rows.damage(name, payload)
 
     def kill(self, node: Node) -> None:
         """Kill a process, as its handler may do; it is started again after a while."""
@@ -561,6 +573,17 @@ class QueueFleet:
         twice = {name: count for name, count in self.started.items() if count > 1}
         require(not twice, "Q16", f"started more than once: {twice}")
 
+    def expect_unclaimed(self, since: float) -> None:
+        """Check that no message was claimed after this time of the world."""
+        history = self.world.history
+        claims = [
+            done
+            for done in history
+            if done.what == "row" and done.at > since and done.details["state"] == "claimed"
+            if history[done.details["request"]].details["call"] == "claim"
+        ]
+        require(not claims, "Q25", f"claimed although the queue was paused: {claims}")
+
     def expect_no_attempt_lost(self, but: Sequence[str] = ()) -> None:
         """Check that every message, except some kinds, was completed with its first attempt."""
         for name, row in self._rows.items():
@@ -577,6 +600,15 @@ class QueueFleet:
             if self._read[name]["number"] in wanted and self._done[name] - pushed > seconds
         }
         require(not late, "QL1", f"took longer than {seconds:g} s: {late}")
+
+    def expect_on_time(self, seconds: float) -> None:
+        """Check that every message was finished within this many seconds after its delay."""
+        late = {
+            name: self._done[name] - due
+            for name, due in self._due.items()
+            if self._done[name] - due > seconds
+        }
+        require(not late, "QL5", f"took longer than {seconds:g} s after their delays: {late}")
 
     def _start(
         self, name: str, live: Callable[[QueueProcess], Any], *, is_idle: bool = False
@@ -673,6 +705,7 @@ class QueueFleet:
             self._live.discard(name)
         if is_new:
             self._pushed[name] = at
+            self._due[name] = at + max(0.0, facts["due"] - facts["now"]["wall"])
         elif state in ("completed", "cancelled", "dead"):
             self._done[name] = at
 

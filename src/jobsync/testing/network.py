@@ -38,7 +38,7 @@ from jobsync.stores.record_codec import assign_nonces
 from jobsync.stores.settling import SettlingStore
 from jobsync.stores.sql import SqlAccess
 from jobsync.testing.recording import RecordingStore
-from jobsync.testing.rows import CURRENT_CALL, RowLink, SharedRows
+from jobsync.testing.rows import CURRENT_CALL, SharedRows
 from jobsync.testing.world import Node, World
 
 __all__ = ["CALM", "FAULTS", "Fault", "Link", "Weather", "connect"]
@@ -312,7 +312,7 @@ class Link(StoreDecorator):
     def sql(self) -> SqlAccess | None:
         """Access to the rows of the store over this link, if it has any."""
         rows = self.inner.sql
-        return RowLink(self, rows, self._node.name) if isinstance(rows, SharedRows) else rows
+        return rows.connect(self, self._node.name) if isinstance(rows, SharedRows) else rows
 
     async def withhold(self, call: str) -> None:
         """Wait in vain for the reply to a call, if its requests do not arrive.

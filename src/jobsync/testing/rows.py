@@ -1,4 +1,7 @@
-"""Rows in a simulated world: a real SQLite database in this process, without threads.
+"""Rows in a simulated world: a real database, which runs statements when the world says so.
+
+`SqliteRows` is an SQLite database in this process, without threads. Other databases extend
+`SharedRows` and `RowLink`, which have what all of them share.
 
 Every transaction runs as a whole at one moment of the world's time, so that a seed repeats it.
 Triggers of the database report which rows a commit has changed, whichever statement did it. Each
@@ -13,7 +16,8 @@ import hashlib
 import itertools
 import sqlite3
 import weakref
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -21,14 +25,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.stores.contract import StoreDecorator
 from jobsync.stores.memory import LocalNotifier, MemoryStore
-from jobsync.stores.sql import Parameters, SqliteAccess
+from jobsync.stores.sql import Parameters, SqlAccess, SqliteAccess
 from jobsync.stores.sqlite.file import SQLITE_STEPS
 from jobsync.testing.world import World
 
 if TYPE_CHECKING:
     from jobsync.testing.network import Link
 
-__all__ = ["CURRENT_CALL", "BackendCall", "RowLink", "RowStore", "SharedRows", "digest"]
+__all__ = [
+    "CURRENT_CALL",
+    "BackendCall",
+    "RowLink",
+    "RowStore",
+    "SharedRows",
+    "SqliteRows",
+    "digest",
+]
 
 T = TypeVar("T")
 
@@ -90,24 +102,91 @@ class _TableRow(NamedTuple):
     errors: str
 
 
-class SharedRows(SqliteAccess):
+class SharedRows(SqlAccess):
     """The database that all nodes share. Its clock is that of the world.
 
     Args:
         world: provides the time, and the history in which commits are recorded.
+
+    Attributes:
+        clock: its clock.
+        notifier: wakes the callers that wait for a topic.
+        counts_by_wall: whether delays and claims end by the wall clock, so that setting it moves
+            them; else by the time since boot.
     """
+
+    counts_by_wall: bool
 
     def __init__(self, world: World) -> None:
         self.clock = world.components.clock
         self.notifier = LocalNotifier()
         self._world = world
-        self._changes: list[tuple[Any, ...]] = []
         self._tables: dict[str, dict[str, _TableRow]] = {
             "jobsync_message": {},
             "jobsync_finished": {},
         }
+
+    @abstractmethod
+    def connect(self, link: "Link", node: str) -> "RowLink":
+        """Return the access of a node, over its link."""
+
+    @abstractmethod
+    def damage(self, name: str, payload: str) -> None:
+        """Overwrite the payload of a message, in a transaction that belongs to no node."""
+
+    def wake(self, topic: str) -> None:
+        """Wake the callers that wait for a topic."""
+        self.notifier.wake([topic])
+
+    async def wait(self, topic: str, timeout: float) -> None:
+        """Wait; return early if the topic is woken."""
+        await self.notifier.wait(topic, timeout)
+
+    def _read_time(self) -> Mapping[str, float]:
+        """Return the time of a commit: by the wall clock, and since which boot."""
+        clock = self.clock
+        return {"wall": clock.wall().seconds, "mono": clock.mono().seconds, "boot": clock.boot()}
+
+    def _record_changes(self, changes: Iterable[Sequence[Any]], node: str) -> None:
+        """Record the new state of each message that a commit has changed.
+
+        Args:
+            changes: the table, the id, and the columns of `_TableRow`, or none after a deletion.
+            node: the node that has sent the transaction.
+        """
+        ids: dict[str, None] = {}
+        for table, name, *columns in changes:
+            ids[name] = None
+            if columns:
+                self._tables[table][name] = _TableRow(*columns)
+            else:
+                self._tables[table].pop(name, None)
+        call = CURRENT_CALL.get()
+        request = None if call is None else call.position
+        now = self._read_time()
+        for name in ids:
+            found = [rows[name] for rows in self._tables.values() if name in rows]
+            self._world.note(node, "row", request=request, id=name, now=now, **_describe(found))
+
+
+class SqliteRows(SharedRows, SqliteAccess):
+    """An SQLite database in the memory of this process.
+
+    Args:
+        world: provides the time, and the history in which commits are recorded.
+    """
+
+    counts_by_wall = False
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._changes: list[tuple[Any, ...]] = []
         self._connection = _open(self._changes)
         weakref.finalize(self, self._connection.close)
+
+    def connect(self, link: "Link", node: str) -> "RowLink":
+        """Return the access of a node, over its link."""
+        return _SqliteLink(link, self, node)
 
     async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
         """Run a query."""
@@ -142,32 +221,17 @@ class SharedRows(SqliteAccess):
                 self._changes.clear()
                 connection.execute("ROLLBACK")
         if self._changes:
-            self._record_changes(node)
+            self._record_changes(self._changes, node)
         return result
 
-    def wake(self, topic: str) -> None:
-        """Wake the callers that wait for a topic."""
-        self.notifier.wake([topic])
+    def damage(self, name: str, payload: str) -> None:
+        """Overwrite the payload of a message, in a transaction that belongs to no node."""
 
-    async def wait(self, topic: str, timeout: float) -> None:
-        """Wait; return early if the topic is woken."""
-        await self.notifier.wait(topic, timeout)
+        def work(connection: sqlite3.Connection) -> None:
+            row = (payload, name)
+            connection.execute("UPDATE jobsync_message SET payload = ? WHERE id = ?", row)
 
-    def _record_changes(self, node: str) -> None:
-        """Record the new state of each message that was changed."""
-        ids: dict[str, None] = {}
-        for table, name, *columns in self._changes:
-            ids[name] = None
-            if columns:
-                self._tables[table][name] = _TableRow(*columns)
-            else:
-                self._tables[table].pop(name, None)
-        call, clock = CURRENT_CALL.get(), self.clock
-        request = None if call is None else call.position
-        now = {"wall": clock.wall().seconds, "mono": clock.mono().seconds, "boot": clock.boot()}
-        for name in ids:
-            found = [rows[name] for rows in self._tables.values() if name in rows]
-            self._world.note(node, "row", request=request, id=name, now=now, **_describe(found))
+        self.commit(work)
 
 
 class RowStore(StoreDecorator):
@@ -175,11 +239,12 @@ class RowStore(StoreDecorator):
 
     Args:
         world: provides the time and the randomness.
+        rows: the database with the rows; by default SQLite, in memory.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, rows: SharedRows | None = None) -> None:
         super().__init__(MemoryStore(components=world.components))
-        self.rows = SharedRows(world)
+        self.rows = SqliteRows(world) if rows is None else rows
 
     @property
     def sql(self) -> SharedRows:
@@ -220,7 +285,7 @@ def digest(payload: str) -> str:
     return hashlib.blake2b(payload.encode(), digest_size=8).hexdigest()
 
 
-class RowLink(SqliteAccess):
+class RowLink(SqlAccess):
     """Access to the rows over a link.
 
     Args:
@@ -231,16 +296,16 @@ class RowLink(SqliteAccess):
 
     def __init__(self, link: "Link", rows: SharedRows, node: str) -> None:
         self.clock = rows.clock
+        self.node = node
         self._link = link
-        self._rows = rows
-        self._node = node
+        self._shared = rows
 
-    async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
-        """Run a query."""
-        return await self._link.around("rows", 0, lambda: self._rows.read(query, parameters))
+    async def transact(self, commit: Callable[[], T], place: str) -> T:
+        """Run a transaction when the request arrives.
 
-    async def write(self, work: Callable[[sqlite3.Connection], T], place: str) -> T:
-        """Run work in one transaction when the request arrives.
+        Args:
+            commit: runs it, as a whole.
+            place: what an unknown outcome names.
 
         Raises:
             OutcomeUnknown: no reply arrived, or an error that does not say what was done.
@@ -254,7 +319,7 @@ class RowLink(SqliteAccess):
         async def execute() -> T:
             if next(arrivals) and not may_repeat:
                 raise Unavailable(place, "it was sent once")
-            return context.copy().run(self._rows.commit, work, self._node)
+            return context.copy().run(commit)
 
         try:
             await self._link.withhold("" if call is None else call.name)
@@ -265,11 +330,27 @@ class RowLink(SqliteAccess):
     def wake(self, topic: str) -> None:
         """Wake the callers that wait for a topic, if the notification passes."""
         if self._link.passes_notification():
-            self._rows.wake(topic)
+            self._shared.wake(topic)
 
     async def wait(self, topic: str, timeout: float) -> None:
         """Wait; return early if the topic is woken and the notification passes."""
         deadline = self.clock.mono() + timeout
         while (left := deadline - self.clock.mono()) > 0:
-            if await self._rows.notifier.wait(topic, left) and self._link.passes_notification():
+            if await self._shared.notifier.wait(topic, left) and self._link.passes_notification():
                 return
+
+
+class _SqliteLink(RowLink, SqliteAccess):
+    """Access to an SQLite database over a link."""
+
+    def __init__(self, link: "Link", rows: SqliteRows, node: str) -> None:
+        super().__init__(link, rows, node)
+        self._rows = rows
+
+    async def read(self, query: str, parameters: Parameters = ()) -> list[Any]:
+        """Run a query."""
+        return await self._link.around("rows", 0, lambda: self._rows.read(query, parameters))
+
+    async def write(self, work: Callable[[sqlite3.Connection], T], place: str) -> T:
+        """Run work in one transaction when the request arrives."""
+        return await self.transact(lambda: self._rows.commit(work, self.node), place)
