@@ -546,6 +546,19 @@ def believes_claims_of_an_earlier_boot(patch: pytest.MonkeyPatch) -> None:
     without(patch, "find_lapsed", "boot <> :boot OR ")
 
 
+def claims_of_a_paused_queue(patch: pytest.MonkeyPatch) -> None:
+    """Delayed messages of a paused queue are claimed."""
+    is_open = "NOT EXISTS (SELECT 1 FROM jobsync_pause WHERE queue = :queue)"
+    without(patch, "select_waiting", f" AND {is_open}")
+    without(patch, "outlook", f"{is_open} AND ")
+
+
+def suspects_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A message whose claim lapsed once runs alone for ever, although it was settled since."""
+    suspicious = SQL["requeue"].replace("suspect = :suspect", "suspect = max(suspect, :suspect)")
+    patch.setitem(SQL, "requeue", suspicious)
+
+
 KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
     settles_whoever_has_it: (queue_stories.settled_late, 0, "Q5"),
     settles_what_has_ended: (queue_stories.settled_late, 0, "Q5"),
@@ -597,6 +610,8 @@ KILLED: dict[Patch, tuple[queue_stories.Story, int, str]] = {
     counts_from_the_reply_to_a_renewal: (queue_stories.renewed_late, 0, "Q14"),
     keeps_dead_letters_like_others: (queue_stories.retained, 0, "Q24"),
     believes_claims_of_an_earlier_boot: (queue_stories.power_fails, 0, "QL2"),
+    claims_of_a_paused_queue: (queue_stories.paused, 0, "Q25"),
+    suspects_for_ever: (queue_stories.lost_replies, 0, "Q11"),
     cancels_no_step_of_a_disconnect: (queue_stories.stops_in_silence, 0, "Q22"),
     leaves_no_step_of_a_disconnect_behind: (queue_stories.stops_with_hooks, 0, "Q21"),
 }

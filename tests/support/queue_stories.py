@@ -55,6 +55,7 @@ __all__ = [
     "mute",
     "nudges",
     "pause",
+    "paused",
     "poison",
     "power_fails",
     "power_off",
@@ -88,6 +89,9 @@ AFTER_LAPSE = VISIBILITY + BEAT + 1
 """Likewise for a worker that lives and does not renew."""
 PATIENCE = VISIBILITY / 3
 """Seconds for which a worker leaves a suspect alone."""
+ON_TIME = 2.0
+"""Seconds after its delay within which a message is handled: idle workers sleep for up to 30 s, on
+clocks that may be 5 % slow."""
 MINUTE = 60.0
 CHECK_INTERVAL = 0.05
 """Seconds between two checks of a story's condition."""
@@ -569,8 +573,38 @@ async def redriven(world: World) -> None:
     require(states == {"completed": len(messages)}, "Q6", f"there are {states}")
 
 
+async def paused(world: World) -> None:
+    """An operator pauses the queue for minutes: nothing is claimed meanwhile, and all of it after.
+
+    For longer than a claim looks back for due messages on PostgreSQL.
+    """
+    fleet = start_fleet(world)
+
+    def draw() -> Iterator[Batch]:
+        for number in range(60):
+            kind = ("quick", "fail", "snooze", "long", "nack")[number % 5]
+            message = fleet.build_message(kind, world.dice.uniform(0, 3), 1)
+            yield Batch([message], 2.0, delay=world.dice.choice((0.0, 5.0, 40.0)))
+
+    fleet.add_producer("producer", draw)
+    await asyncio.sleep(world.dice.uniform(20, 40))
+    queue = fleet.find_process("producer").queue
+    assert queue is not None
+    await queue.pause_everywhere("as the story demands")
+    since = world.loop.time()
+    await asyncio.sleep(world.dice.uniform(150, 200))
+    fleet.expect_unclaimed(since)
+    require(fleet.backlog > _BACKLOG, "QL3", f"only {fleet.backlog} messages wait")
+    await queue.resume_everywhere()
+    await fleet.wait_until_drained(2 * MINUTE)
+    fleet.expect_drained()
+
+
 async def delays(world: World) -> None:
-    """Delays are as long as requested, even if the database's wall clock is set forward or back."""
+    """Delays are as long as requested, even if the database's wall clock is set forward or back.
+
+    It is not set where it counts the delays itself.
+    """
     fleet = start_fleet(world)
     clock = fleet.store.rows.clock
     assert isinstance(clock, NodeClock)
@@ -585,10 +619,12 @@ async def delays(world: World) -> None:
     await send(fleet, *batches)
     for step in world.dice.choice(((-HOUR, 30.0), (24 * HOUR, -HOUR))):
         await asyncio.sleep(world.dice.uniform(0, 20))
-        clock.step_wall(step)
+        if not fleet.store.rows.counts_by_wall:
+            clock.step_wall(step)
     await fleet.wait_until_drained(5 * MINUTE)
     fleet.expect_drained()
     fleet.expect_handled_once()
+    fleet.expect_on_time(ON_TIME)
 
 
 async def rebooted(world: World) -> None:
@@ -810,6 +846,8 @@ async def run_stormy_hour(world: World, kinds: tuple[Strike, ...], *, trusts_clo
         fleet.add_producer(name, lambda: draw_batches(fleet, end))
     if dice.random() < 0.3:
         world.start(step_clock(fleet.store.rows.clock, world, end))
+        if fleet.store.rows.counts_by_wall:
+            fleet.distrust_clocks()
     await storm(world, end, draw_forecast(world, kinds))
     await fleet.wait_until_drained(DRAINED)
     fleet.expect_drained()
@@ -871,4 +909,5 @@ STORIES: tuple[Story, ...] = (
     renewed_late,
     retained,
     power_fails,
+    paused,
 )

@@ -108,10 +108,12 @@ INVARIANTS: Mapping[str, str] = {
     "Q22": "A process that stops claims nothing more, and leaves only user code behind.",
     "Q23": "A process that has stopped has told its handlers, and reported all its messages.",
     "Q24": "A finished message is kept for its time, and removed soon after it.",
+    "Q25": "No message of a paused queue is claimed.",
     "QL1": "A poisonous message delays others by no more than a bound.",
     "QL2": "A message whose claim ended is claimed again within a bound.",
     "QL3": "A queue is drained within a bound.",
     "QL4": "The claims of a session that has ended are ended within a bound.",
+    "QL5": "A delayed message is handled within a bound after its time.",
     # Schedules.
     "K1": "An instant of a job is decided once, and has at most one firing record, ever.",
     "K2": "Every instant that was due is fired, or in the history with the reason.",

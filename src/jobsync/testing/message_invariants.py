@@ -128,9 +128,9 @@ def check_answers(history: Sequence[Occurrence]) -> list[Violation]:
     """Check that what the callers of a queue backend were told is what happened.
 
     A push that was acknowledged had been added, and one that was refused never is. A claim that was
-    returned exists. A settlement is accepted if and only if the claim was ended in this very way,
-    by whichever copy of the request. A receipt is called stale only if it is. Checks what
-    `RecordingBackend` records.
+    returned exists, and there are no more than requested. A settlement is accepted if and only if
+    the claim was ended in this very way, by whichever copy of the request. A receipt is called
+    stale only if it is. Checks what `RecordingBackend` records.
     """
     log = _ClaimLog(history)
     return [
@@ -385,6 +385,8 @@ def _check_settlement(step: _Transition, before: _Details) -> Iterator[_Problem]
         yield "Q6", f"{move} leads to {state} and returns {returned} attempts"
     if step.increase("errors") != errors:
         yield "Q12", f"{move} adds {errors} errors"
+    if after["suspect"]:
+        yield "Q11", "a message that was settled is not a suspect"
     if move == "retry" and step.is_last_attempt:
         yield "Q6", "retried although its attempts are used up"
     if move == "bury" and not step.is_last_attempt and not step.is_tampered:
@@ -485,9 +487,9 @@ def _check_response(
             names = [message[0] for message in request["messages"]]
             yield from _check_push_response(log, at, names, response.get("error"))
         case "claim":
-            for name, claim, _ in result:
-                if not response["request"] < log.claimed.get((name, claim), at) < at:
-                    yield "Q15", f"{name}: reported as claimed, but was not"
+            if len(result) > request["limit"]:
+                yield "Q10", f"claimed {len(result)} messages, and not {request['limit']} at most"
+            yield from _check_claim_response(log, at, response["request"], result)
         case "settle":
             yield from _check_settle_refusal(log, request, response)
             for receipt, accepted in zip(request["receipts"], result, strict=False):
@@ -511,6 +513,14 @@ def _check_push_response(
             pass
         case _ if any(name in log.pushed for name in names):
             yield "Q15", "refused, but was there"
+
+
+def _check_claim_response(
+    log: _ClaimLog, at: int, request: int, result: Sequence[Sequence[Any]]
+) -> Iterator[_Problem]:
+    for name, claim, _ in result:
+        if not request < log.claimed.get((name, claim), at) < at:
+            yield "Q15", f"{name}: reported as claimed, but was not"
 
 
 def _check_settle_refusal(
