@@ -2,6 +2,7 @@
 
 python tests/simulation/simulate.py --hours 100 --jobs 2      (make simulate HOURS=100 JOBS=2)
 python tests/simulation/simulate.py queue --hours 300         workers on a queue (make prove-queue)
+python tests/simulation/simulate.py queue-postgres --hours 80 likewise, on PostgreSQL
 python tests/simulation/simulate.py schedule --hours 100      schedulers, likewise (WHAT=schedule)
 python tests/simulation/simulate.py records --hours 300       records that expire (make prove-ttl)
 python tests/simulation/simulate.py queue --seed 123          one world, again
@@ -9,22 +10,30 @@ python tests/simulation/simulate.py queue --seed 123          one world, again
 
 import argparse
 import logging
+import os
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-import proofs  # noqa: E402 - found by the line above
+import postgres_queue_stories  # noqa: E402 - found by the line above
+import proofs  # noqa: E402 - likewise
 import queue_stories  # noqa: E402 - likewise
 import record_stories  # noqa: E402 - likewise
 import schedule_stories  # noqa: E402 - likewise
 from fleets import run_neighbours, run_storm, run_suspends  # noqa: E402 - likewise
+from servers import PostgresServer  # noqa: E402 - likewise
 
 from jobsync.testing import run_story  # noqa: E402
 from jobsync.testing.stories import Report, WorldRunner, run_campaign  # noqa: E402
+
+SERVER = "JOBSYNC_TEST_POSTGRES"
+"""Where the processes of a campaign find their server."""
 
 
 def vary(seed: int) -> int:
@@ -53,6 +62,13 @@ def run_queue_world(seed: int) -> Report:
     )
 
 
+def run_postgres_queue_world(seed: int) -> Report:
+    """Run the same with the messages on a real PostgreSQL server."""
+    logging.disable(logging.CRITICAL)
+    stormy, stormy_with_suspends = postgres_queue_stories.STORMS
+    return run_story(stormy_with_suspends if abs(seed) % 4 == 3 else stormy, vary(seed))
+
+
 def run_schedule_world(seed: int) -> Report:
     """Run schedulers through a storm and check the jobs."""
     logging.disable(logging.CRITICAL)
@@ -78,6 +94,7 @@ def run_record_world(seed: int) -> Report:
 RUNNERS: dict[str, WorldRunner] = {
     "elections": run_election_world,
     "queue": run_queue_world,
+    "queue-postgres": run_postgres_queue_world,
     "schedule": run_schedule_world,
     "records": run_record_world,
 }
@@ -99,21 +116,28 @@ def main() -> int:
     return campaign(arguments.what, arguments.hours, arguments.jobs)
 
 
+@contextmanager
+def serve(what: str) -> Iterator[None]:
+    """Start the server that the worlds of all processes share, if they need one."""
+    if what != "queue-postgres":
+        yield
+        return
+    # One of our own: processes that are terminated remove nothing from it.
+    os.environ.pop(SERVER, None)
+    with PostgresServer() as server:
+        os.environ[SERVER] = server.url
+        yield
+
+
 def campaign(what: str, hours: float, jobs: int) -> int:
     """Run fresh seeds until that many simulated hours have passed."""
     first_seed = int(time.time())
-    started = time.monotonic()
-    simulated, faults, worlds = 0.0, 0, 0
-    for report in run_campaign(RUNNERS[what], first_seed=first_seed, hours=hours, jobs=jobs):
-        simulated, faults, worlds = simulated + report.hours, faults + report.faults, worlds + 1
-        if report.violations:
-            print(f"\nseed {report.seed}: {report.violations[0]}")
-            print(f"repeat it: python tests/simulation/simulate.py {what} --seed {report.seed}")
-            return 1
-        rate = simulated / (time.monotonic() - started)
-        line = f"\r{simulated:.0f} of {hours:g} h, {rate:.1f} h/s, {faults:,} faults, no violation "
-        print(line, end="" if sys.stdout.isatty() else "\n" if worlds % 20 == 0 else "", flush=True)
-    # CPU time, with imports and checks: independent of what else the machine does.
+    with serve(what):
+        totals = run_worlds(what, first_seed, hours, jobs)
+    if totals is None:
+        return 1
+    simulated, faults, worlds = totals
+    # CPU time, with imports, checks and the server: independent of what else the machine does.
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     rate = round(simulated / (used.ru_utime + used.ru_stime), 2)
     proofs.record(
@@ -128,6 +152,24 @@ def campaign(what: str, hours: float, jobs: int) -> int:
     print(f"\n{simulated:.1f} simulated hours, {worlds} worlds, {faults:,} faults: no violation")
     print(f"{rate:g} simulated hours a CPU second")
     return 0
+
+
+def run_worlds(
+    what: str, first_seed: int, hours: float, jobs: int
+) -> tuple[float, int, int] | None:
+    """Run worlds and print the progress; return hours, faults and worlds, or None if one fails."""
+    started = time.monotonic()
+    simulated, faults, worlds = 0.0, 0, 0
+    for report in run_campaign(RUNNERS[what], first_seed=first_seed, hours=hours, jobs=jobs):
+        simulated, faults, worlds = simulated + report.hours, faults + report.faults, worlds + 1
+        if report.violations:
+            print(f"\nseed {report.seed}: {report.violations[0]}")
+            print(f"repeat it: python tests/simulation/simulate.py {what} --seed {report.seed}")
+            return None
+        rate = simulated / (time.monotonic() - started)
+        line = f"\r{simulated:.0f} of {hours:g} h, {rate:.1f} h/s, {faults:,} faults, no violation "
+        print(line, end="" if sys.stdout.isatty() else "\n" if worlds % 20 == 0 else "", flush=True)
+    return simulated, faults, worlds
 
 
 if __name__ == "__main__":

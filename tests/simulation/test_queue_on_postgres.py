@@ -1,0 +1,186 @@
+"""A queue in the simulated world, with its messages on a real PostgreSQL server.
+
+The stories and the checks are those of `test_queue`. Here the statements for PostgreSQL run, and
+the code around them. `make prove-queue` runs storms.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+
+import postgres_queue_stories
+import pytest
+from mutants import catches
+from postgres_queue_stories import STORIES
+from postgres_rows import use_database
+from queue_stories import Story
+from servers import PostgresServer
+
+from jobsync.components import Components
+from jobsync.core.clock import Mono
+from jobsync.queue.sql import postgres as backend
+from jobsync.queue.sql.postgres import PostgresBackend
+from jobsync.stores.sql import PostgresAccess
+from jobsync.testing import check_repeats, check_story, find_story, run_story
+from jobsync.testing.stories import name_of
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Silence the expected logs of a storm."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def database(postgres: PostgresServer) -> Iterator[None]:
+    """Use a database that nobody else uses."""
+    name = f"worlds_{os.getpid()}"
+    with use_database(postgres.create_database(name)):
+        yield
+    postgres.drop_database(name)
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_stories(story: Story) -> None:
+    """Each story ends well."""
+    check_story(story, [0])
+
+
+def test_a_story_repeats(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same seed gives the same history, in other processes and databases."""
+    monkeypatch.setenv("JOBSYNC_TEST_POSTGRES", postgres.url)
+    check_repeats(get_story("drains"), seed=1)
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_a_replay_finds_a_story(story: Story) -> None:
+    """The name in the line that replays a story is that of the story on PostgreSQL."""
+    assert find_story(name_of(story)) is story
+
+
+def get_story(name: str) -> Story:
+    """Return a story by its name."""
+    story: Story = getattr(postgres_queue_stories, name)
+    return story
+
+
+def replace(patch: pytest.MonkeyPatch, statement: str, old: str, new: str = "") -> None:
+    """Replace a part of a statement."""
+    text = backend._SQL[statement]
+    assert old in text
+    patch.setitem(backend._SQL, statement, text.replace(old, new))
+
+
+def claims_of_a_paused_queue(patch: pytest.MonkeyPatch) -> None:
+    """Delayed messages of a paused queue are claimed."""
+    is_open = "NOT EXISTS (SELECT 1 FROM {schema}.jobsync_pause WHERE queue = %(queue)s)"
+    replace(patch, "claim", f"AND {is_open}\n  ORDER BY due", "ORDER BY due")
+
+
+def claims_before_the_time(patch: pytest.MonkeyPatch) -> None:
+    """A delay is ignored."""
+    replace(
+        patch, "claim", "suspect = %(suspects)s AND due <=", "suspect = %(suspects)s AND due <> "
+    )
+
+
+def does_not_know_what_is_due(patch: pytest.MonkeyPatch) -> None:
+    """Delayed messages are found when somebody looks by chance."""
+    replace(patch, "claim", "::float8 AS due", "::float8 * NULL AS due")
+
+
+def ends_what_is_to_be_kept(patch: pytest.MonkeyPatch) -> None:
+    """A worker ends claims that it still uses."""
+    replace(patch, "end_claims", " AND id <> ALL (%(keep)s::text[])")
+
+
+def claims_too_many(patch: pytest.MonkeyPatch) -> None:
+    """New messages are claimed beside as many that waited."""
+    replace(patch, "claim", "LIMIT (SELECT %(limit)s - count(*) FROM late)", "LIMIT %(limit)s")
+
+
+def leaves_claims_of_the_dead(patch: pytest.MonkeyPatch) -> None:
+    """The claims of a dead session last until they lapse."""
+    replace(patch, "end_claims", "OR session = ANY", "OR session <> session AND session = ANY")
+
+
+def settles_whoever_has_it(patch: pytest.MonkeyPatch) -> None:
+    """A receipt settles a message although another worker has claimed it since."""
+    replace(patch, "settle", " AND m.claim = g.claim")
+
+
+def charges_what_is_given_back(patch: pytest.MonkeyPatch) -> None:
+    """A clean return spends an attempt."""
+    replace(patch, "settle", "m.returned + g.back", "m.returned")
+
+
+def forgets_how_it_was_settled(patch: pytest.MonkeyPatch) -> None:
+    """A settlement that is repeated after a lost reply is reported as stale."""
+    replace(patch, "was_settled", "strpos(m.trail, g.mark) > 0", "false")
+
+
+def suspects_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A message whose claim lapsed once runs alone for ever, although it was settled since."""
+    replace(patch, "settle", "suspect = false, ")
+
+
+def forgets_its_claims(patch: pytest.MonkeyPatch) -> None:
+    """The messages of a claim whose reply was lost wait until the claim lapses."""
+    replace(patch, "find_claimed", "claim = %(claim)s", "claim = '' AND %(claim)s <> ''")
+
+
+def overlooks_what_is_finished(patch: pytest.MonkeyPatch) -> None:
+    """A push with a lost reply is in doubt although its message has been handled."""
+    replace(patch, "exists", "jobsync_finished WHERE", "jobsync_finished WHERE false AND")
+
+
+def never_scans_again(patch: pytest.MonkeyPatch) -> None:
+    """Only the first claim looks at all messages."""
+
+    def init(
+        self: PostgresBackend, access: PostgresAccess, queue: str, components: Components
+    ) -> None:
+        was(self, access, queue, components)
+        self._scan.last_full = Mono(float("inf"))
+
+    def schedule(self: PostgresBackend, start: Mono) -> None:
+        del start
+        self._scan.next_full = Mono(float("inf"))
+
+    was = PostgresBackend.__init__
+    patch.setattr(PostgresBackend, "__init__", init)
+    patch.setattr(PostgresBackend, "_schedule_full_scan", schedule)
+
+
+KILLED: dict[Patch, tuple[str, str]] = {
+    claims_of_a_paused_queue: ("paused", "Q25"),
+    claims_before_the_time: ("delays", "Q8"),
+    does_not_know_what_is_due: ("delays", "QL5"),
+    claims_too_many: ("paused", "Q10"),
+    ends_what_is_to_be_kept: ("damaged", "Q13"),
+    leaves_claims_of_the_dead: ("kill", "QL2"),
+    settles_whoever_has_it: ("settled_late", "Q5"),
+    charges_what_is_given_back: ("leave", "Q6"),
+    forgets_how_it_was_settled: ("lost_replies", "Q15"),
+    suspects_for_ever: ("lost_replies", "Q11"),
+    forgets_its_claims: ("in_doubt", "QL1"),
+    overlooks_what_is_finished: ("in_doubt", "Q15"),
+    never_scans_again: ("commits_late", "QL3"),
+}
+"""For each mutant of the backend a story that catches it, and the invariant that it violates."""
+
+OTHER_SEEDS = 24
+"""Other seeds to try: a seed's history changes whenever the library takes one more step."""
+
+
+@pytest.mark.parametrize("mutant", KILLED, ids=lambda mutant: mutant.__name__)
+def test_the_world_notices(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded story reports a violation of the recorded invariant."""
+    name, invariant = KILLED[mutant]
+    mutant(monkeypatch)
+    story = get_story(name)
+    assert any(catches(run_story(story, each).violations, invariant) for each in range(OTHER_SEEDS))
