@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from decimal import Decimal
+from operator import methodcaller
 from typing import Any
 
 import msgspec
@@ -21,8 +22,9 @@ from jobsync import (
 from jobsync.components import NONCE_LENGTH
 from jobsync.core.attributes import parse
 from jobsync.core.expiry import ExpiryRule
+from jobsync.database import backfill
 from jobsync.database.archive import ARCHIVING
-from jobsync.stores.contract import Change, Outcome, StoreDecorator
+from jobsync.stores.contract import TRAIL_LENGTH, Change, Outcome, StoreDecorator
 from jobsync.stores.metered import Meter, MeteredStore
 from jobsync.ttl.callback import ExpiryCallback
 from jobsync.ttl.sweep import ResourceSweep, SweepCounts, SweepListener
@@ -33,6 +35,7 @@ HARD = ExpiryRule()
 SOFT = ExpiryRule(on_expire="soft-delete", delete_field="deleted_at")
 ARCHIVE = ExpiryRule(on_expire="archive", archive_resource="old")
 KEEP_ID = msgspec.structs.replace(ARCHIVE, keep_original_id=True)
+CHAINED = ExpiryRule(field="archived_at", on_expire="archive", archive_resource="older")
 CALLBACK = ExpiryRule(on_expire="callback")
 RULES = [HARD, SOFT, ARCHIVE, KEEP_ID, CALLBACK]
 IDS = ["hard", "soft", "archive", "keep-id", "callback"]
@@ -87,7 +90,7 @@ class Stage:
         """Sweep once."""
         counts = SweepCounts()
         listener = SweepListener(
-            lambda record, _, __: self.expired.append(record.id),
+            lambda record, *_: self.expired.append(record.id),
             lambda record_id, problem: self.errors.append((record_id, problem)),
         )
         callback = ExpiryCallback(self.judge)
@@ -126,6 +129,13 @@ async def hooked(location: StoreLocation) -> AsyncIterator[HookedStore]:
     store = await location.open()
     yield HookedStore(store)
     await store.close()
+
+
+@pytest.fixture
+def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a backfill begin at once."""
+    for delay in ("BUILD_DELAY", "LATE_BUILD_DELAY"):
+        monkeypatch.setattr(backfill, delay, 0.0)
 
 
 async def open_stage(database: Database, rule: ExpiryRule, name: str = "sessions") -> Stage:
@@ -246,7 +256,8 @@ async def leave_marked(hooked: HookedStore, rule: ExpiryRule, *, is_copied: bool
         stage = await open_stage(database, rule)
         await stage.list_archived()
         await stage.insert(0)
-        hooked.left = 2 if is_copied else 1
+        entries = len(database.resources.old.definition.indexes)
+        hooked.left = 2 + entries if is_copied else 1
         with pytest.raises(Crashed):
             await stage.sweep()
         hooked.left = None
@@ -306,6 +317,108 @@ async def test_a_copy_that_was_deleted_is_not_made_again(hooked: HookedStore) ->
         await stage.sweep()
         assert await stage.list_live() == []
         assert await stage.list_archived() == []
+
+
+@pytest.mark.parametrize(
+    "meanwhile", ["deleted", "moved on", "changed", "changed often", "described"]
+)
+@pytest.mark.parametrize("rule", [ARCHIVE, KEEP_ID], ids=["archive", "keep-id"])
+async def test_a_copy_that_has_changed_since_the_crash_is_not_made_again(
+    hooked: HookedStore, rule: ExpiryRule, meanwhile: str, no_delay: None
+) -> None:
+    """What is there, or was deleted, remembers by which write it was made."""
+    await leave_marked(hooked, rule, is_copied=True)
+    async with Database(connection=hooked) as database:
+        stage = await open_stage(database, rule)
+        old = database.resources.old
+        inserted: list[Any] = []
+        (copy,) = await old.list()
+        match meanwhile:
+            case "deleted":
+                await old.delete(copy.id)
+            case "moved on":
+                await database.define_resource("old", rules=[CHAINED])
+                await database.backfill("old")
+                assert (await Stage(database, old).sweep()).archived == 1
+            case "changed":
+                await old.update(copy.id, {"archived_at": 5, "original_id": "x"})
+            case "changed often":
+                for n in range(TRAIL_LENGTH + 1):
+                    await old.update(copy.id, {"n": n})
+            case "described":
+                await database.create_resource("old", {"archived_at": "datetime"})
+        copies = await old.count()
+        database.on("resource:inserted", inserted.append)
+        await stage.sweep()
+        assert await stage.list_live() == []
+        assert inserted == []
+        assert await old.count() == copies == (meanwhile not in {"deleted", "moved on"})
+
+
+@pytest.mark.parametrize("rule", [ARCHIVE, KEEP_ID], ids=["archive", "keep-id"])
+async def test_a_copy_keeps_its_index_entries_when_the_move_is_completed(
+    hooked: HookedStore, rule: ExpiryRule
+) -> None:
+    """The second attempt to create it conflicts, and has written the same entries."""
+    async with Database(connection=hooked) as database:
+        old = await database.define_resource("old", rules=[CHAINED])
+    await leave_marked(hooked, rule, is_copied=True)
+    async with Database(connection=hooked) as database:
+        stage = await open_stage(database, rule)
+        await stage.sweep()
+        assert await stage.list_live() == []
+        old = database.resource("old")
+        assert (await Stage(database, old).sweep()).archived == 1
+        assert await old.list() == []
+
+
+RETRIED = {
+    "longer": ExpiryRule(ttl=1e6, on_expire="archive", archive_resource="old"),
+    "elsewhere": ExpiryRule(field="never", on_expire="archive", archive_resource="older"),
+    "deleted": HARD,
+    "marked": ExpiryRule(field="n", on_expire="soft-delete", delete_field="deleted_at"),
+    "asked": CALLBACK,
+}
+"""Rules that replace one by which a move has begun."""
+
+
+@pytest.mark.parametrize("is_copied", [False, True], ids=["marked", "copied"])
+@pytest.mark.parametrize("changed", RETRIED)
+async def test_a_move_is_completed_though_its_rule_has_changed(
+    hooked: HookedStore, changed: str, *, is_copied: bool, no_delay: None
+) -> None:
+    """To the archive where it was going; the record never stays in both places."""
+    await leave_marked(hooked, ARCHIVE, is_copied=is_copied)
+    async with Database(connection=hooked) as database:
+        stage = await open_stage(database, RETRIED[changed])
+        stage.verdicts["r0"] = False
+        await database.backfill("sessions")
+        counts = await stage.sweep()
+        assert (counts.archived, counts.expired, stage.errors) == (1, 1, [])
+        assert await stage.sessions.list() == []
+        assert await stage.list_archived() == ["r0"]
+        assert await stage.count_entries() == 0
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "meanwhile"])
+@pytest.mark.parametrize("is_copied", [False, True], ids=["marked", "copied"])
+async def test_a_move_is_completed_though_its_rule_is_dropped(
+    hooked: HookedStore, *, is_copied: bool, is_late: bool, no_delay: None
+) -> None:
+    """At once; if a sweep has begun it while the rule was dropped, before its index goes."""
+    await leave_marked(hooked, ARCHIVE, is_copied=is_copied)
+    async with Database(connection=hooked) as database:
+        stage = Stage(database, database.resource("sessions"))
+        await stage.sessions.insert({"id": "r1", "expires_at": START + 60})
+        if is_late:
+            (state,) = stage.sessions.definition.indexes
+            await database._registry.change("sessions", methodcaller("remove_index", state.key))
+        else:
+            await database.drop_expiry("sessions")
+            assert await stage.list_live() == ["r1"]
+        await database.backfill("sessions")
+        assert await stage.list_live() == ["r1"]
+        assert await stage.list_archived() == ["r0"]
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])

@@ -175,7 +175,9 @@ def trusts_entries(patch: pytest.MonkeyPatch) -> None:
         assert isinstance(state.rule, ExpiryRule)
         keys = [self._records.keyspace.key(entry.id) for entry in entries]
         records = await self._records.keyspace.store.get_many(list(dict.fromkeys(keys)))
-        expired = [sweep._Expired(Document(each), each) for each in records if each is not None]
+        expired = [
+            sweep._Expired(Document(each), each, 0.0) for each in records if each is not None
+        ]
         await self._apply(state.rule, expired, self._get_now())
 
     patch.setattr(ResourceSweep, "_handle", handle)

@@ -10,6 +10,9 @@ are two kinds:
 A time is a number, in seconds since 1970, or text: a date (its beginning in UTC) or a date and time
 in ISO 8601, in UTC if it names no zone. A record without a readable time does not expire. Neither
 does one that was soft-deleted.
+
+A record that is being moved to an archive has expired when its move began, whatever the rule says
+now. So it stays due until the move is complete, also if its rule is changed meanwhile.
 """
 
 import hashlib
@@ -27,6 +30,7 @@ from jobsync.core.schema import Field, Fields, Schema, conform, is_date, is_date
 from jobsync.errors import Invalid, closest_name
 
 __all__ = [
+    "ARCHIVING",
     "LONGEST_TTL",
     "ON_EXPIRE",
     "RANK_LENGTH",
@@ -41,6 +45,9 @@ __all__ = [
 OnExpire: TypeAlias = Literal["hard-delete", "soft-delete", "archive", "callback"]
 
 ON_EXPIRE: tuple[OnExpire, ...] = get_args(OnExpire)
+
+ARCHIVING = "_archiving"
+"""The field of a record that is being moved to an archive; its `at` is when the move began."""
 
 LONGEST_TTL: Seconds = 1_000_000 * 86_400.0
 """The longest `ttl`. Two years, given in milliseconds by mistake, still pass."""
@@ -102,6 +109,16 @@ class ExpiryRule(msgspec.Struct, frozen=True, kw_only=True, tag="expiry", tag_fi
 
     def expires_at(self, document: Mapping[str, Json]) -> Seconds | None:
         """Return when a record expires, in seconds since 1970; None if it does not."""
+        expires_at = self._compute(document)
+        if (move := document.get(ARCHIVING)) is None:
+            return expires_at
+        began_at = read_time(_find(move, "at"))
+        if expires_at is None or began_at is None:
+            return began_at if expires_at is None else expires_at
+        return min(expires_at, began_at)
+
+    def _compute(self, document: Mapping[str, Json]) -> Seconds | None:
+        """Return when a record expires by this rule alone."""
         if self.delete_field is not None and document.get(self.delete_field) is not None:
             return None
         start = read_time(_find(document, self.field))

@@ -1,18 +1,23 @@
 """Moves records to an archive, which is another resource.
 
 Guarantee: whoever dies at whatever point, a moved record is in its resource or in the archive, and
-the archive has one copy of it. A record that is changed before the move begins stays.
+the archive gets one copy of it. A record that is changed before the move begins stays.
 
 How: a move has three writes, and the first one decides.
 
-1. The record is marked with the archive and the id of its copy, if nobody has changed it.
-2. The copy is created under that id.
+1. The record is marked with the archive, the id of its copy and a token, if nobody has changed it.
+2. The copy is created under that id, by a write whose nonce begins with the token.
 3. The record is deleted, if it still has the mark.
 
 Whoever meets a marked record completes the move first: a later sweep, or a writer that wants to
-change or delete the record, for whom it is then gone. The id of a copy is not used again, so a copy
-that is there was made by an earlier attempt, and so was its tombstone, if it was deleted within the
-last hour. The id of the record itself can be kept only if the archive has not used it.
+change or delete the record, for whom it is then gone. A marked record has expired for good, so that
+sweeps find it under any later rule.
+
+If the id is taken, the copy was made by an earlier attempt, unless the id is that of the record
+itself, which somebody else may have used in the archive since. What is there tells: the copy, or
+its tombstone, remembers that nonce, also if it was changed, deleted or moved on meanwhile. Only a
+tombstone that was removed, an hour after the copy was deleted, leaves no trace: a move that is
+completed so late creates the copy again.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,10 +27,10 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.codec import Json, encode
-from jobsync.core.expiry import render_time
+from jobsync.core.expiry import ARCHIVING, render_time
 from jobsync.core.schema import Schema
 from jobsync.errors import Invalid, InvalidRecord, Unavailable
-from jobsync.stores.contract import Applied, Conflicted, Put, Record, Unknown
+from jobsync.stores.contract import TRAIL_LENGTH, Applied, Conflicted, Put, Record, Unknown
 
 if TYPE_CHECKING:
     from jobsync.database.resource_records import ResourceRecords
@@ -40,12 +45,12 @@ __all__ = [
     "read_mark",
 ]
 
-ARCHIVING = "_archiving"
-"""The field of a record that is being moved."""
-
 _ARCHIVED_AT = "archived_at"
 _ARCHIVED_FROM = "archived_from"
 _ORIGINAL_ID = "original_id"
+
+_TOKEN_LENGTH = 8
+"""Of the 12 characters of a nonce: nobody else draws such a nonce, and no two attempts the same."""
 
 OpenRecords: TypeAlias = Callable[[str], Awaitable["ResourceRecords"]]
 """Returns the records of a resource; creates it if there is none."""
@@ -60,6 +65,8 @@ class ArchiveMark(msgspec.Struct, frozen=True):
     """Of the copy."""
     at: float
     """When the record was marked, in seconds since 1970."""
+    token: str
+    """What the nonces of all writes begin with that create the copy."""
 
 
 def read_mark(record: Record | None) -> ArchiveMark | None:
@@ -129,9 +136,13 @@ class ArchiveMoves:
                 list(map(target.keyspace.key, own_ids)), tombstones=True
             )
         new_ids = self._ids.records(len(records))
+        nonces = self._ids.nonces(len(records))
         planned: list[Put | Invalid] = []
-        for record, own, taken, new in zip(records, own_ids, used, new_ids, strict=True):
-            mark = ArchiveMark(archive, own if keep_id and taken is None else new, round(now, 3))
+        for record, own, taken, new, nonce in zip(
+            records, own_ids, used, new_ids, nonces, strict=True
+        ):
+            copy_id = own if keep_id and taken is None else new
+            mark = ArchiveMark(archive, copy_id, round(now, 3), nonce[:_TOKEN_LENGTH])
             try:
                 encode(await target.prepare(self._build_copy(record, mark, target), mark.id))
             except (Invalid, InvalidRecord) as error:
@@ -182,8 +193,14 @@ class ArchiveMoves:
         """Create copies; return the records that have one, and those that need another id."""
         copies = [self._build_copy(record, mark, target) for record, mark in moves]
         changes = [
-            Put(target.keyspace.key(mark.id), await _build_document(target, copy, mark.id))
-            for (_, mark), copy in zip(moves, copies, strict=True)
+            Put(
+                target.keyspace.key(mark.id),
+                await _build_document(target, copy, mark.id),
+                nonce=mark.token + nonce[_TOKEN_LENGTH:],
+            )
+            for (_, mark), copy, nonce in zip(
+                moves, copies, self._ids.nonces(len(moves)), strict=True
+            )
         ]
         outcomes = await target.write(changes)
         copied: list[Record] = []
@@ -258,9 +275,15 @@ async def _build_document(target: "ResourceRecords", copy: dict[str, Json], id: 
 
 
 async def _has_copy(target: "ResourceRecords", mark: ArchiveMark, copy: dict[str, Json]) -> bool:
-    """Whether the archive's record of this id is the copy that this move makes."""
-    found = await target.keyspace.store.get(target.keyspace.key(mark.id))
-    names = (_ARCHIVED_AT, _ARCHIVED_FROM, _ORIGINAL_ID)
-    if found is None or not isinstance(found.value, dict):
+    """Whether the archive has, or has had, the copy that this move makes."""
+    found = await target.keyspace.store.get(target.keyspace.key(mark.id), tombstones=True)
+    if found is None:
         return False
-    return all(found.value.get(name) == copy[name] for name in names)
+    if any(nonce.startswith(mark.token) for nonce in found.trail.split(" ")):
+        return True
+    # If it was written so often that it no longer remembers, it still says what it is a copy of.
+    return (
+        found.seq > TRAIL_LENGTH
+        and isinstance(found.value, dict)
+        and all(found.value.get(name) == copy[name] for name in (_ARCHIVED_FROM, _ORIGINAL_ID))
+    )

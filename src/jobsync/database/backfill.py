@@ -21,8 +21,17 @@ from operator import methodcaller
 import msgspec
 
 from jobsync.components import Components
+from jobsync.coordination.clock_skew import measure_time
+from jobsync.coordination.fleet_clock import MAX_SKEW
+from jobsync.core.expiry import ExpiryRule, rank_of_time
 from jobsync.database.definition import Definition, IndexState
-from jobsync.database.index import IndexedWriter, progress_key, remove_index, write_entries
+from jobsync.database.index import (
+    BACKFILLS,
+    IndexedWriter,
+    progress_key,
+    remove_index,
+    write_entries,
+)
 from jobsync.database.registry import ResourceRegistry
 from jobsync.database.resource_records import DATA, DEFINITION_AGE
 from jobsync.database.supervisor import WorkPostponed
@@ -122,6 +131,9 @@ class Backfill:
                     self._events.emit(IndexReady(resource=name, index=index.rule.name))
                 await self._get_store().drop([progress_key(name, index.key)])
             for index in definition.retired:
+                if definition.expiry is None:
+                    # A sweep may have begun a move while the rule was dropped.
+                    await self._complete_moves_in(name, index)
                 await self._registry.change(name, methodcaller("abandon_index", index))
             for key in definition.abandoned:
                 await remove_index(self._get_store(), name, key)
@@ -156,6 +168,32 @@ class Backfill:
                 await self._get_store().drop([progress_key(name, index.key)])
                 await self._build(name, index)
                 await self._get_store().drop([progress_key(name, index.key)])
+
+    async def complete_moves(self, name: str) -> None:
+        """Complete the moves to archives that sweeps have begun; before the expiry is dropped.
+
+        Raises:
+            NotFound: there is no such resource.
+            Unavailable: a move is not complete; try again.
+        """
+        for index in (await self._read(name)).kept_indexes:
+            await self._complete_moves_in(name, index)
+
+    async def _complete_moves_in(self, name: str, state: IndexState) -> None:
+        """Complete the moves of records that an index finds: they are due, by any clock."""
+        if not isinstance(state.rule, ExpiryRule):
+            return
+        clock = f"{BACKFILLS}{name}/clock/"
+        now = await measure_time(self._get_store(), clock, self._components)
+        until, after = rank_of_time(now + MAX_SKEW), ""
+        records = (await self._registry.change(name, lambda now: now)).records
+        index = records.open_index(state)
+        while True:
+            page = await index.list_due(until, _PAGE, after=after)
+            await records.moves.finish(await index.match(page.entries))
+            if page.next is None:
+                return
+            after = page.next
 
     async def _build(self, name: str, index: IndexState) -> bool:
         """Write the entries of all records, from where an earlier backfill has stopped.

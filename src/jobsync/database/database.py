@@ -388,12 +388,14 @@ class Database(EventEmitter):
     async def drop_expiry(self, resource: str) -> None:
         """Let the records of a resource expire no longer; they stay as they are.
 
-        Remove the resource from the TTL plugin's options first: a process that starts with it
-        adds the rule again.
+        Those whose move to an archive has begun are moved first. Remove the resource from the
+        TTL plugin's options before: a process that starts with it adds the rule again.
 
         Raises:
             NotFound: there is no such resource, or its records do not expire.
+            Unavailable: the store does not answer; the rule stays.
         """
+        await self._backfill.complete_moves(resource)
         await self._drop_index(resource, "expiry", "expiry")
 
     async def _drop_index(self, resource: str, kind: str, name: str) -> None:

@@ -12,8 +12,7 @@ of that write, so no key is used twice, and an entry can be removed without a to
 names its entries: their nonce is that of its own write, or the one that it keeps under `_entries`
 if it has been rewritten since without leaving its rank. So the entry of a record that stays in its
 rank stays too, and no lookup misses it. A writer that moves a record to another rank removes the
-entry that the record has left; one that loses a race removes its own, unless a copy of its write
-may have won.
+entry that the record has left; one that loses a race removes its own.
 
 A writer that dies between these steps leaves an entry that its record does not name. It is
 dangling: skipped, and removed by whoever finds it once the write that it announces can no longer
@@ -226,8 +225,7 @@ class IndexedWriter:
             replaced = msgspec.structs.replace(
                 change, nonce=nonce, format=_FORMAT, value=_name_entries(value, kept)
             )
-        # With a nonce of its own it may be a copy of a write that has happened.
-        return _PlannedWrite(replaced, entries, left, [] if change.nonce else own)
+        return _PlannedWrite(replaced, entries, left, own)
 
     def _build_entry(self, prefix: str, rank: str, record: Change | Record, nonce: str) -> Put:
         key = _name_entry(prefix, rank, record, nonce)

@@ -405,11 +405,17 @@ def _belongs(version: _RecordVersion, fields: Mapping[str, Any]) -> bool:
 
 
 def _expires_at(rule: ExpiryRule, value: Mapping[str, Any] | None) -> float | None:
-    """Return when a record of a story expires; its times are numbers."""
-    if value is None or (rule.delete_field is not None and rule.delete_field in value):
-        return None
-    start = value.get(rule.field)
-    return None if start is None else start + (rule.ttl or 0.0)
+    """Return when a record of a story expires; its times are numbers.
+
+    One that is being moved has expired by then, whatever the rule says.
+    """
+    times: list[float] = []
+    if value is not None and ARCHIVING in value:
+        times.append(value[ARCHIVING]["at"])
+    is_deleted = value is None or (rule.delete_field is not None and rule.delete_field in value)
+    if value is not None and not is_deleted and rule.field in value:
+        times.append(value[rule.field] + (rule.ttl or 0.0))
+    return min(times, default=None)
 
 
 def _strip(value: Mapping[str, Any], mark: str) -> dict[str, Any]:

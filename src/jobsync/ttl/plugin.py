@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.core.clock import Mono, Seconds
-from jobsync.core.expiry import ExpiryRule
+from jobsync.core.expiry import OnExpire
 from jobsync.database.archive import check_archive
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.definition import Definition, Rule
@@ -413,15 +413,21 @@ class TTLPlugin(CoordinatorPlugin):
             self.emit(events.ResourceAwaited(resource=name))
         return False
 
-    def _on_expired(self, name: str, record: Document, rule: ExpiryRule, is_kept: bool) -> None:  # noqa: FBT001 - as the listener says
+    def _on_expired(
+        self,
+        name: str,
+        record: Document,
+        on_expire: OnExpire,
+        expired_at: Seconds,
+        is_kept: bool,  # noqa: FBT001 - as the listener says
+    ) -> None:
         if self.events.has_listener(events.RecordExpired):
-            expires_at = rule.expires_at(record)
             self.emit(
                 events.RecordExpired(
                     resource=name,
                     record_id=record["id"],
-                    on_expire=rule.on_expire,
-                    expired_at=0.0 if expires_at is None else expires_at,
+                    on_expire=on_expire,
+                    expired_at=expired_at,
                     is_kept=is_kept,
                 )
             )

@@ -17,7 +17,7 @@ import msgspec
 
 from jobsync.core.clock import Seconds
 from jobsync.core.codec import Json
-from jobsync.core.expiry import ExpiryRule, rank_of_time, render_time
+from jobsync.core.expiry import ExpiryRule, OnExpire, rank_of_time, render_time
 from jobsync.core.schema import Fields
 from jobsync.database.archive import read_mark
 from jobsync.database.definition import IndexState
@@ -58,8 +58,9 @@ class SweepCounts(msgspec.Struct):
 class SweepListener(msgspec.Struct, frozen=True):
     """What a sweep reports."""
 
-    on_expired: Callable[[Document, ExpiryRule, bool], None]
-    """Called with each record that was dealt with, its rule, and whether a callback kept it."""
+    on_expired: Callable[[Document, OnExpire, Seconds, bool], None]
+    """Called with each record that was dealt with, how, when it had expired, and whether a callback
+    kept it."""
     on_error: Callable[[str | None, str], None]
     """Called with the id of a record, or None, and the problem."""
 
@@ -69,6 +70,7 @@ class _Expired(msgspec.Struct, frozen=True):
 
     document: Document
     record: Record
+    expired_at: Seconds
 
     @property
     def id(self) -> str:
@@ -156,12 +158,12 @@ class ResourceSweep:
             if expires_at is None or expires_at > now:
                 continue
             try:
-                found = _Expired(Document(record), record)
+                found = _Expired(Document(record), record, expires_at)
             except Corrupt as error:
                 self._report_error(entry.id, str(error))
             else:
                 (expired if read_mark(record) is None else marked).append(found)
-        await self._complete_moves(marked, rule)
+        await self._complete_moves(marked)
         await self._apply(rule, expired, now)
 
     async def _apply(self, rule: ExpiryRule, expired: Sequence[_Expired], now: Seconds) -> None:
@@ -169,7 +171,7 @@ class ResourceSweep:
             return
         match rule.on_expire:
             case "hard-delete":
-                self._counts.deleted += await self._delete(rule, expired)
+                self._counts.deleted += await self._delete(expired, rule.on_expire)
             case "soft-delete":
                 self._counts.soft_deleted += await self._soft_delete(rule, expired, now)
             case "archive":
@@ -177,12 +179,12 @@ class ResourceSweep:
             case "callback":
                 await self._ask(rule, expired)
 
-    async def _delete(self, rule: ExpiryRule, expired: Sequence[_Expired]) -> int:
+    async def _delete(self, expired: Sequence[_Expired], on_expire: OnExpire) -> int:
         changes = [each.record.delete() for each in expired]
         done = await self._write(expired, changes)
         self._records.report_deleted(*(each.id for each, _ in done))
         for each, _ in done:
-            self._listener.on_expired(each.document, rule, False)
+            self._report(each, on_expire)
         return len(done)
 
     async def _soft_delete(
@@ -193,7 +195,7 @@ class ResourceSweep:
         done = await self._write(expired, changes)
         self._records.report_updated(*(each.id for each, _ in done))
         for each, _ in done:
-            self._listener.on_expired(each.document, rule, False)
+            self._report(each, rule.on_expire)
         return len(done)
 
     async def _archive(self, rule: ExpiryRule, expired: Sequence[_Expired], now: Seconds) -> None:
@@ -213,19 +215,22 @@ class ResourceSweep:
                 changes.append(change)
         marked = await self._write(movable, changes)
         await self._complete_moves(
-            [_Expired(each.document, record) for each, record in marked], rule
+            [msgspec.structs.replace(each, record=record) for each, record in marked]
         )
 
-    async def _complete_moves(self, marked: Sequence[_Expired], rule: ExpiryRule) -> None:
-        """Complete moves to the archive, which this or an earlier sweep has begun."""
+    async def _complete_moves(self, marked: Sequence[_Expired]) -> None:
+        """Complete moves to the archive, which this or an earlier sweep has begun.
+
+        That sweep may have gone by another rule.
+        """
         if not marked:
             return
         result = await self._records.moves.complete([each.record for each in marked])
-        documents = {each.record.key: each.document for each in marked}
+        by_key = {each.record.key: each for each in marked}
         for record in result.archived:
-            self._listener.on_expired(documents[record.key], rule, False)
+            self._report(by_key[record.key], "archive")
         for record in result.unsure:
-            self._report_error(documents[record.key].id, "its move is not complete")
+            self._report_error(by_key[record.key].id, "its move is not complete")
         self._counts.archived += len(result.archived)
 
     async def _ask(self, rule: ExpiryRule, expired: Sequence[_Expired]) -> None:
@@ -240,12 +245,12 @@ class ResourceSweep:
                 doomed.append(each)
             elif verdict is False:
                 self._counts.kept += 1
-                self._listener.on_expired(each.document, rule, True)
+                self._report(each, rule.on_expire, is_kept=True)
             else:
                 self._report_error(each.id, str(verdict))
         # The callback took its time; meanwhile the clock may have turned out to be wrong.
         self._get_now()
-        self._counts.deleted += await self._delete(rule, doomed)
+        self._counts.deleted += await self._delete(doomed, rule.on_expire)
 
     async def _write(
         self, expired: Sequence[_Expired], changes: Sequence[Change]
@@ -280,6 +285,9 @@ class ResourceSweep:
             *await self._write_apart(changes[:middle]),
             *await self._write_apart(changes[middle:]),
         ]
+
+    def _report(self, each: _Expired, on_expire: OnExpire, *, is_kept: bool = False) -> None:
+        self._listener.on_expired(each.document, on_expire, each.expired_at, is_kept)
 
     def _report_error(self, id: str, problem: str) -> None:
         self._counts.errors += 1

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jobsync.core.attributes import parse
 from jobsync.core.expiry import (
+    ARCHIVING,
     ExpiryOptions,
     ExpiryRule,
     rank_of_time,
@@ -97,6 +98,25 @@ def test_a_soft_deleted_record_does_not_expire_again(mark: object, *, expires: b
     rule = ExpiryRule(on_expire="soft-delete", delete_field="deleted_at")
     assert rule.rank({"expires_at": 1}) is not None
     assert (rule.rank({"expires_at": 1, "deleted_at": mark}) is not None) is expires
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ExpiryRule(),
+        ExpiryRule(ttl=1e9),
+        ExpiryRule(field="other"),
+        ExpiryRule(on_expire="soft-delete", delete_field="gone"),
+    ],
+)
+def test_a_record_that_is_being_archived_has_expired_by_any_rule(rule: ExpiryRule) -> None:
+    """When its move began, or before; so its rank is the same as when the move began."""
+    mark = {"resource": "old", "id": "x", "at": 500.0, "token": "t"}
+    moving = {"expires_at": 400, "_created_at": 300.0, "gone": 1, ARCHIVING: mark}
+    assert rule.expires_at(moving) == (400 if rule == ExpiryRule() else 500)
+    assert rule.expires_at({ARCHIVING: "damaged", "expires_at": 900}) == (
+        900 if rule.field == "expires_at" else None
+    )
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2))
