@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
@@ -177,6 +177,9 @@ class RebalanceEvent(msgspec.Struct, frozen=True):
     tokens_removed: int
 
 
+_CallbackCalls: TypeAlias = queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]] | None]
+
+
 class Callbacks:
     """Calls the user's functions one after the other, in order, on their own thread.
 
@@ -201,8 +204,7 @@ class Callbacks:
         self._takes_event = on_rebalance is not None and _takes_one(on_rebalance)
         self._on_added = on_tokens_added
         self._on_removed = on_tokens_removed
-        self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]] | None]
-        self._calls = queue.SimpleQueue()
+        self._calls: _CallbackCalls = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def notify(self, change: TokenChange) -> None:
@@ -224,18 +226,20 @@ class Callbacks:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._calls.put(None)
             self._thread.join(wait)
-            # A job that is entered again starts a new thread.
-            self._thread = None
+            # A job that is entered again starts a new thread. This one may go on for a while.
+            self._thread, self._calls = None, queue.SimpleQueue()
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
         if self._thread is None:
             # A daemon: a function that never returns must not keep the program from ending.
-            self._thread = threading.Thread(target=self._run, name="jobsync-callbacks", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(self._calls,), name="jobsync-callbacks", daemon=True
+            )
             self._thread.start()
         self._calls.put((function, arguments))
 
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
+    def _run(self, calls: "_CallbackCalls") -> None:
+        while (call := calls.get()) is not None:
             function, arguments = call
             try:
                 _check_has_run(function(*arguments))
