@@ -328,6 +328,27 @@ def test_the_desired_worker_leads_next_after_the_minimum_duration(store: type[Me
     fleet.run(story)
 
 
+@pytest.mark.parametrize("age", [123, 128, 133, 138, 143])
+def test_a_leader_hands_over_at_once_in_every_later_mandate(age: float) -> None:
+    """The minimum duration counts from the beginning of its term, not of its latest mandate."""
+    fleet = Fleet(78, settings=SHORT)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(30)
+        first = one(fleet.leaders())
+        while fleet.leaders() == [first] and first is not oldest(fleet):
+            # The oldest worker leads from the end of the first mandate on.
+            await asyncio.sleep(1)
+        await asyncio.sleep(age)
+        leader = one(fleet.leaders())
+        await request(leader, force=True)
+        await asyncio.sleep(SLOW * TIMING.heartbeat)
+        assert one(fleet.leaders()) is not leader
+
+    fleet.run(story)
+
+
 def test_a_forced_request_without_a_name_elects_another_worker() -> None:
     """Without a name the oldest of the other workers leads next."""
     fleet = Fleet(77, settings=SHORT)

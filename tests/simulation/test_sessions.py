@@ -29,9 +29,12 @@ def test_a_calm_hour_kills_nobody() -> None:
     assert len(gained) <= 2
 
 
-def test_an_outage_of_the_store_kills_nobody() -> None:
-    """Ten minutes without a store for all workers: the same sessions go on."""
-    fleet = Fleet(2)
+def test_outages_of_the_store_kill_nobody() -> None:
+    """Ten minutes without a store for all workers, twice: the same sessions go on.
+
+    Each outage is reported once.
+    """
+    fleet = Fleet(2, records_events=True)
 
     def incarnations() -> list[str]:
         return [worker.membership.incarnation for worker in fleet.workers if worker.membership]
@@ -40,15 +43,18 @@ def test_an_outage_of_the_store_kills_nobody() -> None:
         fleet.start_all()
         await asyncio.sleep(60)
         before = incarnations()
-        for link in fleet.links:
-            link.requests_pass = False
-        await asyncio.sleep(600)
-        assert not any(worker.is_trusted for worker in fleet.workers)
-        for link in fleet.links:
-            link.requests_pass = True
-        await asyncio.sleep(120)
-        assert incarnations() == before
-        fleet.check_steady()
+        for outages in (1, 2):
+            for link in fleet.links:
+                link.requests_pass = False
+            await asyncio.sleep(600)
+            assert not any(worker.is_trusted for worker in fleet.workers)
+            for link in fleet.links:
+                link.requests_pass = True
+            await asyncio.sleep(120)
+            assert incarnations() == before
+            fleet.check_steady()
+            for worker in fleet.workers:
+                assert len(worker.events_named("coord:store-silent")) == outages
 
     fleet.world.run(story)
     assert fleet.all_violations == []

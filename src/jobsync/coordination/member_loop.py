@@ -110,6 +110,8 @@ class MemberLoop:
         self._roles_changed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._is_outage_reported = False
+        self._answered_at = Mono(float("-inf"))
+        """When the store last answered a heartbeat."""
         self._heartbeats_seen: dict[str, int] = {}
         self._reported: tuple[object, ...] = ()
         """The state when `changed` was last called."""
@@ -273,7 +275,7 @@ class MemberLoop:
             try:
                 await self._send_heartbeat()
             except _OUTAGE_ERRORS as error:
-                self._report_outage(error)
+                self._report_outage(error, started)
             await self._heartbeat_now.wait(started + self._timing.heartbeat)
 
     async def _watch_lag(self) -> None:
@@ -317,7 +319,7 @@ class MemberLoop:
             await self._replace_session()
         elif session.heartbeats > heartbeats:
             self.clock_comparison.note_writes(session.writes)
-            self._is_outage_reported = False
+            self._is_outage_reported, self._answered_at = False, self._clock.mono()
             timestamp = self._clock.wall().seconds
             self._events.emit(WorkerHeartbeat(worker_id=self._worker, timestamp=timestamp))
 
@@ -338,7 +340,7 @@ class MemberLoop:
             try:
                 await self._check()
             except _OUTAGE_ERRORS as error:
-                self._report_outage(error)
+                self._report_outage(error, started)
                 since = self._clock.mono()
             self._report_changes()
             await self._check_now.wait(self._next_check(started, since))
@@ -510,8 +512,9 @@ class MemberLoop:
         except _OUTAGE_ERRORS:
             await self._clock.sleep(self._timing.heartbeat)
 
-    def _report_outage(self, error: Exception) -> None:
-        if not self._is_outage_reported:
+    def _report_outage(self, error: Exception, asked_at: Mono) -> None:
+        """Report that requests fail since a time, unless the store has answered others since."""
+        if not self._is_outage_reported and asked_at >= self._answered_at:
             self._is_outage_reported = True
             self._events.emit(StoreSilent(worker_id=self._worker, reason=str(error)))
 
