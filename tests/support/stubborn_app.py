@@ -71,6 +71,18 @@ async def disconnects(_: Document) -> None:
     _started()
 
 
+async def fails_and_blocks(_: Document) -> None:
+    """Make the database fail, and block the event loop meanwhile."""
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    database = _databases[0]
+    database.on("db:failed", lambda _: asyncio.get_running_loop().call_soon(time.sleep, LONG))
+    database.plugins["queue"].run_in_background(fail)
+    _started()
+
+
 async def on_complete(_: Document, __: object) -> None:
     """Never end, but accept a cancellation."""
     _started()
@@ -88,6 +100,7 @@ HANDLERS = {
         waits,
         ends_at_once,
         disconnects,
+        fails_and_blocks,
     )
 }
 _tasks: list[asyncio.Task[None]] = []

@@ -116,3 +116,11 @@ async def test_a_process_ends_when_its_database_is_disconnected(url: str, tmp_pa
         assert await worker.ended() == 0, worker.log
     (queue,) = read_json(url, "queues", "list")
     assert (queue["claimed"], queue["completed"]) == (0, 1)
+
+
+async def test_a_process_that_stops_by_itself_ends_in_time(url: str, tmp_path: Path) -> None:
+    """Its time is limited although nobody has sent a signal."""
+    with StubbornProcess(url, "fails_and_blocks", tmp_path) as worker:
+        await worker.handle_one()
+        assert await worker.ended() == 1, worker.log
+        assert "the process was still running after 1 s of grace" in worker.log

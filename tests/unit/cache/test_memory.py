@@ -43,7 +43,14 @@ def test_the_least_recently_used_answer_goes_first() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "size"),
-    [([], 1), (0, 1), (["a", "b"], 2), (Page([], None), 1), ({"n": [1, 2, 3, 4]}, 1)],
+    [
+        ([], 1),
+        (0, 1),
+        (["a", "b"], 2),
+        (Page([], None), 1),
+        (Page(["a", "b", "c"], None), 3),
+        ({"n": [1, 2, 3, 4]}, 1),
+    ],
 )
 def test_a_listing_counts_as_its_records(answer: Any, size: int) -> None:
     """At least as one."""
@@ -98,7 +105,8 @@ def test_it_covers_the_resources_that_it_was_given() -> None:
     assert not make(resources=["tasks"]).covers(USERS)
 
 
-requests = st.sampled_from(["a", "b", "c", ("list", 1), ("list", 2)])
+PAGE = ("page", 1)
+requests = st.sampled_from(["a", "b", "c", ("list", 1), PAGE])
 sizes = st.integers(0, 5)
 cache_steps = st.one_of(
     st.tuples(st.just("keep"), requests, sizes),
@@ -152,10 +160,15 @@ def test_it_behaves_as_the_model(history: list[Any]) -> None:
     for step in history:
         match step:
             case ("keep", request, size):
-                cache.keep(TASKS, request, list(range(size)), now)
-                model.keep(request, list(range(size)), now)
+                records = list(range(size))
+                is_page = request == PAGE
+                cache.keep(TASKS, request, Page(records, None) if is_page else records, now)
+                model.keep(request, records, now)
             case ("find", request):
-                assert cache.find(TASKS, request, now) == model.find(request, now)
+                found = cache.find(TASKS, request, now)
+                assert (found.items if isinstance(found, Page) else found) == model.find(
+                    request, now
+                )
             case ("forget", keys):
                 cache.forget(TASKS, keys)
                 model.forget(keys)
