@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from decimal import Decimal
@@ -723,6 +724,48 @@ async def test_a_backfill_goes_on_where_another_process_has_stopped(
     assert done == [12, 15, 18, 20]
     assert store.calls["scan"] == 4
     await check_region(two.resource("r"), [f"{i:02d}" for i in range(20)])
+
+
+async def test_a_process_that_comes_later_waits_only_for_the_rest(fleet: Fleet) -> None:
+    """By the store's clock, whatever its own says. So processes may live for seconds only."""
+    one = await fleet.start()
+    delay = BUILD_DELAY if one.store.is_atomic else LATE_BUILD_DELAY
+    await (await one.create_resource("r")).insert({"id": "a", **EU})
+    began = time.monotonic()
+    await one.create_resource("r", partitions=BY_REGION)
+    sleeps = fleet.clock.sleeps
+    await until(lambda: sleeps[delay], "the first process waits")
+    await one.disconnect()
+    # Servers have clocks of their own, which nobody moves.
+    await until(lambda: time.monotonic() - began > 3.2, "three seconds have passed")
+    sleeps.clear()
+    two = await fleet.start()
+    work = asyncio.create_task(two.backfill("r"))
+    await until(lambda: sleeps, "the second process waits")
+    (rest,) = sleeps
+    assert delay - (time.monotonic() - began) - 0.1 <= rest <= delay - 2
+    await fleet.finish_all(work)
+    await check_region(two.resource("r"), ["a"])
+    assert await list_keys(two, "backfill/r/since/") == []
+
+
+async def test_an_index_that_is_retired_later_is_waited_for_from_then_on(fleet: Fleet) -> None:
+    """The time since it was added does not count for those who read it."""
+    one = await fleet.start()
+    delay = BUILD_DELAY if one.store.is_atomic else LATE_BUILD_DELAY
+    await (await one.create_resource("r")).insert({"id": "a", **EU})
+    await one.create_resource("r", partitions=BY_REGION)
+    sleeps = fleet.clock.sleeps
+    await until(lambda: sleeps[delay], "it waits")
+    (note,) = await one.store.scan("backfill/r/since/")
+    assert note.value == {"state": "new"}
+    await one.drop_partition("r", "by_region")
+    work = asyncio.create_task(one.backfill("r"))
+    await until(lambda: sleeps[delay] == 2, "it waits for as long again")
+    (note,) = await one.store.scan("backfill/r/since/")
+    assert note.value == {"state": "retired 1"}
+    await fleet.finish_all(work)
+    assert await list_keys(one, "backfill/r/since/") == []
 
 
 async def test_two_processes_may_backfill_at_once(

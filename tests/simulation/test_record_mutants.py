@@ -99,6 +99,15 @@ def builds_without_waiting(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backfill, "LATE_BUILD_DELAY", 0.0)
 
 
+def waits_anew_in_each_process(patch: pytest.MonkeyPatch) -> None:
+    """A backfill waits for as long as if its index had been added a moment ago."""
+
+    async def measure(*_: object) -> list[float]:
+        return [0.0]
+
+    patch.setattr(Backfill, "_measure_ages", measure)
+
+
 def marks_ready_what_is_not(patch: pytest.MonkeyPatch) -> None:
     """An index is ready without a backfill."""
 
@@ -257,10 +266,11 @@ KILLED: dict[Patch, tuple[record_stories.Story, int, str]] = {
     reports_what_it_does_not_know: (record_stories.lost_replies, 0, "X6"),
     believes_its_definition_for_ever: (record_stories.adds_partitions, 0, "X4"),
     builds_without_waiting: (record_stories.adds_partitions, 0, "X4"),
+    waits_anew_in_each_process: (record_stories.builds_in_short_lives, 0, "XL3"),
     marks_ready_what_is_not: (record_stories.adds_partitions, 0, "X4"),
     notes_progress_too_early: (record_stories.builds_during_an_outage, 0, "X4"),
     gives_up_a_backfill: (record_stories.builds_during_an_outage, 0, "XL3"),
-    fails_if_a_backfill_is_refused: (record_stories.builds_during_an_outage, 1, "A1"),
+    fails_if_a_backfill_is_refused: (record_stories.builds_during_an_outage, 2, "A1"),
     drops_what_others_read: (record_stories.redefines, 0, "X5"),
     removes_what_was_renewed: (record_stories.renews, 0, "X1"),
     trusts_entries: (record_stories.renews, 0, "X1"),

@@ -13,6 +13,7 @@ from record_stories import (
     STORIES,
     Story,
     builds_during_an_outage,
+    builds_in_short_lives,
     kills,
     lost_replies,
     races,
@@ -48,7 +49,15 @@ BUCKET_SEED = 1
 
 @pytest.mark.parametrize(
     "story",
-    [builds_during_an_outage, kills, lost_replies, races, renews, skewed],
+    [
+        builds_during_an_outage,
+        builds_in_short_lives,
+        kills,
+        lost_replies,
+        races,
+        renews,
+        skewed,
+    ],
     ids=lambda story: story.__name__,
 )
 def test_stories_on_buckets(story: Story) -> None:

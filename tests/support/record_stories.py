@@ -25,6 +25,7 @@ __all__ = [
     "adds_partitions_in_trouble",
     "begins",
     "builds_during_an_outage",
+    "builds_in_short_lives",
     "expires",
     "expires_later",
     "kills",
@@ -211,11 +212,27 @@ async def builds_during_an_outage(world: World) -> None:
         await asyncio.sleep(2 * MINUTE)
         builder = fleet.add("c", replace(WIDE_SETUP, is_idle=True))
         await asyncio.sleep(build_delay(fleet) + world.dice.uniform(0, 5))
-        for strike in (*[strikes.throttle] * 10, strikes.cut, strikes.forbid):
+        # Who was refused waits for long: then the others strike nobody.
+        first = [strikes.forbid] * (world.dice.random() < 0.3)
+        for strike in (*first, *[strikes.throttle] * 10, strikes.cut, strikes.forbid):
             await strike([builder], world.dice.uniform(0, 2))
             await asyncio.sleep(world.dice.uniform(0, 1))
         fleet.is_quiet = True
         await fleet.wait_until_ready("items", len(WIDE), ready_after(fleet) + SLOWEST)
+        await fleet.settle()
+
+
+async def builds_in_short_lives(world: World) -> None:
+    """A process that knows of new partitions never lives for as long as a backfill waits."""
+    fleet = RecordFleet(world, is_bucket=world.seed % 2 == 1)
+    with small_pages():
+        fleet.add_all("ab", slow_down(MANY_SETUP, fleet))
+        await asyncio.sleep(2 * MINUTE)
+        fleet.add("c", replace(WIDE_SETUP, is_idle=True))
+        for _ in range(12):
+            await asyncio.sleep(world.dice.uniform(0.1, 0.3) * build_delay(fleet))
+            await strikes.kill([world.nodes["c"]], world.dice.uniform(0, 5))
+        await fleet.wait_until_ready("items", len(WIDE), MINUTE)
         await fleet.settle()
 
 
@@ -308,6 +325,7 @@ STORIES: tuple[Story, ...] = (
     expires_later,
     adds_partitions,
     builds_during_an_outage,
+    builds_in_short_lives,
     adds_partitions_in_trouble,
     redefines,
 )

@@ -10,12 +10,18 @@ former one, which writers keep until then. Only then are all records read, in th
 ids, and the entries that they name are written. A record that changes meanwhile is kept by its
 writer. Entries have the same key whoever writes them, so it does no harm to write one twice.
 
+That time counts from a note, which the first process stores at once. Whoever comes later waits for
+the rest, by the store's clock: by the age of the note, or, at an object store, by the times of two
+writes, of the note and of another record. So processes that live for seconds only get it done too.
+If the store's clock does not tell, the wait begins anew.
+
 What is not covered: a process that stands still for longer than that between reading a definition
-and writing a record. `Database.backfill` with `again=True` finds what such a process has left.
+and writing a record, and a store whose clock is set forward meanwhile. `Database.backfill` with
+`again=True` finds what was left.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from operator import methodcaller
 
 import msgspec
@@ -30,6 +36,7 @@ from jobsync.database.index import (
     IndexedWriter,
     progress_key,
     remove_index,
+    since_prefix,
     write_entries,
 )
 from jobsync.database.registry import ResourceRegistry
@@ -57,6 +64,9 @@ BUILD_DELAY = DEFINITION_AGE + _WRITE_TIME
 
 LATE_BUILD_DELAY = BUILD_DELAY + LATEST_ARRIVAL
 """Seconds after which also no earlier write arrives late, as it can at an object store."""
+
+_RESOLUTION = 1.0
+"""Seconds: an object store tells the times of writes without a fraction."""
 
 _LONG_PAUSE = 3600.0
 _PAGE = 500
@@ -119,17 +129,17 @@ class Backfill:
         """
         while not (definition := await self._read(name)).is_settled:
             building = [index for index in definition.indexes if not index.is_ready]
-            begun = {index.key for index in building if await self._read_progress(name, index)}
-            if definition.retired or definition.abandoned or len(begun) < len(building):
-                is_atomic = self._get_store().is_atomic
-                await self._clock.sleep(BUILD_DELAY if is_atomic else LATE_BUILD_DELAY)
+            changed = await self._list_changed(definition, building)
+            if changed:
+                await self._clock.sleep(await self._measure_rest(name, changed))
                 for index in building:
                     # So that nobody who goes on with it waits again.
                     await self._note(name, index, None, _Progress())
             for index in building:
                 if await self._build(name, index) and await self._mark_ready(name, index.key):
                     self._events.emit(IndexReady(resource=name, index=index.rule.name))
-                await self._get_store().drop([progress_key(name, index.key)])
+                notes = [progress_key(name, index.key), since_prefix(name) + index.key]
+                await self._get_store().drop(notes)
             for index in definition.retired:
                 if definition.expiry is None:
                     # A sweep may have begun a move while the rule was dropped.
@@ -168,6 +178,54 @@ class Backfill:
                 await self._get_store().drop([progress_key(name, index.key)])
                 await self._build(name, index)
                 await self._get_store().drop([progress_key(name, index.key)])
+
+    async def _list_changed(
+        self, definition: Definition, building: Sequence[IndexState]
+    ) -> dict[str, str]:
+        """Return the indexes that some process may not know yet as they are, and what they are."""
+        begun = {
+            index.key for index in building if await self._read_progress(definition.name, index)
+        }
+        return {
+            **{index.key: "new" for index in building if index.key not in begun},
+            # One that came back, and was retired again, has others who read it.
+            **{index.key: f"retired {index.retirements}" for index in definition.retired},
+            **dict.fromkeys(definition.abandoned, "abandoned"),
+        }
+
+    async def _measure_rest(self, name: str, changed: Mapping[str, str]) -> float:
+        """Return how many seconds remain until every process knows how indexes have changed."""
+        store, prefix = self._get_store(), since_prefix(name)
+        delay = BUILD_DELAY if store.is_atomic else LATE_BUILD_DELAY
+        found = await store.get_many([prefix + key for key in changed])
+        notes = [
+            Put(prefix + key, {"state": state}, note)
+            for (key, state), note in zip(changed.items(), found, strict=True)
+            if note is None or note.value != {"state": state}
+        ]
+        if notes:
+            # If another process has just stored the same, that makes no difference.
+            await store.write(notes)
+            return delay
+        ages = await self._measure_ages(prefix, [note for note in found if note is not None])
+        return max(0.0, delay - min(ages))
+
+    async def _measure_ages(self, prefix: str, notes: Sequence[Record]) -> list[float]:
+        """Return for how many seconds notes have been there, at least, by the store's clock."""
+        store = self._get_store()
+        ages = [await store.age(note) for note in notes]
+        if None not in ages:
+            return [age or 0.0 for age in ages]
+        (record_id,) = self._components.ids.records(1)
+        probe = f"{prefix}{record_id}"
+        await store.write([Put(probe, {})])
+        times = {head.key: head.written_at for head in await store.heads(prefix)}
+        await store.drop([probe])
+        now = times.get(probe)
+        written = [times.get(note.key) for note in notes]
+        return [
+            0.0 if now is None or at is None else max(0.0, now - at - _RESOLUTION) for at in written
+        ]
 
     async def complete_moves(self, name: str) -> None:
         """Complete the moves to archives that sweeps have begun; before the expiry is dropped.

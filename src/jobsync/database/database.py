@@ -359,8 +359,8 @@ class Database(EventEmitter):
     async def backfill(self, name: str, *, again: bool = False) -> None:
         """Wait until the partitions of a resource have all its records; work on it meanwhile.
 
-        That takes two minutes at least, and 17 on object stores, so that all processes know
-        of new partitions, and no write of an earlier moment arrives any more. Progress
+        It begins two minutes after a partition was added, 17 on object stores, so that all
+        processes know of it, and no write of an earlier moment arrives any more. Progress
         is told by the event `resource:index-progress`. Without it the same is done in the
         background, by every process that has defined the partitions.
 

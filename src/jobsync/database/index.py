@@ -59,6 +59,7 @@ __all__ = [
     "index_prefix",
     "progress_key",
     "remove_index",
+    "since_prefix",
     "write_entries",
 ]
 
@@ -421,12 +422,17 @@ def progress_key(resource: str, index: str) -> str:
     return f"{BACKFILLS}{resource}/{index}"
 
 
+def since_prefix(resource: str) -> str:
+    """Return the prefix of notes on since when processes may disagree about an index."""
+    return f"{BACKFILLS}{resource}/since/"
+
+
 async def remove_index(store: Store, resource: str, key: str) -> None:
-    """Remove all entries of an index, and the note on its backfill."""
+    """Remove all entries of an index, and the notes on its backfill."""
     prefix = index_prefix(resource, key)
     while heads := await store.heads(prefix, limit=_PAGE):
         await store.drop([head.key for head in heads])
-    await store.drop([progress_key(resource, key)])
+    await store.drop([progress_key(resource, key), since_prefix(resource) + key])
 
 
 async def remove_entries(store: Store, keys: Sequence[str]) -> None:
