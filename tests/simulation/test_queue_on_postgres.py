@@ -12,16 +12,27 @@ import postgres_queue_stories
 import pytest
 from mutants import catches
 from postgres_queue_stories import STORIES
-from postgres_rows import use_database
+from postgres_rows import opened_rows, use_database
 from queue_stories import Story
 from servers import PostgresServer
 
 from jobsync.components import Components
 from jobsync.core.clock import Mono
-from jobsync.queue.sql import postgres as backend
+from jobsync.queue.backend import NewMessage, Settlement
+from jobsync.queue.sql import open_backend
+from jobsync.queue.sql import postgres as postgres_queue
 from jobsync.queue.sql.postgres import PostgresBackend
 from jobsync.stores.sql import PostgresAccess
-from jobsync.testing import check_repeats, check_story, find_story, run_story
+from jobsync.testing import (
+    Link,
+    RecordingBackend,
+    World,
+    check_repeats,
+    check_story,
+    find_story,
+    run_story,
+)
+from jobsync.testing.network import Fault
 from jobsync.testing.stories import name_of
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -50,6 +61,44 @@ def test_stories(story: Story) -> None:
     check_story(story, [0])
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        # Some settlements of a batch were accepted, and the request that asked for the others was
+        # refused: the batch was reported as refused.
+        1794874572,
+    ],
+)
+def test_storms(seed: int) -> None:
+    """No invalid request is accepted, and after the storm every message is handled."""
+    check_story(get_story("stormy"), [seed])
+
+
+@pytest.mark.parametrize("fault", ["refused", "forbidden", "lost"])
+def test_a_batch_that_was_settled_in_part_is_settled_in_the_end(fault: Fault) -> None:
+    """If the question for the rest fails, the batch is not refused but sent again."""
+
+    async def story(world: World) -> list[bool]:
+        with opened_rows() as open_store:
+            node = world.node("a")
+            link = Link(world, node, open_store(world))
+            backend = open_backend(link, "mails", node.components)
+            messages = [NewMessage(id=name, value=1, max_attempts=2) for name in ("one", "two")]
+            await backend.push(messages)
+            claimed = await backend.claim(2, session="me", visibility=30.0)
+            batch = [
+                Settlement(receipt=message.receipt, move="complete") for message in claimed.messages
+            ]
+            await backend.settle(batch[:1])
+            recording = RecordingBackend(node, backend)
+            # The first request arrives, only later.
+            link.ordain("settle", "slow", fault)
+            return await recording.settle(batch)
+
+    world = World(0)
+    assert world.run(lambda: story(world)) == [True, True]
+
+
 def test_a_story_repeats(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same seed gives the same history, in other processes and databases."""
     monkeypatch.setenv("JOBSYNC_TEST_POSTGRES", postgres.url)
@@ -70,9 +119,9 @@ def get_story(name: str) -> Story:
 
 def replace(patch: pytest.MonkeyPatch, statement: str, old: str, new: str = "") -> None:
     """Replace a part of a statement."""
-    text = backend._SQL[statement]
+    text = postgres_queue._SQL[statement]
     assert old in text
-    patch.setitem(backend._SQL, statement, text.replace(old, new))
+    patch.setitem(postgres_queue._SQL, statement, text.replace(old, new))
 
 
 def claims_of_a_paused_queue(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from psycopg.errors import UndefinedTable
 from jobsync.components import Components
 from jobsync.core.clock import Mono
 from jobsync.core.messages import MessageState
-from jobsync.errors import OutcomeUnknown, Unavailable
+from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.backend import EndedClaim, NewMessage, QueuePart, Receipt
 from jobsync.queue.sql import TOPIC, MessageGroup, QueueDirectory
 from jobsync.queue.sql.common import (
@@ -201,12 +201,22 @@ class PostgresBackend(SqlBackend):
         }
         settled = {name for (name,) in await self._run("settle", columns)}
         if rest := [row for row in batch if row.id not in settled]:
-            parameters = {
-                "ids": as_array([row.id for row in rest]),
-                "marks": as_array([row.mark for row in rest]),
-            }
-            settled.update(name for (name,) in await self._run("was_settled", parameters))
+            try:
+                settled |= await self._find_settled(rest)
+            except (Misconfigured, Unavailable) as error:
+                if not settled:
+                    raise
+                # These errors would say that nothing was done.
+                raise OutcomeUnknown(self.topic, str(error)) from error
         return settled
+
+    async def _find_settled(self, batch: Sequence[SettlementRow]) -> set[str]:
+        """Return the ids of the messages whose claims were settled so before."""
+        parameters = {
+            "ids": as_array([row.id for row in batch]),
+            "marks": as_array([row.mark for row in batch]),
+        }
+        return {name for (name,) in await self._run("was_settled", parameters)}
 
     async def _extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
         parameters = {
