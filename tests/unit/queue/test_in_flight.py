@@ -1,0 +1,103 @@
+"""Claims in flight: a worker believes in one only while it certainly stands in the store."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from chance import FakeClock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobsync import Unavailable
+from jobsync.coordination.membership import Membership
+from jobsync.core.clock import Mono
+from jobsync.queue.backend import Message, QueueBackend, Receipt
+from jobsync.queue.in_flight import InFlight
+
+VISIBILITY = 10.0
+SESSION = SimpleNamespace(trusted=True, incarnation="me")
+
+
+class ExtendingBackend:
+    """Stores until when a claim stands. Requests and replies take time, or are lost."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self.due = Mono(0.0)
+        self.way = (0.0, 0.0)
+        """Seconds that the next request and its reply take."""
+        self.is_lost = False
+        """Whether the reply never arrives."""
+
+    async def extend(self, receipts: Sequence[Receipt], visibility: float) -> list[bool]:
+        """Extend the claim; never shorten it."""
+        there, back = self.way
+        self._clock.mono_seconds += there
+        now = self._clock.mono()
+        stands = now < self.due
+        if stands:
+            self.due = max(self.due, now + visibility)
+        self._clock.mono_seconds += back
+        if self.is_lost:
+            raise Unavailable("queue", "no reply")
+        return [stands] * len(receipts)
+
+
+durations = st.integers(0, 40).map(lambda tenths: tenths / 10)
+extensions = st.tuples(
+    st.sampled_from(["renew", "extend"]),
+    st.integers(1, 300).map(lambda tenths: tenths / 10),
+    durations,
+    durations,
+    st.booleans(),
+)
+in_flight_steps = st.lists(st.one_of(durations, extensions), max_size=12)
+
+
+@settings(deadline=None)
+@given(there=durations, back=durations, steps=in_flight_steps)
+async def test_a_claim_is_believed_only_while_it_stands(
+    there: float, back: float, steps: list[Any]
+) -> None:
+    """However long requests and replies take, and whatever duration is asked for.
+
+    What is asked for is never trusted from the reply on, nor for longer than it is granted.
+    """
+    clock = FakeClock()
+    backend = ExtendingBackend(clock)
+    in_flight = InFlight(
+        cast("QueueBackend", backend),
+        cast("Membership", SimpleNamespace(session=SESSION, trust_left=3600.0)),
+        clock,
+        VISIBILITY,
+        on_lost=lambda *_: None,
+        on_failure=lambda _: None,
+    )
+    sent = clock.mono()
+    clock.mono_seconds += there
+    backend.due = clock.mono() + VISIBILITY
+    clock.mono_seconds += back
+    message = Message(
+        receipt=Receipt("id-1", 1, "claim"),
+        value={"id": "id-1"},
+        attempt=1,
+        max_attempts=3,
+        timeout=None,
+        is_suspect=False,
+        enqueued=0.0,
+    )
+    delivery = in_flight.add(message, "me", sent)
+    for step in steps:
+        if isinstance(step, float):
+            clock.mono_seconds += step
+        elif in_flight.find(message) is not None:
+            kind, seconds, *backend_way, backend.is_lost = step
+            backend.way = cast("tuple[float, float]", tuple(backend_way))
+            try:
+                if kind == "extend":
+                    await in_flight.extend(message, seconds)
+                else:
+                    await in_flight._renew_due()
+            except Unavailable:
+                pass
+        assert not in_flight.check(delivery) or clock.mono() < backend.due
