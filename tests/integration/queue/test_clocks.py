@@ -96,21 +96,42 @@ async def test_setting_the_wall_clock_changes_no_delay(
     assert await other.count() == {"claimed": 2}
 
 
-@pytest.mark.parametrize("is_retry", [True, False])
+@pytest.mark.parametrize("age", [None, 0.0, DAY])
 @pytest.mark.parametrize(
     ("step", "expected"), [(0.0, 50.0), (-20.0, 60.0), (-DAY, 60.0), (30.0, 20.0), (DAY, 0.0)]
 )
 async def test_after_a_reboot_the_wall_clock_decides_within_the_delay(
-    start: "Start", clock: FakeClock, step: float, expected: float, *, is_retry: bool
+    start: "Start", clock: FakeClock, step: float, expected: float, age: float | None
 ) -> None:
-    """It is the only clock that survives. A delay of 60 s never becomes longer."""
+    """It is the only clock that survives. A delay of 60 s never becomes longer.
+
+    Whether it is that of a new message, or of one that is retried at some age.
+    """
     before = await start()
-    await push(before, "a", delay=0.0 if is_retry else 60.0)
-    if is_retry:
+    await push(before, "a", delay=60.0 if age is None else 0.0)
+    if age is not None:
+        await clock.sleep(age)
         await retry(before, 60.0)
     reboot(clock, step=step)
     after = await start()
     assert await find_wait(after, clock) == pytest.approx(expected, abs=0.11)
+
+
+@pytest.mark.parametrize("step", [-DAY, 0.0, DAY])
+async def test_after_a_reboot_all_claims_have_lapsed(
+    start: "Start", clock: FakeClock, step: float
+) -> None:
+    """Whatever the clocks say: no process of the earlier boot is left."""
+    before = await start()
+    await push(before, "a")
+    await clock.sleep(HOUR)
+    assert len(await claim(before)) == 1
+    reboot(clock, step=step)
+    after = await start()
+    claimed = await after.claim(100, session="other", visibility=10 * DAY)
+    assert claimed.lapse is not None
+    assert claimed.lapse <= 0
+    assert [ended.id for ended in await after.end_claims()] == ["a"]
 
 
 async def test_what_is_left_of_a_delay_is_computed_once(start: "Start", clock: FakeClock) -> None:

@@ -156,6 +156,30 @@ async def test_a_plain_function_that_overruns_keeps_its_slot(db: Database) -> No
     await until(lambda: queue.unready() == "" and queue.stats()["running"] == 0)
 
 
+async def test_a_worker_without_a_free_slot_returns_what_it_has_prefetched(db: Database) -> None:
+    """Other workers handle it meanwhile."""
+    go_on, begun = threading.Event(), threading.Event()
+
+    def handle(_: Document) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    async def has_returned_all() -> bool:
+        return await queue.count("processing") == 0
+
+    queue = QueuePlugin(
+        resource="tasks", on_message=handle, concurrency=2, max_attempts=1, timeout=0.3
+    )
+    await db.use_plugin(queue)
+    await queue.enqueue_many([{"n": n} for n in range(9)])
+    await until(begun.is_set)
+    await until(lambda: queue.stats()["dead"] == 2)
+    # Two occupy the slots; the others were claimed together with them.
+    await until(has_returned_all)
+    assert await queue.count("pending") == 7
+    go_on.set()
+
+
 async def test_a_failing_message_is_retried_and_then_dead(db: Database) -> None:
     """Four attempts by default; others continue; the dead letter has every error."""
     attempts: list[int] = []
@@ -805,6 +829,29 @@ async def test_draining_waits_for_messages_in_flight(db: Database) -> None:
     assert await queue.count("all") == await queue.count("completed") == 10
     await queue.enqueue({"n": 10})
     await until(lambda: 10 in seen)
+
+
+@pytest.mark.parametrize("most", [2, 3, 7])
+async def test_draining_counts_messages_in_flight_towards_its_limit(
+    db: Database, most: int
+) -> None:
+    """Two handlers run when it is called."""
+    begun, may_end, seen = list[int](), asyncio.Event(), list[int]()
+
+    async def handle(task: Document) -> None:
+        begun.append(task.n)
+        await may_end.wait()
+        seen.append(task.n)
+
+    queue = await db.use_plugin(QueuePlugin(resource="tasks", on_message=handle, concurrency=2))
+    await queue.enqueue_many([{"n": n} for n in range(10)])
+    await until(lambda: len(begun) == 2)
+    draining = asyncio.create_task(queue.drain(max_messages=most))
+    await asyncio.sleep(0)
+    queue.pause()
+    may_end.set()
+    assert await draining == most
+    assert len(seen) == most
 
 
 async def test_cancelled_draining_leaves_the_queue_working(db: Database) -> None:
