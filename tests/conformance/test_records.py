@@ -1,6 +1,7 @@
 """Records: conditional writes, versions, tombstones, epochs, formats."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,7 +23,7 @@ from jobsync import (
 from jobsync.core.clock import SystemClock, Wall
 from jobsync.core.codec import MAX_VALUE
 from jobsync.core.urls import ObjectsUrl, parse_url
-from jobsync.stores.contract import TRAIL_LENGTH
+from jobsync.stores.contract import TRAIL_LENGTH, Change, Record
 from jobsync.stores.objects.bucket import Bucket
 from jobsync.stores.objects.quirks import Quirks
 
@@ -420,6 +421,27 @@ async def test_a_version_has_an_age_if_the_store_has_a_clock(store: Store) -> No
     second = await store.put(first, 2)
     assert await store.age(first) is None
     assert (await store.age(second) is None) == store.is_billed
+
+
+async def test_every_write_begins_a_new_age(store: Store) -> None:
+    """Alone or in a batch, of a record or a tombstone; what was there before does not count."""
+    if store.is_billed:
+        assert await store.age(await store.create("a", 1)) is None
+        return
+    clock = Components.system().clock
+    versions = [await store.create(key, 1) for key in ("a", "b", "c")]
+    steps: list[Callable[[Record], Change]] = [lambda r: r.replace(2), lambda r: r.delete()]
+    for change in (*steps, lambda r: r.replace(3), *steps):
+        await asyncio.sleep(0.1)
+        start = clock.mono()
+        one, *rest = map(change, versions)
+        outcomes = [*await store.write([one]), *await store.write(rest)]
+        versions = [outcome.record for outcome in outcomes if isinstance(outcome, Applied)]
+        assert len(versions) == 3
+        for version in versions:
+            age = await store.age(version)
+            assert age is not None
+            assert 0 <= age <= clock.mono() - start
 
 
 class SkewedClock(SystemClock):

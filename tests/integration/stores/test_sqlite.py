@@ -135,19 +135,27 @@ async def _scan(path: Path) -> None:
         await store.close()
 
 
+@pytest.mark.parametrize(
+    "way", ["share/jobs.db", "link/jobs.db", "link.db", "away/../share/jobs.db"]
+)
 async def test_a_network_filesystem_is_refused(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """NFS is recognised by its filesystem type, before a file is created there."""
+    """NFS is recognised by its filesystem type, before a file is created there, also by links."""
+    share = tmp_path / "share"
+    share.mkdir()
+    (tmp_path / "away").mkdir()
+    (tmp_path / "link").symlink_to(share)
+    (tmp_path / "link.db").symlink_to(share / "a.db")
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
-        f"36 22 0:30 / {tmp_path} rw shared:1 - nfs4 server:/export rw\n"
+        f"36 22 0:30 / {share} rw shared:1 - nfs4 server:/export rw\n"
     )
     monkeypatch.setattr(sqlitefile, "_MOUNTS", mounts)
     with pytest.raises(Misconfigured, match=r"network filesystem \(nfs4\).*local disk"):
-        await SqliteStore.connect(path)
-    assert not path.exists()
+        await SqliteStore.connect(tmp_path / way)
+    assert not any(share.iterdir())
 
 
 def test_the_innermost_mount_counts() -> None:
