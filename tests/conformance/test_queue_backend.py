@@ -767,6 +767,26 @@ async def test_of_very_many_errors_the_latest_are_kept(
         assert [each.attempt for each in kept.errors][-2:] == [299, 1]
 
 
+@pytest.mark.parametrize("hours", [0, 1, 100])
+async def test_what_waits_is_found_however_long_ago_it_was_due(
+    location: QueueLocation, backend: QueueBackend, hours: int
+) -> None:
+    """Suspects and others, also by a worker that has just looked at everything."""
+    await backend.push(new_messages(1, 2))
+    one, two = await claim(backend, session="gone")
+    await settle(backend, two.receipt, "retry", delay=1)
+    assert [ended.id for ended in await backend.end_claims(["gone"])] == [one.id]
+    assert await claim(backend) == []
+    location.advance(3600 * hours + 2)
+    (suspect,) = await claim(backend, suspects=True)
+    assert (suspect.id, suspect.is_suspect) == (one.id, True)
+    deadline = asyncio.get_running_loop().time() + 60
+    while not (found := await claim(backend)):
+        assert asyncio.get_running_loop().time() < deadline
+        await backend.wait(0.05)
+    assert [message.id for message in found] == [two.id]
+
+
 async def test_concurrent_pushes_share_a_transaction_and_its_outcome(
     location: QueueLocation, backend: QueueBackend
 ) -> None:
