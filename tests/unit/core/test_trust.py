@@ -70,8 +70,14 @@ def test_absence_is_a_version_like_any_other() -> None:
     assert watch.has_expired(TIMING.timeout)
 
 
-def test_an_observer_that_was_blind_starts_again() -> None:
-    """An outage of the store makes no session dead."""
-    watch = Watch("a", Mono(0), Mono(0)).observe("a", Mono(600), TIMING)
+@pytest.mark.parametrize("outage", [10.1, 12, 14.9, 15, 20, 600])
+@pytest.mark.parametrize("before", [0, 4, 14])
+def test_an_observer_that_was_blind_starts_again(before: float, outage: float) -> None:
+    """An outage of the store makes no session dead, however short it is and whenever it begins."""
+    watch = Watch("a", Mono(0), Mono(0))
+    for at in range(0, int(before) + 1, 2):
+        watch = watch.observe("a", Mono(at), TIMING)
+    end = watch.last_read + outage
+    watch = watch.observe("a", end, TIMING)
     assert not watch.has_expired(TIMING.timeout)
-    assert watch.since == Mono(600)
+    assert watch.since == end
