@@ -3,9 +3,12 @@
 import itertools
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -296,6 +299,30 @@ def test_registering_the_same_pin_again_renews_it(quick: str) -> None:
         job.register_task_lock("t", "a", "second")
         (lock,) = job.list_locks()
         assert (lock["reason"], lock["expires_at"]) == ("second", None)
+
+
+def test_what_is_stored_does_not_grow_with_changes(quick: str, tmp_path: Path) -> None:
+    """Pins come and go; only what is in force is kept."""
+
+    def count() -> dict[str, int]:
+        query = "SELECT key FROM jobsync_record WHERE value IS NOT NULL"
+        with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
+            keys = [key.split("/")[0] for (key,) in connection.execute(query)]
+        return dict(Counter(keys))
+
+    with start_team(quick) as team:
+        jobs = enter(team, "a", "b-gpu")
+        counts = []
+        for number in range(6):
+            tasks = [f"t{number}", "never"]
+            for task in tasks:
+                jobs[0].register_task_lock(task, "b-gpu" if task != "never" else "nobody", "test")
+            team.until(lambda task=tasks[0]: members(jobs, task) == ["b-gpu"])
+            team.until(lambda: members(jobs, "never") == [])
+            jobs[0].clear_all_locks()
+            team.until(lambda: members(jobs, "never") != [])
+            counts.append(count())
+    assert counts[-1] == counts[1]
 
 
 def test_pins_can_be_switched_off(quick: str) -> None:
