@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections import Counter
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -301,6 +302,11 @@ def test_registering_the_same_pin_again_renews_it(quick: str) -> None:
         assert (lock["reason"], lock["expires_at"]) == ("second", None)
 
 
+def is_at(jobs: list[Job], task: str, node: str) -> bool:
+    """Whether one node, and no other, may do a task now."""
+    return members(jobs, task) == [node]
+
+
 def test_what_is_stored_does_not_grow_with_changes(quick: str, tmp_path: Path) -> None:
     """Pins come and go; only what is in force is kept."""
 
@@ -317,7 +323,7 @@ def test_what_is_stored_does_not_grow_with_changes(quick: str, tmp_path: Path) -
             tasks = [f"t{number}", "never"]
             for task in tasks:
                 jobs[0].register_task_lock(task, "b-gpu" if task != "never" else "nobody", "test")
-            team.until(lambda task=tasks[0]: members(jobs, task) == ["b-gpu"])
+            team.until(partial(is_at, jobs, tasks[0], "b-gpu"))
             team.until(lambda: members(jobs, "never") == [])
             jobs[0].clear_all_locks()
             team.until(lambda: members(jobs, "never") != [])
