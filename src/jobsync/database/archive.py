@@ -42,12 +42,15 @@ __all__ = [
     "MoveResult",
     "OpenRecords",
     "check_archive",
+    "check_archived",
     "read_mark",
 ]
 
 _ARCHIVED_AT = "archived_at"
 _ARCHIVED_FROM = "archived_from"
 _ORIGINAL_ID = "original_id"
+_ADDED = (_ARCHIVED_AT, _ARCHIVED_FROM, _ORIGINAL_ID)
+"""The fields that a move adds to a record."""
 
 _TOKEN_LENGTH = 8
 """Of the 12 characters of a nonce: nobody else draws such a nonce, and no two attempts the same."""
@@ -86,10 +89,23 @@ def check_archive(place: str, name: str, schema: Schema) -> None:
     Raises:
         Invalid: its schema refuses it.
     """
-    for field in (_ARCHIVED_AT, _ARCHIVED_FROM, _ORIGINAL_ID):
+    for field in _ADDED:
         if schema.strict and field not in schema.fields:
             fix = f"add {field} to its attributes"
             raise Invalid(place, name, f"is strict and has no {field}", fix)
+
+
+def check_archived(place: str, schema: Schema) -> None:
+    """Check that a move overwrites no field that users have described.
+
+    Raises:
+        Invalid: it would. A schema with all of the fields that a move sets is that of an archive.
+    """
+    described = [field for field in _ADDED if field in schema.fields]
+    if described and len(described) < len(_ADDED):
+        problem = f"would overwrite {described[0]}, which is a field of its records"
+        fix = "give the field another name, or choose another on_expire"
+        raise Invalid(f"{place}.on_expire", "archive", problem, fix)
 
 
 class MoveResult(msgspec.Struct):

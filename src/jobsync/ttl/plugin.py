@@ -13,7 +13,8 @@ The rules are stored in the definitions of the resources, so processes without t
 indexes too. Records that exist already are added in the background.
 
 Without `resources`, only completed messages of the queues in the same database are governed: those
-queues remember them for `default_ttl`. Nobody has to lead for that. Dead letters are never touched.
+queues remember them for `default_ttl`. The process that leads a queue decides, so all that work on
+it need the same plugins. Dead letters are never touched.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from typing import Any, ClassVar
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.core.clock import Mono, Seconds
 from jobsync.core.expiry import OnExpire
-from jobsync.database.archive import check_archive
+from jobsync.database.archive import check_archive, check_archived
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.definition import Definition, Rule
 from jobsync.database.document import Document
@@ -122,12 +123,17 @@ class TTLPlugin(CoordinatorPlugin):
         """Return the rule of a resource that it governs.
 
         Raises:
-            Invalid: the schema does not fit the options.
+            Invalid: the schema, or the rule of another resource, does not fit the options.
         """
         governed = self._governed.get(definition.name)
         if governed is None or self._must_wait(governed, definition):
             return ()
-        return [governed.options.resolve(definition.schema)]
+        rule = governed.options.resolve(definition.schema)
+        if rule.on_expire == "archive":
+            self._check_circle(definition.name)
+            if not self._is_archive(definition.name):
+                check_archived(f"resources.{definition.name}", definition.schema)
+        return [rule]
 
     async def run_cleanup(self) -> events.CleanupCompleted:
         """Deal with everything that has expired now, in this process; return what was done.
@@ -243,6 +249,34 @@ class TTLPlugin(CoordinatorPlugin):
                 place = f"resources.{name}.archive_resource"
                 check_archive(place, archive, resources[archive].schema)
 
+    def _check_circle(self, name: str) -> None:
+        """Check that archived records never come back, also by the rules that others have stored.
+
+        Raises:
+            Invalid: they would.
+        """
+        way = [name]
+        while (archive := self._find_archive(way[-1])) is not None and archive not in way:
+            way.append(archive)
+        if archive == name:
+            place = f"resources.{name}.archive_resource"
+            problem = f"moves records in a circle: {' to '.join([*way, name])}"
+            fix = f'write archive_resource="{name}_archive", or drop_expiry("{way[-1]}")'
+            raise Invalid(place, way[1], problem, fix)
+
+    def _find_archive(self, name: str) -> str | None:
+        """Return where the records of a resource are archived, as far as this process knows."""
+        if name in self._governed:
+            return self._governed[name].options.archive_resource
+        resources = self.database.resources
+        rule = resources[name].definition.expiry if name in resources else None
+        return None if rule is None else rule.archive_resource
+
+    def _is_archive(self, name: str) -> bool:
+        """Whether records of another resource are archived here."""
+        others = {*self._governed, *self.database.resources}
+        return any(self._find_archive(each) == name for each in others)
+
     async def _store_rule(self, name: str) -> bool:
         """Store the rule of a resource; return whether it has one.
 
@@ -336,7 +370,34 @@ class TTLPlugin(CoordinatorPlugin):
         start = clock.mono()
         self.emit(events.CleanupStarted(resources=tuple(names)))
         counts = SweepCounts()
-        failure: JobsyncError | None = None
+        try:
+            await self._sweep_all(names, counts, fleet_clock)
+        finally:
+            # Also if it is cancelled: what was done is done.
+            completed = events.CleanupCompleted(
+                resources=tuple(names),
+                expired=counts.expired,
+                deleted=counts.deleted,
+                soft_deleted=counts.soft_deleted,
+                archived=counts.archived,
+                kept=counts.kept,
+                errors=counts.errors,
+                duration=clock.mono() - start,
+            )
+            self._totals.add(counts)
+            self._sweeps += 1
+            self._last_sweep, self._last_sweep_at = completed, clock.wall().seconds
+            self.emit(completed)
+        return completed
+
+    async def _sweep_all(
+        self, names: Sequence[str], counts: SweepCounts, fleet_clock: FleetClock | None
+    ) -> None:
+        """Sweep resources; one that cannot be swept stops none of the others.
+
+        Raises:
+            Unavailable: the store does not answer, or the time is not known.
+        """
         for name in names:
             try:
                 self._get_now()
@@ -345,27 +406,10 @@ class TTLPlugin(CoordinatorPlugin):
                 counts.errors += 1
                 problem = self._explain(error, fleet_clock)
                 self._report_error(name, None, format_error(problem))
-                failure = failure or problem
-                if isinstance(problem, Unavailable):
-                    failure = problem
-                    break
-        completed = events.CleanupCompleted(
-            resources=tuple(names),
-            expired=counts.expired,
-            deleted=counts.deleted,
-            soft_deleted=counts.soft_deleted,
-            archived=counts.archived,
-            kept=counts.kept,
-            errors=counts.errors,
-            duration=clock.mono() - start,
-        )
-        self._totals.add(counts)
-        self._sweeps += 1
-        self._last_sweep, self._last_sweep_at = completed, clock.wall().seconds
-        self.emit(completed)
-        if isinstance(failure, Unavailable):
-            raise failure
-        return completed
+                if problem is not error:
+                    raise problem from error
+                if isinstance(error, Unavailable):
+                    raise
 
     def _explain(self, error: JobsyncError, fleet_clock: FleetClock | None) -> JobsyncError:
         """Return why a sweep has failed: by an error, or because the plugin was stopped."""

@@ -167,6 +167,94 @@ async def test_what_does_not_fit_the_schema_is_refused_and_nothing_is_written(
     assert await sessions.count() == 1
 
 
+def archive(source: str, target: str, **options: Any) -> TTLPlugin:
+    """Return a plugin that archives the records of one resource."""
+    rule = {"field": "at", "on_expire": "archive", "archive_resource": target}
+    return TTLPlugin(resources={source: rule}, cleanup_interval=3600, **options, **FAST)
+
+
+@pytest.mark.parametrize("field", ["original_id", "archived_at", "archived_from"])
+async def test_a_move_that_would_overwrite_a_described_field_is_refused(
+    db: Database, field: str
+) -> None:
+    """Whether the resource is described before the plugin starts, or later."""
+    message = f"resources.orders.on_expire would overwrite {field}"
+    schema = {"at": "number", field: "string"}
+    await db.create_resource("orders", schema)
+    with pytest.raises(Invalid, match=message):
+        await db.use_plugin(archive("orders", "old"), "first")
+    assert db.resource("orders").definition.expiry is None
+    assert await db.list_resources() == ["orders"]
+    await db.use_plugin(archive("later", "old", namespace="two"), "second")
+    with pytest.raises(Invalid, match=message.replace("orders", "later")):
+        await db.create_resource("later", schema)
+
+
+async def test_an_archive_may_be_archived_in_turn(db: Database) -> None:
+    """Its fields are set anew by each move, though its schema describes some of them."""
+    await db.create_resource("year", {"at": "number", "original_id": "string"})
+    ttl = TTLPlugin(
+        resources={
+            "orders": {"field": "at", "on_expire": "archive", "archive_resource": "year"},
+            "year": {"field": "at", "on_expire": "archive", "archive_resource": "cold"},
+        },
+        cleanup_interval=3600,
+        **FAST,
+    )
+    await db.use_plugin(ttl)
+    orders = await db.create_resource("orders", {"at": "number"})
+    await orders.insert({"id": "a", "at": 1})
+    await ttl.cleanup_resource("orders")
+    (copy,) = await db.resources.year.list()
+    assert (copy.original_id, copy.archived_from) == ("a", "orders")
+    await ttl.cleanup_resource("year")
+    (last,) = await db.resources.cold.list()
+    assert (last.original_id, last.archived_from) == (copy.id, "year")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_circle_of_archives_through_several_plugins_is_refused(
+    url: str, processes: int
+) -> None:
+    """Records would be moved for ever. What is stored counts, whoever has stored it."""
+    async with Database(url) as one, Database(url) as two:
+        await one.use_plugin(archive("a", "b", namespace="one"))
+        await one.create_resource("a")
+        await one.use_plugin(archive("b", "c", namespace="two"), "second")
+        await one.create_resource("b")
+        last = one if processes == 1 else two
+        await last.list_resources()
+        with pytest.raises(Invalid, match="moves records in a circle: c to a to b to c"):
+            await last.use_plugin(archive("c", "a", namespace="three"), "third")
+        assert one.resource("c").definition.expiry is None
+
+
+async def test_a_sweep_that_is_cancelled_counts_what_it_has_done(locate: Locate) -> None:
+    """In the statistics and in the event: what was done is done."""
+    asked, completed = asyncio.Event(), list[Event]()
+
+    async def wait(record: Any, _: Resource) -> bool:
+        if record.id == "r2":
+            asked.set()
+            await asyncio.Event().wait()
+        return True
+
+    rule = {"on_expire": "callback", "callback": wait}
+    ttl = TTLPlugin(resources={"sessions": rule}, batch_size=1, cleanup_interval=3600, **FAST)
+    async with Database(locate("memory"), plugins=[ttl]) as database:
+        await until(lambda: ttl.stats()["total_scans"] == 1, "the first sweep is over")
+        sessions = await database.create_resource("sessions", SESSION)
+        await sessions.insert_many(rows(-3, -2, -1))
+        ttl.on("plg:ttl:cleanup-completed", completed.append)
+        sweep = asyncio.create_task(ttl.run_cleanup())
+        await asked.wait()
+        sweep.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sweep
+        assert (ttl.stats()["total_deleted"], ttl.stats()["total_scans"]) == (2, 2)
+        assert [event["deleted"] for event in completed] == [2]
+
+
 async def test_a_resource_that_comes_later_must_fit(db: Database) -> None:
     """Its creation is refused with the fix, and can be repeated."""
     await db.use_plugin(TTLPlugin(resources={"sessions": {"field": "until"}}, **FAST))
