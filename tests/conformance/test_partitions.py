@@ -894,6 +894,8 @@ async def test_bad_partitions_write_nothing(store: Store) -> None:
     """Neither a definition nor entries; also if the records were described before."""
     async with Database(connection=store) as database:
         bad: list[Any] = [5, {"a b": "x"}, {"a": []}, {"a": "unknown"}, {"a": {"x": "string"}}]
+        with pytest.raises(Invalid, match=r"partitions\.a must not contain a lone surrogate"):
+            await database.create_resource("r", partitions={"a": ["x\ud800"]})
         for partitions in bad:
             with pytest.raises(Invalid, match="partitions"):
                 await database.create_resource("r", {"x": "string"}, partitions=partitions)
@@ -906,6 +908,23 @@ async def test_bad_partitions_write_nothing(store: Store) -> None:
         with pytest.raises(Invalid, match="finite"):
             await database.resource("r").insert({"id": "a", "x": "y", "n": float("nan")})
         assert await count_entries(database) == 0
+
+
+async def test_names_that_are_not_text_are_refused(store: Store) -> None:
+    """By every call that takes the name of a resource."""
+    wrong: Any = 5
+    async with Database(connection=store) as database:
+        for call in (
+            database.backfill(wrong),
+            database.drop_partition(wrong, "by_region"),
+            database.drop_expiry(wrong),
+            database.drop_resource(wrong),
+        ):
+            with pytest.raises(Invalid, match=r"name must be text \(got 5\)"):
+                await call
+        await database.create_resource("r", partitions=BY_REGION)
+        with pytest.raises(NotFound, match="by_region"):
+            await database.drop_partition("r", wrong)
 
 
 def test_a_backfill_waits_longer_than_a_definition_is_used() -> None:

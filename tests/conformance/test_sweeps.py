@@ -467,6 +467,26 @@ async def test_what_the_archive_refuses_stays_and_stops_no_other(hooked: HookedS
         assert ARCHIVING not in record.value
 
 
+async def test_an_archive_that_another_process_has_dropped_is_defined_again(
+    hooked: HookedStore, location: StoreLocation
+) -> None:
+    """Copies in a resource without a definition would be seen by nobody."""
+    async with Database(connection=hooked) as database:
+        stage = await open_stage(database, ARCHIVE)
+        await stage.insert(0)
+        assert (await stage.sweep()).archived == 1
+        other = await location.open()
+        async with Database(connection=other) as stranger:
+            await stranger.drop_resource("old")
+            # As after half a minute.
+            database.resources.old.records.distrust_definition()
+            await stage.insert(0)
+            assert (await stage.sweep()).archived == 1
+            assert "old" in await stranger.list_resources()
+            assert [copy.original_id for copy in await stranger.resources.old.list()] == ["r0"]
+        await other.close()
+
+
 async def test_a_soft_deleted_record_stays_and_expires_only_once(hooked: HookedStore) -> None:
     """It is marked with the time, as its schema holds it; its other fields are as they were."""
     schema = parse({"expires_at": "number", "gone": "datetime", "is_deleted": "boolean"})

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from jobsync.core.codec import Json, to_plain
+from jobsync.core.codec import Json, check_text, to_plain
 from jobsync.core.filters import All, Equals, Filter, find
 from jobsync.core.keys import MAX_SEGMENT, escape
 from jobsync.errors import Invalid, closest_name
@@ -212,6 +212,7 @@ def _parse_partition(name: Any, rule: Any, known: Sequence[str] | None) -> Parti
 def _parse_field(title: str, name: Any, kind: Any, known: Sequence[str] | None) -> PartitionField:
     if not _is_text(name) or "" in name.split("."):
         raise Invalid(title, name, "must be a field name", "write 'name' or 'address.city'")
+    check_text(name, title)
     first = name.split(".")[0]
     if first.startswith("_") and first not in _STAMPS:
         fix = f"use a field of your own, or {' or '.join(_STAMPS)}"

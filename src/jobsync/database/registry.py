@@ -23,7 +23,7 @@ from jobsync.database.index import remove_index
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.read_cache import ReadGuard
 from jobsync.database.resource import Resource
-from jobsync.database.resource_records import DATA, ResourceRecords
+from jobsync.database.resource_records import DATA, DEFINITION_AGE, ResourceRecords
 from jobsync.errors import Conflict, Invalid, NewerFormat, NotFound, closest_name
 from jobsync.events import Event
 from jobsync.stores.contract import Change, Outcome, Put, Record, Store
@@ -228,9 +228,11 @@ class ResourceRegistry:
         """Change the definition of a resource that exists.
 
         Raises:
+            Invalid: the name is not text.
             NotFound: there is no such resource.
             NewerFormat: newer code has changed the definition.
         """
+        _check_text(name)
         changed: Definition | None = None
 
         def decide(current: Record | None) -> Json | Disposition:
@@ -280,6 +282,7 @@ class ResourceRegistry:
             Conflict: its definition was changed meanwhile.
             Incomplete: some records could not be removed.
         """
+        _check_text(name)
         read_at = self._clock.mono()
         record = await self._definitions.get(name)
         if record is None:
@@ -339,9 +342,12 @@ class ResourceRegistry:
         self._lock = asyncio.Lock()
 
     async def _open_records(self, name: str) -> ResourceRecords:
-        """Return the records of a resource; define it if there is none."""
-        known = self.resources.get(name)
-        return (known or await self.define(name, None, strict=None)).records
+        """Return the records of a resource; define it if there is none, or no longer."""
+        if known := self.resources.get(name):
+            await known.records.refresh_definition(DEFINITION_AGE)
+            if known.records.is_definition_current:
+                return known.records
+        return (await self.define(name, None, strict=None)).records
 
     async def _reload(self, name: str) -> bool:
         """Read a definition again; return whether it has changed."""
@@ -399,6 +405,11 @@ def _choose_format(change: Change) -> int:
     if isinstance(change, Put) and "indexes" in change.value:
         return KNOWN_FORMAT
     return 1 if change.base is None else min(change.base.format, KNOWN_FORMAT)
+
+
+def _check_text(name: Any) -> None:
+    if not isinstance(name, str):
+        raise Invalid("name", name, "must be text", "pass the name of a resource")
 
 
 def _check_name(name: Any) -> None:

@@ -337,6 +337,11 @@ class ResourceRecords:
         if self.definition.kept_indexes != indexes or self.definition.format > KNOWN_FORMAT:
             raise _IndexesChanged
 
+    @property
+    def is_definition_current(self) -> bool:
+        """Whether the definition was there a moment ago, when it was last read."""
+        return self._clock.mono() - self._read_at <= DEFINITION_AGE
+
     async def refresh_definition(self, older_than: float) -> None:
         """Read the definition again if it was last read more than so many seconds ago."""
         await self._reread_definition(older_than)
