@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
+from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Clock, Mono
 from jobsync.database.keyspace import Keyspace
 from jobsync.errors import Fenced, Invalid, NewerFormat, Unavailable
@@ -87,6 +88,7 @@ class ReadGuard:
 
     def __init__(self, clock: Clock) -> None:
         self.cache: ReadCache | None = None
+        self._forks = count_forks()
         self._clock = clock
         self._open: set[_OpenRead] = set()
         self._writes: Counter[str] = Counter()
@@ -106,6 +108,12 @@ class ReadGuard:
             fix = "use one CachePlugin, with resources=[...] for some resources only"
             raise Invalid("plugin", "cache", "is the second cache of this database", fix)
         self.cache = cache
+        self._forks = count_forks()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked since the cache was attached."""
+        return count_forks() != self._forks
 
     def detach(self) -> None:
         """Use no cache from now on."""
@@ -315,7 +323,8 @@ class CachedReads:
             the error that makes the store unusable.
         """
         cache = self._guard.cache
-        if cache is None or not cache.covers(self._prefix):
+        if cache is None or not cache.covers(self._prefix) or self._guard.is_forked:
+            # A forked child asks the store, which refuses it as it does without a cache.
             return None
         # A database that has failed answers nothing, not even from the cache.
         _ = self._keyspace.store

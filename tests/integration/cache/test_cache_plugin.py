@@ -1,13 +1,25 @@
 """A cache in a database: its life, its hooks, and what it has no part in."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from chance import FakeClock, SeededRandomness
 
-from jobsync import CachePlugin, CacheStats, Components, Database, Events, Invalid, Resource
+from jobsync import (
+    CachePlugin,
+    CacheStats,
+    Components,
+    Database,
+    Events,
+    Invalid,
+    Misconfigured,
+    Resource,
+)
+from jobsync.database import read_cache
 from jobsync.stores.contract import Change, Outcome, Store, StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
@@ -35,6 +47,23 @@ class GatedStore(StoreDecorator):
 
     async def write(self, changes: Sequence[Change]) -> list[Outcome]:
         return await self.around("write", len(changes), lambda: self.inner.write(changes))
+
+
+async def test_a_forked_child_gets_no_answers_of_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused, as without a cache."""
+    async with Database(f"sqlite:///{tmp_path / 'jobs.db'}", plugins=[CachePlugin()]) as database:
+        tasks = await database.create_resource("tasks")
+        await tasks.insert({"id": "a"})
+        assert await tasks.get("a") is not None
+        assert len(await tasks.list()) == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: -1)
+            patch.setattr(read_cache, "count_forks", lambda: -1)
+            for read in (tasks.get("a"), tasks.get_many(["a"]), tasks.list()):
+                with pytest.raises(Misconfigured, match="opened before a fork"):
+                    await read
 
 
 @pytest.fixture
