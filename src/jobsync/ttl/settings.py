@@ -1,5 +1,6 @@
 """The options of a TTL plugin and of the resources that it governs. Durations are seconds."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -190,3 +191,13 @@ def _check_callback(field: str, callback: Any) -> None:
         fix = "pass a function of the record and the resource that returns True to delete it"
         raise Invalid(field, callback, problem, fix)
     check_no_generator(field, callback)
+    try:
+        signature = inspect.signature(callback)
+    except (TypeError, ValueError):
+        # Some functions that are written in C do not tell what they take.
+        return
+    try:
+        signature.bind("record", "resource")
+    except TypeError:
+        fix = "write async def callback(record, resource)"
+        raise Invalid(field, callback, "does not take a record and its resource", fix) from None

@@ -165,6 +165,13 @@ def test_resources_of_another_shape_are_refused(resources: object, message: str)
             {"on_expire": "callback", "callback": generate},
             "resources.a.callback is a generator, which nobody runs",
         ),
+        *(
+            (
+                {"on_expire": "callback", "callback": function},
+                "resources.a.callback does not take a record and its resource",
+            )
+            for function in (lambda: True, lambda record: record, lambda a, b, c: (a, b, c))
+        ),
     ],
 )
 def test_wrong_options_of_a_resource_are_refused(options: dict[str, Any], message: str) -> None:
