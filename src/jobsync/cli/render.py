@@ -65,7 +65,12 @@ def format_time(seconds: object) -> str:
     """Return a Unix time in the local time zone."""
     if not isinstance(seconds, int | float):
         return "-"
-    return dt.datetime.fromtimestamp(seconds, dt.UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        at = dt.datetime.fromtimestamp(seconds, dt.UTC).astimezone()
+    except (OverflowError, ValueError):
+        # Such as milliseconds that were taken for seconds.
+        return "after the year 9999" if seconds > 0 else "before the year 1"
+    return at.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _format_or_dash(value: object) -> str:

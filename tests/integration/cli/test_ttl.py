@@ -65,6 +65,15 @@ async def test_next_has_the_records_that_expire_next(url: str) -> None:
     assert row["expires_at"] == pytest.approx(NOW + FAR, abs=0.002)
 
 
+async def test_a_record_that_expires_beyond_the_calendar_is_shown(url: str) -> None:
+    """Milliseconds instead of seconds are a common mistake, which people want to see."""
+    async with Database(url) as database:
+        await database.resource("sessions").insert({"id": "ms", "expires_at": NOW * 1000})
+    lines = on_terminal(url, 120, "ttl", "next", "sessions")
+    assert any("ms" in line and "after the year 9999" in line for line in lines)
+    assert any("later" in line for line in lines)
+
+
 async def test_a_resource_without_expiry_is_refused_with_the_others(url: str) -> None:
     """Exit code 1, as for every unknown name."""
     done = run(url, "ttl", "next", "users")
