@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from chance import FakeClock, SeededRandomness
 from fleets import HOUR, TIMING, Fleet
 
@@ -76,6 +77,34 @@ def test_a_killed_process_is_declared_dead_in_time() -> None:
     fleet.world.run(story)
     assert fleet.all_violations == []
     assert fleet.deaths == 1
+
+
+@pytest.mark.parametrize("how", ["never there", "killed", "removed"])
+def test_whoever_watches_a_session_learns_that_it_is_gone(how: str) -> None:
+    """Leaders and followers, whether its record says dead, was removed, or was never there."""
+    fleet = Fleet(4)
+
+    async def story() -> None:
+        fleet.start_all()
+        await asyncio.sleep(60)
+        victim = next(worker for worker in fleet.workers if worker not in fleet.leaders())
+        others = [worker for worker in fleet.workers if worker is not victim]
+        assert victim.membership is not None
+        watched = victim.membership.incarnation if how != "never there" else "nobody"
+        for worker in others:
+            assert worker.membership is not None
+            worker.membership.watch("test", [watched])
+        if how != "never there":
+            victim.node.kill()
+        if how == "removed":
+            await fleet.store.drop([f"session/{watched}"])
+        await asyncio.sleep(1.06 * (TIMING.timeout + 2 * TIMING.heartbeat) + 1)
+        for worker in others:
+            assert worker.membership is not None
+            assert worker.membership.is_dead(watched)
+
+    fleet.world.run(story)
+    assert fleet.all_violations == []
 
 
 class WithholdingStore(StoreDecorator):
