@@ -1,6 +1,7 @@
 """The SQLite store: where its file may be, and its failures."""
 
 import asyncio
+import math
 import os
 import sqlite3
 import subprocess
@@ -512,6 +513,24 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(sqlite3, "connect", traced)
     return statements
+
+
+@pytest.mark.parametrize("uptime", [0.0, 5.0, 100_000.0])
+async def test_versions_of_an_earlier_boot_are_older_than_any_timeout(
+    path: Path, clock: Any, uptime: float
+) -> None:
+    """The times since two boots do not compare."""
+    system = Components.system()
+    components = Components(clock=clock, randomness=system.randomness, events=system.events)
+    store = await SqliteStore.connect(path, components)
+    clock.mono_seconds = 50_000.0
+    records = [await store.create(key, 1) for key in ("session/w1", "n/1")]
+    clock.mono_seconds += 7
+    assert [await store.age(record) for record in records] == [7.0, 7.0]
+    clock.boot_id += 1
+    clock.mono_seconds = uptime
+    assert [await store.age(record) for record in records] == [math.inf, math.inf]
+    await store.close()
 
 
 async def test_a_heartbeat_is_one_statement(statements: list[str], store: SqliteStore) -> None:
