@@ -169,8 +169,14 @@ async def test_an_unknown_claim_is_closed(nodes: ClaimNodes) -> None:
     assert await nodes.state("x") == ("running", "a", 2)
 
 
-async def test_a_batch_that_could_not_be_closed_claims_nothing(nodes: ClaimNodes) -> None:
-    """The caller gets an error and does none of them; so none is marked as done."""
+@pytest.mark.parametrize("sessions", [1, 2])
+async def test_a_batch_that_could_not_be_closed_claims_nothing(
+    nodes: ClaimNodes, sessions: int
+) -> None:
+    """The caller gets an error and does none of them; so none is marked as done.
+
+    They are closed before the next claim, also if the node's session was replaced meanwhile.
+    """
     node = nodes.node("a")
 
     class Half(FaultyStore):
@@ -188,6 +194,8 @@ async def test_a_batch_that_could_not_be_closed_claims_nothing(nodes: ClaimNodes
         await claim(node, "x", "y")
     assert node.running == []
     node._store = nodes.store
+    for _ in range(sessions - 1):
+        node.reset()
     assert await claim(node, "z") == {}
     assert await nodes.state("x") == ("failed", "a", 1)
     assert await nodes.state("y") == ("failed", "a", 1)

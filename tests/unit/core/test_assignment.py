@@ -252,3 +252,24 @@ def test_md5_is_the_default() -> None:
 def test_a_token_is_in_range(task: str, total: int) -> None:
     """Every text has a token under every hash."""
     assert all(0 <= token_of(task, total, name) < total for name in HASH_FUNCTIONS)
+
+
+task_names = st.sampled_from("abcdef")
+
+
+@given(
+    tokens=st.frozensets(st.integers(0, 3)),
+    own=st.frozensets(task_names),
+    others=st.frozensets(task_names),
+    withheld=st.frozensets(task_names),
+)
+def test_an_ownership_without_tasks_covers_all_but_these(
+    tokens: frozenset[int], own: frozenset[str], others: frozenset[str], withheld: frozenset[str]
+) -> None:
+    """Whether a node has them by their token or by a pin."""
+    before = Ownership(1, tokens, own, others)
+    after = before.without(withheld)
+    for task in "abcdef":
+        for token in range(4):
+            expected = before.covers(task, token) and task not in withheld
+            assert after.covers(task, token) == expected
