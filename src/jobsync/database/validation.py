@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, Optional, TypeAlias, Ty
 
 import msgspec
 
-from jobsync.core.codec import MAX_INTEGER, Json, to_plain
+from jobsync.core.codec import MAX_INTEGER, Json, to_plain, to_plain_all
 from jobsync.core.schema import (
     PATTERNS,
     Field,
@@ -254,10 +254,10 @@ class Validator:
 
 
 def _stamp(documents: JsonObjects, now: float) -> JsonObjects:
-    stamped = [to_plain(document) for document in documents]
-    for document in stamped:
+    plain = to_plain_all(documents)
+    for document in plain:
         document[CREATED] = document[UPDATED] = now
-    return stamped
+    return plain
 
 
 def _find_reserved(record: dict[Any, Json]) -> Iterator[Problem]:

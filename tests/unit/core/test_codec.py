@@ -18,6 +18,7 @@ from jobsync.core.codec import (
     encode,
     encode_all,
     to_plain,
+    to_plain_all,
 )
 from jobsync.errors import Corrupt, Invalid
 
@@ -270,6 +271,8 @@ def test_a_plain_value_is_what_is_read_back(value: Any) -> None:
     plain = to_plain(value)
     assert repr(plain) == repr(decode(encode(value), "k"))
     assert to_plain(plain) is plain
+    assert to_plain_all([plain, {}]) == [plain, {}]
+    assert repr(to_plain_all([{"b": 1}, value])) == repr([{"b": 1}, plain])
 
 
 def test_what_cannot_be_stored_does_not_become_plain() -> None:
