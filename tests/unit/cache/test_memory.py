@@ -20,6 +20,11 @@ def make(ttl: float = 60.0, max_size: int = 3, resources: Any = None) -> MemoryC
     return MemoryCache(ttl=ttl, max_size=max_size, resources=resources)
 
 
+def make_page(items: list[Any]) -> Page:
+    """Return a page of anything: the cache does not look into it."""
+    return Page(items, None)
+
+
 def test_an_answer_is_given_for_ttl_seconds_after_its_question() -> None:
     """It counts from the question: the answer may be as old as that."""
     cache = make(ttl=10.0)
@@ -48,7 +53,7 @@ def test_the_least_recently_used_answer_goes_first() -> None:
         (0, 1),
         (["a", "b"], 2),
         (Page([], None), 1),
-        (Page(["a", "b", "c"], None), 3),
+        (make_page(["a", "b", "c"]), 3),
         ({"n": [1, 2, 3, 4]}, 1),
     ],
 )
@@ -162,7 +167,7 @@ def test_it_behaves_as_the_model(history: list[Any]) -> None:
             case ("keep", request, size):
                 records = list(range(size))
                 is_page = request == PAGE
-                cache.keep(TASKS, request, Page(records, None) if is_page else records, now)
+                cache.keep(TASKS, request, make_page(records) if is_page else records, now)
                 model.keep(request, records, now)
             case ("find", request):
                 found = cache.find(TASKS, request, now)
