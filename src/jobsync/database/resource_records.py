@@ -315,9 +315,7 @@ class ResourceRecords:
         """Write records with their index entries, by a definition that is not outdated."""
         while True:
             await self._reread_definition()
-            found = self.definition.format
-            if found > KNOWN_FORMAT:
-                raise NewerFormat(f"the definition of {self.name}", found, KNOWN_FORMAT)
+            self.check_format()
             indexes = self.definition.kept_indexes
             writer = IndexedWriter(
                 self.name, indexes, self._components, partial(self._confirm, indexes)
@@ -326,6 +324,16 @@ class ResourceRecords:
                 return await writer.write(self.keyspace.store, changes)
             except _IndexesChanged:
                 continue
+
+    def check_format(self) -> None:
+        """Check that this code understands the definition.
+
+        Raises:
+            NewerFormat: newer code has written it.
+        """
+        found = self.definition.format
+        if found > KNOWN_FORMAT:
+            raise NewerFormat(f"the definition of {self.name}", found, KNOWN_FORMAT)
 
     async def _confirm(self, indexes: Sequence[IndexState]) -> None:
         """Check that these are still the indexes to keep.

@@ -111,6 +111,7 @@ class ResourceSweep:
         """Deal with all records that have expired by now.
 
         Raises:
+            NewerFormat: newer code has defined the resource, and sweeps it.
             Unavailable: the store does not answer, or the time is not known.
         """
         until = rank_of_time(self._get_now())
@@ -123,6 +124,7 @@ class ResourceSweep:
             if page.entries and not is_checked:
                 is_checked = True
                 await self._records.refresh_definition(0.0)
+                self._records.check_format()
                 current = self._find_index()
                 if current is None or current.key != state.key:
                     # Another process has changed the rule.

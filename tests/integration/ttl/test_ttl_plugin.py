@@ -23,6 +23,7 @@ from jobsync import (
 from jobsync.core.clock import SystemClock, Wall
 from jobsync.core.expiry import ExpiryRule
 from jobsync.database import backfill
+from jobsync.stores.contract import Applied, Put
 
 SESSION = {"user": "string", "expires_at": "number"}
 FAST: dict[str, Any] = {"heartbeat_interval": 0.5, "worker_timeout": 2.0, "skip_cold_start": True}
@@ -122,6 +123,34 @@ async def test_records_that_existed_before_are_found_after_the_backfill(
         await database.use_plugin(ttl)
         await until(lambda: ttl.stats()["total_deleted"] == 2, "the old ones are gone")
         assert await sessions.list_ids() == ["r2"]
+
+
+@pytest.mark.parametrize("damaged", ["a", "b", "c"])
+async def test_a_resource_that_cannot_be_swept_stops_none_of_the_others(
+    db: Database, damaged: str
+) -> None:
+    """It is reported, wherever it is in the order. Newer code has defined it again."""
+    names = ["a", "b", "c"]
+    ttl = TTLPlugin(resources=names, enable_coordinator=False, cleanup_interval=3600)
+    swept: list[Event] = []
+    failed: list[Event] = []
+    ttl.on("plg:ttl:cleanup-completed", swept.append)
+    ttl.on("plg:ttl:cleanup-error", failed.append)
+    for name in names:
+        await db.create_resource(name, attributes=SESSION)
+    await db.use_plugin(ttl)
+    await until(lambda: bool(swept))
+    for name in names:
+        await db.resources[name].insert_many(rows(-10, 3600))
+    definition = await db.store.get(f"resource/{damaged}")
+    assert definition is not None
+    newer = Put(definition.key, definition.value, definition, format=99)
+    (outcome,) = await db.store.write([newer])
+    assert isinstance(outcome, Applied)
+    await ttl.run_cleanup()
+    left = {name: len(await db.store.heads(f"data/{name}/")) for name in names}
+    assert left == {name: 2 if name == damaged else 1 for name in names}
+    assert {event["resource"] for event in failed} == {damaged}
 
 
 async def test_cleaning_one_resource_leaves_the_others_alone(db: Database) -> None:
