@@ -22,12 +22,14 @@ from jobsync.core.cron import Schedule
 from jobsync.core.firing import MAX_RESUMES, Advance
 from jobsync.core.job_state import ActiveRun, JobState
 from jobsync.scheduler import loop
+from jobsync.scheduler.history import JobHistory
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore, StoredJob
 from jobsync.scheduler.loop import FiringLoop
+from jobsync.scheduler.manual_runs import ManualRuns
 from jobsync.scheduler.plugin import SchedulerPlugin
 from jobsync.scheduler.run_owners import RunOwners
-from jobsync.scheduler.runs import Runs
+from jobsync.scheduler.runs import KnownJob, Runs
 from jobsync.stores.contract import Record
 from jobsync.testing import check_story, run_story
 
@@ -68,10 +70,10 @@ def records_no_gaps(patch: pytest.MonkeyPatch) -> None:
 def forgets_gaps(patch: pytest.MonkeyPatch) -> None:
     """Gaps are removed from a state and not added to the history."""
 
-    async def write(self: JobCache, name: str) -> None:
-        await self.update(name, lambda state: firing.drop_gaps(state, state.gaps))
+    async def write(self: JobCache, name: str, _: float) -> None:
+        await self.update(name, lambda state: firing.drop_noted(state, state.gaps, ()))
 
-    patch.setattr(JobCache, "write_gaps", write)
+    patch.setattr(JobCache, "write_history", write)
 
 
 def notes_too_much_progress(patch: pytest.MonkeyPatch) -> None:
@@ -82,6 +84,61 @@ def notes_too_much_progress(patch: pytest.MonkeyPatch) -> None:
 
     was = Term.put
     patch.setattr(Term, "put", put)
+
+
+def ends_starts_with_their_callers(patch: pytest.MonkeyPatch) -> None:
+    """A run by hand that is being recorded is not started if its caller is cancelled."""
+
+    async def start(self: ManualRuns, job: KnownJob, data: Any) -> Any:
+        (run_id,) = self._components.ids.records(1)
+        while (task := await self._start(job, run_id, data)) is None:
+            await self._components.clock.sleep(0.1)
+        return task
+
+    patch.setattr(ManualRuns, "_start_soon", start)
+
+
+def announces_no_run(patch: pytest.MonkeyPatch) -> None:
+    """Nobody knows which jobs a process runs by hand."""
+
+    async def announce(_: ManualRuns, *__: str) -> None:
+        return
+
+    patch.setattr(ManualRuns, "_announce", announce)
+
+
+def prunes_by_an_older_state(patch: pytest.MonkeyPatch) -> None:
+    """Retention reads which runs go on before it lists their records."""
+
+    async def prune(self: JobHistory, name: str, list_running: Any, **options: Any) -> int:
+        running = await list_running()
+
+        async def repeat() -> Any:
+            return running
+
+        return await was(self, name, repeat, **options)
+
+    was = JobHistory.prune
+    patch.setattr(JobHistory, "prune", prune)
+
+
+def writes_no_losses(patch: pytest.MonkeyPatch) -> None:
+    """The record of a run that was given up is left as it is."""
+
+    async def write(*_: Any) -> None:
+        return
+
+    patch.setattr(JobHistory, "write_loss", write)
+
+
+def forgets_losses(patch: pytest.MonkeyPatch) -> None:
+    """A run that is given up leaves the state before its record says so."""
+
+    def advance(name: str, state: JobState, now: float, **options: Any) -> Advance:
+        result = firing.advance(name, state, now, **options)
+        return Advance(replace(result.state, lost=()), result.starts, result.lost)
+
+    patch.setattr(loop, "advance", advance)
 
 
 def resumes_runs_of_the_living(patch: pytest.MonkeyPatch) -> None:
@@ -204,6 +261,11 @@ KILLED: dict[Patch, tuple[schedule_stories.Story, int, str]] = {
     records_no_gaps: (schedule_stories.outage, 0, "K2"),
     forgets_gaps: (schedule_stories.outage, 0, "K2"),
     notes_too_much_progress: (schedule_stories.rare, 0, "KL2"),
+    ends_starts_with_their_callers: (schedule_stories.runs_by_hand, 0, "KL2"),
+    announces_no_run: (schedule_stories.dies_by_hand, 1, "KL2"),
+    prunes_by_an_older_state: (schedule_stories.forgets_history, 0, "K8"),
+    writes_no_losses: (schedule_stories.runs_by_hand, 0, "K2"),
+    forgets_losses: (schedule_stories.runs_by_hand, 0, "KL3"),
     resumes_runs_of_the_living: (schedule_stories.standalone, 0, "K4"),
     believes_its_list_of_the_living: (schedule_stories.standalone, 0, "K4"),
     resumes_no_run: (schedule_stories.rare, 0, "KL2"),

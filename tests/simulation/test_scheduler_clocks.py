@@ -138,3 +138,23 @@ def test_a_machine_that_starts_with_a_wrong_clock_never_fires(skew: float) -> No
 
     machines.world.run(story)
     assert machines.world.judge() == []
+
+
+@pytest.mark.parametrize("skew", [-92.0, 92.0])
+def test_the_history_has_the_times_of_the_fleet(skew: float) -> None:
+    """Found: a run had the times of its machine's clock, and its job's status others."""
+    machines = Machines(MemoryStore, {"off": skew})
+
+    async def story() -> None:
+        await machines.start("off")
+        await until(lambda: machines.leaders, "it leads")
+        plugin, node = machines.plugins["off"], machines.world.nodes["off"]
+        before = machines.world.components.clock.wall().seconds
+        await node.run(plugin.run_job("tick"))
+        after = machines.world.components.clock.wall().seconds
+        (entry,) = [each for each in await node.run(plugin.job_history("tick")) if each.is_manual]
+        assert entry.started_at is not None
+        assert entry.ended_at is not None
+        assert before - 1 <= entry.started_at <= entry.ended_at <= after + 1
+
+    machines.world.run(story)

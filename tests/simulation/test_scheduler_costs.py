@@ -101,6 +101,26 @@ def test_a_firing_is_four_writes(store: type[MemoryStore]) -> None:
     machines.world.run(story)
 
 
+@pytest.mark.parametrize("store", [MemoryStore, BilledStore])
+def test_a_run_by_hand_is_one_more_write_at_first(store: type[MemoryStore]) -> None:
+    """It tells the coordinator where to look if this process dies, also in later runs."""
+    machines = Machines(store, {"rarely": "0 0 29 2 *"})
+
+    async def story() -> None:
+        await machines.start("a")
+        _, plugin = await machines.start("b")
+        await asyncio.sleep(120)
+        machines.commits.clear()
+        for runs in range(1, 4):
+            await machines.world.nodes["b"].run(plugin.run_job("rarely"))
+            assert machines.commits["job"] + machines.commits["run"] == 4 * runs
+        assert machines.commits["edits"] == 1
+        await asyncio.sleep(HOUR)
+        assert {*machines.commits} == {"job", "run", "edits"}
+
+    machines.world.run(story)
+
+
 class IdleCosts(NamedTuple):
     """What jobs cost of which almost none is ever due."""
 

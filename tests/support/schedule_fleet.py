@@ -240,6 +240,28 @@ class ScheduleFleet:
         else:
             self.world.note(process.node.name, "answered")
 
+    async def run_by_hand(
+        self, process: SchedulerProcess, name: str, patience: float | None = None
+    ) -> None:
+        """Run a job by hand from a process, whose caller may be cancelled.
+
+        Args:
+            process: where it runs.
+            name: the job's.
+            patience: seconds after which the caller is cancelled.
+        """
+        assert process.scheduler is not None
+        world, node = self.world, process.node
+        task = node.run(process.scheduler.run_job(name))
+        task.add_done_callback(lambda _: world.note(node.name, "ran by hand", job=name))
+        await asyncio.wait([task], timeout=patience)
+        if not task.done() and node.is_alive:
+            task.cancel()
+        elif task.done() and not task.cancelled():
+            error = task.exception()
+            if error is not None and not isinstance(error, JobsyncError | ValueError):
+                world.violations.append(Violation("crash", repr(error)))
+
     async def settle(self, seconds: float = 2 * SLACK) -> None:
         """Wait in calm weather, and check that everything is decided and executed."""
         await asyncio.sleep(seconds)

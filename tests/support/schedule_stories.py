@@ -32,8 +32,10 @@ __all__ = [
     "crowded",
     "cut",
     "deploys",
+    "dies_by_hand",
     "downtime",
     "edits",
+    "forgets_history",
     "kill",
     "lacks",
     "leave",
@@ -43,6 +45,7 @@ __all__ = [
     "pause",
     "pauses_jobs",
     "rare",
+    "runs_by_hand",
     "skewed_buckets",
     "skewed_databases",
     "standalone",
@@ -200,6 +203,81 @@ async def edits(world: World) -> None:
     await fleet.settle()
 
 
+BY_HAND = {
+    overlap: {"schedule": "0 0 1 1 *", "seconds": 8.0, "overlap": overlap}
+    for overlap in ("skip", "queue", "allow")
+}
+"""Jobs that are not due while a story lasts."""
+
+
+async def runs_by_hand(world: World) -> None:
+    """Jobs that are not due run by hand; callers are cancelled, processes killed, replies lost."""
+    dice = world.dice
+    fleet = ScheduleFleet(world, enable_coordinator=dice.random() < 0.8)
+    fleet.add_all("abc", BY_HAND)
+    await asyncio.sleep(TIMEOUT)
+    if dice.random() < 0.5:
+        for node in world.nodes.values():
+            for link in node.links:
+                link.weather = Weather(lost=0.2, refused=0.1, unanswered=0.1, undecided=0.1)
+    for _ in range(40):
+        await asyncio.sleep(dice.uniform(0, 5))
+        started = [each for each in fleet.processes if each.node.is_alive and each.scheduler]
+        if not started:
+            continue
+        process, job = dice.choice(started), dice.choice(sorted(BY_HAND))
+        patience = dice.choice((0.02, 0.1, 1.0, 60.0)) * dice.random()
+        world.start(fleet.run_by_hand(process, job, patience))
+        if dice.random() < 0.1:
+            world.start(strikes.kill([process.node], dice.uniform(0, TIMEOUT)))
+    mend(world)
+    await fleet.settle(3 * MINUTE)
+    await check_runs_by_hand(fleet)
+
+
+async def dies_by_hand(world: World) -> None:
+    """A process dies at one of the writes of its run by hand, whether it leads or not."""
+    fleet = ScheduleFleet(world)
+    fleet.add_all("abc", BY_HAND)
+    await fleet.wait_for_leader()
+    await asyncio.sleep(TIMEOUT)
+    job, place = world.dice.choice(sorted(BY_HAND)), world.dice.choice(("edits/", "job/", "run/"))
+    leads = world.dice.random() < 0.5
+    victim = next(each for each in fleet.processes if each.is_coordinator == leads)
+    struck: list[str] = []
+
+    def strike(done: Occurrence) -> list[Violation]:
+        is_write = done.what == "commit" and f"/{place}" in done.details["key"]
+        if is_write and done.node == victim.node.name and not struck:
+            struck.append(done.node)
+            victim.node.kill()
+        return []
+
+    world.watch(strike)
+    world.start(fleet.run_by_hand(victim, job, 60.0))
+    await until(lambda: struck, "it is killed", MINUTE)
+    await fleet.settle(2 * MINUTE)
+    await check_runs_by_hand(fleet)
+
+
+async def check_runs_by_hand(fleet: ScheduleFleet) -> None:
+    """Check that nothing keeps the jobs from being run by hand, in any process that lives."""
+    for process in [each for each in fleet.processes if each.node.is_alive and each.scheduler]:
+        for job in BY_HAND:
+            runs = fleet.count_runs(job)
+            await fleet.run_by_hand(process, job, 30.0)
+            require(fleet.count_runs(job) == runs + 1, "KL2", f"{job} is blocked")
+
+
+async def forgets_history(world: World) -> None:
+    """Old history is removed while instants wait in a queue: no run loses its record."""
+    fleet = ScheduleFleet(world, history_limit=1, history_retention=world.dice.choice((1.0, 1e6)))
+    queue = {"schedule": "* * * * * *", "seconds": 4.0, "overlap": "queue"}
+    fleet.add_all("ab", {"queue": queue, "tick": JOBS["tick"]})
+    await asyncio.sleep(3 * MINUTE)
+    await fleet.settle()
+
+
 async def pauses_jobs(world: World) -> None:
     """An operator pauses jobs, edits them meanwhile, and resumes them: all is in the history."""
     fleet = ScheduleFleet(world)
@@ -347,7 +425,10 @@ async def operate_now_and_then(fleet: ScheduleFleet, names: list[str], end: floa
 async def operate_once(fleet: ScheduleFleet, process: SchedulerProcess, name: str) -> None:
     """Do something to a job, as an operator does."""
     dice = fleet.world.dice
-    match dice.choice(("enable", "disable", "update", "update")):
+    match dice.choice(("enable", "disable", "update", "update", "run")):
+        case "run":
+            patience = dice.choice((0.1, 60.0)) * dice.random()
+            fleet.world.start(fleet.run_by_hand(process, name, patience))
         case "update":
             schedule = dice.choice(("* * * * * *", "*/7 * * * * *", "* * * * *", "@every 40s"))
             await fleet.operate(process, name, "update", schedule=schedule)
@@ -379,6 +460,9 @@ STORIES: tuple[Story, ...] = (
     lost_replies,
     crowded,
     edits,
+    runs_by_hand,
+    dies_by_hand,
+    forgets_history,
     pauses_jobs,
     deploys,
     lacks,

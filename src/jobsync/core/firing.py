@@ -39,10 +39,12 @@ __all__ = [
     "advance",
     "build_requested_run",
     "define",
-    "drop_gaps",
+    "drop_noted",
     "due_time",
     "edit",
+    "explain_loss",
     "finish",
+    "give_up",
     "next_due",
     "next_instant",
     "pause",
@@ -77,7 +79,7 @@ class Advance(msgspec.Struct, frozen=True):
     starts: tuple[ActiveRun, ...] = ()
     """The runs to start now, in this process."""
     lost: tuple[ActiveRun, ...] = ()
-    """The runs that are given up: their processes have died too often."""
+    """The runs that are given up, see `explain_loss`."""
 
 
 class _Lateness(NamedTuple):
@@ -185,9 +187,23 @@ def _resume_orphans(
         return state, [], []
     statistics = state.statistics
     for run in lost:
-        statistics = _count(statistics, run, "lost", now, "its process has ended")
-    state = msgspec.structs.replace(state, running=tuple(running), statistics=statistics)
+        statistics = _count(statistics, run, "lost", now, explain_loss(run))
+    state = msgspec.structs.replace(
+        state, running=tuple(running), lost=(*state.lost, *lost), statistics=statistics
+    )
     return state, resumed, lost
+
+
+def explain_loss(run: ActiveRun) -> str:
+    """Return why a run was given up."""
+    if run.resumed >= MAX_RESUMES and not run.is_manual:
+        return "its processes ended too often"
+    return "its process has ended"
+
+
+def give_up(state: JobState, now: float, is_orphan: Callable[[ActiveRun], bool]) -> JobState:
+    """Give up the runs of dead processes of a removed job."""
+    return _resume_orphans(state, now, "", is_orphan, room=0)[0]
 
 
 def _decide_due(
@@ -467,9 +483,9 @@ def resume(state: JobState, now: float) -> JobState | None:
     """End a pause; None if there is none. What was due meanwhile is skipped."""
     if state.is_active or state.is_removed:
         return None
-    edits = dict(state.edits)
+    edits = state.edits
     if not state.effective.enabled:
-        edits["enabled"] = True
+        edits = _choose_edits(state, {"enabled": True})
     state = _skip_past(state, now, _explain_pause(state))
     return msgspec.structs.replace(state, pause=None, edits=edits)
 
@@ -485,15 +501,20 @@ def _explain_pause(state: JobState) -> str:
 def edit(state: JobState, changes: Mapping[str, Any], now: float) -> JobState | None:
     """Change fields of a definition; None if that changes nothing. Fires nothing of the past."""
     before = state.effective
-    edits = {**state.edits, **changes}
-    edits = {
-        field: value for field, value in edits.items() if getattr(state.definition, field) != value
-    }
+    edits = _choose_edits(state, changes)
     after = msgspec.structs.replace(state.definition, **edits)
     if after == before:
         return None
     state = _skip_past(_skip_overlapped(state, now), now, "the job was changed")
     return msgspec.structs.replace(state, edits=edits)
+
+
+def _choose_edits(state: JobState, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs from the code after more changes."""
+    edits = {**state.edits, **changes}
+    return {
+        field: value for field, value in edits.items() if getattr(state.definition, field) != value
+    }
 
 
 def remove(state: JobState, now: float) -> JobState | None:
@@ -511,7 +532,10 @@ def add_request(state: JobState, request: RunRequest) -> JobState:
     return msgspec.structs.replace(state, requests=(*state.requests, request))
 
 
-def drop_gaps(state: JobState, written: Sequence[Gap]) -> JobState:
-    """Forget gaps that are in the history."""
-    rest = tuple(gap for gap in state.gaps if gap not in written)
-    return state if rest == state.gaps else msgspec.structs.replace(state, gaps=rest)
+def drop_noted(state: JobState, gaps: Sequence[Gap], lost: Sequence[ActiveRun]) -> JobState:
+    """Forget gaps and lost runs that are in the history."""
+    return msgspec.structs.replace(
+        state,
+        gaps=tuple(gap for gap in state.gaps if gap not in gaps),
+        lost=tuple(run for run in state.lost if run not in lost),
+    )

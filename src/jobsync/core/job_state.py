@@ -144,6 +144,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     requests: tuple[RunRequest, ...] = ()
     gaps: tuple[Gap, ...] = ()
     """Gaps that are not in the history yet."""
+    lost: tuple[ActiveRun, ...] = ()
+    """Runs that were given up, which their records in the history do not say yet."""
     statistics: Statistics = Statistics()
     is_removed: bool = False
     generation: int = 0
@@ -160,6 +162,11 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_active(self) -> bool:
         """Whether its instants are fired."""
         return self.pause is None and self.effective.enabled and not self.is_removed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has something to do apart from its next instant."""
+        return bool(self.running or self.queued or self.requests or self.gaps or self.lost)
 
     def find_run(self, run_id: str) -> ActiveRun | None:
         """Return a run that has not ended."""

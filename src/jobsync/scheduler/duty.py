@@ -88,6 +88,11 @@ class Duty:
         self._progress = Progress()
 
     @property
+    def announced(self) -> Mapping[str, tuple[str, ...]]:
+        """The jobs that processes may run by hand, by session, as of the last beat."""
+        return self._edits.by_hand
+
+    @property
     def is_assigned(self) -> bool:
         """Whether jobs were assigned that are not on duty yet."""
         return self._assignment is not None
@@ -243,7 +248,7 @@ class Duty:
         if stored is None:
             state = msgspec.structs.replace(self.assume(name), last=int(self.since))
             return next_due(name, state) if is_settled else 0.0
-        return 0.0 if _is_open(stored.state) else next_due(name, stored.state)
+        return 0.0 if stored.state.is_open else next_due(name, stored.state)
 
     async def read_edited(self) -> list[str] | None:
         """Read the jobs that operators have changed since the last call.
@@ -253,7 +258,10 @@ class Duty:
             what operators note.
         """
         edits = await self._jobs.read_edits()
-        if edits is None or edits.revision == self._edits.revision:
+        if edits is None:
+            return []
+        if edits.revision == self._edits.revision:
+            self._edits = edits
             return []
         names = edits.list_since(self._edits.revision)
         if names is None:
@@ -280,7 +288,7 @@ class Duty:
         now = self._clock.now()
         open_names = list_open(now)
         for name, stored in self._cache.known.items():
-            if _is_open(stored.state):
+            if stored.state.is_open:
                 open_names.add(name)
         self.is_dirty = False
         progress = Progress(
@@ -292,11 +300,6 @@ class Duty:
         )
         await term.put(self._jobs.progress_key, msgspec.to_builtins(progress))
         self._progress = progress
-
-
-def _is_open(state: JobState) -> bool:
-    """Whether a job has something to do apart from its next instant."""
-    return bool(state.running or state.queued or state.requests or state.gaps)
 
 
 def _request_start(state: JobState, request: RunRequest) -> JobState | None:

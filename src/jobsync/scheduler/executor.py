@@ -184,6 +184,12 @@ class ActionExecutor:
         """Whether the action of a run is running, even if its run was cancelled."""
         return any(context.execution_id == execution_id for context in self.running)
 
+    async def wait(self, execution_id: str) -> None:
+        """Wait until no action of a run is running, even if its run was cancelled."""
+        for call in list(self._calls):
+            if call.context.execution_id == execution_id:
+                await call.wait(None)
+
     def cancel(self, reason: str) -> None:
         """Cancel all runs, each in the task that called `run`.
 
@@ -378,6 +384,6 @@ def _describe(error: BaseException) -> str:
         return "CancelledError: the action was cancelled from within"
     try:
         return describe_error(error, _OWN_FILES)
-    except SystemExit:
-        # Its own text exits: a failing action never ends the process.
+    except (KeyboardInterrupt, SystemExit):
+        # Raised by its own text: a failing action never ends the process.
         return "an error that cannot be described"

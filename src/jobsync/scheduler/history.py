@@ -6,7 +6,7 @@ Instants in keys count down, so that the newest firing comes first in a listing.
 record can be created once: it proves that its instant was fired.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,8 @@ from jobsync.stores.corruption_log import CorruptionLog
 __all__ = ["HistoryEntry", "JobHistory", "convert_record"]
 
 _PAGE = 1000
+_COUNTED_PAGE = 10_000
+"""Entries that are counted with one request."""
 _COUNT_DOWN = str.maketrans("0123456789abcdef", "fedcba9876543210")
 _LATEST = 10**11 - 1
 """The latest instant that a key can hold: the year 5138."""
@@ -90,6 +92,14 @@ class JobHistory:
             started_at=run.started_at,
             resumed=run.resumed,
         )
+        return await self.create_entry(name, run, entry)
+
+    async def create_entry(self, name: str, run: ActiveRun, entry: HistoryEntry) -> Record | None:
+        """Create the record of a firing with any status; None if there is one.
+
+        Raises:
+            OutcomeUnknown: it may have been written, may still be, or never.
+        """
         key = self.run_key(name, run)
         (outcome,) = await self._get_store().write([Put(key, msgspec.to_builtins(entry))])
         match outcome:
@@ -118,6 +128,36 @@ class JobHistory:
             case Conflicted():
                 return None
         raise OutcomeUnknown(base.key, outcome.reason)
+
+    async def write_loss(self, name: str, run: ActiveRun, reason: str, now: float) -> None:
+        """Write into the record of a run that it was given up, unless it has a result.
+
+        Raises:
+            OutcomeUnknown: it may have been written, may still be, or never.
+        """
+        while True:
+            found = await self.read(name, run)
+            if found is None:
+                # Its process had not begun. A late start finds this record, and does not begin.
+                entry = HistoryEntry(
+                    status="lost",
+                    id=run.id,
+                    scheduled_time=run.instant,
+                    is_manual=run.is_manual,
+                    owner=run.owner,
+                    started_at=run.started_at,
+                    ended_at=now,
+                    resumed=run.resumed,
+                    error=reason,
+                )
+                written = await self.create_entry(name, run, entry)
+            elif found[1].id != run.id or found[1].status != "running":
+                return
+            else:
+                entry = msgspec.structs.replace(found[1], status="lost", ended_at=now, error=reason)
+                written = await self.write(found[0], entry)
+            if written is not None:
+                return
 
     async def write_gap(self, name: str, gap: Gap) -> bool:
         """Add a gap to the history, once; return whether it is new there."""
@@ -162,21 +202,32 @@ class JobHistory:
         return entries
 
     async def prune(
-        self, name: str, running: Iterable[ActiveRun], *, keep: int, oldest: float
+        self,
+        name: str,
+        list_running: Callable[[], Awaitable[Sequence[ActiveRun]]],
+        *,
+        keep: int,
+        oldest: float,
     ) -> int:
         """Remove old firings and gaps of a job: beyond a count, and older than an instant.
 
-        The records of the given runs, which go on, are kept.
+        Args:
+            name: the job's.
+            list_running: reads the runs that go on, whose records are kept. It is called after
+                the records were listed: a run is in the state before it has a record, so that
+                none of those that begin meanwhile is among the listed ones.
+            keep: how many entries are kept.
+            oldest: the instant.
         """
-        kept = {self.run_key(name, run) for run in running}
         prefix = self._run_prefix(name)
-        heads = await self._get_store().heads(prefix, limit=keep)
         # The earlier of the two cuts: keys count down.
         cut = f"{prefix}{_invert(int(oldest))}"
-        if len(heads) == keep:
-            cut = min(cut, heads[-1].key)
+        newest = await self._find_key(prefix, keep)
+        if newest is not None:
+            cut = min(cut, newest)
         removed = 0
         while old := await self._get_store().heads(prefix, after=cut, limit=_PAGE):
+            kept = {self.run_key(name, run) for run in await list_running()}
             keys = [head.key for head in old if head.key not in kept]
             await self._get_store().drop(keys)
             removed += len(keys)
@@ -184,6 +235,17 @@ class JobHistory:
                 break
             cut = old[-1].key
         return removed
+
+    async def _find_key(self, prefix: str, position: int) -> str | None:
+        """Return the key at a position, counted from 1; "" for 0, None if there are fewer."""
+        key = ""
+        while position > 0:
+            limit = min(position, _COUNTED_PAGE)
+            heads = await self._get_store().heads(prefix, after=key, limit=limit)
+            if len(heads) < limit:
+                return None
+            key, position = heads[-1].key, position - limit
+        return key
 
     def run_key(self, name: str, run: ActiveRun) -> str:
         """Return the key of a firing. One instant has one key, unless it was fired by hand."""

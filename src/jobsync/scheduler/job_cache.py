@@ -7,10 +7,11 @@ no read while no other process changes the job.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from weakref import WeakValueDictionary
 
-from jobsync.core.firing import drop_gaps
+from jobsync.core.firing import drop_noted, explain_loss
 from jobsync.core.job_state import Gap, JobState
-from jobsync.errors import OutcomeUnknown
+from jobsync.errors import Corrupt, NewerFormat, OutcomeUnknown
 from jobsync.scheduler.job_store import JobStore, StoredJob
 
 __all__ = ["JobCache"]
@@ -28,7 +29,8 @@ class JobCache:
         self.jobs = jobs
         self._on_gap = on_gap
         self.known: dict[str, StoredJob] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Of the jobs that are being changed."""
         self._unsure: set[str] = set()
         """Jobs with a write that may have been applied, or may still be."""
 
@@ -42,6 +44,20 @@ class JobCache:
     def is_unsure(self, name: str) -> bool:
         """Whether a write of this process to a job's state has an unknown outcome."""
         return name in self._unsure
+
+    def suspect(self, name: str) -> None:
+        """Note that a dead process's write to a job's state may still arrive.
+
+        The next `update` reads the state, and writes it even if it leaves it as it is. That
+        refuses the other write, which names an older version.
+        """
+        self.known.pop(name, None)
+        self._unsure.add(name)
+
+    def forget(self, name: str) -> None:
+        """Forget a job that no longer exists."""
+        self.known.pop(name, None)
+        self._unsure.discard(name)
 
     async def read(self, name: str) -> StoredJob | None:
         """Read a job's state again."""
@@ -95,13 +111,22 @@ class JobCache:
                 # Another process was faster, or nobody knows.
                 self.known.pop(name, None)
 
-    async def write_gaps(self, name: str) -> None:
-        """Add the gaps of a job to its history; the next change of its state forgets them."""
+    async def write_history(self, name: str, now: float) -> None:
+        """Write the gaps and the lost runs of a job into its history, then forget them.
+
+        They stay in the state until they are in the history, wherever a process dies.
+        """
         stored = self.known.get(name)
-        if stored is None or not stored.state.gaps:
+        if stored is None or not (stored.state.gaps or stored.state.lost):
             return
-        gaps = stored.state.gaps
+        gaps, lost = stored.state.gaps, stored.state.lost
         for gap in gaps:
             if await self.jobs.history.write_gap(name, gap):
                 self._on_gap(name, gap)
-        await self.update(name, lambda state: drop_gaps(state, gaps))
+        for run in lost:
+            try:
+                await self.jobs.history.write_loss(name, run, explain_loss(run), now)
+            except (Corrupt, NewerFormat) as error:
+                # Nobody can say so in a record that cannot be read.
+                self.jobs.report(name, error)
+        await self.update(name, lambda state: drop_noted(state, gaps, lost))

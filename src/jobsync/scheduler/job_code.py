@@ -13,6 +13,7 @@ from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership, Peer
 from jobsync.core.firing import define
 from jobsync.core.job_state import JobDefinition, JobState
+from jobsync.errors import Corrupt, NewerFormat
 from jobsync.events import Event
 from jobsync.scheduler import events
 from jobsync.scheduler.job_store import JobStore, digest_code
@@ -113,7 +114,10 @@ class JobCode:
         return generation
 
     async def define(self, names: Sequence[str]) -> bool:
-        """Store definitions; return whether they hold: none of the stored ones is newer."""
+        """Store definitions; return whether they hold: none of the stored ones is newer.
+
+        A job whose record cannot be read is reported and left as it is. The others are stored.
+        """
         worker, now, is_current = self._membership.worker_id, self._clock.now(), True
         definitions = {name: self._known[name].options.definition for name in names}
         stored = await self._jobs.read_many(names)
@@ -130,7 +134,11 @@ class JobCode:
             if name in created:
                 self._emit(events.JobAdded(job_name=name))
             elif name in missing or _differs(stored[name].state, definition):
-                after, is_changed = await self._redefine(name, definition, worker, now)
+                try:
+                    after, is_changed = await self._redefine(name, definition, worker, now)
+                except (Corrupt, NewerFormat) as error:
+                    self._jobs.report(name, error)
+                    after, is_changed = None, False
                 is_current = is_current and after == definition
                 if is_changed:
                     replaced[name] = False
@@ -153,9 +161,22 @@ class JobCode:
             lacking -= await self.read(str(peer.facts.get(self._fact, "")))
         return frozenset()
 
+    async def list_used(self) -> frozenset[str]:
+        """Return the jobs that any live process has."""
+        # Of this one, its session may not tell the latest yet.
+        own = self._membership.incarnation
+        others = [peer for peer in await self._membership.members() if peer.incarnation != own]
+        digests = {str(peer.facts.get(self._fact, "")) for peer in others}
+        used = frozenset(self._known).union(
+            *[await self.read(digest) for digest in sorted(digests)]
+        )
+        # Each job that is added or removed makes a version.
+        self._others = {digest: self._others[digest] for digest in digests & self._others.keys()}
+        return used
+
     async def read(self, digest: str) -> frozenset[str]:
         """Return the jobs of a version of the code."""
-        if digest == self.digest:
+        if digest == self.digest and not self._is_stale:
             return frozenset(self._known)
         if digest not in self._others:
             self._others[digest] = await self._jobs.read_code(digest)

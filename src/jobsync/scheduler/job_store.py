@@ -22,6 +22,7 @@ from jobsync.components import Components
 from jobsync.coordination.clock_skew import measure_time
 from jobsync.core.codec import Json
 from jobsync.core.job_state import (
+    ActiveRun,
     JobDefinition,
     JobState,
     find_schedule,
@@ -53,6 +54,8 @@ _CODE_AGE = 86_400.0
 _MAX_FORGOTTEN = 100
 _MAX_RECENT = 500
 """Changes that leaders can follow one by one; after more, they look at all jobs."""
+_MAX_ANNOUNCED = 20
+"""Jobs of a process that may run by hand without another announcement."""
 
 
 class StoredJob(NamedTuple):
@@ -84,6 +87,8 @@ class Edits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The jobs that operators have paused, edited or asked to run."""
     recent: tuple[tuple[int, str], ...] = ()
     """The latest changes with their revisions, the newest last."""
+    by_hand: Mapping[str, tuple[str, ...]] = {}
+    """The jobs that a process runs by hand, has run or is about to run, by its session."""
 
     def list_since(self, revision: int) -> list[str] | None:
         """Return the jobs that were changed after a revision; None if that is not known."""
@@ -288,29 +293,91 @@ class JobStore:
             self.report_note(error)
             return None
 
-    async def note_edits(self, names: Mapping[str, bool]) -> None:
+    async def note_edits(self, names: Mapping[str, bool | None]) -> None:
         """Write for leaders which jobs were changed.
 
         If the record cannot be read, that is reported. Leaders notice a change also when they next
         look at the job.
 
         Args:
-            names: of the jobs, each with whether it differs from its code now.
+            names: of the jobs, each with whether it differs from its code now; None if that has
+                not changed.
         """
 
-        def decide(current: Record | None) -> Json:
-            edits = Edits() if current is None else self._read_edits_again(current)
-            special = {*edits.special} - {*names} | {name for name in names if names[name]}
+        def decide(edits: Edits) -> Edits:
+            told = {name for name, is_special in names.items() if is_special is not None}
+            special = {*edits.special} - told | {name for name in names if names[name]}
             revision = edits.revision + 1
             recent = (*edits.recent, *((revision, name) for name in names))[-_MAX_RECENT:]
             if len(names) > _MAX_RECENT:
                 # Too many: nobody can tell which.
                 recent = ()
-            noted = Edits(revision=revision, special=tuple(sorted(special)), recent=recent)
-            return msgspec.to_builtins(noted)
+            return Edits(
+                revision=revision,
+                special=tuple(sorted(special)),
+                recent=recent,
+                by_hand=edits.by_hand,
+            )
+
+        await self._change_edits(decide)
+
+    async def announce_run(
+        self, session: str, name: str, running: Container[str]
+    ) -> tuple[str, ...]:
+        """Write for leaders that a process is about to run a job by hand, before it does.
+
+        If the process dies, whoever fires the job looks for its run. A job stays announced, so
+        that its next run costs nothing, until the process has announced 20 others.
+
+        Args:
+            session: of the process.
+            name: the job's.
+            running: the jobs that the process runs, which stay announced.
+
+        Returns:
+            The jobs that are announced now, for this process.
+        """
+        announced: tuple[str, ...] = (name,)
+
+        def decide(edits: Edits) -> Edits:
+            nonlocal announced
+            others = [each for each in edits.by_hand.get(session, ()) if each != name]
+            idle = [each for each in others if each not in running]
+            dropped = {*idle[: max(len(idle) + 1 - _MAX_ANNOUNCED, 0)]}
+            announced = (*(each for each in others if each not in dropped), name)
+            by_hand = {**edits.by_hand, session: announced}
+            return msgspec.structs.replace(edits, by_hand=by_hand)
+
+        await self._change_edits(decide)
+        return announced
+
+    async def forget_announced(self, checked: Mapping[str, Container[str]]) -> None:
+        """Remove announcements of runs by hand.
+
+        Args:
+            checked: jobs by session. The session has ended, and its runs were given up.
+        """
+
+        def decide(edits: Edits) -> Edits:
+            left = {
+                session: tuple(name for name in names if name not in checked.get(session, ()))
+                for session, names in edits.by_hand.items()
+            }
+            by_hand = {session: names for session, names in left.items() if names}
+            return msgspec.structs.replace(edits, by_hand=by_hand)
+
+        await self._change_edits(decide)
+
+    async def _change_edits(self, decide: Callable[[Edits], Edits]) -> None:
+        """Change the edits; a record that this process does not understand is reported."""
+
+        def choose(current: Record | None) -> Json | Disposition:
+            before = Edits() if current is None else self._read_edits_again(current)
+            after = decide(before)
+            return Disposition.KEEP if after == before else msgspec.to_builtins(after)
 
         try:
-            await self._edits.put(_LATEST_EDITS, decide)
+            await self._edits.change(_LATEST_EDITS, choose)
         except (Corrupt, NewerFormat) as error:
             self.report_note(error)
 
@@ -443,11 +510,25 @@ class JobStore:
     async def prune(self, name: str, *, keep: int, oldest: float) -> int:
         """Remove old history of a job: beyond a count, and older than an instant.
 
-        The records of runs that go on are kept: without one, a run would count as never begun.
+        The records of runs that go on are kept: they prove that their instants were fired.
         """
-        stored = await self.read(name)
-        running = () if stored is None else stored.state.running
-        return await self.history.prune(name, running, keep=keep, oldest=oldest)
+
+        async def list_running() -> Sequence[ActiveRun]:
+            stored = await self.read(name)
+            return () if stored is None else (*stored.state.running, *stored.state.lost)
+
+        return await self.history.prune(name, list_running, keep=keep, oldest=oldest)
+
+    async def forget(self, base: Record) -> bool:
+        """Remove a job's state; return False if it was changed since it was read.
+
+        Raises:
+            OutcomeUnknown: it may have been removed, may still be, or never.
+        """
+        (outcome,) = await self.store.write([base.delete()])
+        _check_known(base.key, outcome)
+        await self.store.bury(self._jobs.prefix)
+        return isinstance(outcome, Applied)
 
     async def _scan(self, prefix: str) -> AsyncIterator[Record]:
         after = ""

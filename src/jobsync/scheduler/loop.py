@@ -20,7 +20,7 @@ from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import Wakeup
 from jobsync.coordination.term import Term
 from jobsync.core.clock import Mono
-from jobsync.core.firing import Advance, advance, next_due
+from jobsync.core.firing import Advance, advance, give_up, next_due
 from jobsync.core.job_state import JobState
 from jobsync.errors import Corrupt, Fenced, Invalid, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.duty import CHUNK, Duty
@@ -33,6 +33,8 @@ __all__ = ["FiringLoop"]
 
 _LONGEST_WAIT = 3600.0
 _GRAIN = 0.005
+_OUTDATED = 100
+"""Outdated entries of the heap that are left there."""
 _RETRY = 1.0
 """Seconds until a job is looked at again whose store did not answer."""
 
@@ -88,6 +90,8 @@ class FiringLoop:
         """Jobs that have waited for a run to end, and are not decided since."""
         self._undecided: set[str] = set()
         """Jobs that were looked at without an answer from the store."""
+        self._checked: set[tuple[str, str]] = set()
+        """Sessions that have ended, each with a job in which their runs were looked for."""
         self._veto = ""
         self._wakeup = Wakeup(components.clock, _GRAIN)
         self._beat_wakeup = Wakeup(components.clock, _GRAIN)
@@ -135,6 +139,7 @@ class FiringLoop:
         """Forget what was planned, and what waits."""
         for names in (self._planned, self._heap, self._waiting, self._delayed, self._undecided):
             names.clear()
+        self._checked.clear()
 
     async def run(self) -> None:
         """Fire jobs until cancelled."""
@@ -189,8 +194,20 @@ class FiringLoop:
             return
         self._planned[name] = when
         heapq.heappush(self._heap, (when, next(self._numbers), name))
+        if len(self._heap) > 2 * len(self._planned) + _OUTDATED:
+            self._drop_outdated()
         if self._heap[0][-1] == name:
             self._wakeup.set()
+
+    def _drop_outdated(self) -> None:
+        """Remove the entries of the heap that are outdated, and those that occur twice."""
+        first = {
+            name: (when, number, name)
+            for when, number, name in sorted(self._heap, reverse=True)
+            if self._planned.get(name) == when
+        }
+        # In place: the heap may be in use.
+        self._heap[:] = sorted(first.values())
 
     def _find_wakeup(self) -> Mono:
         """Return when to look again."""
@@ -326,11 +343,10 @@ class FiringLoop:
         for run in result.starts:
             self._runs.start(job, stored, run)
         for run in result.lost:
-            reason = "its process has ended" if run.is_manual else "its processes ended too often"
-            await self._runs.record_loss(name, run, reason)
-        await self._cache.write_gaps(name)
+            self._runs.report_loss(name, run)
+        await self._cache.write_history(name, now)
         if name in self._duty.names:
-            self._owners.watch(self._duty.names)
+            self._owners.watch(self._duty.names, self._duty.announced)
             self._plan(name, self._next_look(name))
 
     async def _read_current(self, name: str, owner: str) -> StoredJob | None:
@@ -378,6 +394,18 @@ class FiringLoop:
         """Whether a job's state has a run whose process has died."""
         return await self._owners.has_orphans(state)
 
+    async def give_up_orphans(self, name: str) -> None:
+        """Give up the runs of dead processes of a removed job, which is on duty nowhere."""
+        stored = await self._cache.read(name)
+        gone = set() if stored is None else await self._owners.find_gone(stored.state)
+
+        def decide(state: JobState) -> JobState | None:
+            if not state.is_removed:
+                return None
+            return give_up(state, self._clock.now(), lambda run: self._owners.is_orphan(run, gone))
+
+        await self._cache.update(name, decide)
+
     def _explain_lateness(self, name: str, state: JobState) -> str:
         """Return why instants after the last decided one were not fired in time."""
         if state.last < self._duty.since:
@@ -412,6 +440,7 @@ class FiringLoop:
                 return
             await self._follow_edits()
             await self._duty.write_progress(self._list_open)
+            await self._look_for_runs_by_hand()
         except (Unavailable, OutcomeUnknown):
             return
         except (Corrupt, NewerFormat) as error:
@@ -431,6 +460,35 @@ class FiringLoop:
             return
         for name in names:
             self.look_at(name)
+
+    async def _look_for_runs_by_hand(self) -> None:
+        """Look at the jobs on duty that processes may have run by hand before they ended.
+
+        The first look gives their runs up; a later one finds that this is stored.
+        """
+        announced, duty = self._duty.announced, self._duty.names
+        sessions = [each for each, names in announced.items() if not duty.isdisjoint(names)]
+        if not sessions:
+            return
+        self._owners.watch(duty, announced)
+        done: dict[str, set[str]] = {}
+        for session in sorted(await self._owners.find_ended(sessions)):
+            for name in sorted(duty.intersection(announced[session])):
+                stored = self._cache.known.get(name)
+                if (session, name) not in self._checked:
+                    # A write that it has sent before its end may still arrive.
+                    self._cache.suspect(name)
+                    self._checked.add((session, name))
+                    self.look_at(name)
+                elif self._cache.is_unsure(name) or stored is None or name in self._undecided:
+                    continue
+                elif any(run.owner == session for run in stored.state.running):
+                    self.look_at(name)
+                else:
+                    done.setdefault(session, set()).add(name)
+        if done:
+            await self._jobs.forget_announced(done)
+            self._checked -= {(session, name) for session in done for name in done[session]}
 
     def _list_open(self, now: float) -> set[str]:
         """Return the jobs on duty that are not decided up to a time."""

@@ -1,29 +1,36 @@
 """Runs that this process starts by hand, at once and beside the schedule.
 
 A manual run is recorded in the job's state like a scheduled one, so that `overlap` holds for both
-in the whole fleet. It is never resumed: if its process dies, it is given up.
+in the whole fleet. It is never resumed: if its process dies, it is given up. For that, the process
+announces the run before it records it: whoever fires the job then knows where to look.
+
+What is recorded as running here is started here, in a task that no caller's cancellation ends.
 """
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
 from jobsync.core.firing import start_manually
 from jobsync.core.job_state import ActiveRun, JobState
-from jobsync.errors import Invalid, JobRunning, NotFound, Unavailable
+from jobsync.errors import JobRunning, NotFound, OutcomeUnknown, Unavailable
 from jobsync.scheduler.executor import ActionOutcome
 from jobsync.scheduler.job_cache import JobCache
-from jobsync.scheduler.job_store import StoredJob
 from jobsync.scheduler.loop import FiringLoop
 from jobsync.scheduler.runs import KnownJob, Runs
+from jobsync.scheduler.settings import check_lookup_name, read_dict
 
 __all__ = ["ManualRuns"]
 
 _FIRST_POLL = 0.05
 _LONGEST_POLL = 1.0
+_RETRY = 1.0
+"""Seconds until a job is looked at again whose store did not answer."""
+
+_Started: TypeAlias = asyncio.Task[ActionOutcome | None]
 
 
 class ManualRuns:
@@ -56,6 +63,11 @@ class ManualRuns:
         self._membership = membership
         self._clock = clock
         self._components = components
+        self._announced: tuple[str, frozenset[str]] = ("", frozenset())
+        """A session, and the jobs that were announced for it."""
+        self._starting: dict[str, asyncio.Task[Any]] = {}
+        """Runs that are being recorded, by id."""
+        self._has_stopped = False
 
     async def run(self, name: str, data: Mapping[str, Any] | None) -> ActionOutcome:
         """Run a job now; wait first for a run that must end before it. Return how it ended.
@@ -66,17 +78,16 @@ class ManualRuns:
 
         Raises:
             NotFound: this process does not have the job, or it was removed.
-            Invalid: the data is not a dict.
+            Invalid: the data is not a dict, or cannot be read.
             JobRunning: a run has not ended, and `overlap="skip"`.
             Unavailable: the run was lost, because this process stops or has lost its session.
         """
+        check_lookup_name(name)
         job = self._known.get(name)
         if job is None:
             raise NotFound("job in this process", name, list(self._known))
-        if data is not None and not isinstance(data, Mapping):
-            raise Invalid("context", data, "must be a dict", "write {...}")
-        run, stored = await self._wait_for_start(name)
-        task = self._runs.start(job, stored, run, data)
+        # Whatever the caller's object does, it does before anything is written.
+        task = await self._start_soon(job, read_dict("context", data))
         # If the caller is cancelled, the run goes on.
         await asyncio.wait([task])
         outcome = None if task.cancelled() else task.result()
@@ -85,39 +96,102 @@ class ManualRuns:
             raise Unavailable("the run", problem, "run it again")
         return outcome
 
-    async def _wait_for_start(self, name: str) -> tuple[ActiveRun, StoredJob]:
-        """Record a run as soon as it may start; return it with the state that names it."""
+    async def stop(self, seconds: float) -> None:
+        """Start nothing more; wait for the runs that are being recorded, but only for so long."""
+        self._has_stopped = True
+        if self._starting:
+            await asyncio.wait(list(self._starting.values()), timeout=seconds)
+
+    async def _start_soon(self, job: KnownJob, data: Mapping[str, Any]) -> _Started:
+        """Start a run as soon as it may start; return its task."""
         (run_id,) = self._components.ids.records(1)
         poll = _FIRST_POLL
         while True:
-            run = ActiveRun(
-                id=run_id,
-                instant=int(self._clock.now()),
-                owner=self._membership.incarnation,
-                started_at=self._clock.now(),
-                is_manual=True,
-            )
-            stored = await self._record(name, run)
-            if stored is not None:
-                return run, stored
+            attempt = asyncio.get_running_loop().create_task(self._start(job, run_id, data))
+            self._starting[run_id] = attempt
+            attempt.add_done_callback(lambda ended: self._forget_attempt(run_id, ended))
+            await asyncio.wait([attempt])
+            if (task := attempt.result()) is not None:
+                return task
             await self._components.clock.sleep(poll)
             poll = min(2 * poll, _LONGEST_POLL)
 
-    async def _record(self, name: str, run: ActiveRun) -> StoredJob | None:
-        """Record that a run starts; None if it has to wait.
+    def _forget_attempt(self, run_id: str, attempt: asyncio.Task[Any]) -> None:
+        self._starting.pop(run_id, None)
+        if not attempt.cancelled():
+            # Retrieved, so that it is not logged if the caller was cancelled.
+            attempt.exception()
+
+    async def _start(self, job: KnownJob, run_id: str, data: Mapping[str, Any]) -> _Started | None:
+        """Record a run, and start it; None if it has to wait.
 
         Raises:
             JobRunning: a run has not ended, and runs do not wait.
+            Unavailable: the store does not answer, and nothing is recorded.
         """
-        is_started = False
+        await self._wait_for_trust()
+        run = ActiveRun(
+            id=run_id,
+            instant=int(self._clock.now()),
+            owner=self._membership.incarnation,
+            started_at=self._clock.now(),
+            is_manual=True,
+        )
+        await self._announce(job.name, run.owner)
+        while True:
+            try:
+                return await self._record(job, run, data)
+            except (Unavailable, OutcomeUnknown):
+                if not (self._cache.is_unsure(job.name) and self._is_session(run.owner)):
+                    raise
+                # What may be recorded as running here has to run here.
+                await self._components.clock.sleep(_RETRY)
+
+    async def _wait_for_trust(self) -> None:
+        """Wait until others surely believe this process alive.
+
+        Raises:
+            Unavailable: this process stops, or its session has ended.
+        """
+        while True:
+            if self._has_stopped or self._membership.has_ended:
+                raise Unavailable("the scheduler", "it has stopped", "start it again")
+            if self._membership.is_trusted:
+                return
+            await self._membership.change(self._membership.timing.heartbeat)
+
+    def _is_session(self, incarnation: str) -> bool:
+        """Whether a session is still this process's."""
+        return self._membership.incarnation == incarnation and not self._membership.has_ended
+
+    async def _announce(self, name: str, session: str) -> None:
+        """Write that this process is about to run a job, unless that is written."""
+        announced_for, names = self._announced
+        if announced_for == session and name in names:
+            return
+        running = {*self._runs.names}
+        announced = await self._cache.jobs.announce_run(session, name, running)
+        self._announced = (session, frozenset(announced))
+
+    async def _record(
+        self, job: KnownJob, run: ActiveRun, data: Mapping[str, Any]
+    ) -> _Started | None:
+        """Record that a run starts, and start it; None if it has to wait."""
+        name = job.name
+        is_started = is_late = False
 
         def decide(state: JobState) -> JobState | None:
-            nonlocal is_started
+            nonlocal is_started, is_late
             is_started = state.find_run(run.id) is not None
             if is_started:
                 return None
             if state.is_removed:
                 raise NotFound("job", name, list(self._known))
+            # Once it is believed dead, nobody would look for a run that it records. The state
+            # was read before, so that a write which arrives after its death is refused.
+            is_late = not (self._is_session(run.owner) and self._membership.is_trusted)
+            if is_late:
+                return None
             changed = start_manually(state, run)
             is_started = changed is not None
             return changed
@@ -126,11 +200,24 @@ class ManualRuns:
         if await self._cache.read(name) is None:
             raise NotFound("job", name, list(self._known))
         stored = await self._cache.update(name, decide)
-        if stored is None or is_started:
-            return stored
-        state = stored.state
+        if stored is None:
+            raise NotFound("job", name, list(self._known))
+        if is_started:
+            if self._has_stopped:
+                self._runs.release(job, run)
+                raise Unavailable("the scheduler", "it has stopped", "start it again")
+            return self._runs.start(job, stored, run, data)
+        if not is_late:
+            await self._check_wait(name, stored.state)
+        return None
+
+    async def _check_wait(self, name: str, state: JobState) -> None:
+        """Check that a run may wait for those that have not ended.
+
+        Raises:
+            JobRunning: runs do not wait, and none of these has lost its process.
+        """
         if state.effective.overlap == "skip" and not await self._loop.has_orphans(state):
             raise JobRunning(name)
         # A dead process's run is given up or resumed by the process that fires the job.
         self._loop.look_at(name)
-        return None

@@ -37,10 +37,16 @@ from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.loop import FiringLoop
 from jobsync.scheduler.manual_runs import ManualRuns
 from jobsync.scheduler.operations import JobOperations, JobStatus
+from jobsync.scheduler.removed_jobs import RemovedJobs
 from jobsync.scheduler.reporting import JobHooks, Reporter
 from jobsync.scheduler.retention import HistoryRetention
 from jobsync.scheduler.runs import KnownJob, Runs, find_calling_runs
-from jobsync.scheduler.settings import JobOptions, SchedulerSettings, parse_job
+from jobsync.scheduler.settings import (
+    JobOptions,
+    SchedulerSettings,
+    check_new_name,
+    parse_job,
+)
 from jobsync.settings import Sources, resolve
 from jobsync.user_code import UserThreads
 
@@ -59,11 +65,14 @@ class _SchedulerParts(NamedTuple):
     manual_runs: ManualRuns
     code: JobCode
     retention: HistoryRetention
+    removed: RemovedJobs
 
 
 _A = TypeVar("_A", bound=Callable[..., Any])
 
 _STOP_TIME = 5.0
+_RECORDING_TIME = 1.0
+"""Seconds for which a stop waits for runs by hand that are being recorded."""
 
 
 class SchedulerPlugin(CoordinatorPlugin):
@@ -112,6 +121,8 @@ class SchedulerPlugin(CoordinatorPlugin):
         self._jobs: dict[str, JobOptions] = {}
         """The jobs of this process's code."""
         self._known: dict[str, KnownJob] = {}
+        self._left: dict[str, asyncio.Task[None]] = {}
+        """Tasks that release cancelled runs, see `Runs`."""
         self._parts: _SchedulerParts | None = None
         self._generation = 0
         """Of this process's code, see `JobCode`; kept while the plugin is stopped."""
@@ -120,7 +131,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         if jobs is not None and not isinstance(jobs, Mapping):
             raise Invalid("jobs", jobs, "must be a dict by name", 'write {"name": {...}}')
         for name, job in (jobs or {}).items():
-            self._jobs[name] = self._check_job(name, job)
+            self._add(name, job)
 
     def job(self, schedule: str, *, name: str | None = None, **options: Any) -> Callable[[_A], _A]:
         """Run a function at times. A decorator: `@scheduler.job("0 3 * * *")`.
@@ -132,9 +143,10 @@ class SchedulerPlugin(CoordinatorPlugin):
         """
 
         def decorate(function: _A) -> _A:
-            chosen = function.__name__ if name is None else name
-            job = {"schedule": schedule, "action": function, **options}
-            self._jobs[chosen] = self._check_job(chosen, job)
+            given = getattr(function, "__name__", None) if name is None else name
+            if given is None:
+                raise Invalid("name", None, "is missing: the function has none", "pass name=")
+            chosen = self._add(given, {"schedule": schedule, "action": function, **options})
             if self.is_running:
                 self._learn(chosen)
                 self.run_in_background(lambda: self._register(chosen), f"adds {chosen}")
@@ -150,7 +162,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         Raises:
             Invalid: an option is wrong, or there is a job of this name.
         """
-        self._jobs[name] = self._check_job(name, {**(options or {}), **more})
+        name = self._add(name, _merge(options, more))
         if not self.is_running:
             return
         self._learn(name)
@@ -158,7 +170,8 @@ class SchedulerPlugin(CoordinatorPlugin):
             await self._register(name)
         except BaseException:
             # So that it can be added again.
-            del self._jobs[name], self._known[name]
+            self._jobs.pop(name, None)
+            self._known.pop(name, None)
             raise
 
     async def remove_job(self, name: str) -> bool:
@@ -166,11 +179,21 @@ class SchedulerPlugin(CoordinatorPlugin):
 
         A process whose code has the job adds it again when it starts.
         """
-        is_removed = await self._get_parts().operations.remove(name)
+        parts = self._get_parts()
+        is_removed = await parts.operations.remove(name)
         self._jobs.pop(name, None)
         self._known.pop(name, None)
-        self._get_parts().code.change()
-        self._get_parts().loop.drop(name)
+        parts.code.change()
+        parts.loop.drop(name)
+        try:
+            # What was due and had to wait: nobody fires the job here any more.
+            await parts.cache.read(name)
+            await parts.cache.write_history(name, parts.clock.now())
+        except (OutcomeUnknown, Unavailable):
+            # It stays in the state, and a leader writes it.
+            pass
+        if not self.is_coordinator:
+            parts.cache.forget(name)
         if is_removed:
             self.emit(events.JobRemoved(job_name=name))
         return is_removed
@@ -262,7 +285,14 @@ class SchedulerPlugin(CoordinatorPlugin):
         clock = FleetClock(membership, store, components)
         limit = self.settings.max_concurrent_jobs
         runs = Runs(
-            cache, membership, clock, components, self._reporter, self._build_context, limit
+            cache,
+            membership,
+            clock,
+            components,
+            self._reporter,
+            self._build_context,
+            limit,
+            self._left,
         )
         code = JobCode(
             self._known, jobs, membership, clock, self._fact, self.emit, self._generation
@@ -286,8 +316,17 @@ class SchedulerPlugin(CoordinatorPlugin):
         )
         operations = JobOperations(jobs, components, membership.worker_id)
         manual_runs = ManualRuns(cache, runs, self._known, loop, membership, clock, components)
+        removed = RemovedJobs(
+            cache,
+            code,
+            loop,
+            retention,
+            clock,
+            components,
+            max_age=self.settings.history_retention,
+        )
         self._parts = _SchedulerParts(
-            jobs, operations, cache, clock, runs, loop, manual_runs, code, retention
+            jobs, operations, cache, clock, runs, loop, manual_runs, code, retention, removed
         )
         await clock.refresh()
         self._known.clear()
@@ -307,6 +346,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         parts = self._get_parts()
         parts.loop.drop_all()
         await parts.loop.finish_starts()
+        await parts.manual_runs.stop(_RECORDING_TIME)
         await parts.runs.finish_all(self.settings.grace)
         await self._hooks.finish(_STOP_TIME / 2)
         self._get_membership().watch(f"schedule {parts.jobs.prefix}", ())
@@ -343,18 +383,20 @@ class SchedulerPlugin(CoordinatorPlugin):
             return False
         return calling is self._parts.runs and len(calling) > 0
 
-    def _check_job(self, name: object, options: object) -> JobOptions:
-        """Return a job that was checked before anything is stored.
+    def _add(self, given: object, options: object) -> str:
+        """Add a job that is checked before anything is stored; return its name.
 
         Raises:
             Invalid: an option is wrong, or there is a job of this name.
         """
+        name = check_new_name(given)
         if name in self._jobs:
             fix = "choose another name, or remove that one first"
             raise Invalid("name", name, "is the name of another job", fix)
         job = parse_job(name, options, self.settings)
         ActionExecutor(job.action, components=Components.system(), threads=self._threads)
-        return job
+        self._jobs[name] = job
+        return name
 
     def _learn(self, name: str) -> None:
         """Make one of this process's jobs ready to run."""
@@ -392,6 +434,8 @@ class SchedulerPlugin(CoordinatorPlugin):
             try:
                 await code.publish()
                 await code.forget_old()
+                if self.is_coordinator:
+                    await parts.removed.forget_some()
                 lacking = frozenset() if self.is_coordinator else await self._find_lacking()
             except (OutcomeUnknown, Unavailable):
                 continue
@@ -476,3 +520,10 @@ class SchedulerPlugin(CoordinatorPlugin):
         if self._parts is None:
             raise Invalid("plugin", self.name, "is not running", "await plugin.start() first")
         return self._parts
+
+
+def _merge(options: object, more: Mapping[str, Any]) -> object:
+    """Return the options of a job that are passed in a dict and by name."""
+    if options is None:
+        return more
+    return {**options, **more} if isinstance(options, Mapping) else options

@@ -77,7 +77,17 @@ class HistoryRetention:
             except (Corrupt, NewerFormat) as error:
                 self._jobs.report(name, error)
 
+    def forget(self, name: str) -> None:
+        """Forget what is known of a job that no longer exists."""
+        self._pruned.pop(name, None)
+        self._gaps.pop(name, None)
+
     async def prune(self, name: str) -> int:
-        """Remove the old history of one job; return how many entries."""
+        """Remove the old history of one job; return how many entries.
+
+        Nothing is old by a clock that may be wrong.
+        """
+        if self._clock.veto:
+            return 0
         oldest = self._clock.now() - self._max_age
         return await self._jobs.prune(name, keep=self._keep, oldest=oldest)

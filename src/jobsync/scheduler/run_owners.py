@@ -5,7 +5,8 @@ up. A session that this process does not see is looked up in the store before it
 orphans, because what a process sees may be incomplete.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.session import SESSIONS, read_session_record
@@ -43,19 +44,20 @@ class RunOwners:
 
     async def find_gone(self, state: JobState) -> set[str]:
         """Return the owners of runs whose sessions have ended."""
-        owners = {run.owner for run in state.running} - {self._membership.incarnation, ""}
-        unsure = [
-            owner
-            for owner in sorted(owners)
-            if owner not in self._membership.living and not self._membership.is_dead(owner)
-        ]
+        return await self.find_ended({run.owner for run in state.running} - {""})
+
+    async def find_ended(self, sessions: Collection[str]) -> set[str]:
+        """Return those sessions that have ended."""
+        others = sorted({*sessions} - {self._membership.incarnation} - self._membership.living)
+        ended = {session for session in others if self._membership.is_dead(session)}
+        unsure = [session for session in others if session not in ended]
         if not unsure:
-            return set()
+            return ended
         store = self._cache.jobs.store
-        records = await store.get_many([f"{SESSIONS}{owner}" for owner in unsure])
-        return {
-            owner
-            for owner, record in zip(unsure, records, strict=True)
+        records = await store.get_many([f"{SESSIONS}{session}" for session in unsure])
+        return ended | {
+            session
+            for session, record in zip(unsure, records, strict=True)
             if record is None or read_session_record(record).state != "live"
         }
 
@@ -71,13 +73,19 @@ class RunOwners:
                 if run.owner and self._membership.is_dead(run.owner):
                     yield name
 
-    def watch(self, names: Collection[str]) -> None:
-        """Watch the processes that run these jobs, so that a death is noticed at once."""
+    def watch(self, names: AbstractSet[str], announced: Mapping[str, Collection[str]]) -> None:
+        """Watch the processes that run these jobs, so that a death is noticed at once.
+
+        Args:
+            names: of the jobs.
+            announced: jobs that processes may run by hand, by session.
+        """
         owners = {
             run.owner
             for name in names
             if (stored := self._cache.known.get(name)) is not None
             for run in stored.state.running
         }
+        owners |= {session for session, jobs in announced.items() if not names.isdisjoint(jobs)}
         others = owners - {self._membership.incarnation, ""}
         self._membership.watch(f"schedule {self._cache.jobs.prefix}", others)

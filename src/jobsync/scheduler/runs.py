@@ -4,12 +4,15 @@ A run is ours while the stored state says so and our session is the one that it 
 the history is created once for each instant; it proves that the instant was fired. A run whose
 process died is taken over: if its record has a result already, only the state is corrected.
 
-A run that is no longer ours is cancelled, and its result counts for nothing.
+A run that is no longer ours is cancelled, and its result counts for nothing. A run that is ours and
+that this process does not perform any more leaves the state, or is released to another process.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -18,7 +21,7 @@ from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import backoff_limit
-from jobsync.core.firing import finish
+from jobsync.core.firing import explain_loss, finish
 from jobsync.core.job_state import ActiveRun, JobState, RunStatus
 from jobsync.core.messages import default_backoff
 from jobsync.errors import Corrupt, Invalid, NewerFormat, OutcomeUnknown, Unavailable
@@ -35,6 +38,8 @@ __all__ = ["KnownJob", "RunListener", "Runs", "find_calling_runs"]
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
+_RELEASE_TIME = 1.0
+"""Seconds for which a cancelled run waits for its release."""
 
 T = TypeVar("T")
 
@@ -93,6 +98,8 @@ class Runs:
         listener: receives what happens.
         build_context: returns the context of a run.
         limit: how many scheduled runs there are at once.
+        left: tasks that release cancelled runs after their actions have ended, by run. They outlive
+            a stop of the scheduler.
     """
 
     def __init__(
@@ -104,6 +111,7 @@ class Runs:
         listener: RunListener,
         build_context: Callable[[KnownJob, JobState, ActiveRun, Mapping[str, Any]], JobContext],
         limit: int,
+        left: dict[str, "asyncio.Task[None]"],
     ) -> None:
         self._cache = cache
         self._membership = membership
@@ -112,7 +120,10 @@ class Runs:
         self._listener = listener
         self._build_context = build_context
         self._limit = limit
+        self._left = left
         self._active: dict[str, _Active] = {}
+        self._unbegun: set[str] = set()
+        """Runs whose tasks have not made a step yet."""
         self._on_end: Callable[[str], object] = lambda _: None
 
     def __len__(self) -> int:
@@ -130,8 +141,8 @@ class Runs:
         return [active.name for active in self._active.values()]
 
     def has(self, run_id: str) -> bool:
-        """Whether a run is one of this process's."""
-        return run_id in self._active
+        """Whether a run is one of this process's, even if it was cancelled and has not ended."""
+        return run_id in self._active or run_id in self._left
 
     def notify(self, on_end: Callable[[str], object]) -> None:
         """Call a function with the name of each job whose run has ended."""
@@ -142,14 +153,15 @@ class Runs:
         job: KnownJob,
         stored: StoredJob,
         run: ActiveRun,
-        data: Mapping[str, Any] | None = None,
+        data: Mapping[str, Any] = MappingProxyType({}),
     ) -> "asyncio.Task[ActionOutcome | None]":
         """Start a run that the stored state names. The task returns None if it was lost."""
         task = asyncio.get_running_loop().create_task(
-            self._run(job, stored.state, run, data or {}), name=f"jobsync job {job.name}"
+            self._run(job, stored.state, run, data), name=f"jobsync job {job.name}"
         )
         self._active[run.id] = _Active(job.name, run, task)
-        task.add_done_callback(lambda ended: self._forget(job.name, run, ended))
+        self._unbegun.add(run.id)
+        task.add_done_callback(lambda ended: self._forget(job, run, ended))
         return task
 
     def cancel_lost(self) -> None:
@@ -170,47 +182,71 @@ class Runs:
         if late:
             await asyncio.wait(late, timeout=1.0)
 
-    async def record_loss(self, name: str, run: ActiveRun, reason: str) -> None:
-        """Write into the history that a run was given up.
+    def report_loss(self, name: str, run: ActiveRun) -> None:
+        """Report a run of a dead process that was given up."""
+        self._listener.on_lost(name, run, explain_loss(run))
 
-        Raises:
-            Unavailable, OutcomeUnknown: the store does not answer.
+    def release(self, job: KnownJob, run: ActiveRun) -> "asyncio.Task[None]":
+        """Release a run that is not performed here, so that another process resumes it.
+
+        That happens after its action has ended, and when the store answers. No caller's
+        cancellation ends it.
         """
-        self._listener.on_lost(name, run, reason)
-        found = await self._cache.jobs.history.read(name, run)
-        if found is None or found[1].status != "running":
-            return
-        entry = msgspec.structs.replace(
-            found[1], status="lost", ended_at=self._clock.now(), error=reason
-        )
-        await self._cache.jobs.history.write(found[0], entry)
+        task = asyncio.get_running_loop().create_task(self._release(job, run))
+        self._left[run.id] = task
+        task.add_done_callback(lambda _: self._forget_left(job.name, run))
+        return task
 
-    def _forget(self, name: str, run: ActiveRun, task: asyncio.Task[Any]) -> None:
+    def _forget_left(self, name: str, run: ActiveRun) -> None:
+        self._left.pop(run.id, None)
+        self._on_end(name)
+
+    def _forget(self, job: KnownJob, run: ActiveRun, task: asyncio.Task[Any]) -> None:
         """Note that a run's task has ended, however it did."""
-        self._active.pop(run.id, None)
+        active = self._active.get(run.id)
+        if active is not None and active.task is task:
+            # Otherwise this process has resumed it in its next session.
+            del self._active[run.id]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._listener.on_bug(error)
-        self._on_end(name)
+        if run.id in self._unbegun:
+            # It was cancelled before it could notice.
+            self._unbegun.discard(run.id)
+            self.release(job, run)
+        self._on_end(job.name)
 
     async def _run(
         self, job: KnownJob, state: JobState, run: ActiveRun, data: Mapping[str, Any]
     ) -> ActionOutcome | None:
         """Run a job, and report it if the run is lost; then return None."""
+        self._unbegun.discard(run.id)
         _calling.set(self)
         try:
             return await self._perform(job, state, run, data)
         except asyncio.CancelledError:
             self._listener.on_lost(job.name, run, "it was cancelled")
-            if self._is_ours(run) and not job.executor.is_running(run.id):
-                await self._release(job.name, run)
+            if self._is_ours(run):
+                # A stop does not count as a death.
+                resumed = max(run.resumed - 1, 0)
+                released = self.release(job, msgspec.structs.replace(run, resumed=resumed))
+                if not job.executor.is_running(run.id):
+                    await asyncio.wait([released], timeout=_RELEASE_TIME)
             raise
-        except (_RunLost, Corrupt, NewerFormat) as error:
+        except _RunLost as error:
             self._listener.on_lost(job.name, run, str(error))
+            return None
+        except (Corrupt, NewerFormat) as error:
+            # Nobody can write its result. Without it the job goes on, unless its state is damaged.
+            self._cache.jobs.report(job.name, error)
+            self._listener.on_lost(job.name, run, str(error))
+            with contextlib.suppress(Corrupt, NewerFormat):
+                await self._until_answered(run, lambda: self._drop(job.name, run))
             return None
         except Invalid as error:
             # Its job's state is too large. Other jobs do not suffer.
             self._cache.jobs.report(job.name, error)
             self._listener.on_lost(job.name, run, str(error))
+            self.release(job, run)
             return None
 
     async def _perform(
@@ -236,7 +272,8 @@ class Runs:
             listener=self._listener,
             prepare=lambda: self._check_trust(run),
         )
-        entry = _describe_end(run, self._membership.worker_id, outcome)
+        # By the clock of the fleet, as all times of a job: this machine's may be wrong.
+        entry = _describe_end(run, self._membership.worker_id, outcome, self._clock.now())
         is_ours = await self._until_answered(
             run, lambda: self._write_result(name, run, record, entry)
         )
@@ -254,7 +291,16 @@ class Runs:
         history = self._cache.jobs.history
         while await history.write(base, entry) is None:
             found = await history.read(name, run)
-            if found is None or (found[1].id, found[1].owner) != (run.id, run.owner):
+            if found is None:
+                # Somebody has removed it. The state tells whose run it is.
+                stored = await self._cache.read(name)
+                current = None if stored is None else stored.state.find_run(run.id)
+                if current is None or current.owner != run.owner:
+                    return False
+                if await history.create_entry(name, run, entry) is not None:
+                    return True
+                continue
+            if (found[1].id, found[1].owner) != (run.id, run.owner):
                 return False
             if found[1].status != "running":
                 # An earlier write of this result, whose reply was lost.
@@ -294,9 +340,13 @@ class Runs:
             if (record := await history.write(found[0], entry)) is not None:
                 return record
             raise OutcomeUnknown(found[0].key, "another process has written it")
-        await self._cache.update(name, lambda state: _drop_run(state, run))
+        await self._drop(name, run)
         self._listener.on_lost(name, run, reason)
         return None
+
+    async def _drop(self, name: str, run: ActiveRun) -> None:
+        """Take a run from the state that cannot be performed."""
+        await self._cache.update(name, lambda state: _drop_run(state, run))
 
     async def _finish(self, name: str, run: ActiveRun, status: RunStatus, error: str) -> None:
         """Take a run that has a result from the job's state, and record what was due meanwhile."""
@@ -306,14 +356,15 @@ class Runs:
             await self._cache.update(
                 name, lambda state: finish(name, state, run, status, now, error)
             )
-            await self._cache.write_gaps(name)
+            await self._cache.write_history(name, now)
             return True
 
         await self._until_answered(run, write)
 
-    async def _release(self, name: str, run: ActiveRun) -> None:
-        """Release a run that was cancelled here, so that another process resumes it."""
-        free = msgspec.structs.replace(run, owner="", resumed=max(run.resumed - 1, 0))
+    async def _release(self, job: KnownJob, run: ActiveRun) -> None:
+        """Release a run once its action has ended: until then nobody may start it again."""
+        name = job.name
+        free = msgspec.structs.replace(run, owner="")
 
         def decide(state: JobState) -> JobState | None:
             current = state.find_run(run.id)
@@ -322,12 +373,15 @@ class Runs:
             running = tuple(free if other.id == run.id else other for other in state.running)
             return msgspec.structs.replace(state, running=running)
 
-        try:
-            async with asyncio.timeout(1.0):
-                await self._cache.update(name, decide)
-        except (TimeoutError, Unavailable):
-            # Its session ends soon, and tells the same.
-            return
+        async def write() -> None:
+            await self._cache.update(name, decide)
+            # If the session goes on, nothing else tells that the run is free.
+            await self._cache.jobs.note_edits({name: None})
+
+        await job.executor.wait(run.id)
+        # Its session may have ended meanwhile, and tells the same.
+        with contextlib.suppress(Corrupt, Invalid, NewerFormat):
+            await self._until_answered(run, write)
 
     def _is_ours(self, run: ActiveRun) -> bool:
         """Whether the session that a run belongs to is this process's, as far as it knows."""
@@ -368,7 +422,9 @@ def _drop_run(state: JobState, run: ActiveRun) -> JobState | None:
     return None if running == state.running else msgspec.structs.replace(state, running=running)
 
 
-def _describe_end(run: ActiveRun, worker: str, outcome: ActionOutcome) -> HistoryEntry:
+def _describe_end(
+    run: ActiveRun, worker: str, outcome: ActionOutcome, ended_at: float
+) -> HistoryEntry:
     return HistoryEntry(
         status=outcome.status,
         id=run.id,
@@ -376,8 +432,8 @@ def _describe_end(run: ActiveRun, worker: str, outcome: ActionOutcome) -> Histor
         is_manual=run.is_manual,
         owner=run.owner,
         worker_id=worker,
-        started_at=outcome.started_at,
-        ended_at=outcome.ended_at,
+        started_at=ended_at - outcome.duration,
+        ended_at=ended_at,
         duration=outcome.duration,
         attempts=outcome.attempts,
         resumed=run.resumed,

@@ -11,10 +11,20 @@ from jobsync.core.codec import check_text
 from jobsync.core.cron import Schedule
 from jobsync.core.job_state import JobDefinition, Misfire, Overlap, parse_schedule
 from jobsync.core.keys import escape
-from jobsync.errors import Invalid, closest_name
+from jobsync.errors import Invalid, closest_name, format_error
+from jobsync.events import is_for_task
 from jobsync.settings import Settings, in_section
 
-__all__ = ["JobOptions", "SchedulerSettings", "check_changes", "parse_job"]
+__all__ = [
+    "JobOptions",
+    "SchedulerSettings",
+    "check_changes",
+    "check_lookup_name",
+    "check_new_name",
+    "check_plain_text",
+    "parse_job",
+    "read_dict",
+]
 
 _LONGEST_RETENTION = 10_000 * 86_400.0
 _MAX_RETRIES = 1000
@@ -33,8 +43,8 @@ class SchedulerSettings(Settings, frozen=True, kw_only=True):
             that waits for one to end.
         default_timeout: seconds that one attempt of a job may take; 60.
         default_retries: how often a failed job is tried again; 0.
-        history_retention: seconds for which runs are remembered; 30 days.
-        history_limit: how many runs of each job are remembered; 1,000.
+        history_retention: seconds for which runs and gaps are remembered; 30 days.
+        history_limit: how many runs and gaps of each job are remembered; 1,000.
         grace: seconds that actions have to finish when the scheduler stops; 30.
     """
 
@@ -72,7 +82,7 @@ def parse_job(name: object, options: object, settings: SchedulerSettings) -> Job
     Raises:
         Invalid: names the field, the value and the fix.
     """
-    _check_name(name)
+    check_new_name(name)
     if not isinstance(options, Mapping):
         fix = 'write {"schedule": "0 3 * * *", "action": function}'
         raise Invalid(f"jobs.{name}", options, "must be a dict of options", fix)
@@ -83,9 +93,7 @@ def parse_job(name: object, options: object, settings: SchedulerSettings) -> Job
     if options.get("schedule") is None:
         fix = 'write schedule="0 3 * * *"'
         raise Invalid(f"jobs.{name}.schedule", None, "is missing", fix)
-    context = options.get("context") or {}
-    if not isinstance(context, Mapping):
-        raise Invalid(f"jobs.{name}.context", context, "must be a dict", "write {...}")
+    context = read_dict(f"jobs.{name}.context", options.get("context"))
     backoff = options.get("backoff")
     if backoff is not None and not callable(backoff):
         fix = "pass a function of the number of failures"
@@ -98,7 +106,7 @@ def parse_job(name: object, options: object, settings: SchedulerSettings) -> Job
         definition=_build_definition(stored),
         action=options["action"],
         backoff=backoff,
-        context=dict(context),
+        context=context,
     )
 
 
@@ -115,11 +123,59 @@ def check_changes(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     return {field: getattr(checked, field) for field in changes}
 
 
-def _check_name(name: object) -> None:
+def check_new_name(name: object) -> str:
+    """Return the name of a new job, without what a derived class adds to it.
+
+    Raises:
+        Invalid: it is not text that can be part of a key.
+    """
     if not isinstance(name, str) or not name.isprintable():
         raise Invalid("name", name, "must be printable text", 'write "daily_cleanup"')
     if len(escape(name, "name")) > _MAX_NAME:
         raise Invalid("name", name, f"must be at most {_MAX_NAME} bytes long", "shorten it")
+    return str.__str__(name)
+
+
+def check_lookup_name(name: object) -> None:
+    """Check the name of a job that is looked for.
+
+    Raises:
+        Invalid: it is not text.
+    """
+    if not isinstance(name, str):
+        raise Invalid("name", name, "must be text", 'write "daily_cleanup"')
+
+
+def read_dict(field: str, value: object) -> dict[str, Any]:
+    """Return a copy of a user's dict, which may be None. It is read once, whatever it does.
+
+    Raises:
+        Invalid: it is not a dict, or cannot be read.
+    """
+    try:
+        if value is None:
+            return {}
+        if isinstance(value, Mapping):
+            return dict(value)
+    except BaseException as error:
+        if is_for_task(error):
+            raise
+        problem = f"cannot be read: {format_error(error)}"
+        raise Invalid(field, type(value), problem, "pass a dict") from error
+    raise Invalid(field, value, "must be a dict", "write {...}")
+
+
+def check_plain_text(field: str, value: object) -> str:
+    """Return a text, without what a derived class adds to it.
+
+    Raises:
+        Invalid: it is not text, or cannot be stored.
+    """
+    if not isinstance(value, str):
+        raise Invalid(field, value, "must be text", "use str(...)")
+    text = str.__str__(value)
+    check_text(text, field)
+    return text
 
 
 def _check_known(name: object, options: Mapping[Any, Any], known: tuple[str, ...]) -> None:
@@ -130,7 +186,8 @@ def _check_known(name: object, options: Mapping[Any, Any], known: tuple[str, ...
             raise Invalid(f"jobs.{name}.{option}", options[option], "is not an option", fix)
 
 
-def _build_definition(fields: dict[str, Any]) -> JobDefinition:
+def _build_definition(given: Mapping[str, Any]) -> JobDefinition:
+    fields = {field: _to_plain(value) for field, value in given.items()}
     schedule, timezone = fields["schedule"], fields.get("timezone", "UTC")
     if not isinstance(schedule, str) or not isinstance(timezone, str):
         # It says what is wrong.
@@ -156,8 +213,15 @@ def _build_definition(fields: dict[str, Any]) -> JobDefinition:
     return JobDefinition(**fields)
 
 
+def _to_plain(value: Any) -> Any:
+    """Return a text or a number without what a derived class adds: a store keeps only that."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    return float.__float__(value) if isinstance(value, float) else value
+
+
 def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         hint = closest_name(value, choices) if isinstance(value, str) else None
         fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(choices)}"
         raise Invalid(field, value, "is unknown", fix)

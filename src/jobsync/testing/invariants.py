@@ -124,6 +124,7 @@ INVARIANTS: Mapping[str, str] = {
     "K8": "A run is started by its owner, once, after its firing record; its result stays.",
     "KL1": "Firing resumes within a bound after an outage of any length.",
     "KL2": "A fired instant is executed to its end, again if its process has died.",
+    "KL3": "A run that is over has an end in the history within a bound.",
     # Records, their indexes and their expiry.
     "X1": "No record is removed, marked or moved before it has expired, but by its user.",
     "X2": "An archived record has one copy: never none, and never one of a record that lives.",

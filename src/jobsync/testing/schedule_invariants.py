@@ -8,9 +8,9 @@ A job's state may change only so:
 
     last             grows; each instant that it passes is fired, queued, or in a new gap
     queued ──▶       running, or a gap
-    running ──▶      ended, if its record has a result; given up, if its owner is dead
+    running ──▶      ended, if its record has a result; lost, if its owner is dead
     running ──▶      another owner's, if its owner is dead or has released it
-    gap ──▶          forgotten, if it is in the history
+    gap, lost ──▶    forgotten, if the history says so
 
 A story notes what the records do not tell:
 
@@ -98,6 +98,8 @@ class _JobRecords:
         """How the firing record of each run says that it went, by run."""
         self.owners: dict[str, set[str]] = defaultdict(set)
         """The sessions that have claimed each run in its firing record."""
+        self.owned_at: dict[tuple[str, str], float] = {}
+        """When each run became a session's, by run and session."""
         self.gaps: set[tuple[int, int]] = set()
         """The first and last instants of the gaps in the history."""
 
@@ -158,6 +160,7 @@ class _FiringChecker:
             case "drop":
                 sessions = [key for key in done.details["keys"] if key.startswith("session/")]
                 self._dead.update(key.removeprefix("session/") for key in sessions)
+                yield from self._check_drop(done.details["keys"])
             case "asked":
                 self._asked[done.node].append((done.at, done.details["time"]))
             case "answered":
@@ -180,18 +183,19 @@ class _FiringChecker:
                 yield Violation("K2", f"{job}: these are not in the history: {state.gaps}")
             if is_old and state.queued and state.is_active and not state.running:
                 yield Violation("K2", f"{job}: queued and never started: {state.queued}")
-            yield from self._find_unexecuted(job, records, state, is_old=is_old)
+            yield from self._find_unexecuted(job, records, state, now - slack)
+            yield from _find_outdated(job, records, state, is_old=is_old)
 
     def _find_unexecuted(
-        self, job: str, records: _JobRecords, state: JobState, *, is_old: bool
+        self, job: str, records: _JobRecords, state: JobState, before: float
     ) -> Iterator[Violation]:
-        """Find runs that have not ended, or have never begun."""
+        """Find runs that have not ended, or have never begun, although there was time since."""
         running = {run.id for run in state.running}
         for run_id in {*records.started.values()} - running - self._executed:
             yield Violation("KL2", f"{job}: run {run_id} was started, and its action never")
         for run in state.running:
             is_executed = run.id in self._executed and not self._has_ended(run.owner)
-            if is_old and not is_executed:
+            if records.owned_at[run.id, run.owner] < before and not is_executed:
                 yield Violation("KL2", f"{job}: nobody executes {run}")
 
     def _check_commit(self, done: Occurrence) -> Iterator[Violation]:
@@ -200,10 +204,7 @@ class _FiringChecker:
             if done.details["deleted"] or value["state"] != "live":
                 self._dead.add(key.removeprefix("session/"))
             return
-        if not key.startswith(SCHEDULES):
-            return
-        kind, _, rest = key.removeprefix(SCHEDULES).partition("/")[2].partition("/")
-        job = rest.partition("/")[0]
+        kind, job = _split_key(key)
         if kind not in ("job", "run"):
             return
         records = self._jobs[job]
@@ -216,6 +217,7 @@ class _FiringChecker:
                 change = _StateChange(job, records, before, after, done.node, done.at)
                 yield from self._check_state(change)
             for run in after.running:
+                records.owned_at.setdefault((run.id, run.owner), done.at)
                 if not run.is_manual and run.instant not in records.started:
                     records.started[run.instant] = run.id
                     insort(records.instants, run.instant)
@@ -225,6 +227,7 @@ class _FiringChecker:
             *_check_once(change),
             *_check_accounts(change),
             *self._check_removed(change),
+            *_check_losses(change),
             *self._check_time(change),
             *self._check_overlap(change),
             *self._check_catch_up(change),
@@ -313,10 +316,22 @@ class _FiringChecker:
         if entry.status == "running":
             if before is None and run is None:
                 yield Violation("K1", f"{job}: fired without a decision: {entry}")
-            if run is not None and run.owner != entry.owner:
+            if run is not None and run.owner not in (entry.owner, ""):
+                # A claim that was on its way when its process released the run changes nothing.
                 yield Violation("K4", f"{job}: claimed by {entry.owner}, and is {run.owner}'s")
             records.owners[entry.id].add(entry.owner)
         records.results[entry.id] = entry.status
+
+    def _check_drop(self, keys: Sequence[str]) -> Iterator[Violation]:
+        """K8: the record of a run that goes on is not removed as old history."""
+        for key in keys:
+            kind, job = _split_key(key)
+            records = self._jobs[job] if kind == "run" else None
+            entry = None if records is None else records.entries.get(key)
+            if records is None or records.state is None or entry is None:
+                continue
+            if entry.status == "running" and records.state.find_run(entry.id) is not None:
+                yield Violation("K8", f"{job}: removed while it runs: {entry}")
 
     def _check_begin(self, done: Occurrence) -> Iterator[Violation]:
         """K8: an action starts once, after its session has claimed the firing record."""
@@ -331,6 +346,32 @@ class _FiringChecker:
 
     def _has_ended(self, session: str) -> bool:
         return not session or session in self._dead
+
+
+def _split_key(key: str) -> tuple[str, str]:
+    """Return the kind of a scheduler's record, and its job; empty for others."""
+    if not key.startswith(SCHEDULES):
+        return "", ""
+    kind, _, rest = key.removeprefix(SCHEDULES).partition("/")[2].partition("/")
+    return kind, rest.partition("/")[0]
+
+
+def _find_outdated(
+    job: str, records: _JobRecords, state: JobState, *, is_old: bool
+) -> Iterator[Violation]:
+    """KL3: find records of runs that say "running" although the runs are no longer in the state."""
+    running = {run.id for run in state.running}
+    for run_id, status in records.results.items():
+        if is_old and status == "running" and run_id not in running:
+            yield Violation("KL3", f"{job}: run {run_id} is over, and the history has no result")
+
+
+def _check_losses(change: _StateChange) -> Iterator[tuple[str, str]]:
+    """K2: a lost run is forgotten once its record says so."""
+    for run in change.before.lost:
+        is_running = change.records.results.get(run.id, "running") == "running"
+        if run not in change.after.lost and is_running:
+            yield "K2", f"forgotten, and its record has no end: {run}"
 
 
 def _check_once(change: _StateChange) -> Iterator[tuple[str, str]]:

@@ -10,8 +10,9 @@ from scheduler_stage import EVERY_SECOND, NEVER, Stage, run_scheduler
 from servers import Locate
 from waiting import until
 
-from jobsync import Corrupt, Database, Event, Invalid
+from jobsync import Corrupt, Database, Event, Invalid, Unavailable
 from jobsync.core.codec import MAX_VALUE, Json, encode
+from jobsync.scheduler.history import JobHistory
 from jobsync.scheduler.job_store import Edits, JobStore
 from jobsync.scheduler.loop import FiringLoop
 from jobsync.stores.contract import Applied, Put
@@ -108,6 +109,48 @@ async def test_a_job_that_is_not_understood_stops_no_other(url: str, damage: Jso
         with pytest.raises(Corrupt, match="victim"):
             await stage.scheduler.job_status("victim")
         assert [job.name for job in await stage.scheduler.list_jobs()] == ["other"]
+
+
+@pytest.mark.parametrize("value", [{"pause": {"at": 1.0, "reason": None}}, NOT_JSON], ids=str)
+async def test_a_damaged_job_stops_no_deploy(url: str, value: Any) -> None:
+    """Found: a process with changed code did not connect."""
+    calls: list[str] = []
+    async with run_scheduler(url, two_jobs(calls)) as stage:
+        stored = await stage.database.store.get(f"{PREFIX}job/victim")
+        assert stored is not None
+    await replace(url, "job/victim", value if value == NOT_JSON else {**stored.value, **value})
+    calls.clear()
+    jobs = two_jobs(calls)
+    for job in jobs.values():
+        job["description"] = "changed"
+    async with run_scheduler(url, jobs) as stage:
+        await until(lambda: calls.count("other") >= 2, "the other fires")
+        assert (await stage.scheduler.job_status("other")).description == "changed"
+        assert "victim" not in calls
+    await drop(url, "job/victim")
+    async with run_scheduler(url, jobs) as stage:
+        await until(lambda: "victim" in calls, "it fires again")
+
+
+async def test_a_run_whose_record_is_damaged_leaves_the_state(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would block its job in a process that does not lead."""
+    calls: list[str] = []
+
+    async def refuse(*_: Any) -> None:
+        raise Corrupt("key", "it is damaged")
+
+    jobs = {"job": {"schedule": NEVER, "action": lambda: calls.append("job")}}
+    async with run_scheduler(url, jobs) as leader, run_scheduler(url, jobs) as other:
+        await leader.scheduler.ensure_coordinator()
+        with monkeypatch.context() as patch:
+            patch.setattr(JobHistory, "create", refuse)
+            with pytest.raises(Unavailable):
+                await other.scheduler.run_job("job")
+        assert not (await leader.scheduler.job_status("job")).running
+        await leader.scheduler.run_job("job")
+    assert calls == ["job"]
 
 
 async def test_a_job_whose_record_was_removed_is_stored_again(url: str) -> None:

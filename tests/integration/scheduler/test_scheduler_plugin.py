@@ -1,8 +1,10 @@
 """The scheduler plugin: adding, firing, changing and running jobs in one process."""
 
 import asyncio
+import functools
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +22,7 @@ from jobsync import (
     JobRunning,
     NotFound,
     SchedulerPlugin,
+    Unavailable,
 )
 from jobsync.core.job_state import ActiveRun, JobState
 from jobsync.scheduler.job_store import JobStore
@@ -190,6 +193,263 @@ async def test_a_run_by_hand_waits_until_a_dead_processs_run_is_given_up(url: st
         await jobs_of_all.change("measure", begin)
         assert await stage.scheduler.run_job("measure") == 144
         assert (await stage.hears("job-lost"))["execution_id"] == "of-the-dead"
+
+
+class Broken(Mapping[str, Any]):
+    """A dict that cannot be read, such as a shelf that is closed or rows that are not loaded."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def _fail(self, place: str) -> None:
+        if self.place == place:
+            raise ConnectionError("cannot load rows")
+
+    def __len__(self) -> int:
+        self._fail("__len__")
+        return 1
+
+    def __bool__(self) -> bool:
+        self._fail("__bool__")
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        self._fail("__iter__")
+        return iter(["rows"])
+
+    def __getitem__(self, key: str) -> int:
+        self._fail("__getitem__")
+        return 1
+
+
+@pytest.mark.parametrize("place", ["__len__", "__bool__", "__iter__", "__getitem__"])
+async def test_what_a_caller_passes_is_read_before_anything_is_written(
+    url: str, place: str
+) -> None:
+    """Found: the run was recorded, and never started; or the whole database failed."""
+    jobs = {"job": {"schedule": NEVER, "action": lambda: "done"}}
+    async with run_scheduler(url, jobs) as leader, run_scheduler(url, jobs) as other:
+        await leader.scheduler.ensure_coordinator()
+        for stage in (leader, other):
+            if place in ("__iter__", "__getitem__"):
+                with pytest.raises(Invalid, match="context cannot be read: ConnectionError"):
+                    await stage.scheduler.run_job("job", Broken(place))
+            else:
+                # Nobody asks for them.
+                assert await stage.scheduler.run_job("job", Broken(place)) == "done"
+            assert not (await stage.scheduler.job_status("job")).running
+            assert await stage.scheduler.run_job("job") == "done"
+
+
+@pytest.mark.parametrize("is_leading", [True, False])
+async def test_a_run_by_hand_goes_on_if_its_caller_is_cancelled(
+    url: str, is_leading: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: between the write of the state and the start, it blocked the job for ever."""
+    calls: list[str] = []
+    written = asyncio.Event()
+    replace = JobStore.replace
+
+    async def replace_slowly(self: JobStore, *arguments: Any) -> Any:
+        stored = await replace(self, *arguments)
+        written.set()
+        await asyncio.sleep(0.05)
+        return stored
+
+    jobs = {"job": {"schedule": NEVER, "action": lambda: calls.append("job")}}
+    async with run_scheduler(url, jobs) as leader, run_scheduler(url, jobs) as other:
+        await leader.scheduler.ensure_coordinator()
+        scheduler = (leader if is_leading else other).scheduler
+        monkeypatch.setattr(JobStore, "replace", replace_slowly)
+        task = asyncio.create_task(scheduler.run_job("job"))
+        await written.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        async def has_ended() -> bool:
+            return not (await scheduler.job_status("job")).running
+
+        await until(has_ended, "its run ends")
+        assert calls == ["job"]
+
+
+async def test_a_run_by_hand_while_the_scheduler_stops_is_not_left_behind(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is recorded when the scheduler has stopped, and its session goes on."""
+    written, release = asyncio.Event(), asyncio.Event()
+    replace = JobStore.replace
+
+    async def replace_slowly(self: JobStore, *arguments: Any) -> Any:
+        stored = await replace(self, *arguments)
+        if not written.is_set():
+            written.set()
+            await release.wait()
+        return stored
+
+    jobs = {"job": {"schedule": NEVER, "action": lambda: "done"}}
+    async with run_scheduler(url, jobs) as leader, run_scheduler(url, jobs, grace=0) as other:
+        await leader.scheduler.ensure_coordinator()
+        await other.database.use_plugin(SchedulerPlugin(namespace="another", **QUICK))
+        monkeypatch.setattr(JobStore, "replace", replace_slowly)
+        task = asyncio.create_task(other.scheduler.run_job("job"))
+        await written.wait()
+        await other.scheduler.stop()
+        release.set()
+        with pytest.raises(Unavailable):
+            await task
+
+        async def is_over() -> bool:
+            return not (await leader.scheduler.job_status("job")).running
+
+        await until(is_over, "the run is given up")
+        assert await leader.scheduler.run_job("job") == "done"
+        statuses = [entry.status for entry in await leader.scheduler.job_history("job")]
+        assert sorted(statuses) == ["lost", "success"]
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+async def test_a_run_that_outlasts_a_stop_is_released_when_its_action_ends(
+    url: str, is_plain: bool
+) -> None:
+    """Found: the job was blocked in the whole fleet while the process lived, if it was not due."""
+    began, release = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    ran: list[str] = []
+
+    def block(_: Database, context: JobContext) -> None:
+        ran.append(context.scheduler.worker_id)
+        if len(ran) == 1:
+            loop.call_soon_threadsafe(began.set)
+            release.wait(20)
+
+    async def hang(_: Database, context: JobContext) -> None:
+        ran.append(context.scheduler.worker_id)
+        if len(ran) == 1:
+            began.set()
+            await asyncio.sleep(20)
+
+    action = block if is_plain else hang
+    soon = time.gmtime(time.time() + 2)
+    schedule = f"{soon.tm_sec} {soon.tm_min} {soon.tm_hour} * * *"
+    jobs = {"job": {"schedule": schedule, "action": action, "timeout": None}}
+    async with run_scheduler(url, jobs, grace=0) as one, run_scheduler(url, jobs) as two:
+        # It keeps the session.
+        await one.database.use_plugin(SchedulerPlugin(namespace="another", **QUICK))
+        await began.wait()
+        assert one.scheduler.is_coordinator
+        await one.scheduler.stop()
+        await two.scheduler.ensure_coordinator()
+        if is_plain:
+            # Nobody else starts it while it goes on.
+            (run,) = (await two.scheduler.job_status("job")).running
+            assert run.owner
+            assert len(ran) == 1
+        release.set()
+        await two.hears("job-resumed")
+        await two.hears("job-executed")
+        assert ran[-1] == two.scheduler.worker_id
+        assert len(ran) == 2
+
+
+async def test_a_result_is_stored_although_somebody_has_removed_the_record(url: str) -> None:
+    """Found: it counted as taken over, and the action ran again in the same process."""
+    calls: list[str] = []
+
+    async def act(database: Database, context: JobContext) -> str:
+        calls.append(context.execution_id)
+        heads = await database.store.heads("schedule/default/run/job/")
+        await database.store.drop([head.key for head in heads])
+        return "done"
+
+    async with run_scheduler(url, {"job": {"schedule": EVERY_SECOND, "action": act}}) as stage:
+        await until(lambda: len(stage.heard("job-executed")) >= 2, "two runs")
+        await stage.scheduler.disable_job("job")
+        assert stage.heard("job-lost") == stage.heard("job-resumed") == []
+    assert len(calls) == len({*calls})
+
+
+async def test_instants_that_wait_for_room_are_in_the_history_of_a_removed_job(url: str) -> None:
+    """Found: they were neither fired nor recorded, if the coordinator removed the job."""
+    began, release = asyncio.Event(), asyncio.Event()
+
+    async def block() -> None:
+        began.set()
+        await release.wait()
+
+    jobs = {
+        "blocks": {"schedule": EVERY_SECOND, "action": block, "timeout": None},
+        "waits": {"schedule": EVERY_SECOND, "action": idle},
+    }
+    async with run_scheduler(url, jobs, max_concurrent_jobs=1) as stage:
+        await began.wait()
+        waits = stage.scheduler._get_parts().loop._waiting
+        await until(lambda: "waits" in waits, "it waits")
+        await stage.scheduler.remove_job("waits")
+        release.set()
+        state = await stage.scheduler._get_parts().operations.read_state("waits")
+        assert state is not None
+        assert state.gaps == ()
+        gaps = await stage.scheduler.job_history("waits", status="skipped")
+        assert gaps[0].reason == "the job was removed"
+        assert stage.heard("job-skipped", job_name="waits")
+
+
+async def test_removed_jobs_are_forgotten(url: str) -> None:
+    """Found: each left a record, a name for leaders and a state in memory, for ever."""
+    async with run_scheduler(url, {"stays": {"schedule": NEVER, "action": idle}}) as stage:
+        scheduler = stage.scheduler
+        await scheduler.ensure_coordinator()
+        parts = scheduler._get_parts()
+        for number in range(3):
+            await scheduler.add_job(f"once{number}", schedule=NEVER, action=idle)
+            await scheduler.remove_job(f"once{number}")
+        await scheduler.add_job("ran", schedule=NEVER, action=idle)
+        await scheduler.run_job("ran")
+        await scheduler.remove_job("ran")
+        await leader_knows(stage, "ran", is_active=False)
+        parts.removed._next = None
+        await parts.removed.forget_some()
+        edits = await parts.jobs.read_edits()
+        assert edits is not None
+        # One that has a history is kept as long as that.
+        assert edits.special == ("ran",)
+        assert {*await parts.jobs.list_names()} == {"ran", "stays"}
+        assert not [name for name in parts.cache.known if name.startswith("once")]
+        assert await scheduler.job_history("ran")
+        parts.removed._max_age, parts.removed._next = -60.0, None
+        await parts.removed.forget_some()
+        assert await parts.jobs.list_names() == ["stays"]
+        assert await parts.jobs.store.heads("schedule/default/run/") == []
+        with pytest.raises(NotFound):
+            await scheduler.job_history("ran")
+        await scheduler.add_job("ran", schedule=NEVER, action=lambda: "again")
+        assert await scheduler.run_job("ran") == "again"
+
+
+async def test_a_removed_job_is_not_forgotten_while_a_process_has_it(url: str) -> None:
+    """It would store the job again."""
+    jobs = {"job": {"schedule": NEVER, "action": idle}}
+    async with run_scheduler(url, jobs) as leader, run_scheduler(url, jobs):
+        await leader.scheduler.ensure_coordinator()
+        await leader.scheduler.remove_job("job")
+        await leader_knows(leader, "job", is_active=False)
+        parts = leader.scheduler._get_parts()
+        parts.removed._next = None
+        await parts.removed.forget_some()
+        assert await parts.jobs.list_names() == ["job"]
+
+
+async def test_runs_by_hand_leave_nothing_in_the_plan(url: str) -> None:
+    """Found: each left an entry until the job's next instant, which may be years away."""
+    async with run_scheduler(url, {"job": {"schedule": NEVER, "action": idle}}) as stage:
+        await stage.scheduler.ensure_coordinator()
+        loop = stage.scheduler._get_parts().loop
+        for number in range(300):
+            loop._plan("job", 1e11 + number % 2)
+        assert len(loop._heap) <= 2 * len(loop._planned) + 100
+        assert await stage.scheduler.run_job("job") is None
 
 
 async def test_a_job_that_another_process_removed_can_be_added_again(url: str) -> None:
@@ -593,3 +853,27 @@ async def test_disconnecting_inside_an_action_works(url: str) -> None:
     async with run_scheduler(url) as stage:
         (entry,) = await stage.scheduler.job_history("leave")
         assert (entry.status, entry.result) == ("success", "left")
+
+
+async def test_a_job_has_a_name_and_options(url: str) -> None:
+    """Found: TypeError and AttributeError, which name neither argument nor fix."""
+
+    class Name(str):
+        __slots__ = ()
+
+    async with run_scheduler(url) as stage:
+        scheduler = stage.scheduler
+        wrong: Any
+        for wrong in (5, [("schedule", "@daily")]):
+            with pytest.raises(Invalid, match="must be a dict of options"):
+                await scheduler.add_job("job", wrong)
+        for wrong in (["job"], 5, None):
+            with pytest.raises(Invalid, match="name must be printable text"):
+                await scheduler.add_job(wrong, schedule=NEVER, action=idle)
+            with pytest.raises(Invalid, match="name must be text"):
+                await scheduler.run_job(wrong)
+        with pytest.raises(Invalid, match="name is missing"):
+            scheduler.job(NEVER)(functools.partial(idle))
+        scheduler.job(NEVER, name="partial")(functools.partial(idle))
+        await scheduler.add_job(Name("job"), schedule=NEVER, action=idle)
+        assert await scheduler.run_job("job") is None

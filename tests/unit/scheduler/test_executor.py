@@ -489,6 +489,25 @@ async def test_an_interrupt_on_the_loop_passes(stage: ActionStage) -> None:
     assert [part[0] for part in stage.listener.told] in (["attempt"], ["attempt", "final"])
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_the_text_of_an_error_does_not_end_the_process(error: type[BaseException]) -> None:
+    """Found: the event loop described the error of a plain function, and was interrupted."""
+
+    class HostileError(Exception):
+        def __str__(self) -> str:
+            raise error
+
+    def act() -> NoReturn:
+        raise HostileError
+
+    async def story(stage: ActionStage) -> None:
+        outcome = await stage.run(act)
+        assert (outcome.status, outcome.attempts) == ("error", 1)
+        assert outcome.error == "an error that cannot be described"
+
+    play(story)
+
+
 def test_an_interrupt_on_a_thread_is_an_error() -> None:
     """It does not reach the loop. Whoever raises it wants no retry."""
 

@@ -9,6 +9,7 @@ import pytest
 from jobsync.components import Components
 from jobsync.core.job_state import ActiveRun, JobDefinition, JobState
 from jobsync.errors import Unavailable
+from jobsync.scheduler.history import JobHistory
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore
 from jobsync.stores.contract import Change, Outcome, Record, StoreDecorator, Unknown
@@ -74,3 +75,53 @@ async def test_a_write_without_an_answer_is_closed_before_anything_else(is_appli
     read = await jobs.read("job")
     assert read is not None
     assert bool(read.state.running) == is_applied
+
+
+async def test_a_lost_run_stays_in_the_state_until_its_record_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found: one refused request left the history at "running" for ever."""
+    components = Components.system()
+    store = MemoryStore(components=components)
+    jobs = JobStore(lambda: store, "default", components)
+    definition = JobDefinition(schedule="@daily")
+    await jobs.create_many({"job": JobState(definition=definition, defined_by="", last=0)})
+    await jobs.history.create("job", RUN, "w1")
+    cache = JobCache(jobs, lambda *_: None)
+    await cache.update("job", lambda state: msgspec.structs.replace(state, lost=(RUN,)))
+
+    async def refuse(*_: Any) -> None:
+        raise Unavailable("the store", "one request was refused", "wait")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JobHistory, "write", refuse)
+        with pytest.raises(Unavailable):
+            await cache.write_history("job", 90.0)
+    assert [run.id for run in cache.known["job"].state.lost] == ["run"]
+    await cache.write_history("job", 90.0)
+    assert not cache.known["job"].state.lost
+    (entry,) = await jobs.history.list_entries("job")
+    assert (entry.status, entry.error, entry.ended_at) == ("lost", "its process has ended", 90.0)
+
+
+async def test_a_lost_run_that_had_not_begun_gets_a_record() -> None:
+    """A late start of its process finds the record, and does not begin."""
+    components = Components.system()
+    store = MemoryStore(components=components)
+    jobs = JobStore(lambda: store, "default", components)
+    await jobs.history.write_loss("job", RUN, "its process has ended", 90.0)
+    (entry,) = await jobs.history.list_entries("job")
+    assert (entry.id, entry.status) == ("run", "lost")
+    assert await jobs.history.create("job", RUN, "w1") is None
+
+
+async def test_jobs_that_are_not_being_changed_have_no_lock() -> None:
+    """Found: each job that was ever changed had one, also if it was removed."""
+    components = Components.system()
+    store = MemoryStore(components=components)
+    jobs = JobStore(lambda: store, "default", components)
+    state = JobState(definition=JobDefinition(schedule="@daily"), defined_by="", last=0)
+    await jobs.create_many({"job": state})
+    cache = JobCache(jobs, lambda *_: None)
+    await cache.update("job", start)
+    assert len(cache._locks) == 0

@@ -1,0 +1,83 @@
+"""Records of the scheduler that are not a job's state, over a store in memory."""
+
+from typing import Any
+
+from jobsync.components import Components
+from jobsync.core.job_state import ActiveRun, Gap
+from jobsync.scheduler.job_store import JobStore
+from jobsync.stores.contract import Head, StoreDecorator
+from jobsync.stores.memory import MemoryStore
+
+MOST_HEADS = 100_000
+"""What a store lists with one request."""
+
+
+class LimitedStore(StoreDecorator):
+    """Refuses what stores refuse, and calls a function before a listing."""
+
+    async def heads(self, prefix: str, *, limit: int = 1000, **options: Any) -> list[Head]:
+        assert 1 <= limit <= MOST_HEADS
+        return await super().heads(prefix, limit=limit, **options)
+
+
+def open_jobs() -> JobStore:
+    """Return an empty store of jobs."""
+    components = Components.system()
+    store = LimitedStore(MemoryStore(components=components))
+    return JobStore(lambda: store, "default", components)
+
+
+async def test_a_long_history_is_counted_in_pages() -> None:
+    """Found: a limit above 100,000 was accepted, and ended the database at the first removal."""
+    jobs = open_jobs()
+    for instant in range(1, 6):
+        gap = Gap(first=instant, last=instant, count=1, reason="late")
+        await jobs.history.write_gap("job", gap)
+    assert await jobs.prune("job", keep=1_000_000, oldest=0) == 0
+    assert await jobs.prune("job", keep=4, oldest=0) == 1
+    assert await jobs.prune("job", keep=4, oldest=0) == 0
+    assert await jobs.prune("job", keep=1_000_000, oldest=2.0) == 1
+    assert [entry.scheduled_time for entry in await jobs.history.list_entries("job")] == [5, 4, 3]
+
+
+async def test_a_position_is_found_over_several_pages(monkeypatch: Any) -> None:
+    """Whether a page ends there or not."""
+    monkeypatch.setattr("jobsync.scheduler.history._COUNTED_PAGE", 2)
+    jobs = open_jobs()
+    for instant in range(1, 8):
+        gap = Gap(first=instant, last=instant, count=1, reason="late")
+        await jobs.history.write_gap("job", gap)
+    for keep in (8, 7, 6, 5, 3, 2, 1):
+        await jobs.prune("job", keep=keep, oldest=0)
+        assert len(await jobs.history.list_entries("job")) == min(keep, 7)
+
+
+async def test_announcements_are_few(monkeypatch: Any) -> None:
+    """A process that runs many jobs by hand keeps the latest ones, and those that run."""
+    monkeypatch.setattr("jobsync.scheduler.job_store._MAX_ANNOUNCED", 3)
+    jobs = open_jobs()
+    for name in "abcde":
+        await jobs.announce_run("w1", name, running={"a"})
+    await jobs.announce_run("w2", "a", running=())
+    await jobs.note_edits({"x": True, "y": None})
+    edits = await jobs.read_edits()
+    assert edits is not None
+    assert edits.by_hand == {"w1": ("a", "c", "d", "e"), "w2": ("a",)}
+    assert edits.special == ("x",)
+    await jobs.forget_announced({"w1": {"a", "d"}, "w2": {"a"}})
+    edits = await jobs.read_edits()
+    assert edits is not None
+    assert edits.by_hand == {"w1": ("c", "e")}
+
+
+async def test_a_run_that_goes_on_keeps_its_record_when_all_else_is_removed() -> None:
+    """Its result has to be stored."""
+    jobs = open_jobs()
+    run = ActiveRun(id="run", instant=60, owner="me", started_at=60.0)
+    await jobs.history.create("job", run, "w1")
+
+    async def list_running() -> list[ActiveRun]:
+        return [run]
+
+    assert await jobs.history.prune("job", list_running, keep=0, oldest=1e9) == 0
+    assert await jobs.prune("job", keep=0, oldest=1e9) == 1
