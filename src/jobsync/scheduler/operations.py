@@ -7,7 +7,7 @@ the job's state, and then noted in the `edits` record, which leaders follow.
 import asyncio
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -34,7 +34,7 @@ from jobsync.core.job_state import (
 from jobsync.errors import Invalid, NotFound, closest_name
 from jobsync.scheduler.history import HistoryEntry
 from jobsync.scheduler.job_store import JobStore
-from jobsync.scheduler.settings import check_changes
+from jobsync.scheduler.settings import check_changes, check_lookup_name, check_plain_text
 
 __all__ = ["NEXT_RUNS", "JobOperations", "JobStatus", "build_status"]
 
@@ -188,6 +188,7 @@ class JobOperations:
         Raises:
             NotFound: there is no such job.
         """
+        check_lookup_name(name)
         stored = await self._jobs.read(name)
         if stored is None or stored.state.is_removed:
             raise await self._build_not_found(name)
@@ -199,7 +200,12 @@ class JobOperations:
         return None if stored is None else stored.state
 
     async def pause(self, name: str, reason: str = "") -> bool:
-        """Stop firing a job until `resume`; False if it was paused already."""
+        """Stop firing a job until `resume`; False if it was paused already.
+
+        Raises:
+            Invalid: the reason is not text.
+        """
+        reason = check_plain_text("reason", reason)
         now = await self._jobs.measure_time()
         stop = JobPause(at=now, by=self._by, reason=reason)
         return await self._change(name, lambda state: pause(state, stop), is_special=True)
@@ -259,10 +265,13 @@ class JobOperations:
             after: the cursor of the entry to continue after.
         """
         check_count("limit", limit, least=1, most=10_000)
-        statuses = [] if status is None else [status] if isinstance(status, str) else [*status]
-        for one in statuses:
-            _check_status(one)
+        statuses = _list_statuses(status)
+        if since is not None and not _is_time(since):
+            raise Invalid("since", since, "must be a time", "pass seconds since 1970")
+        if not isinstance(after, str):
+            raise Invalid("after", after, "must be text", "pass the cursor of an entry")
         if job is not None:
+            check_lookup_name(job)
             if after and not _is_cursor(after):
                 fix = "pass the cursor of the last entry that was returned"
                 raise Invalid("after", after, "is not the cursor of an entry", fix)
@@ -307,6 +316,7 @@ class JobOperations:
         is_special: bool = False,
     ) -> bool:
         """Change a job's state, and let leaders know; return whether it was changed."""
+        check_lookup_name(name)
         is_changed = False
 
         def choose(state: JobState | None) -> JobState | None:
@@ -335,8 +345,22 @@ class JobOperations:
         return NotFound("job", name, known[:_MAX_KNOWN], closest_name(name, known))
 
 
+def _list_statuses(status: Any) -> list[str]:
+    """Return the statuses that a caller asks for, which may be one or several."""
+    if status is None:
+        return []
+    found = [status] if isinstance(status, str) or not isinstance(status, Iterable) else [*status]
+    for one in found:
+        _check_status(one)
+    return found
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
 def _check_status(status: object) -> None:
-    if status not in _STATUSES:
+    if not isinstance(status, str) or status not in _STATUSES:
         hint = closest_name(status, _STATUSES) if isinstance(status, str) else None
         fix = f"did you mean {hint}?" if hint else f"use one of {', '.join(_STATUSES)}"
         raise Invalid("status", status, "is not the status of a run", fix)

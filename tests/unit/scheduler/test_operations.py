@@ -11,6 +11,7 @@ from chance import FakeClock
 from jobsync.components import Components
 from jobsync.core.clock import Wall
 from jobsync.core.job_state import Gap, JobDefinition, JobPause, JobState
+from jobsync.errors import Invalid
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.operations import JobOperations
 from jobsync.stores.contract import Head, Record, StoreDecorator
@@ -83,6 +84,75 @@ async def test_a_pause_that_ends_skips_nothing_of_the_future() -> None:
     state = await desk.read()
     assert state.last == pytest.approx(NOON, abs=2)
     assert state.statistics.skipped == 0
+
+
+@pytest.mark.parametrize("reason", [None, 5, ["a"], ValueError("x"), "a\0b", "\ud800"])
+async def test_a_reason_is_text(reason: Any) -> None:
+    """Found: another one made the job's record unreadable, for ever."""
+    desk = Desk(0.0)
+    await desk.add()
+    with pytest.raises(Invalid, match="reason must"):
+        await desk.operations.pause("job", reason)
+    assert (await desk.read()).pause is None
+
+
+class Name(str):
+    """A text that is no plain one."""
+
+    __slots__ = ()
+
+
+async def test_texts_and_numbers_of_derived_classes_are_stored_as_plain_ones() -> None:
+    """Found: a store could not encode them."""
+
+    class Share(float):
+        pass
+
+    desk = Desk(0.0)
+    await desk.add()
+    await desk.operations.pause("job", Name("too loud"))
+    changes = {"schedule": Name("@daily"), "overlap": Name("queue"), "timeout": Share(3.5)}
+    assert await desk.operations.edit("job", changes)
+    state = await desk.read()
+    assert state.pause is not None
+    assert state.pause.reason == "too loud"
+    assert state.edits == {"schedule": "@daily", "overlap": "queue", "timeout": 3.5}
+
+
+async def test_what_is_enabled_again_differs_from_its_code_no_more() -> None:
+    """Found: enabled=True stayed as an operator's change."""
+    desk = Desk(0.0)
+    await desk.add()
+    assert await desk.operations.edit("job", {"enabled": False})
+    assert await desk.operations.resume("job")
+    assert (await desk.read()).edits == {}
+
+
+@pytest.mark.parametrize("name", [None, 5, ["job"], b"job"])
+async def test_a_name_is_text(name: Any) -> None:
+    """Found: TypeError and AttributeError, which name neither argument nor fix."""
+    desk = Desk(0.0)
+    await desk.add()
+    operations = desk.operations
+    for call in (operations.status, operations.pause, operations.resume, operations.remove):
+        with pytest.raises(Invalid, match="name must be text"):
+            await call(name)
+    if name is not None:
+        with pytest.raises(Invalid, match="name must be text"):
+            await operations.history(name)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"status": 5}, {"status": [5]}, {"since": "2026"}, {"since": float("nan")}]
+)
+async def test_a_wrong_question_about_the_history_is_refused(wrong: dict[str, Any]) -> None:
+    """Found: TypeError, in a group if all jobs were asked for."""
+    desk = Desk(0.0)
+    await desk.add()
+    with pytest.raises(Invalid):
+        await desk.operations.history(**wrong)
+    with pytest.raises(Invalid, match="after must be text"):
+        await desk.operations.history("job", after=5)  # type: ignore[arg-type]
 
 
 async def test_a_request_has_the_servers_time() -> None:
