@@ -320,7 +320,8 @@ def _explain_running_job(status: ScheduledJobStatus) -> Reason | None:
     condition = status.owners.get(run.owner, "dead")
     if condition != "live":
         what = "is dead" if condition == "dead" else "sends no heartbeats"
-        text = f"{worker} ran it and {what}: another process resumes the run"
+        rest = "gives the run up" if run.is_manual else "resumes the run"
+        text = f"{worker} ran it and {what}: another process {rest}"
         return Reason(f"owner-{condition}", text, since=since)
     began = f"the run that began at {format_instant(since)} on {worker} has not ended"
     if status.overlap == "allow" and status.is_due:

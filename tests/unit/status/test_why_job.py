@@ -163,6 +163,11 @@ def utc() -> Iterator[None]:
             "w3 ran it and is dead: another process resumes the run",
         ),
         (
+            status(state(running=run_of("w3.1", is_manual=True))),
+            "owner-dead",
+            "w3 ran it and is dead: another process gives the run up",
+        ),
+        (
             status(state(running=run_of()), owners={"w1.1": "silent"}),
             "owner-silent",
             "w1 ran it and sends no heartbeats",
