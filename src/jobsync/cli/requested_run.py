@@ -10,7 +10,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.role import worker_of
-from jobsync.core.job_state import RunRequest
+from jobsync.core.job_state import JobState, RunRequest
 from jobsync.errors import Unavailable
 from jobsync.scheduler.history import HistoryEntry
 from jobsync.scheduler.job_store import SCHEDULES
@@ -69,7 +69,11 @@ class RequestedRun:
         return entry
 
     async def _look(self, jobs: JobOperations, request: RunRequest) -> HistoryEntry | None:
-        """Return how the run ended; None if it has not."""
+        """Return how the run ended; None if it has not.
+
+        Raises:
+            Unavailable: it has ended, and nobody knows how.
+        """
         state = await jobs.read_state(self.name)
         if state is not None and request in state.requests:
             self._progress = "waiting for a process to start it"
@@ -81,13 +85,32 @@ class RequestedRun:
             return None
         # The end of a run is in its record before it is in the state, so this is final.
         entry = await jobs.find_requested(self.name, request)
-        if entry is None or entry.status == "running":
-            is_removed = state is None or state.is_removed
-            reason = "the job was removed" if is_removed else "its process has ended"
-            entry = HistoryEntry(
-                status="lost", id=request.id, scheduled_time=request.at, error=reason
-            )
+        if entry is None:
+            entry = self._find_pruned(state, request)
+        elif entry.status == "running":
+            entry = _build_lost(request, "its process has ended")
         return msgspec.structs.replace(entry, job_name=self.name)
+
+    def _find_pruned(self, state: JobState | None, request: RunRequest) -> HistoryEntry:
+        """Return how a run ended that has no record: old history may have been removed since."""
+        last = None if state is None else state.statistics.last_run
+        if last is not None and last.id == request.id:
+            return HistoryEntry(
+                status=last.status,
+                id=last.id,
+                scheduled_time=request.at,
+                is_manual=True,
+                started_at=last.started_at,
+                ended_at=last.ended_at,
+                duration=last.ended_at - last.started_at,
+                error=last.error,
+            )
+        if not self._has_begun and (state is None or state.is_removed):
+            return _build_lost(request, "the job was removed")
+        problem = "its end is unknown: its record was removed as old history"
+        raise Unavailable(
+            f"the run of {self.name}", problem, "raise history_limit or history_retention"
+        )
 
     async def _examine_fleet(self, store: Store, components: Components) -> None:
         """Find out why the run does not begin, and whether anybody is left to end it.
@@ -115,6 +138,10 @@ class RequestedRun:
             return "The run may have been requested, or not: see `jobsync schedules list`."
         rest = "goes on" if self._has_begun else "stays requested, and begins as soon as it can"
         return f"The run {rest}: see `jobsync schedules history {self.name}`."
+
+
+def _build_lost(request: RunRequest, reason: str) -> HistoryEntry:
+    return HistoryEntry(status="lost", id=request.id, scheduled_time=request.at, error=reason)
 
 
 def _check_possible(status: ScheduledJobStatus) -> None:

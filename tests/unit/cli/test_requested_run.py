@@ -1,0 +1,44 @@
+"""How a run ended that a command has asked for, by what is left in the store."""
+
+import pytest
+
+from jobsync.cli.requested_run import RequestedRun
+from jobsync.components import Components
+from jobsync.core.job_state import JobDefinition, JobState, LastRun, RunRequest, Statistics
+from jobsync.errors import Unavailable
+from jobsync.scheduler.job_store import JobStore
+from jobsync.scheduler.operations import JobOperations
+from jobsync.stores.memory import MemoryStore
+
+REQUEST = RunRequest(id="asked", at=100.0, by="ann")
+
+
+def end(run_id: str) -> Statistics:
+    """Return the statistics of a job whose latest run has succeeded."""
+    last = LastRun(id=run_id, instant=100, status="success", started_at=101.0, ended_at=103.0)
+    return Statistics(runs=1, successes=1, last_run=last)
+
+
+async def open_job(statistics: Statistics) -> JobOperations:
+    """Return the operations of a store with one job, whose history is empty."""
+    components = Components.system()
+    store = MemoryStore(components=components)
+    jobs = JobStore(lambda: store, "default", components)
+    definition = JobDefinition(schedule="@daily")
+    state = JobState(definition=definition, defined_by="", last=0, statistics=statistics)
+    await jobs.create_many({"job": state})
+    return JobOperations(jobs, components, "ann")
+
+
+async def test_a_run_whose_record_is_pruned_ended_as_the_state_says() -> None:
+    """Found: a success was shown as lost, if retention was faster than the command."""
+    entry = await RequestedRun("job")._look(await open_job(end("asked")), REQUEST)
+    assert entry is not None
+    assert (entry.job_name, entry.status, entry.duration) == ("job", "success", 2.0)
+
+
+async def test_an_end_that_nobody_knows_is_not_a_loss() -> None:
+    """Another run has ended since."""
+    jobs = await open_job(end("another"))
+    with pytest.raises(Unavailable, match="its record was removed as old history"):
+        await RequestedRun("job")._look(jobs, REQUEST)
