@@ -448,6 +448,31 @@ async def test_dead_letters_can_be_redriven(backend: QueueBackend) -> None:
     assert [each.error for each in dead.errors] == ["boom", "still"]
 
 
+@pytest.mark.parametrize("fate", ["retry", "release", "snooze", "lapse", "redrive", "cancel"])
+async def test_a_message_keeps_what_it_was_enqueued_with(
+    location: QueueLocation, backend: QueueBackend, fate: str
+) -> None:
+    """Its content, its time, its timeout and its attempts, whatever happens to it, twice."""
+    await backend.push(new_messages(1, max_attempts=9, timeout=77.5))
+    first = message = await take(backend)
+    for _ in range(2):
+        match fate:
+            case "redrive" | "cancel":
+                await settle(backend, message.receipt, "bury" if fate == "redrive" else "cancel")
+                assert await backend.redrive([message.id]) == 1
+            case "lapse":
+                location.advance(100)
+                assert len(await backend.end_claims()) == 1
+            case _:
+                await settle(backend, message.receipt, fate)  # type: ignore[arg-type]
+        message = await take(backend, suspects=fate == "lapse")
+        for field in ("id", "value", "timeout", "max_attempts"):
+            assert getattr(message, field) == getattr(first, field)
+        # Time was moved by moving what is stored.
+        moved = 100 if fate == "lapse" else 0
+        assert first.enqueued - 2 * moved - 1 <= message.enqueued <= first.enqueued
+
+
 async def bury(backend: QueueBackend, count: int) -> list[str]:
     """Make dead letters; return their ids."""
     await backend.push(new_messages(*range(count)))
