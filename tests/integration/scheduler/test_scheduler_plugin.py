@@ -725,10 +725,10 @@ async def test_hooks_and_events_carry_what_happened(url: str) -> None:
         for name in names:
             scheduler.on(name, lambda event, name=name: heard.append((name, event)))
 
-    def fail_once(_: Database, context: JobContext) -> list[int]:
+    def fail_once(_: Database, context: JobContext) -> tuple[int, int]:
         if context.attempt == 1:
             raise ValueError("boom")
-        return [1, 2]
+        return (1, 2)
 
     async def on_start(name: str, context: JobContext) -> None:
         calls.append(("start", name, context.is_manual))
@@ -755,12 +755,13 @@ async def test_hooks_and_events_carry_what_happened(url: str) -> None:
     ) as stage:
         failures: list[Event] = []
         stage.database.events.on("jobsync:handler-failed", failures.append)
-        assert await stage.scheduler.run_job("job") == [1, 2]
+        # The caller and the hook get the result itself; a list is stored.
+        assert await stage.scheduler.run_job("job") == (1, 2)
         await until(lambda: len(calls) == 3, "all hooks were called")
         assert calls == [
             ("start", "job", True),
             ("error", "job", "boom", 1),
-            ("complete", "job", [1, 2]),
+            ("complete", "job", (1, 2)),
         ]
         await until(lambda: failures, "the hook's error is reported")
         assert failures[0]["callback"] == "on_job_error"
