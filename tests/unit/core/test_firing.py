@@ -302,6 +302,32 @@ def test_lateness_counts_from_the_time_that_jitter_has_chosen(hours: int, late: 
     assert [run.instant for run in starts] == ([instant] if late <= MAX_LATENESS else [])
 
 
+@given(seconds=st.integers(0, 600), jitter=st.sampled_from([10.0, 30.0, 59.0, 300.0]))
+def test_all_that_is_due_is_decided_while_a_newer_instant_waits(
+    seconds: int, jitter: float
+) -> None:
+    """Its jitter holds up no older one; and nothing is decided before its time."""
+    state = job(jitter=jitter, misfire="all", overlap="allow", max_catch_up=100)
+    now, schedule = NOON + seconds, find_schedule(state)
+    instants = schedule.between(NOON, now, 1000)
+    due = [i for i in instants if due_time("job", state.effective, schedule, i) <= now]
+    after = step(state, now, room=100)
+    assert [run.instant for run in after.starts] == due
+    assert after.state.last == (due[-1] if due else NOON)
+
+
+def test_a_removed_job_forgets_what_was_asked_for() -> None:
+    """A job that is added again later does not run for an old request."""
+    asked = add_request(job(), RunRequest(id="run-1", at=NOON, by="me"))
+    assert asked is not None
+    removed = remove(asked, NOON)
+    assert removed is not None
+    assert removed.requests == ()
+    added = define(removed, JobDefinition(schedule="@yearly"), "worker-2", 2, NOON + 1)
+    assert added is not None
+    assert step(added, NOON + 2).starts == ()
+
+
 def test_jitter_is_the_same_in_every_process() -> None:
     """And never reaches the next instant."""
     state = job(jitter=300.0)
