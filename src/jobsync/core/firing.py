@@ -202,7 +202,7 @@ def explain_loss(run: ActiveRun) -> str:
 
 
 def give_up(state: JobState, now: float, is_orphan: Callable[[ActiveRun], bool]) -> JobState:
-    """Give up the runs of dead processes of a removed job."""
+    """Abandon the runs of dead processes of a removed job."""
     return _resume_orphans(state, now, "", is_orphan, room=0)[0]
 
 

@@ -249,7 +249,7 @@ class ArchiveMoves:
         self._source.report_deleted(*(record.value["id"] for record in deleted))
 
     async def _mark_again(self, records: Sequence[Record], result: MoveResult) -> list[Record]:
-        """Give copies new ids, because the archive has used theirs since they were marked."""
+        """Choose new ids for copies, because the archive has used theirs since they were marked."""
         changes = []
         for record, new_id in zip(records, self._ids.records(len(records)), strict=True):
             mark = read_mark(record)

@@ -386,7 +386,7 @@ class Database(EventEmitter):
         await self._drop_index(resource, "partition", partition)
 
     async def drop_expiry(self, resource: str) -> None:
-        """Let the records of a resource expire no longer; they stay as they are.
+        """Stop the expiry of the records of a resource; they stay as they are.
 
         Those whose move to an archive has begun are moved first. Remove the resource from the
         TTL plugin's options before: a process that starts with it adds the rule again.

@@ -395,7 +395,7 @@ class FiringLoop:
         return await self._owners.has_orphans(state)
 
     async def give_up_orphans(self, name: str) -> None:
-        """Give up the runs of dead processes of a removed job, which is on duty nowhere."""
+        """Abandon the runs of dead processes of a removed job, which is on duty nowhere."""
         stored = await self._cache.read(name)
         gone = set() if stored is None else await self._owners.find_gone(stored.state)
 

@@ -169,7 +169,7 @@ class Link(StoreDecorator):
         self._ordained.clear()
 
     def ordain(self, call: str, *faults: Fault) -> None:
-        """Let the next requests of a call have these faults, one each, whatever the weather is.
+        """Set the faults of the next requests of a call, one each, whatever the weather is.
 
         Args:
             call: a call of a store or a queue backend, such as "heads" or "settle".
