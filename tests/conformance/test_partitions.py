@@ -61,7 +61,7 @@ class StandingClock(FakeClock):
             await self._moved.wait()
 
     def move(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self.mono_seconds += seconds
         self.wall_seconds += seconds
         moved, self._moved = self._moved, asyncio.Event()
@@ -116,13 +116,13 @@ class Fleet:
         return self._stores[self._open.index(database)]
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass, when nobody waits for a store: requests take no time."""
+        """Advance the time, when nobody waits for a store: requests take no time."""
         await until(lambda: not CountingStore.busy, "the stores have answered", interval=0)
         self.clock.move(seconds)
         await asyncio.sleep(0)
 
     async def pass_until(self, holds: Callable[[], object]) -> None:
-        """Let time pass until something holds."""
+        """Advance the time until something holds."""
 
         async def look() -> bool:
             if not holds():
@@ -132,11 +132,11 @@ class Fleet:
         await until(look, "enough time has passed", interval=0)
 
     async def finish(self, database: Database, name: str = "r") -> None:
-        """Let a backfill run to its end, however long it takes."""
+        """Run a backfill to its end, however long it takes."""
         await self.finish_all(asyncio.create_task(database.backfill(name)))
 
     async def finish_all(self, *work: "asyncio.Task[None]") -> None:
-        """Let several run to their end."""
+        """Run several to their end."""
         await self.pass_until(lambda: all(task.done() for task in work))
         for task in work:
             await task

@@ -133,7 +133,7 @@ async def hooked(location: StoreLocation) -> AsyncIterator[HookedStore]:
 
 @pytest.fixture
 def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a backfill begin at once."""
+    """Begin a backfill at once."""
     for delay in ("BUILD_DELAY", "LATE_BUILD_DELAY"):
         monkeypatch.setattr(backfill, delay, 0.0)
 

@@ -455,7 +455,7 @@ class QueueFleet:
         world.watch(self._watch)
 
     def distrust_clocks(self) -> None:
-        """Let only what the database accepts count from now on, as after a suspend."""
+        """Count only what the database accepts from now on, as after a suspend."""
         self._trusts_clocks = False
 
     def add_worker(self, name: str, *, is_idle: bool = False) -> Node:

@@ -163,7 +163,7 @@ class RecordProcess:
         )
 
     async def _decide(self, record: Document, resource: Resource) -> bool:
-        """Say whether to delete an expired record: every second one."""
+        """Whether to delete an expired record: every second one."""
         mark = record["mark"]
         verdict = int(mark.rpartition("-")[2]) % 2 == 0
         self.fleet.world.note(
@@ -412,7 +412,7 @@ class RecordFleet:
         self.world.violations += find_leftovers(self.world.history, slack=BUILD_DELAY)
 
     def _correct_clocks(self) -> None:
-        """Let all clocks be right, as a time server does."""
+        """Set all clocks right, as a time server does."""
         for name in self.setups:
             clock = self.world.nodes[name].clock
             clock.rate = 1.0

@@ -65,13 +65,13 @@ def ready_after(fleet: RecordFleet) -> float:
 
 
 def slow_down(setup: Setup, fleet: RecordFleet) -> Setup:
-    """Let less happen on a bucket, because more time passes until an index is ready there."""
+    """Do less on a bucket, because more time passes until an index is ready there."""
     return replace(setup, pace=8 * setup.pace) if fleet.is_bucket else setup
 
 
 @contextmanager
 def small_pages() -> Iterator[None]:
-    """Let a backfill note its progress after a few records."""
+    """Make a backfill note its progress after a few records."""
     with mock.patch.object(backfill, "_PAGE", 3):
         yield
 

@@ -240,7 +240,7 @@ class ScheduleFleet:
     async def operate(
         self, process: SchedulerProcess, name: str, deed: str, **options: Any
     ) -> None:
-        """Let an operator change a job from a process; what the store refuses is given up."""
+        """Change a job from a process, as an operator does; what the store refuses is given up."""
         assert process.scheduler is not None
         call = getattr(process.scheduler, f"{deed}_job")
         self.note_asked(process.node)

@@ -356,7 +356,7 @@ async def skewed_buckets(world: World) -> None:
 
 
 async def run_skewed(fleet: ScheduleFleet, job: str) -> None:
-    """Let processes with wrong clocks start first, then one whose clock is right."""
+    """Start processes with wrong clocks first, then one whose clock is right."""
     world = fleet.world
     for name, skew in zip("abc", world.dice.sample((-90.0, 90.0, 0.0), 3), strict=True):
         fleet.add(name, FEW, skew=skew)

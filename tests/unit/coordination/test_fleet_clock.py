@@ -55,7 +55,7 @@ class KnownSkew:
 
 
 def pass_time(clock: FakeClock, seconds: float) -> None:
-    """Let time pass on both clocks of a machine."""
+    """Advance both clocks of a machine."""
     clock.mono_seconds += seconds
     clock.wall_seconds += seconds
 

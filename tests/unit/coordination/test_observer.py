@@ -85,7 +85,7 @@ class Trio:
         self.stranger = Observer(self.store, self.components[2], TIMING)
 
     async def meet(self) -> str:
-        """Let both observers see the session; return its name."""
+        """Show the session to both observers; return its name."""
         await self.session.open()
         for observer in (self.heir, self.stranger):
             await observer.check_all()
