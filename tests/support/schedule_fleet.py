@@ -27,10 +27,6 @@ from jobsync.testing.world import Node, World
 __all__ = ["BEAT", "JOBS", "TIMEOUT", "ScheduleFleet", "SchedulerProcess"]
 
 BEAT, TIMEOUT = 5.0, 15.0
-_USUAL_RATE = 1.001
-"""The rate of the fastest clock, unless a strike lets clocks drift."""
-_MAX_DRIFT = 0.05 * 60
-"""Seconds that a clock gains then while one comparison with the store's clock counts."""
 SLACK = 60.0
 """Seconds before the end of a story for which things may still be under way."""
 
@@ -139,8 +135,8 @@ class ScheduleFleet:
         world: the simulated world.
         has_clock: whether the store has a clock, as a database has; otherwise it is a bucket.
         weather: the faults of all links.
-        early: seconds by which a process may misjudge the clock of a store that has one. More if
-            machines' clocks drift: a comparison of clocks counts for a minute.
+        early: seconds by which a process may misjudge the clock of a store that has one, because
+            its own clock drifts.
         options: for all schedulers.
     """
 
@@ -170,15 +166,8 @@ class ScheduleFleet:
             "grace": 5.0,
             **options,
         }
-        self._early = early
-        world.expect(lambda history: check_firing(history, early=self._find_allowed()))
-
-    def _find_allowed(self) -> float:
-        """Return the seconds by which a process may fire too early."""
-        if not self.has_clock:
-            return MAX_SKEW + 1.0
-        fastest = max(node.clock.rate for node in self.world.nodes.values())
-        return self._early + (_MAX_DRIFT if fastest > _USUAL_RATE else 0.0)
+        allowed = early if has_clock else MAX_SKEW + 1.0
+        world.expect(lambda history: check_firing(history, early=allowed))
 
     def add(
         self,
@@ -278,9 +267,7 @@ class ScheduleFleet:
         """Wait in calm weather, and check that everything is decided and executed."""
         await asyncio.sleep(seconds)
         self.world.note("", "settled")
-        # On objects a clock may be behind and still be right enough to fire.
-        slack = SLACK if self.has_clock else SLACK + MAX_SKEW
-        self.world.violations += check_decided(self.world.history, slack=slack)
+        self.world.violations += check_decided(self.world.history, slack=SLACK)
 
     def expect_resumption(self, since: float, within: float, job: str = "tick") -> None:
         """Check that firing has resumed in time."""

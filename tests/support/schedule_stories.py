@@ -412,10 +412,13 @@ async def run_stormy_time(world: World, kinds: tuple[Strike, ...]) -> None:
 
 
 def correct_clock(world: World, name: str) -> None:
-    """Set the clock of a machine right, if it has drifted or stood still for too long."""
+    """Set the clock of a machine right, if it has drifted or stood still.
+
+    It may drift on until the story ends, and must not be vetoed then.
+    """
     clock = world.nodes[name].clock
     gained = clock.wall().seconds - WORLD_START - world.loop.time()
-    if abs(gained) > MAX_SKEW / 2:
+    if abs(gained) > MAX_SKEW / 6:
         clock.step_wall(-gained)
 
 
