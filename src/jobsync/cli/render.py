@@ -8,6 +8,7 @@ import datetime as dt
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -138,12 +139,25 @@ def show_tables(tables: Mapping[str, Table], *, as_json: bool) -> None:
 def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
     """Print a sentence for people, and facts by name below it."""
     width = shutil.get_terminal_size().columns
-    click.echo(paint(click.wrap_text(title, width, subsequent_indent="  "), bold=True))
+    click.echo(paint(_wrap(title, width, "", "  "), bold=True))
     for name, value in facts:
         first, *rest = value.splitlines() or [""]
-        lines = click.wrap_text(first, width, " " * _FACT_INDENT, " " * _FACT_INDENT)[_FACT_INDENT:]
+        indent = " " * _FACT_INDENT
+        lines = _wrap(first, width, indent, indent)[_FACT_INDENT:]
         indented = "".join(f"\n{'':{_FACT_INDENT}}{line}" for line in rest)
         click.echo(f"  {paint(f'{name:8}', dim=True)} {lines}{indented}")
+
+
+def _wrap(text: str, width: int, first_indent: str, indent: str) -> str:
+    """Break text into lines, between words only: ids and names can be copied as they are shown."""
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=first_indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def _print_json(value: object) -> None:
