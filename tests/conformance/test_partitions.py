@@ -27,6 +27,7 @@ from jobsync import (
 from jobsync.core.expiry import ExpiryRule
 from jobsync.database import backfill as backfill_module
 from jobsync.database.backfill import BUILD_DELAY, LATE_BUILD_DELAY
+from jobsync.database.index import PROGRESS, SINCE
 from jobsync.database.resource_records import DEFINITION_AGE
 from jobsync.stores.contract import (
     BURIAL_AGE,
@@ -160,6 +161,11 @@ async def fleet(location: StoreLocation) -> Any:
 async def list_keys(database: Database, prefix: str) -> list[str]:
     """Return the keys of one level."""
     return [head.key for head in await database.store.heads(prefix)]
+
+
+async def list_notes(database: Database) -> list[str]:
+    """Return the keys of all notes on backfills."""
+    return [*await list_keys(database, PROGRESS), *await list_keys(database, SINCE)]
 
 
 async def count_entries(database: Database, name: str = "r") -> int:
@@ -319,7 +325,7 @@ async def test_queries_are_right_before_during_and_after_a_backfill(
         await check_region(process.resource("r"), sorted(present))
         (index,) = process.resource("r").definition.indexes
         assert index.is_ready
-    assert await list_keys(new, "backfill/r/") == []
+    assert await list_notes(new) == []
 
 
 async def test_a_replaced_partition_is_found_by_processes_that_know_only_the_old_one(
@@ -669,7 +675,7 @@ async def test_a_dropped_resource_leaves_no_entries(fleet: Fleet) -> None:
     await database.drop_resource("r")
     for key in keys:
         assert await list_keys(database, f"index/r/{key}/") == []
-    assert await list_keys(database, "backfill/r/") == []
+    assert await list_notes(database) == []
     assert await list_keys(database, "data/r/") == []
 
 
@@ -746,7 +752,7 @@ async def test_a_process_that_comes_later_waits_only_for_the_rest(fleet: Fleet) 
     assert delay - (time.monotonic() - began) - 0.1 <= rest <= delay - 2
     await fleet.finish_all(work)
     await check_region(two.resource("r"), ["a"])
-    assert await list_keys(two, "backfill/r/since/") == []
+    assert await list_keys(two, SINCE) == []
 
 
 async def test_an_index_that_is_retired_later_is_waited_for_from_then_on(fleet: Fleet) -> None:
@@ -757,15 +763,15 @@ async def test_an_index_that_is_retired_later_is_waited_for_from_then_on(fleet: 
     await one.create_resource("r", partitions=BY_REGION)
     sleeps = fleet.clock.sleeps
     await until(lambda: sleeps[delay], "it waits")
-    (note,) = await one.store.scan("backfill/r/since/")
+    (note,) = await one.store.scan(SINCE)
     assert note.value == {"state": "new"}
     await one.drop_partition("r", "by_region")
     work = asyncio.create_task(one.backfill("r"))
     await until(lambda: sleeps[delay] == 2, "it waits for as long again")
-    (note,) = await one.store.scan("backfill/r/since/")
+    (note,) = await one.store.scan(SINCE)
     assert note.value == {"state": "retired 1"}
     await fleet.finish_all(work)
-    assert await list_keys(one, "backfill/r/since/") == []
+    assert await list_keys(one, SINCE) == []
 
 
 async def test_two_processes_may_backfill_at_once(
@@ -781,9 +787,40 @@ async def test_two_processes_may_backfill_at_once(
         asyncio.create_task(one.backfill("r")), asyncio.create_task(two.backfill("r"))
     )
     assert await count_entries(one) == 20
-    assert await list_keys(one, "backfill/r/") == []
+    assert await list_notes(one) == []
     for process in (one, two):
         await check_region(process.resource("r"), [f"{i:02d}" for i in range(20)])
+
+
+async def test_notes_on_a_backfill_may_be_written_again_after_it_has_ended(fleet: Fleet) -> None:
+    """So they are deleted, not dropped, and cleanups bury them."""
+    buried: list[str] = []
+
+    class BuryingStore(CountingStore):
+        async def bury(
+            self, prefix: str, *, older_than: float = BURIAL_AGE, limit: int = 1000
+        ) -> int:
+            buried.append(prefix)
+            return await super().bury(prefix, older_than=older_than, limit=limit)
+
+    database = await fleet.start(BuryingStore)
+    await (await database.create_resource("r")).insert({"id": "a", **EU})
+    await database.create_resource("r", partitions=BY_REGION)
+    await fleet.finish(database)
+    (index,) = database.resource("r").definition.indexes
+    keys = [PROGRESS + index.key, SINCE + index.key]
+    assert await list_notes(database) == []
+    first, since = await database.store.get_many(keys, tombstones=True)
+    assert (first and first.deleted, since and since.deleted) == (True, True)
+    await database.backfill("r", again=True)
+    assert await list_notes(database) == []
+    again = await database.store.get(keys[0], tombstones=True)
+    assert first
+    assert again
+    assert again.deleted
+    assert again.seq > first.seq
+    await database.tidy()
+    assert {PROGRESS, SINCE} <= set(buried)
 
 
 async def test_a_backfill_stops_when_its_partition_is_replaced(
@@ -813,7 +850,7 @@ async def test_a_backfill_stops_when_its_partition_is_replaced(
     await fleet.finish_all(work)
     await fleet.finish(two)
     assert await list_keys(two, f"index/r/{index.key}/") == []
-    assert await list_keys(two, "backfill/r/") == []
+    assert await list_notes(two) == []
     assert await count_entries(two) == 9
     await check_region(two.resource("r"), [f"{i:02d}" for i in range(9)])
 
@@ -856,7 +893,7 @@ async def test_records_of_a_process_that_stood_still_are_added_again_on_request(
     assert ids(await resource.query(EU)) == ["a"]
     await database.backfill("r", again=True)
     await check_region(resource, ["a", "b"])
-    assert await list_keys(database, "backfill/r/") == []
+    assert await list_notes(database) == []
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,11 @@ from jobsync.core.expiry import ExpiryRule, rank_of_time
 from jobsync.database.definition import Definition, IndexState
 from jobsync.database.index import (
     BACKFILLS,
+    PROGRESS,
+    SINCE,
     IndexedWriter,
-    progress_key,
     remove_index,
-    since_prefix,
+    remove_notes,
     write_entries,
 )
 from jobsync.database.registry import ResourceRegistry
@@ -131,15 +132,14 @@ class Backfill:
             building = [index for index in definition.indexes if not index.is_ready]
             changed = await self._list_changed(definition, building)
             if changed:
-                await self._clock.sleep(await self._measure_rest(name, changed))
+                await self._clock.sleep(await self._measure_rest(changed))
                 for index in building:
                     # So that nobody who goes on with it waits again.
-                    await self._note(name, index, None, _Progress())
+                    await self._note(index, None, _Progress())
             for index in building:
                 if await self._build(name, index) and await self._mark_ready(name, index.key):
                     self._events.emit(IndexReady(resource=name, index=index.rule.name))
-                notes = [progress_key(name, index.key), since_prefix(name) + index.key]
-                await self._get_store().drop(notes)
+                await remove_notes(self._get_store(), index.key)
             for index in definition.retired:
                 if definition.expiry is None:
                     # A sweep may have begun a move while the rule was dropped.
@@ -175,17 +175,16 @@ class Backfill:
         """Write the entries of all records to all ready indexes again."""
         for index in (await self._read(name)).indexes:
             if index.is_ready:
-                await self._get_store().drop([progress_key(name, index.key)])
+                await remove_notes(self._get_store(), index.key)
                 await self._build(name, index)
-                await self._get_store().drop([progress_key(name, index.key)])
+                await remove_notes(self._get_store(), index.key)
 
     async def _list_changed(
         self, definition: Definition, building: Sequence[IndexState]
     ) -> dict[str, str]:
         """Return the indexes that some process may not know yet as they are, and what they are."""
-        begun = {
-            index.key for index in building if await self._read_progress(definition.name, index)
-        }
+        notes = await self._get_store().get_many([PROGRESS + index.key for index in building])
+        begun = {index.key for index, note in zip(building, notes, strict=True) if note}
         return {
             **{index.key: "new" for index in building if index.key not in begun},
             # One that came back, and was retired again, has others who read it.
@@ -193,13 +192,13 @@ class Backfill:
             **dict.fromkeys(definition.abandoned, "abandoned"),
         }
 
-    async def _measure_rest(self, name: str, changed: Mapping[str, str]) -> float:
+    async def _measure_rest(self, changed: Mapping[str, str]) -> float:
         """Return how many seconds remain until every process knows how indexes have changed."""
-        store, prefix = self._get_store(), since_prefix(name)
+        store = self._get_store()
         delay = BUILD_DELAY if store.is_atomic else LATE_BUILD_DELAY
-        found = await store.get_many([prefix + key for key in changed])
+        found = await store.get_many([SINCE + key for key in changed], tombstones=True)
         notes = [
-            Put(prefix + key, {"state": state}, note)
+            Put(SINCE + key, {"state": state}, note)
             for (key, state), note in zip(changed.items(), found, strict=True)
             if note is None or note.value != {"state": state}
         ]
@@ -207,19 +206,19 @@ class Backfill:
             # If another process has just stored the same, that makes no difference.
             await store.write(notes)
             return delay
-        ages = await self._measure_ages(prefix, [note for note in found if note is not None])
+        ages = await self._measure_ages([note for note in found if note is not None])
         return max(0.0, delay - min(ages))
 
-    async def _measure_ages(self, prefix: str, notes: Sequence[Record]) -> list[float]:
+    async def _measure_ages(self, notes: Sequence[Record]) -> list[float]:
         """Return for how many seconds notes have been there, at least, by the store's clock."""
         store = self._get_store()
         ages = [await store.age(note) for note in notes]
         if None not in ages:
             return [age or 0.0 for age in ages]
         (record_id,) = self._components.ids.records(1)
-        probe = f"{prefix}{record_id}"
+        probe = f"{SINCE}{record_id}"
         await store.write([Put(probe, {})])
-        times = {head.key: head.written_at for head in await store.heads(prefix)}
+        times = {head.key: head.written_at for head in await store.heads(SINCE)}
         await store.drop([probe])
         now = times.get(probe)
         written = [times.get(note.key) for note in notes]
@@ -241,8 +240,7 @@ class Backfill:
         """Complete the moves of records that an index finds: they are due, by any clock."""
         if not isinstance(state.rule, ExpiryRule):
             return
-        clock = f"{BACKFILLS}{name}/clock/"
-        now = await measure_time(self._get_store(), clock, self._components)
+        now = await measure_time(self._get_store(), f"{BACKFILLS}clock/", self._components)
         until, after = rank_of_time(now + MAX_SKEW), ""
         records = (await self._registry.change(name, lambda now: now)).records
         index = records.open_index(state)
@@ -261,7 +259,7 @@ class Backfill:
         """
         store = self._get_store()
         writer = IndexedWriter(name, [index], self._components)
-        note = await self._note(name, index, None, _Progress())
+        note = await self._note(index, None, _Progress())
         while True:
             now = (await self._read(name)).find_index(index.rule.kind, index.rule.name)
             if now is None or now.key != index.key:
@@ -277,7 +275,7 @@ class Backfill:
             self._events.emit(IndexProgress(resource=name, index=index.rule.name, done=done))
             if len(records) < _PAGE:
                 return True
-            note = await self._note(name, index, note, _Progress(records[-1].key, done))
+            note = await self._note(index, note, _Progress(records[-1].key, done))
 
     async def _mark_ready(self, name: str, key: str) -> bool:
         """Mark an index as ready; return whether it was not before."""
@@ -295,24 +293,22 @@ class Backfill:
     async def _read(self, name: str) -> Definition:
         return (await self._registry.change(name, lambda now: now)).definition
 
-    async def _read_progress(self, name: str, index: IndexState) -> Record | None:
-        return await self._get_store().get(progress_key(name, index.key))
-
-    async def _note(
-        self, name: str, index: IndexState, base: Record | None, progress: _Progress
-    ) -> Record:
+    async def _note(self, index: IndexState, base: Record | None, progress: _Progress) -> Record:
         """Store how far it is; return what is stored, which may be another process's note."""
-        store, key = self._get_store(), progress_key(name, index.key)
+        store, key = self._get_store(), PROGRESS + index.key
         (outcome,) = await store.write([Put(key, msgspec.to_builtins(progress), base)])
         if not isinstance(outcome, Conflicted):
             return unwrap(outcome, key)
+        found = await store.get(key, tombstones=True)
+        if found is not None and not found.deleted:
+            return found
         # Without a note the index is complete by now: begin again, which does no harm.
-        return await store.get(key) or await self._note(name, index, None, _Progress())
+        return await self._note(index, found, _Progress())
 
 
-async def count_done(store: Store, resource: str, index: IndexState) -> int | None:
+async def count_done(store: Store, index: IndexState) -> int | None:
     """Return how many records a backfill has looked at; None if it has not begun, or has ended."""
-    note = await store.get(progress_key(resource, index.key))
+    note = await store.get(PROGRESS + index.key)
     return None if note is None else _read_note(note).done
 
 

@@ -43,6 +43,7 @@ from jobsync.stores.contract import (
     Record,
     Store,
     Unknown,
+    unwrap,
 )
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.record_codec import build_records
@@ -51,15 +52,16 @@ __all__ = [
     "BACKFILLS",
     "ENTRIES",
     "INDEXES",
+    "PROGRESS",
+    "SINCE",
     "EntryPage",
     "Index",
     "IndexEntry",
     "IndexRule",
     "IndexedWriter",
     "index_prefix",
-    "progress_key",
     "remove_index",
-    "since_prefix",
+    "remove_notes",
     "write_entries",
 ]
 
@@ -67,7 +69,13 @@ INDEXES = "index/"
 """The prefix of entries; each index of a resource has a level below it."""
 
 BACKFILLS = "backfill/"
-"""The prefix of notes on how far backfills are."""
+"""The prefix of what backfills note."""
+
+PROGRESS = f"{BACKFILLS}progress/"
+"""The prefix of notes on how far backfills are, by the key of the index."""
+
+SINCE = f"{BACKFILLS}since/"
+"""The prefix of notes on since when processes may disagree about an index, by its key."""
 
 ENTRIES = "_entries"
 """The field of a record with the nonces of the entries that are older than its last write."""
@@ -417,22 +425,25 @@ class Index:
         await remove_entries(self._store, dead)
 
 
-def progress_key(resource: str, index: str) -> str:
-    """Return the key of the note on how far the backfill of an index is."""
-    return f"{BACKFILLS}{resource}/{index}"
-
-
-def since_prefix(resource: str) -> str:
-    """Return the prefix of notes on since when processes may disagree about an index."""
-    return f"{BACKFILLS}{resource}/since/"
-
-
 async def remove_index(store: Store, resource: str, key: str) -> None:
     """Remove all entries of an index, and the notes on its backfill."""
     prefix = index_prefix(resource, key)
     while heads := await store.heads(prefix, limit=_PAGE):
         await store.drop([head.key for head in heads])
-    await store.drop([progress_key(resource, key), since_prefix(resource) + key])
+    await remove_notes(store, key)
+
+
+async def remove_notes(store: Store, key: str) -> None:
+    """Remove the notes on the backfill of an index.
+
+    By tombstones: another process that still builds the index may write them again.
+    """
+    while notes := [note for note in await store.get_many([PROGRESS + key, SINCE + key]) if note]:
+        for note, outcome in zip(
+            notes, await store.write([note.delete() for note in notes]), strict=True
+        ):
+            if not isinstance(outcome, Conflicted):
+                unwrap(outcome, note.key)
 
 
 async def remove_entries(store: Store, keys: Sequence[str]) -> None:

@@ -73,7 +73,7 @@ async def _read_indexes(store: Store, definition: Definition) -> ResourceStatus:
     partitions: list[IndexStatus[Partition]] = []
     expiry: IndexStatus[ExpiryRule] | None = None
     for state in definition.indexes:
-        done = None if state.is_ready else await count_done(store, definition.name, state)
+        done = None if state.is_ready else await count_done(store, state)
         match state.rule:
             case Partition() as rule:
                 partitions.append(IndexStatus(rule=rule, state=state, done=done))
