@@ -114,6 +114,20 @@ def test_a_false_reply_to_a_writer_is_found() -> None:
     assert len(check_replies(early)) == 1
 
 
+def test_a_conflict_is_true_if_the_record_was_dropped_in_between() -> None:
+    """Nothing is known of what was dropped: it may come back, or be gone for good."""
+    dropped = occurrence("drop", keys=["n/1"])
+    conflicted = reply("A", None, "Conflicted")
+    again = commit(1, "B", None)
+    late = [commit(1, "B", None), conflicted, dropped, commit(1, "A", None)]
+    for history in ([commit(1, "A", None), dropped, again, conflicted], late):
+        assert check_replies(history) == []
+        assert len(check_replies([each for each in history if each is not dropped])) == 1
+    refused = reply("A", None, "Refused")
+    assert len(check_replies([commit(1, "A", None), dropped, again, refused])) == 1
+    assert len(check_replies([dropped, commit(1, "A", None), again, conflicted])) == 1
+
+
 def test_a_conflict_without_a_cause_is_found() -> None:
     """If the base was current all the time, there was no conflict."""
     assert len(check_replies([*CHAIN, reply("C", "B", "Conflicted", since=2)])) == 1

@@ -260,8 +260,9 @@ class Store(ABC):
     async def drop(self, keys: Sequence[str]) -> None:
         """Remove records unconditionally, without leaving tombstones.
 
-        Only for keys that are never used again: a late copy of a create would bring its
-        record back.
+        Only for keys that are never used again, or whose writers all write the same: a late copy of
+        a create would bring its record back, and a create that was applied before the record was
+        dropped and created again is reported as conflicted if its own reply was lost.
         """
 
     @abstractmethod

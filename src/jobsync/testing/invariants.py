@@ -386,6 +386,14 @@ def _check_read(
             yield Violation("C1", f"{key}: read {nonce}, expected one of {possible}: {reply}")
 
 
+def _is_dropped(versions: Sequence[_Version], after: int, before: int) -> bool:
+    """Whether a record was dropped between two moments."""
+    return any(
+        version.nonce is None and version.unless is None and after < version.since < before
+        for version in versions
+    )
+
+
 def _check_write(
     versions: dict[str, list[_Version]], reply: Occurrence, at: int, applied: int | None
 ) -> str:
@@ -393,6 +401,12 @@ def _check_write(
     match details["outcome"]:
         case "Applied" if applied is None or not details["since"] <= applied < at:
             return "reported as applied, but was not"
+        case "Conflicted" if applied is not None and _is_dropped(
+            versions[details["key"]], *sorted((applied, at))
+        ):
+            # What was applied was dropped without a trace, and is there again by another write. Or
+            # what was in conflict was dropped, and a late copy was applied.
+            return ""
         case "Conflicted" | "Refused" if applied is not None:
             return f"reported as {details['outcome'].lower()}, but was applied"
         case "Conflicted":
