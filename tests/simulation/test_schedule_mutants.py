@@ -5,7 +5,6 @@ firing record that is written over another one is not a mutant: a state already 
 process fire an instant, and the record is there for states that were lost.
 """
 
-import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import schedule_stories
 from msgspec.structs import replace
 from mutants import catches
 
+from jobsync.coordination import fleet_clock
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.term import Term
 from jobsync.core import firing
@@ -244,15 +244,25 @@ def leads_idly_after_an_outage(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SchedulerPlugin, "_assign", assign)
 
 
+class _ByName(dict[str, None]):
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__()))
+
+
 def serves_jobs_by_name(patch: pytest.MonkeyPatch) -> None:
     """Of the jobs that wait for room, the first by name gets it."""
 
     def build(self: FiringLoop, *arguments: Any) -> None:
         was(self, *arguments)
-        self._numbers = itertools.repeat(0)  # type: ignore[assignment]
+        self._waiting = _ByName()
 
     was = FiringLoop.__init__
     patch.setattr(FiringLoop, "__init__", build)
+
+
+def believes_its_own_clock(patch: pytest.MonkeyPatch) -> None:
+    """Between two comparisons a process takes its clock for as exact as the store's."""
+    patch.setattr(fleet_clock, "_DRIFT", 0.0)
 
 
 KILLED: dict[Patch, tuple[schedule_stories.Story, int, str]] = {
@@ -280,6 +290,7 @@ KILLED: dict[Patch, tuple[schedule_stories.Story, int, str]] = {
     trusts_a_wrong_clock: (schedule_stories.skewed_buckets, 0, "K3"),
     leads_idly_after_an_outage: (schedule_stories.outage, 2, "KL1"),
     serves_jobs_by_name: (schedule_stories.crowded, 0, "K2"),
+    believes_its_own_clock: (schedule_stories.fast_clocks, 0, "K3"),
 }
 """For each mutant a story and a seed that catch it, and the invariant that it violates."""
 

@@ -301,7 +301,7 @@ class RecordFleet:
         is_bucket: whether the store writes each record on its own, and has no clock.
         weather: the faults of all links.
         early: seconds by which a process may misjudge the time; by default as much as it may be off
-            on a store without a clock, and as much as it drifts on another.
+            on a store without a clock, and none on another.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class RecordFleet:
         self.marks = count(1)
         self.is_quiet = False
         """Whether users do nothing more."""
-        allowed = early or (MAX_SKEW + 1.0 if is_bucket else 0.05)
+        allowed = early or (MAX_SKEW + 1.0 if is_bucket else 0.0)
         world.expect(lambda history: check_records(history, early=allowed))
 
     @property

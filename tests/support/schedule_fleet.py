@@ -135,8 +135,7 @@ class ScheduleFleet:
         world: the simulated world.
         has_clock: whether the store has a clock, as a database has; otherwise it is a bucket.
         weather: the faults of all links.
-        early: seconds by which a process may misjudge the clock of a store that has one, because
-            its own clock drifts.
+        early: seconds by which a process may misjudge the clock of a store that has one.
         options: for all schedulers.
     """
 
@@ -146,7 +145,7 @@ class ScheduleFleet:
         *,
         has_clock: bool = True,
         weather: Weather = CALM,
-        early: float = 0.05,
+        early: float = 0.0,
         **options: Any,
     ) -> None:
         self.world = world

@@ -37,6 +37,7 @@ __all__ = [
     "dies_by_hand",
     "downtime",
     "edits",
+    "fast_clocks",
     "forgets_history",
     "kill",
     "lacks",
@@ -182,12 +183,29 @@ async def lost_replies(world: World) -> None:
 async def crowded(world: World) -> None:
     """More is due than may run at once: every job gets its turn."""
     fleet = ScheduleFleet(world, max_concurrent_jobs=1)
-    jobs = {f"job{n}": {"schedule": "* * * * * *", "seconds": 2.0} for n in range(5)}
+    overlaps = ("skip", "skip", "allow", "queue", "skip")
+    jobs = {
+        f"job{n}": {"schedule": "* * * * * *", "seconds": 2.0, "overlap": overlap}
+        for n, overlap in enumerate(overlaps)
+    }
     fleet.add_all("ab", jobs)
     await asyncio.sleep(MINUTE)
     await fleet.settle()
     runs = {job: fleet.count_runs(job) for job in jobs}
     require(min(runs.values()) > 0.5 * max(runs.values()), "K2", f"unfair: {runs}")
+
+
+async def fast_clocks(world: World) -> None:
+    """Clocks run 5 % fast or slow, and the store is silent at times: nothing fires early."""
+    fleet = ScheduleFleet(world)
+    nodes = fleet.add_all("abc", FEW)
+    await fleet.wait_for_leader()
+    for _ in range(4):
+        for node in nodes:
+            node.clock.rate = world.dice.choice((0.951, 1.049))
+        await strikes.cut(nodes, world.dice.uniform(0, MINUTE))
+        await asyncio.sleep(world.dice.uniform(0, MINUTE))
+    await fleet.settle()
 
 
 async def edits(world: World) -> None:
@@ -473,6 +491,7 @@ STORIES: tuple[Story, ...] = (
     outage,
     lost_replies,
     crowded,
+    fast_clocks,
     edits,
     runs_by_hand,
     dies_by_hand,

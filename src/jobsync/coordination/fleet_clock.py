@@ -2,9 +2,11 @@
 
 It decides which instants of a schedule have come and which records have expired.
 
-Where the store has a clock, that clock decides. Its offset against this machine's monotonic clock
-is measured once a beat, so that reading the time costs nothing, and a step of this machine's wall
-clock changes nothing. On SQLite and in memory that clock is this machine's own, which all share.
+Where the store has a clock, that clock decides. It is compared with this machine's monotonic clock
+once a beat, so that reading the time costs nothing, and a step of this machine's wall clock changes
+nothing. What is returned between two comparisons is never ahead of the store's clock, as long as
+the rates of both differ by at most 5 %: it is the least that the store's time can be. On SQLite and
+in memory that clock is this machine's own, which all share.
 
 On objects the wall clock decides, but only while it agrees with the server's time of this worker's
 own heartbeats. A disagreement is a veto: this process must not decide what is due, and another
@@ -30,6 +32,12 @@ _AGREED_SKEW = 25.0
 _MAX_AGE = 60.0
 """Seconds for which a comparison holds while the store does not answer: clocks drift apart."""
 
+_DRIFT = 0.053
+"""Seconds that a clock gains or loses in a second against another, if their rates differ by 5 %."""
+
+_CLOSE = 0.01
+"""Seconds of doubt about the time that are not worth another comparison."""
+
 _UNKNOWN = "the store's time is not known yet"
 
 
@@ -46,12 +54,11 @@ class FleetClock:
     corrected clock at once, and fires nothing that was fired already. A step forward counts from
     the next refresh: the instants between are late, as after an outage.
 
-    If the store does not answer, its time is unknown after a minute. After an outage of hours, a
-    monotonic clock that runs a little fast is ahead by seconds, and instants would be fired early
-    as soon as the store answers.
+    If the store does not answer, its time is unknown after a minute, for the doubt grows.
 
     `measured_now` follows the clock that decides at once, also backwards. It is for what must not
-    be due early and can wait, such as the removal of a record.
+    be due early and can wait, such as the removal of a record. `estimate` is for times that are
+    shown to people: it is as likely ahead as behind.
 
     Args:
         membership: compares this machine's clock with an object store's.
@@ -65,8 +72,10 @@ class FleetClock:
         self._clock = components.clock
         self._uses_wall = False
         """Whether the store is known to have no clock."""
+        self._offsets: tuple[float, float] | None = None
+        """The least and the most that the store's time minus the monotonic time was then."""
         self._offset: float | None = None
-        """The store's time minus the monotonic time."""
+        """What is likely. It stays while it is possible, so that slow requests do not move it."""
         self._measured_at = 0.0
         """The monotonic time of that comparison."""
         self._has_failed = False
@@ -107,10 +116,30 @@ class FleetClock:
             self._shown = (now, mono)
         return now
 
+    def estimate(self) -> float:
+        """Return the likely time in Unix seconds, to say when something has happened."""
+        now = self.now()
+        return now if self._offset is None else max(now, self._clock.mono().seconds + self._offset)
+
+    async def reach(self, instant: float) -> None:
+        """Compare the clocks again if only that can tell whether a time has come.
+
+        A request for each time that something is due, rather than one for each look at the clock.
+        """
+        if self.measure_wait(instant) <= 0 and self.now() < instant:
+            await self.refresh()
+
+    def measure_wait(self, instant: float) -> float:
+        """Return how many seconds to wait until a time has come, or may have."""
+        wait = instant - self.now()
+        doubt = 0.0 if self._offsets is None or self._has_failed else self._find_drift()
+        return max(0.0, wait - doubt if doubt > _CLOSE else wait)
+
     def measured_now(self) -> float:
         """Return the time in Unix seconds as it was last measured; it may go back."""
-        if self._offset is not None:
-            return self._clock.mono().seconds + self._offset
+        if self._offsets is not None:
+            least, _ = self._offsets
+            return self._clock.mono().seconds + least - self._find_drift()
         skew = self._membership.clock_skew if self.is_off else None
         return self._clock.wall().seconds - (skew or 0.0)
 
@@ -120,8 +149,7 @@ class FleetClock:
 
         The text stays the same until the clocks agree again.
         """
-        if self._offset is not None:
-            # After an outage, a clock that runs a little fast may be ahead by seconds.
+        if self._offsets is not None:
             is_old = self._clock.mono().seconds - self._measured_at > _MAX_AGE
             return _UNKNOWN if is_old and self._has_failed else ""
         skew = self._membership.clock_skew
@@ -145,12 +173,19 @@ class FleetClock:
         if server is None:
             self._uses_wall = True
             return
-        # The server read its clock between the two. The least is taken: nothing must be due early.
-        # An offset that fits stays, so that a slow request does not move the time.
-        self._measured_at, self._has_failed = received, False
+        # The server read its clock between the two, and what was known before narrows that down.
         least, most = server.seconds - received, server.seconds - sent
-        if self._offset is None or not least <= self._offset <= most:
-            self._offset = least
+        if self._offsets is not None:
+            drift = self._find_drift()
+            low, high = self._offsets[0] - drift, self._offsets[1] + drift
+            if low <= most and least <= high:
+                least, most = max(low, least), min(high, most)
+        self._offsets, self._measured_at, self._has_failed = (least, most), received, False
+        self._offset = least if self._offset is None else min(max(self._offset, least), most)
+
+    def _find_drift(self) -> float:
+        """Return how many seconds the clocks may have drifted apart since they were compared."""
+        return _DRIFT * (self._clock.mono().seconds - self._measured_at)
 
 
 def _describe(skew: float, wall: float) -> str:

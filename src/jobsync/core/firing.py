@@ -337,17 +337,34 @@ def start_manually(state: JobState, run: ActiveRun) -> JobState | None:
 
 
 def finish(
-    name: str, state: JobState, run: ActiveRun, status: RunStatus, now: float, error: str = ""
+    name: str,
+    state: JobState,
+    run: ActiveRun,
+    status: RunStatus,
+    now: float,
+    error: str = "",
+    *,
+    ended_at: float | None = None,
 ) -> JobState | None:
     """Record how a run ended; None if it is no longer this owner's run.
 
     With `overlap="skip"`, the instants that were due while it ran become a gap.
+
+    Args:
+        name: of the job.
+        state: of the job.
+        run: the one that has ended.
+        status: how.
+        now: the time by which instants are due.
+        error: why it has failed.
+        ended_at: when it has ended, if not now.
     """
     current = state.find_run(run.id)
     if current is None or current.owner != run.owner:
         return None
     rest = tuple(other for other in state.running if other.id != run.id)
-    statistics = _count(state.statistics, run, status, now, error)
+    ended = now if ended_at is None else ended_at
+    statistics = _count(state.statistics, run, status, ended, error)
     state = msgspec.structs.replace(state, running=rest, statistics=statistics)
     if rest or state.effective.overlap != "skip" or not state.is_active:
         return state
@@ -358,14 +375,14 @@ def finish(
 
 
 def _count(
-    statistics: Statistics, run: ActiveRun, status: RunStatus, now: float, error: str
+    statistics: Statistics, run: ActiveRun, status: RunStatus, ended_at: float, error: str
 ) -> Statistics:
     """Return the statistics with one more run."""
     is_success = status == "success"
     durations = statistics.durations
     if status != "lost":
         # Nobody knows when a lost one has ended.
-        durations = (*durations, round(max(now - run.started_at, 0.0), 3))
+        durations = (*durations, round(max(ended_at - run.started_at, 0.0), 3))
     return msgspec.structs.replace(
         statistics,
         runs=statistics.runs + 1,
@@ -377,11 +394,11 @@ def _count(
             instant=run.instant,
             status=status,
             started_at=run.started_at,
-            ended_at=now,
+            ended_at=ended_at,
             error=error,
         ),
-        last_success=now if is_success else statistics.last_success,
-        last_failure=statistics.last_failure if is_success else now,
+        last_success=ended_at if is_success else statistics.last_success,
+        last_failure=statistics.last_failure if is_success else ended_at,
     )
 
 

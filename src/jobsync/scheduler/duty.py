@@ -217,7 +217,7 @@ class Duty:
             return before
         for name in wanted:
             (run_id,) = self._components.ids.records(1)
-            request = RunRequest(id=run_id, at=self._clock.now(), by=_AT_START)
+            request = RunRequest(id=run_id, at=self._clock.estimate(), by=_AT_START)
             await self._cache.update(name, partial(_request_start, request=request))
         progress = msgspec.structs.replace(before, fleet=tuple(sorted(fleet)))
         if term.epoch:

@@ -148,6 +148,8 @@ class FiringLoop:
             group.create_task(self._beat_forever())
             while True:
                 await self._take_over()
+                if self._heap:
+                    await self._clock.reach(self._heap[0][0])
                 self._start_due(group)
                 await self._wakeup.wait(self._find_wakeup())
 
@@ -216,7 +218,7 @@ class FiringLoop:
         while self._heap and self._planned.get(self._heap[0][-1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if self._heap and not self._clock.veto:
-            wakeup = min(wakeup, now + max(0.0, self._heap[0][0] - self._clock.now()))
+            wakeup = min(wakeup, now + self._clock.measure_wait(self._heap[0][0]))
         return wakeup
 
     def _start_due(self, group: asyncio.TaskGroup) -> None:
@@ -226,7 +228,7 @@ class FiringLoop:
                 # The clock was set since the last beat, or no beat was yet: the next reports it.
                 self._beat_wakeup.set()
             return
-        now = self._clock.now()
+        now, due = self._clock.now(), set[str]()
         while self._heap and self._heap[0][0] <= now:
             when, _, name = heapq.heappop(self._heap)
             if self._planned.get(name) != when:
@@ -235,32 +237,30 @@ class FiringLoop:
             if name in self._advancing:
                 # What makes us look may have happened after its decision.
                 self._again.add(name)
-                continue
-            if self._runs.room <= len(self._advancing):
+            else:
+                # Behind those that wait already: each of them gets its turn.
                 self._waiting[name] = None
-                self._delayed.add(name)
-                continue
-            task = group.create_task(self._advance(name))
-            self._advancing[name] = task
-            task.add_done_callback(partial(self._on_advanced, name))
+                due.add(name)
+        while self._waiting and self._runs.room > len(self._advancing):
+            name = next(iter(self._waiting))
+            del self._waiting[name]
+            if name in self._duty.names:
+                task = group.create_task(self._advance(name))
+                self._advancing[name] = task
+                task.add_done_callback(partial(self._on_advanced, name))
+        self._delayed |= due & self._waiting.keys()
 
     def _on_advanced(self, name: str, _: asyncio.Task[None]) -> None:
         self._advancing.pop(name, None)
-        self._look_at_waiting()
         if name in self._again:
             self._again.discard(name)
             self.look_at(name)
+        self._wakeup.set()
 
     def on_run_end(self, name: str) -> None:
-        """Look at those jobs that waited for room, and then at one whose run has ended."""
-        self._look_at_waiting()
+        """Look at a job whose run has ended, and at one that waited for room."""
         self.look_at(name)
-
-    def _look_at_waiting(self) -> None:
-        """Look at the jobs that wait for room: there may be some now."""
-        waiting, self._waiting = self._waiting, {}
-        for name in waiting:
-            self.look_at(name)
+        self._wakeup.set()
 
     async def _advance(self, name: str) -> None:
         """Decide one job, and start what is to be started."""
@@ -425,8 +425,9 @@ class FiringLoop:
     async def _beat_forever(self) -> None:
         clock, beat = self._components.clock, self._membership.timing.heartbeat
         while True:
-            # A process that stands back for its clock has to notice when that is right again.
-            if self._duty.names or self._veto:
+            # A process that stands back for its clock has to notice when that is right again. One
+            # that only runs jobs has to know the time when they end.
+            if self._duty.names or self._veto or self._runs.names:
                 await self._beat()
             is_unknown = bool(self._veto) and not self._clock.is_off
             await self._beat_wakeup.wait(clock.mono() + (min(beat, _RETRY) if is_unknown else beat))

@@ -130,11 +130,12 @@ class ManualRuns:
             Unavailable: the store does not answer, and nothing is recorded.
         """
         await self._wait_for_trust()
+        now = self._clock.estimate()
         run = ActiveRun(
             id=run_id,
-            instant=int(self._clock.now()),
+            instant=int(now),
             owner=self._membership.incarnation,
-            started_at=self._clock.now(),
+            started_at=now,
             is_manual=True,
         )
         await self._announce(job.name, run.owner)

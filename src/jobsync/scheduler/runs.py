@@ -22,7 +22,7 @@ from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import backoff_limit
 from jobsync.core.firing import explain_loss, finish
-from jobsync.core.job_state import ActiveRun, JobState, RunStatus
+from jobsync.core.job_state import ActiveRun, JobState
 from jobsync.core.messages import default_backoff
 from jobsync.errors import Corrupt, Invalid, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.context import JobContext
@@ -37,6 +37,8 @@ from jobsync.stores.contract import Record
 __all__ = ["KnownJob", "RunListener", "Runs", "find_calling_runs"]
 
 _FIRST_PAUSE = 0.1
+_MAX_DAMAGED = 8
+"""A record that so many replies show damaged is damaged where it is stored."""
 _LONGEST_PAUSE = 5.0
 _RELEASE_TIME = 1.0
 """Seconds for which a cancelled run waits for its release."""
@@ -259,7 +261,7 @@ class Runs:
             return None
         if not isinstance(record, Record):
             # The process before has stored the result, and died before it could say so.
-            await self._finish(name, run, record.status, record.error)
+            await self._finish(name, run, record)
             return None
         await self._check_trust(run)
         definition, context = state.effective, self._build_context(job, state, run, data)
@@ -273,14 +275,14 @@ class Runs:
             prepare=lambda: self._check_trust(run),
         )
         # By the clock of the fleet, as all times of a job: this machine's may be wrong.
-        entry = _describe_end(run, self._membership.worker_id, outcome, self._clock.now())
+        entry = _describe_end(run, self._membership.worker_id, outcome, self._clock.estimate())
         is_ours = await self._until_answered(
             run, lambda: self._write_result(name, run, record, entry)
         )
         if not is_ours:
             self._listener.on_lost(name, run, "another process has taken it over")
             return None
-        await self._finish(name, run, outcome.status, outcome.error)
+        await self._finish(name, run, entry)
         self._listener.on_end(run, context, outcome)
         return outcome
 
@@ -348,13 +350,16 @@ class Runs:
         """Take a run from the state that cannot be performed."""
         await self._cache.update(name, lambda state: _drop_run(state, run))
 
-    async def _finish(self, name: str, run: ActiveRun, status: RunStatus, error: str) -> None:
+    async def _finish(self, name: str, run: ActiveRun, entry: HistoryEntry) -> None:
         """Take a run that has a result from the job's state, and record what was due meanwhile."""
         now = self._clock.now()
 
         async def write() -> bool:
             await self._cache.update(
-                name, lambda state: finish(name, state, run, status, now, error)
+                name,
+                lambda state: finish(
+                    name, state, run, entry.status, now, entry.error, ended_at=entry.ended_at
+                ),
             )
             await self._cache.write_history(name, now)
             return True
@@ -402,16 +407,24 @@ class Runs:
         raise _RunLost("this process has lost its session")
 
     async def _until_answered(self, run: ActiveRun, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Repeat a request until the store answers; None if the run is no longer ours."""
-        attempt = 0
+        """Repeat a request until the store answers; None if the run is no longer ours.
+
+        Raises:
+            Corrupt: a record cannot be read, and that is not because a reply was damaged.
+        """
+        clock, attempt, damaged = self._components.clock, 0, 0
         while self._is_ours(run):
             try:
                 return await work()
             except (Unavailable, OutcomeUnknown):
                 attempt += 1
-                longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
-                pause = self._components.randomness.uniform(longest / 2, longest)
-                await self._components.clock.sleep(pause)
+            except Corrupt:
+                damaged += 1
+                if damaged == _MAX_DAMAGED:
+                    raise
+                attempt = damaged
+            longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
+            await clock.sleep(self._components.randomness.uniform(longest / 2, longest))
         return None
 
 

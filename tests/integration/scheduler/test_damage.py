@@ -153,6 +153,28 @@ async def test_a_run_whose_record_is_damaged_leaves_the_state(
     assert calls == ["job"]
 
 
+async def test_a_reply_that_arrives_damaged_loses_no_run(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is read again before it is given up."""
+    calls: list[str] = []
+    create, damages = JobHistory.create, iter(range(3))
+
+    async def damage(history: JobHistory, *arguments: Any) -> Any:
+        record = await create(history, *arguments)
+        if next(damages, None) is not None:
+            raise Corrupt("key", "it arrived damaged")
+        return record
+
+    monkeypatch.setattr(JobHistory, "create", damage)
+    jobs = {"job": {"schedule": NEVER, "action": lambda: calls.append("job")}}
+    async with run_scheduler(url, jobs) as stage:
+        await stage.scheduler.run_job("job")
+        (entry,) = await stage.scheduler.job_history("job")
+    assert (calls, entry.status) == (["job"], "success")
+    assert next(damages, None) is None
+
+
 async def test_a_job_whose_record_was_removed_is_stored_again(url: str) -> None:
     """As the message about a damaged one advises."""
     calls: list[str] = []
