@@ -230,7 +230,11 @@ class ScheduleFleet:
     ) -> None:
         """Change a job from a process, as an operator does; what the store refuses is given up."""
         assert process.scheduler is not None
-        call = getattr(process.scheduler, f"{deed}_job")
+        if deed == "request":
+            # What `jobsync schedules run` does.
+            call = process.scheduler._get_parts().operations.request_run
+        else:
+            call = getattr(process.scheduler, f"{deed}_job")
         self.note_asked(process.node)
         try:
             await process.node.run(call(name, **options))

@@ -30,6 +30,7 @@ from jobsync.testing.strikes import STRIKES, Strike
 __all__ = [
     "STORIES",
     "Story",
+    "asks_for_runs",
     "begins",
     "crowded",
     "cut",
@@ -253,6 +254,22 @@ async def runs_by_hand(world: World) -> None:
     mend(world)
     await fleet.settle(3 * MINUTE)
     await check_runs_by_hand(fleet)
+
+
+async def asks_for_runs(world: World) -> None:
+    """Operators ask for runs, and the store often does not answer: each run starts soon."""
+    fleet = ScheduleFleet(world)
+    nodes = fleet.add_all("ab", BY_HAND)
+    await fleet.wait_for_leader()
+    for _ in range(30):
+        process = fleet.find_process(world.dice.choice("ab"))
+        await fleet.operate(process, world.dice.choice(sorted(BY_HAND)), "request")
+        for node in nodes:
+            for link in node.links:
+                link.weather = Weather(refused=0.4, unanswered=0.2, patience=1.0)
+        await asyncio.sleep(world.dice.uniform(0, 3 * BEAT))
+        mend(world)
+    await fleet.settle()
 
 
 async def dies_by_hand(world: World) -> None:
@@ -494,6 +511,7 @@ STORIES: tuple[Story, ...] = (
     fast_clocks,
     edits,
     runs_by_hand,
+    asks_for_runs,
     dies_by_hand,
     forgets_history,
     pauses_jobs,

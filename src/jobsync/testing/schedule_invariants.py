@@ -183,6 +183,8 @@ class _FiringChecker:
                 yield Violation("K2", f"{job}: these are not in the history: {state.gaps}")
             if is_old and state.queued and state.is_active and not state.running:
                 yield Violation("K2", f"{job}: queued and never started: {state.queued}")
+            if is_old and state.requests and not state.running:
+                yield Violation("KL2", f"{job}: asked for and never started: {state.requests}")
             yield from self._find_unexecuted(job, records, state, now - slack)
             yield from _find_outdated(job, records, state, is_old=is_old)
 

@@ -27,6 +27,7 @@ from jobsync import (
     QueuePlugin,
     S3QueuePlugin,
     Snooze,
+    Unavailable,
 )
 from jobsync.events import known_events
 from jobsync.queue.backend import ClaimResult, NewMessage
@@ -383,6 +384,33 @@ async def test_a_slow_settlement_is_not_lost(url: str) -> None:
             assert queue.stats()["completed"] == 0
         await until(lambda: queue.stats()["completed"] == 1)
         assert queue.stats()["lost"] == 0
+
+
+async def test_a_queue_that_is_paused_in_an_outage_is_ready_after_it(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for nothing while it is paused, so it waits for no answer either."""
+    claim, is_away = SqlBackend.claim, False
+
+    async def claim_or_fail(*arguments: Any, **options: Any) -> ClaimResult:
+        if is_away:
+            raise Unavailable("queue", "the request was refused")
+        return await claim(*arguments, **options)
+
+    monkeypatch.setattr(SqlBackend, "claim", claim_or_fail)
+    queue = QueuePlugin(
+        resource="tasks", on_message=lambda _: None, heartbeat_interval=0.2, worker_timeout=0.8
+    )
+    await db.use_plugin(queue)
+    for n in (1, 2):
+        is_away = True
+        await queue.enqueue({"n": n})
+        await until(lambda: "not answered its claims" in queue.unready(), "it is silent")
+        queue.pause()
+        is_away = False
+        await until(lambda: queue.unready() == "", "it is ready")
+        queue.resume()
+        await until(lambda: queue.stats()["completed"] == n, "it works")  # noqa: B023 - awaited
 
 
 async def test_a_plain_handler_learns_that_its_worker_has_failed(url: str) -> None:

@@ -1,6 +1,7 @@
 """The SQLite store: where its file may be, and its failures."""
 
 import asyncio
+import datetime as dt
 import math
 import os
 import sqlite3
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -29,6 +31,7 @@ from jobsync import (
 from jobsync.stores.sqlite import file as sqlitefile
 from jobsync.stores.sqlite.file import SQLITE_STEPS, CommitFailed, SqliteFile, filesystem_of
 from jobsync.stores.sqlite.store import SqliteStore
+from jobsync.stores.sqlite.user_connection import SqliteConnection
 
 
 @pytest.fixture
@@ -626,6 +629,7 @@ _WAITS_FOR_A_LOCK = """
 import asyncio, sqlite3, sys
 from pathlib import Path
 from jobsync.stores.sqlite.store import SqliteStore
+from jobsync.stores.sqlite.user_connection import SqliteConnection
 
 async def main():
     store = await SqliteStore.connect(Path(sys.argv[1]))
@@ -703,3 +707,20 @@ async def test_a_listing_of_a_range_reads_only_the_range(
     few = await count_steps()
     await store.write([Put(f"n/{i:04d}", 0) for i in range(31, 1000)])
     assert await count_steps() == few > 20
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Kolkata", "America/St_Johns"])
+def test_a_time_with_a_zone_means_that_moment_in_any_configured_zone(
+    tmp_path: Path, zone: str | None
+) -> None:
+    """Only a time without one is in the zone of the connection, or of the process."""
+    path = tmp_path / "times.db"
+    configured = None if zone is None else ZoneInfo(zone)
+    connection = SqliteConnection(path, Components.system().clock, configured)
+    noon = dt.datetime(2026, 7, 1, 12, tzinfo=dt.UTC)
+    shown = "2026-07-01 12:00:00.000"
+    moments = [noon.astimezone(ZoneInfo(name)) for name in ("UTC", "Asia/Tokyo", "America/Adak")]
+    local = noon.astimezone(configured).replace(tzinfo=None)
+    for moment in (*moments, local):
+        assert connection.execute("SELECT %s", [moment]).fetchone() == (shown,), moment
+    connection.close()
