@@ -27,7 +27,7 @@ from jobsync import (
 from jobsync.core.expiry import ExpiryRule
 from jobsync.database import backfill as backfill_module
 from jobsync.database.backfill import BUILD_DELAY, LATE_BUILD_DELAY
-from jobsync.database.index import PROGRESS, SINCE
+from jobsync.database.index import NOTES, progress_key, since_key
 from jobsync.database.resource_records import DEFINITION_AGE
 from jobsync.stores.contract import (
     BURIAL_AGE,
@@ -165,7 +165,7 @@ async def list_keys(database: Database, prefix: str) -> list[str]:
 
 async def list_notes(database: Database) -> list[str]:
     """Return the keys of all notes on backfills."""
-    return [*await list_keys(database, PROGRESS), *await list_keys(database, SINCE)]
+    return await list_keys(database, NOTES)
 
 
 async def count_entries(database: Database, name: str = "r") -> int:
@@ -752,7 +752,7 @@ async def test_a_process_that_comes_later_waits_only_for_the_rest(fleet: Fleet) 
     assert delay - (time.monotonic() - began) - 0.1 <= rest <= delay - 2
     await fleet.finish_all(work)
     await check_region(two.resource("r"), ["a"])
-    assert await list_keys(two, SINCE) == []
+    assert await list_notes(two) == []
 
 
 async def test_an_index_that_is_retired_later_is_waited_for_from_then_on(fleet: Fleet) -> None:
@@ -763,15 +763,15 @@ async def test_an_index_that_is_retired_later_is_waited_for_from_then_on(fleet: 
     await one.create_resource("r", partitions=BY_REGION)
     sleeps = fleet.clock.sleeps
     await until(lambda: sleeps[delay], "it waits")
-    (note,) = await one.store.scan(SINCE)
+    (note,) = await one.store.scan(NOTES)
     assert note.value == {"state": "new"}
     await one.drop_partition("r", "by_region")
     work = asyncio.create_task(one.backfill("r"))
     await until(lambda: sleeps[delay] == 2, "it waits for as long again")
-    (note,) = await one.store.scan(SINCE)
+    (note,) = await one.store.scan(NOTES)
     assert note.value == {"state": "retired 1"}
     await fleet.finish_all(work)
-    assert await list_keys(one, SINCE) == []
+    assert await list_notes(one) == []
 
 
 async def test_two_processes_may_backfill_at_once(
@@ -808,7 +808,7 @@ async def test_notes_on_a_backfill_may_be_written_again_after_it_has_ended(fleet
     await database.create_resource("r", partitions=BY_REGION)
     await fleet.finish(database)
     (index,) = database.resource("r").definition.indexes
-    keys = [PROGRESS + index.key, SINCE + index.key]
+    keys = [progress_key(index.key), since_key(index.key)]
     assert await list_notes(database) == []
     first, since = await database.store.get_many(keys, tombstones=True)
     assert (first and first.deleted, since and since.deleted) == (True, True)
@@ -820,7 +820,7 @@ async def test_notes_on_a_backfill_may_be_written_again_after_it_has_ended(fleet
     assert again.deleted
     assert again.seq > first.seq
     await database.tidy()
-    assert {PROGRESS, SINCE} <= set(buried)
+    assert NOTES in buried
 
 
 async def test_a_backfill_stops_when_its_partition_is_replaced(

@@ -33,11 +33,12 @@ from jobsync.core.expiry import ExpiryRule, rank_of_time
 from jobsync.database.definition import Definition, IndexState
 from jobsync.database.index import (
     BACKFILLS,
-    PROGRESS,
-    SINCE,
+    NOTES,
     IndexedWriter,
+    progress_key,
     remove_index,
     remove_notes,
+    since_key,
     write_entries,
 )
 from jobsync.database.registry import ResourceRegistry
@@ -183,7 +184,7 @@ class Backfill:
         self, definition: Definition, building: Sequence[IndexState]
     ) -> dict[str, str]:
         """Return the indexes that some process may not know yet as they are, and what they are."""
-        notes = await self._get_store().get_many([PROGRESS + index.key for index in building])
+        notes = await self._get_store().get_many([progress_key(index.key) for index in building])
         begun = {index.key for index, note in zip(building, notes, strict=True) if note}
         return {
             **{index.key: "new" for index in building if index.key not in begun},
@@ -196,9 +197,9 @@ class Backfill:
         """Return how many seconds remain until every process knows how indexes have changed."""
         store = self._get_store()
         delay = BUILD_DELAY if store.is_atomic else LATE_BUILD_DELAY
-        found = await store.get_many([SINCE + key for key in changed], tombstones=True)
+        found = await store.get_many([since_key(key) for key in changed], tombstones=True)
         notes = [
-            Put(SINCE + key, {"state": state}, note)
+            Put(since_key(key), {"state": state}, note)
             for (key, state), note in zip(changed.items(), found, strict=True)
             if note is None or note.value != {"state": state}
         ]
@@ -216,9 +217,9 @@ class Backfill:
         if None not in ages:
             return [age or 0.0 for age in ages]
         (record_id,) = self._components.ids.records(1)
-        probe = f"{SINCE}{record_id}"
+        probe = f"{NOTES}{record_id}"
         await store.write([Put(probe, {})])
-        times = {head.key: head.written_at for head in await store.heads(SINCE)}
+        times = {head.key: head.written_at for head in await store.heads(NOTES)}
         await store.drop([probe])
         now = times.get(probe)
         written = [times.get(note.key) for note in notes]
@@ -295,7 +296,7 @@ class Backfill:
 
     async def _note(self, index: IndexState, base: Record | None, progress: _Progress) -> Record:
         """Store how far it is; return what is stored, which may be another process's note."""
-        store, key = self._get_store(), PROGRESS + index.key
+        store, key = self._get_store(), progress_key(index.key)
         (outcome,) = await store.write([Put(key, msgspec.to_builtins(progress), base)])
         if not isinstance(outcome, Conflicted):
             return unwrap(outcome, key)
@@ -308,7 +309,7 @@ class Backfill:
 
 async def count_done(store: Store, index: IndexState) -> int | None:
     """Return how many records a backfill has looked at; None if it has not begun, or has ended."""
-    note = await store.get(PROGRESS + index.key)
+    note = await store.get(progress_key(index.key))
     return None if note is None else _read_note(note).done
 
 

@@ -30,7 +30,7 @@ from jobsync.database.backfill import Backfill
 from jobsync.database.cleanup import Cleanup, CleanupScope, DatabaseTidied
 from jobsync.database.definition import Definition, Rule
 from jobsync.database.document import CREATED, UPDATED
-from jobsync.database.index import PROGRESS, SINCE
+from jobsync.database.index import NOTES
 from jobsync.database.plugin import Plugin, check_plugin_name
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.read_cache import ReadGuard, WatchedStore
@@ -570,7 +570,7 @@ class Database(EventEmitter):
         dropped = {f"{DATA}{name}/": note for name, note in notes.items()}
         data = {f"{DATA}{name}/" for name in await self.list_resources()}
         own = [storage.prefix for storage in storages]
-        prefixes = [DEFINITIONS, DROPPED, PROGRESS, SINCE, *sorted(data | dropped.keys()), *own]
+        prefixes = [DEFINITIONS, DROPPED, NOTES, *sorted(data | dropped.keys()), *own]
         return CleanupScope(prefixes, storages, dropped)
 
     def _run_while_connected(self, work: Work, name: str) -> None:

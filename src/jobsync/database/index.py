@@ -52,16 +52,17 @@ __all__ = [
     "BACKFILLS",
     "ENTRIES",
     "INDEXES",
-    "PROGRESS",
-    "SINCE",
+    "NOTES",
     "EntryPage",
     "Index",
     "IndexEntry",
     "IndexRule",
     "IndexedWriter",
     "index_prefix",
+    "progress_key",
     "remove_index",
     "remove_notes",
+    "since_key",
     "write_entries",
 ]
 
@@ -71,11 +72,9 @@ INDEXES = "index/"
 BACKFILLS = "backfill/"
 """The prefix of what backfills note."""
 
-PROGRESS = f"{BACKFILLS}progress/"
-"""The prefix of notes on how far backfills are, by the key of the index."""
-
-SINCE = f"{BACKFILLS}since/"
-"""The prefix of notes on since when processes may disagree about an index, by its key."""
+NOTES = f"{BACKFILLS}note/"
+"""The prefix of notes on indexes that are built or removed. One level, so that one listing shows
+which were deleted."""
 
 ENTRIES = "_entries"
 """The field of a record with the nonces of the entries that are older than its last write."""
@@ -425,6 +424,16 @@ class Index:
         await remove_entries(self._store, dead)
 
 
+def progress_key(index: str) -> str:
+    """Return the key of the note on how far the backfill of an index is."""
+    return f"{NOTES}{index}.progress"
+
+
+def since_key(index: str) -> str:
+    """Return the key of the note on since when processes may disagree about an index."""
+    return f"{NOTES}{index}.since"
+
+
 async def remove_index(store: Store, resource: str, key: str) -> None:
     """Remove all entries of an index, and the notes on its backfill."""
     prefix = index_prefix(resource, key)
@@ -438,7 +447,8 @@ async def remove_notes(store: Store, key: str) -> None:
 
     By tombstones: another process that still builds the index may write them again.
     """
-    while notes := [note for note in await store.get_many([PROGRESS + key, SINCE + key]) if note]:
+    keys = [progress_key(key), since_key(key)]
+    while notes := [note for note in await store.get_many(keys) if note]:
         for note, outcome in zip(
             notes, await store.write([note.delete() for note in notes]), strict=True
         ):

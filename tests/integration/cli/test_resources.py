@@ -7,7 +7,7 @@ from terminal import on_terminal, read_json
 
 from jobsync import Components, Database, Put, open_store
 from jobsync.database.definition import IndexState
-from jobsync.database.index import PROGRESS
+from jobsync.database.index import progress_key
 from jobsync.status.resources import read_resources_status
 
 
@@ -62,6 +62,6 @@ async def note_progress(url: str, done: int) -> None:
     try:
         orders, _ = await read_resources_status(store, Components.system())
         state: IndexState = orders.partitions[0].state
-        await store.write([Put(PROGRESS + state.key, {"after": "", "done": done})])
+        await store.write([Put(progress_key(state.key), {"after": "", "done": done})])
     finally:
         await store.close()
