@@ -99,6 +99,20 @@ async def test_every_invalid_field_is_listed_and_nothing_is_written(sessions: Re
     assert await sessions.count() == 0
 
 
+@pytest.mark.parametrize("bad", [2**70, float("nan"), {1: 2}, "\ud800"])
+@pytest.mark.parametrize("size", [2, 1_500, 10_001])
+async def test_a_value_that_is_not_json_is_refused_before_anything_is_written(
+    database: Database, size: int, bad: object
+) -> None:
+    """Also the last of so many that they are written in parts."""
+    loose = await database.create_resource("loose", {})
+    rows: list[dict[str, object]] = [{"id": f"{n:05d}"} for n in range(size)]
+    rows[-1]["value"] = bad
+    with pytest.raises((Invalid, InvalidRecord), match="value"):
+        await loose.insert_many(rows)
+    assert await loose.count() == 0
+
+
 async def test_unknown_fields_are_stored_unless_strict(database: Database) -> None:
     """With `strict`, fields that the schema does not describe are refused."""
     loose = await database.create_resource("loose", {"n": "number"})

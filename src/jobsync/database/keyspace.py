@@ -223,7 +223,7 @@ async def create_many(keyspace: Keyspace, values: Mapping[str, Json]) -> BatchRe
     keys = {name: keyspace.key(name) for name in values}
     batch = _BatchWrite(keyspace)
     conflicted: list[str] = []
-    for names in _split(_measure(values), keyspace.store):
+    for names in _split(_measure(values, keyspace.store), keyspace.store):
         conflicted += await batch.send({name: Put(keys[name], values[name]) for name in names})
 
     def plan(name: str, base: Record | None) -> Change | None:
@@ -250,14 +250,19 @@ async def remove_many(keyspace: Keyspace, names: Sequence[str]) -> BatchResult:
     return batch.result
 
 
-def _measure(values: Mapping[str, Json]) -> Iterator[tuple[str, int]]:
+def _measure(values: Mapping[str, Json], store: Store) -> Iterator[tuple[str, int]]:
     """Yield each name with its size, or with 0 if all fit into one write."""
     documents = list(values.values())
-    if len(documents) > _MAX_RECORDS or not _fits_one_write(documents):
+    if len(documents) > _find_limit(store) or not _fits_one_write(documents):
         # All are encoded before any is sent, so that an invalid one in a later part stops all.
         yield from zip(values, map(len, encode_all(documents)), strict=True)
     else:
         yield from ((name, 0) for name in values)
+
+
+def _find_limit(store: Store) -> int:
+    """Return how many records one write may have."""
+    return _MAX_RECORDS if store.is_atomic else min(_MAX_RECORDS, _MAX_REQUESTS)
 
 
 def _fits_one_write(documents: list[Json]) -> bool:
@@ -269,7 +274,7 @@ def _fits_one_write(documents: list[Json]) -> bool:
 
 def _split(sized: Iterator[tuple[str, int]], store: Store) -> Iterator[list[str]]:
     """Yield parts that are small enough for one write."""
-    most = _MAX_RECORDS if store.is_atomic else min(_MAX_RECORDS, _MAX_REQUESTS)
+    most = _find_limit(store)
     part: list[str] = []
     total = 0
     for name, size in sized:
