@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar, copy_context
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
@@ -143,7 +144,14 @@ class OwnThread:
         """Run a coroutine on the thread's loop."""
         self._check_process()
         _check_alive(self._done)
-        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        coroutine = work()
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            # The loop is closed, and the member is about to report why.
+            coroutine.close()
+            future = Future[T]()
+            future.cancel()
         return await _while_alive(self._done, asyncio.wrap_future(future))
 
     async def finish(self) -> None:
@@ -198,7 +206,7 @@ async def _while_alive(member: "asyncio.Future[None]", work: "asyncio.Future[T]"
         work.cancel()
         _check_alive(member)
     if work.cancelled():
-        # The loop that it ran on has ended, and the member is about to report why.
+        # The loop that it was to run on has ended, and the member is about to report why.
         await asyncio.wait([member], timeout=_ERROR_TIMEOUT)
         _check_alive(member)
     return await work

@@ -1,11 +1,15 @@
-"""Waiting for the first of several coroutines."""
+"""Members on threads of their own, and waiting for the first of several coroutines."""
 
 import asyncio
 import gc
+import threading
+from typing import Any
 
 import pytest
+from waiting import until
 
-from jobsync.coordination.runner import listening
+from jobsync.coordination.runner import OwnThread, listening
+from jobsync.errors import Unavailable
 
 
 async def test_a_change_while_the_block_runs_counts() -> None:
@@ -116,3 +120,33 @@ async def test_a_closed_block_waits_for_nothing_more() -> None:
     listener.close()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.gather(*waits)
+
+
+async def test_a_call_just_after_the_thread_s_loop_has_ended_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found: the loop was closed, and the thread had not reported it yet: "Event loop is closed"."""
+    ends, reports = threading.Event(), threading.Event()
+    thread, report = OwnThread(), OwnThread.post_home
+
+    async def live() -> None:
+        while not ends.is_set():
+            await asyncio.sleep(0.001)
+
+    def report_later(host: OwnThread, *call: Any) -> None:
+        reports.wait()
+        report(host, *call)
+
+    async def work() -> None:
+        raise AssertionError("the loop is closed")
+
+    monkeypatch.setattr(OwnThread, "post_home", report_later)
+    thread.start(live)
+    ends.set()
+    await until(thread._loop.is_closed, "the loop is closed")
+    call = asyncio.create_task(thread.call(work))
+    await asyncio.sleep(0)
+    reports.set()
+    with pytest.raises(Unavailable, match="the session.*it has ended"):
+        await call
+    gc.collect()
