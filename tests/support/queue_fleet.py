@@ -17,7 +17,7 @@ from typing import Any
 
 from jobsync import JobsyncError
 from jobsync.core.messages import Cancel, Snooze
-from jobsync.database.database import DisconnectIncomplete
+from jobsync.database.connection import DisconnectIncomplete
 from jobsync.database.plugin import Plugin
 from jobsync.errors import Invalid, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.queue.context import BlockingContext, Context

@@ -237,6 +237,19 @@ class Backfill:
         for index in (await self._read(name)).kept_indexes:
             await self._complete_moves_in(name, index)
 
+    async def drop_index(self, resource: str, kind: str, name: str) -> None:
+        """Retire an index, whose entries are removed by the next run.
+
+        Raises:
+            NotFound: there is no such resource or index; lists the known ones.
+        """
+        definition = await self._read(resource)
+        index = definition.find_index(kind, name)
+        if index is None:
+            known = [each.rule.name for each in definition.indexes if each.rule.kind == kind]
+            raise NotFound(f"{kind} of {resource}", name, known)
+        await self._registry.change(resource, methodcaller("remove_index", index.key))
+
     async def _complete_moves_in(self, name: str, state: IndexState) -> None:
         """Complete the moves of records that an index finds: they are due, by any clock."""
         if not isinstance(state.rule, ExpiryRule):

@@ -9,22 +9,27 @@ Tombstones are buried once they are an hour old (`BURIAL_AGE`). What cannot be r
 removed next time.
 """
 
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
 
 from jobsync.components import Components
 from jobsync.core.codec import Json
-from jobsync.database.index import remove_index
+from jobsync.database.index import NOTES, remove_index
 from jobsync.database.plugin_storage import PluginStorage
-from jobsync.database.registry import list_dropped_indexes
+from jobsync.database.registry import (
+    DEFINITIONS,
+    DROPPED,
+    ResourceRegistry,
+    list_dropped_indexes,
+)
 from jobsync.database.resource_records import DATA
 from jobsync.database.supervisor import WorkPostponed
 from jobsync.errors import JobsyncError, Unavailable
 from jobsync.events import Event
 from jobsync.stores.contract import BURIAL_AGE, Applied, Put, Record, Store
 
-__all__ = ["LAST_CLEANUPS", "Cleanup", "CleanupScope", "DatabaseTidied"]
+__all__ = ["LAST_CLEANUPS", "Cleanup", "DatabaseTidied"]
 
 LAST_CLEANUPS = "tidy/turn"
 """The record with the time of each prefix's last cleanup."""
@@ -46,7 +51,7 @@ class DatabaseTidied(Event, frozen=True, kw_only=True):
     """Number of plugins' values that had expired."""
 
 
-class CleanupScope(msgspec.Struct, frozen=True):
+class _CleanupScope(msgspec.Struct, frozen=True):
     """What a cleanup covers."""
 
     prefixes: Sequence[str]
@@ -55,9 +60,9 @@ class CleanupScope(msgspec.Struct, frozen=True):
     dropped: Mapping[str, Record]
     """Notes about dropped resources, by their prefix; see `ResourceRegistry.drop`."""
 
-    def limit_to(self, prefixes: Container[str]) -> "CleanupScope":
+    def limit_to(self, prefixes: Container[str]) -> "_CleanupScope":
         """Return the part of this scope that is under some prefixes."""
-        return CleanupScope(
+        return _CleanupScope(
             [prefix for prefix in self.prefixes if prefix in prefixes],
             [storage for storage in self.storages if storage.prefix in prefixes],
             {prefix: note for prefix, note in self.dropped.items() if prefix in prefixes},
@@ -70,20 +75,23 @@ class Cleanup:
     Args:
         get_store: returns the store, or raises why it cannot be used.
         components: time, randomness and events.
-        find_scope: returns all that a cleanup covers.
+        registry: of the resources.
+        list_storages: returns the storages of plugins.
     """
 
     def __init__(
         self,
         get_store: Callable[[], Store],
         components: Components,
-        find_scope: Callable[[], Awaitable[CleanupScope]],
+        registry: ResourceRegistry,
+        list_storages: Callable[[], Sequence[PluginStorage]],
     ) -> None:
         self._get_store = get_store
         self._clock = components.clock
         self._randomness = components.randomness
         self._events = components.events
-        self._find_scope = find_scope
+        self._registry = registry
+        self._list_storages = list_storages
 
     async def run(self) -> None:
         """Clean up at intervals, unless another process has."""
@@ -104,7 +112,17 @@ class Cleanup:
         """Clean up everything now; return what was removed."""
         return await self._clean(await self._find_scope())
 
-    async def _clean(self, scope: CleanupScope) -> DatabaseTidied:
+    async def _find_scope(self) -> _CleanupScope:
+        """Return all that a cleanup covers."""
+        storages = self._list_storages()
+        notes = await self._registry.read_dropped()
+        dropped = {f"{DATA}{name}/": note for name, note in notes.items()}
+        data = {f"{DATA}{name}/" for name in await self._registry.refresh()}
+        own = [storage.prefix for storage in storages]
+        prefixes = [DEFINITIONS, DROPPED, NOTES, *sorted(data | dropped.keys()), *own]
+        return _CleanupScope(prefixes, storages, dropped)
+
+    async def _clean(self, scope: _CleanupScope) -> DatabaseTidied:
         swept = sum([await storage.sweep() for storage in scope.storages])
         buried = sum([await self._bury(prefix) for prefix in scope.prefixes])
         await self._forget(scope.dropped)
@@ -138,7 +156,7 @@ class Cleanup:
         if old:
             await store.write([note.delete() for note in old.values()])
 
-    async def _claim(self, interval: float) -> CleanupScope:
+    async def _claim(self, interval: float) -> _CleanupScope:
         """Claim the prefixes not cleaned for an interval; none, if another process is faster."""
         scope, store, now = await self._find_scope(), self._get_store(), self._clock.wall().seconds
         record = await store.get(LAST_CLEANUPS, tombstones=True)

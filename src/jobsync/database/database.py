@@ -9,108 +9,37 @@ the same error until it is disconnected.
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
-from contextvars import Context, copy_context
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
-
-import msgspec
+from typing import Any, Self, TypeVar
 
 from jobsync.components import Components
-from jobsync.coordination.runner import run_for
 from jobsync.core.attributes import parse
-from jobsync.core.clock import Clock, Mono
 from jobsync.core.partitions import parse_partitions
 from jobsync.core.schema import Fields
 from jobsync.core.secrets import redact
 from jobsync.core.urls import StoreUrl
 from jobsync.database.backfill import Backfill
-from jobsync.database.cleanup import Cleanup, CleanupScope, DatabaseTidied
-from jobsync.database.definition import Definition, Rule
+from jobsync.database.cleanup import Cleanup, DatabaseTidied
+from jobsync.database.connection import Connection, DatabaseConnected, DatabaseDisconnected
+from jobsync.database.definition import Rule
 from jobsync.database.document import CREATED, UPDATED
-from jobsync.database.index import NOTES
-from jobsync.database.plugin import Plugin, check_plugin_name
+from jobsync.database.plugin import Plugin
+from jobsync.database.plugin_set import PluginSet
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.read_cache import ReadGuard, WatchedStore
-from jobsync.database.registry import DEFINITIONS, DROPPED, Registry, ResourceRegistry
+from jobsync.database.registry import Registry, ResourceRegistry
 from jobsync.database.resource import Resource
-from jobsync.database.resource_records import DATA
 from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import LifecycleLock, Supervisor, Work
-from jobsync.errors import (
-    Invalid,
-    NotFound,
-    format_error,
-    safe_str,
-)
-from jobsync.events import Event, EventEmitter, is_exit
+from jobsync.errors import Invalid, format_error
+from jobsync.events import EventEmitter
 from jobsync.stores.contract import Store
 from jobsync.stores.opening import open_store, read_url
 
-__all__ = [
-    "Database",
-    "DatabaseConnected",
-    "DatabaseDisconnected",
-    "DisconnectIncomplete",
-    "ProcessesDisagree",
-]
+__all__ = ["Database"]
 
 P = TypeVar("P", bound=Plugin)
-
-_STOP_TIME = 5.0
-"""Seconds that a disconnect may take without plugins."""
-_CANCEL_TIME = 0.15
-"""Seconds in which a step of a disconnect must end after it is cancelled."""
-
-
-class _StoreEvent(Event, frozen=True, kw_only=True):
-    store: str
-
-
-class DatabaseConnected(_StoreEvent, frozen=True, kw_only=True):
-    """The store answers, and the plugins added before have started."""
-
-    name = "db:connected"
-
-
-class DatabaseDisconnected(_StoreEvent, frozen=True, kw_only=True):
-    """The plugins have stopped; the store is no longer used."""
-
-    name = "db:disconnected"
-
-
-class DisconnectIncomplete(_StoreEvent, frozen=True, kw_only=True):
-    """Work did not end in time when the database was disconnected."""
-
-    name = "db:disconnect-incomplete"
-    level = logging.ERROR
-
-    cancelled: tuple[str, ...]
-    """What was cancelled, and has ended."""
-    running: tuple[str, ...]
-    """What runs on."""
-
-
-class ProcessesDisagree(Event, frozen=True, kw_only=True):
-    """Processes have stored different rules for one index within the last minutes.
-
-    Every change costs all writers for minutes, and records may have to be read again. So the rule
-    that counts stays if there were too many. Deploy one rule everywhere, then define it once more.
-    """
-
-    name = "resource:processes-disagree"
-    level = logging.WARNING
-
-    resource: str
-    index: str
-    rule: str
-    """What this process wants."""
-    other: str
-    """What another process wants."""
-    is_used: bool
-    """Whether the rule of this process counts now; otherwise the other one does."""
 
 
 class Database(EventEmitter):
@@ -148,26 +77,23 @@ class Database(EventEmitter):
         self._target: str | Store | None = targets[0] if targets else None
         self.components = components or Components.system()
         self._lifecycle = LifecycleLock("database")
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self.read_guard = ReadGuard(self.components.clock)
+        self._plugins = PluginSet(self)
         self._registry = ResourceRegistry(
-            lambda: self.store, self.components, self.read_guard, self._derive_rules
+            lambda: self.store, self.components, self.read_guard, self._plugins.choose_rules
         )
-        self._plugins: dict[str, Plugin] = {}
-        self._storages: dict[tuple[str, str], PluginStorage] = {}
-        self._disconnect_by: Mono | None = None
-        self._shutdown: _Shutdown | None = None
         self._later: asyncio.Task[None] | None = None
         """A disconnect that waits for the handler that called it."""
         self._backfill = Backfill(lambda: self.store, self._registry, self.components)
-        self._backfills: set[str] = set()
-        """Resources that are completed in the background."""
-        self._cleanup = Cleanup(lambda: self.store, self.components, self._find_cleanup_scope)
+        self._cleanup = Cleanup(
+            lambda: self.store, self.components, self._registry, self._plugins.list_storages
+        )
         self.events = self.components.events
         self.resources = Registry("resource", self._registry.readable)
-        self.plugins = Registry("plugin", self._plugins)
+        self.plugins = Registry("plugin", self._plugins.by_name)
         for plugin in plugins:
-            self._add(plugin)
+            self._plugins.add(plugin)
 
     def __repr__(self) -> str:
         return f"Database({self.store_name!r})"
@@ -212,7 +138,7 @@ class Database(EventEmitter):
         if self._is_reentrant("disconnect"):
             return
         connection = self._connection
-        if connection is None or not any(each.runs_caller for each in self._plugins.values()):
+        if connection is None or not self._plugins.runs_caller:
             await self._disconnect(within)
         elif self._later is None or self._later.done():
             # Not in the handler's context, in which plugins would take it for the handler.
@@ -221,30 +147,17 @@ class Database(EventEmitter):
             self._later = loop.create_task(self._disconnect(within), context=context)
 
     async def _disconnect(self, within: float | None) -> None:
-        if self._shutdown is not None and within is not None:
-            self._hurry(self._shutdown, within)
+        if self._connection is not None and within is not None:
+            self._connection.hurry(within)
         async with self._lifecycle.hold("disconnect"):
             if self._connection is not None:
-                if within is not None:
-                    self._disconnect_by = self.components.clock.mono() + within
                 event = DatabaseDisconnected(store=self.store_name)
-                await self._close(self._connection, event)
-
-    def _hurry(self, shutdown: "_Shutdown", within: float) -> None:
-        """Shorten a disconnect under way for a caller that cannot wait as long."""
-        end = self.components.clock.mono() + within
-        if self._disconnect_by is None or end < self._disconnect_by:
-            self._disconnect_by = end
-        shutdown.hurry(within)
-        for plugin in self._plugins.values():
-            plugin.prepare_stop()
+                await self._connection.close(self._clear, within, event)
 
     @property
     def time_left(self) -> float | None:
         """Seconds left of `disconnect(within=…)`; None without one."""
-        if self._disconnect_by is None:
-            return None
-        return self._disconnect_by - self.components.clock.mono()
+        return None if self._connection is None else self._connection.time_left
 
     @property
     def is_connected(self) -> bool:
@@ -332,30 +245,19 @@ class Database(EventEmitter):
     ) -> Resource:
         """Define a resource by what was parsed already; for plugins. See `create_resource`."""
         resource = await self._registry.define(name, fields, strict=strict, rules=rules)
-        self._report_disputes(resource.definition, rules)
-        if not resource.definition.is_settled and name not in self._backfills:
-            self._backfills.add(name)
-            self.run_in_background(lambda: self._backfill_once(name), f"backfill of {name}")
+        definition = resource.definition
+        for rule in [*rules, *self._plugins.choose_rules(definition)]:
+            if dispute := definition.find_dispute(rule):
+                self.events.emit(dispute)
+        if not definition.is_settled:
+            self._start_backfill(name)
         return resource
 
-    def _report_disputes(self, definition: Definition, rules: Sequence[Rule]) -> None:
-        """Emit which rules other processes want to be different."""
-        for rule in [*rules, *self._derive_rules(definition)]:
-            other, now = definition.find_dispute(rule), definition.find_index(rule.kind, rule.name)
-            if other is not None and now is not None:
-                self.components.events.emit(
-                    ProcessesDisagree(
-                        resource=definition.name,
-                        index=rule.name,
-                        rule=str(rule),
-                        other=str(other),
-                        is_used=now.rule.digest == rule.digest,
-                    )
-                )
-
-    async def _backfill_once(self, name: str) -> None:
-        await self._backfill.run_in_background(name)
-        self._backfills.discard(name)
+    def _start_backfill(self, name: str) -> None:
+        """Complete the indexes of a resource in the background, unless that runs already."""
+        work = f"backfill of {name}"
+        if work not in self._get_connection().supervisor.list_running():
+            self.run_in_background(lambda: self._backfill.run_in_background(name), work)
 
     async def backfill(self, name: str, *, again: bool = False) -> None:
         """Wait until the partitions of a resource have all its records; work on it meanwhile.
@@ -400,12 +302,7 @@ class Database(EventEmitter):
         await self._drop_index(resource, "expiry", "expiry")
 
     async def _drop_index(self, resource: str, kind: str, name: str) -> None:
-        found = (await self._registry.change(resource, lambda now: now)).definition
-        index = found.find_index(kind, name)
-        if index is None:
-            known = [each.rule.name for each in found.indexes if each.rule.kind == kind]
-            raise NotFound(f"{kind} of {resource}", name, known)
-        await self._registry.change(resource, lambda now: now.remove_index(index.key))
+        await self._backfill.drop_index(resource, kind, name)
         await self.define_resource(resource)
 
     def resource(self, name: str) -> Resource:
@@ -444,7 +341,7 @@ class Database(EventEmitter):
         Raises:
             Invalid: it is not a plugin, belongs to another database, or its name is taken.
         """
-        self._add(plugin, alias)
+        self._plugins.add(plugin, alias)
         if self.is_connected:
             await plugin.start()
         return plugin
@@ -461,27 +358,14 @@ class Database(EventEmitter):
             connection.supervisor.check()
         except BaseException as cause:  # noqa: BLE001 - reported, whatever it is
             return [f"the database has failed: {format_error(cause)}"]
-        return self._ask_plugins("unready")
+        return self._plugins.list_problems("unready")
 
     def stuck(self) -> list[str]:
         """Return which plugins only a new process can help, and why; empty if all is well.
 
         Makes no request, and may be called from any thread.
         """
-        return self._ask_plugins("stuck")
-
-    def _ask_plugins(self, question: Literal["unready", "stuck"]) -> list[str]:
-        """Return the reasons of all plugins. A plugin that raises has a reason, too."""
-        reasons = []
-        for plugin in list(self._plugins.values()):
-            try:
-                if reason := getattr(plugin, question)():
-                    reasons.append(f"{plugin.name}: {safe_str(reason)}")
-            except BaseException as error:
-                if is_exit(error):
-                    raise
-                reasons.append(f"{plugin.name}: {question}() raised {format_error(error)}")
-        return reasons
+        return self._plugins.list_problems("stuck")
 
     def add_view(self, name: str, records: Store) -> None:
         """Make records that a plugin stores elsewhere readable as a resource, while connected.
@@ -494,18 +378,7 @@ class Database(EventEmitter):
 
     def open_storage(self, slug: str, namespace: str = "default") -> PluginStorage:
         """Return the storage of a kind of plugin in a namespace."""
-        check_plugin_name("slug", slug)
-        check_plugin_name("namespace", namespace)
-        if (slug, namespace) not in self._storages:
-            self._storages[slug, namespace] = PluginStorage(
-                lambda: self.store,
-                slug,
-                namespace,
-                self.components,
-                lambda: self.shared_session,
-                self._run_while_connected,
-            )
-        return self._storages[slug, namespace]
+        return self._plugins.open_storage(slug, namespace)
 
     async def tidy(self) -> DatabaseTidied:
         """Remove what was deleted an hour ago or earlier for good, and what has expired.
@@ -526,35 +399,7 @@ class Database(EventEmitter):
         """
         return self._get_connection().supervisor.run(work, name)
 
-    def _derive_rules(self, definition: Definition) -> list[Rule]:
-        """Return the rules that plugins want for a resource.
-
-        Raises:
-            Invalid: two plugins want different ones of the same name.
-        """
-        rules: dict[tuple[str, str], Rule] = {}
-        for plugin in self._plugins.values():
-            for rule in plugin.choose_rules(definition):
-                if rules.setdefault((rule.kind, rule.name), rule) != rule:
-                    problem = f"has a different {rule.name} in another plugin"
-                    raise Invalid(plugin.name, definition.name, problem, "name it in one of them")
-        return list(rules.values())
-
-    def _add(self, plugin: Plugin, alias: str | None = None) -> None:
-        if not isinstance(plugin, Plugin):
-            raise Invalid("plugin", plugin, "must be a Plugin", "inherit jobsync.Plugin")
-        if plugin in self._plugins.values():
-            return
-        name = plugin.choose_name(alias)
-        namesake = self._plugins.get(name)
-        if alias is None and namesake is not None and namesake.kind != plugin.kind:
-            name = "-".join(filter(None, (plugin.kind, plugin.namespace)))
-        if name in self._plugins:
-            raise Invalid("alias", name, "is taken", "pass another alias")
-        plugin.attach(self, name, alias)
-        self._plugins[name] = plugin
-
-    def _get_connection(self) -> "_Connection":
+    def _get_connection(self) -> Connection:
         """Return the connection, or raise why it cannot be used."""
         if self._connection is None:
             fix = "await database.connect() first"
@@ -562,45 +407,29 @@ class Database(EventEmitter):
         self._connection.supervisor.check()
         return self._connection
 
-    async def _find_cleanup_scope(self) -> CleanupScope:
-        for plugin in self._plugins.values():
-            self.open_storage(plugin.slug, plugin.namespace)
-        storages = list(self._storages.values())
-        notes = await self._registry.read_dropped()
-        dropped = {f"{DATA}{name}/": note for name, note in notes.items()}
-        data = {f"{DATA}{name}/" for name in await self.list_resources()}
-        own = [storage.prefix for storage in storages]
-        prefixes = [DEFINITIONS, DROPPED, NOTES, *sorted(data | dropped.keys()), *own]
-        return CleanupScope(prefixes, storages, dropped)
-
-    def _run_while_connected(self, work: Work, name: str) -> None:
-        """Run work in the background, unless a disconnect makes it needless."""
-        if self.is_connected:
-            self.run_in_background(work, name)
-
     def _is_reentrant(self, action: str) -> bool:
         is_stopping = self._lifecycle.action == "disconnect"
-        is_hook = is_stopping and any(plugin.is_calling for plugin in self._plugins.values())
+        is_hook = is_stopping and self._plugins.is_calling
         return self._lifecycle.is_reentrant(action, self.store_name, is_hook=is_hook)
 
     async def _open(self) -> None:
         target = self._target
-        owns_store = not isinstance(target, Store)
         # Read once: the environment and the working directory may change later.
         url = None if isinstance(target, Store) else read_url(target)
         store = target if isinstance(target, Store) else await open_store(target, self.components)
         supervisor = Supervisor(self.components)
         session = self._make_session(store, url, supervisor)
         watched = WatchedStore(store, self.read_guard)
-        connection = _Connection(watched, supervisor, session, owns_store, copy_context())
+        connection = Connection(
+            watched, supervisor, session, self._plugins, self.components, owns_store=url is not None
+        )
         try:
             await supervisor.start()
             self._connection = connection
             await self.list_resources()
-            for plugin in list(self._plugins.values()):
-                await plugin.start()
+            await self._plugins.start()
         except BaseException:
-            await self._close(connection)
+            await connection.close(self._clear)
             raise
         self.events.emit(DatabaseConnected(store=self.store_name))
 
@@ -609,105 +438,7 @@ class Database(EventEmitter):
     ) -> SharedSession:
         return SharedSession(store, url, self.components, supervisor.run, self._cleanup.run)
 
-    async def _close(self, connection: "_Connection", event: Event | None = None) -> None:
-        """Stop and close everything, even if a part of it raises or does not end."""
-        plugins = list(self._plugins.values())
-        self._shutdown = shutdown = _Shutdown(self.components.clock, self._find_stop_time())
-        async with AsyncExitStack() as stack:
-            # Called from the last to the first.
-            stack.callback(self._clear)
-            stack.callback(self._report_running, connection.supervisor, shutdown)
-            if connection.owns_store:
-                stack.push_async_callback(shutdown.run, "the store", connection.store.close, 1.6)
-            stack.push_async_callback(
-                shutdown.run, "background work", connection.supervisor.stop, 1.5
-            )
-            stack.push_async_callback(shutdown.run, "the session", connection.session.end, 1.4)
-            if event is not None:
-                stack.callback(self.events.emit, event)
-            for plugin in plugins:
-                stack.push_async_callback(shutdown.run, plugin.name, plugin.stop, 1.3)
-            for plugin in plugins:
-                stack.callback(plugin.prepare_stop)
-
-    def _find_stop_time(self) -> float:
-        """Return the seconds that plugins have to stop."""
-        if self.time_left is not None:
-            return self.time_left
-        return max((plugin.stop_time for plugin in self._plugins.values()), default=_STOP_TIME)
-
-    def _report_running(self, supervisor: Supervisor, shutdown: "_Shutdown") -> None:
-        """Report what a disconnect has left behind, if anything."""
-        user_code = [
-            f"{plugin.name}: {text}"
-            for plugin in self._plugins.values()
-            for text in plugin.list_running()
-        ]
-        running = (*shutdown.left_behind, *user_code, *supervisor.list_running())
-        cancelled = tuple(shutdown.cancelled)
-        if running or cancelled:
-            name = self.store_name
-            self.events.emit(DisconnectIncomplete(store=name, cancelled=cancelled, running=running))
-
     def _clear(self) -> None:
-        self._connection = self._shutdown = self._disconnect_by = None
+        self._connection = None
         self._registry.clear()
-        self._backfills.clear()
         self.read_guard.clear()
-
-
-class _Shutdown:
-    """Runs the steps of a disconnect, and leaves those behind that do not end.
-
-    Args:
-        clock: this machine's clock.
-        seconds: that the plugins have to stop.
-    """
-
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self._clock = clock
-        self._end = clock.mono() + seconds
-        self._was_hurried = asyncio.get_running_loop().create_future()
-        self.cancelled: list[str] = []
-        self.left_behind: list[str] = []
-
-    def hurry(self, seconds: float) -> None:
-        """Leave the plugins no more than this many seconds from now."""
-        end = self._clock.mono() + seconds
-        if end < self._end:
-            self._end = end
-            self._was_hurried.set_result(None)
-            self._was_hurried = asyncio.get_running_loop().create_future()
-
-    async def run(
-        self, name: str, step: Callable[[], Coroutine[Any, Any, None]], extra: float
-    ) -> None:
-        """Run a step, until so many extra seconds after the end of the plugins' time."""
-
-        async def wait(task: asyncio.Task[None]) -> None:
-            while True:
-                left = self._end - self._clock.mono() + extra - _CANCEL_TIME
-                waited: list[asyncio.Future[None]] = [task, self._was_hurried]
-                done, _ = await asyncio.wait(
-                    waited, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED
-                )
-                if task in done or not done:
-                    return
-
-        match await run_for(wait, step, cancelled_for=_CANCEL_TIME):
-            case "cancelled":
-                self.cancelled.append(name)
-            case "running":
-                self.left_behind.append(name)
-
-
-class _Connection(msgspec.Struct, frozen=True):
-    """What exists between `connect` and `disconnect`."""
-
-    store: Store
-    supervisor: Supervisor
-    session: SharedSession
-    owns_store: bool
-    """Whether the store was opened here, and so is closed here."""
-    context: Context
-    """The context of the caller of `connect`."""

@@ -21,6 +21,7 @@ A definition with indexes has a higher format, so that code that does not know t
 write records that they would not find.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -32,9 +33,10 @@ from jobsync.core.expiry import ExpiryRule
 from jobsync.core.partitions import MAX_PARTITIONS, Partition
 from jobsync.core.schema import Fields, Schema, evolve, find_breaks
 from jobsync.errors import Corrupt, Invalid
+from jobsync.events import Event
 from jobsync.stores.contract import Record
 
-__all__ = ["KNOWN_FORMAT", "Definition", "IndexState", "Rule"]
+__all__ = ["KNOWN_FORMAT", "Definition", "IndexState", "ProcessesDisagree", "Rule"]
 
 KNOWN_FORMAT = 2
 """The newest format of definitions that this code can write."""
@@ -44,6 +46,26 @@ _MAX_RETIRED = 3
 """How many former indexes of one name writers keep before its rule can change again."""
 
 Rule: TypeAlias = Partition | ExpiryRule
+
+
+class ProcessesDisagree(Event, frozen=True, kw_only=True):
+    """Processes have stored different rules for one index within the last minutes.
+
+    Every change costs all writers for minutes, and records may have to be read again. So the rule
+    that counts stays if there were too many. Deploy one rule everywhere, then define it once more.
+    """
+
+    name = "resource:processes-disagree"
+    level = logging.WARNING
+
+    resource: str
+    index: str
+    rule: str
+    """What this process wants."""
+    other: str
+    """What another process wants."""
+    is_used: bool
+    """Whether the rule of this process counts now; otherwise the other one does."""
 
 
 class IndexState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -180,18 +202,25 @@ class Definition(msgspec.Struct, frozen=True):
             raise Invalid(f"partitions of {self.name}", count, problem, fix)
         return definition
 
-    def find_dispute(self, rule: Rule) -> Rule | None:
-        """Return another rule that some process has wanted instead of this one a moment ago.
+    def find_dispute(self, rule: Rule) -> ProcessesDisagree | None:
+        """Return an event if some process has wanted another rule than this one a moment ago.
 
-        It counts now, or this one was replaced by it and came back. None if all agree.
+        The other one counts now, or has replaced this one, which came back.
         """
         now = self.find_index(rule.kind, rule.name)
+        former = self._find_retired(rule)
         if now is None:
             return None
-        if now.rule.digest != rule.digest:
-            return now.rule
-        former = self._find_retired(rule)
-        return former[-1].rule if former and now.retirements else None
+        is_used = now.rule.digest == rule.digest
+        if is_used and not (former and now.retirements):
+            return None
+        return ProcessesDisagree(
+            resource=self.name,
+            index=rule.name,
+            rule=str(rule),
+            other=str(former[-1].rule if is_used else now.rule),
+            is_used=is_used,
+        )
 
     def remove_index(self, key: str) -> "Definition":
         """Return a definition without an index, which is retired."""

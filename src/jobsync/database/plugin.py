@@ -22,10 +22,12 @@ from jobsync.events import Event, EventEmitter, Events
 if TYPE_CHECKING:
     from jobsync.database.database import Database
 
-__all__ = ["Plugin", "PluginStarted", "PluginStopped", "check_plugin_name"]
+__all__ = ["STOP_TIME", "Plugin", "PluginStarted", "PluginStopped", "check_plugin_name"]
+
+STOP_TIME = 5.0
+"""Seconds that a plugin may take to stop by default."""
 
 _is_name = re.compile(r"[A-Za-z0-9_-]{1,50}").fullmatch
-_STOP_TIME = 5.0
 _word_starts = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -143,7 +145,7 @@ class Plugin(EventEmitter):
     @property
     def stop_time(self) -> float:
         """Seconds that `stop` may take; what takes longer is left behind by a disconnect."""
-        return _STOP_TIME
+        return STOP_TIME
 
     def choose_rules(self, definition: Definition) -> Sequence[Rule]:
         """Return the rules of indexes that it needs for a resource. Makes no request.

@@ -1,0 +1,133 @@
+"""The plugins of a database with their storages: added under distinct names, asked as one."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from jobsync.database.definition import Definition, Rule
+from jobsync.database.plugin import STOP_TIME, Plugin, check_plugin_name
+from jobsync.database.plugin_storage import PluginStorage
+from jobsync.database.supervisor import Work
+from jobsync.errors import Invalid, format_error, safe_str
+from jobsync.events import is_exit
+
+if TYPE_CHECKING:
+    from jobsync.database.database import Database
+
+__all__ = ["PluginSet"]
+
+
+class PluginSet:
+    """The plugins of a database, in the order in which they were added.
+
+    Args:
+        database: that they are attached to.
+
+    Attributes:
+        by_name: the plugins by their names in the database.
+    """
+
+    def __init__(self, database: "Database") -> None:
+        self._database = database
+        self.by_name: dict[str, Plugin] = {}
+        self._storages: dict[tuple[str, str], PluginStorage] = {}
+
+    def __iter__(self) -> Iterator[Plugin]:
+        # A copy: plugins may be added by hooks, and read by other threads.
+        return iter(list(self.by_name.values()))
+
+    def add(self, plugin: Plugin, alias: str | None = None) -> None:
+        """Attach a plugin to the database, unless it is.
+
+        Raises:
+            Invalid: it is not a plugin, belongs to another database, or its name is taken.
+        """
+        if not isinstance(plugin, Plugin):
+            raise Invalid("plugin", plugin, "must be a Plugin", "inherit jobsync.Plugin")
+        if plugin in self.by_name.values():
+            return
+        name = plugin.choose_name(alias)
+        namesake = self.by_name.get(name)
+        if alias is None and namesake is not None and namesake.kind != plugin.kind:
+            name = "-".join(filter(None, (plugin.kind, plugin.namespace)))
+        if name in self.by_name:
+            raise Invalid("alias", name, "is taken", "pass another alias")
+        plugin.attach(self._database, name, alias)
+        self.by_name[name] = plugin
+
+    async def start(self) -> None:
+        """Start all plugins."""
+        for plugin in self:
+            await plugin.start()
+
+    @property
+    def stop_time(self) -> float:
+        """Seconds that plugins have to stop: the longest time that one of them takes."""
+        return max((plugin.stop_time for plugin in self), default=STOP_TIME)
+
+    @property
+    def runs_caller(self) -> bool:
+        """Whether the caller is user code that must end before a plugin can stop."""
+        return any(plugin.runs_caller for plugin in self)
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the caller is a hook, or other user code that a plugin's `stop` waits for."""
+        return any(plugin.is_calling for plugin in self)
+
+    def list_running(self) -> list[str]:
+        """Return descriptions of user code that runs, for reports."""
+        return [f"{plugin.name}: {text}" for plugin in self for text in plugin.list_running()]
+
+    def list_problems(self, question: Literal["unready", "stuck"]) -> list[str]:
+        """Return the reasons of all plugins. A plugin that raises has a reason, too."""
+        reasons = []
+        for plugin in self:
+            try:
+                if reason := getattr(plugin, question)():
+                    reasons.append(f"{plugin.name}: {safe_str(reason)}")
+            except BaseException as error:
+                if is_exit(error):
+                    raise
+                reasons.append(f"{plugin.name}: {question}() raised {format_error(error)}")
+        return reasons
+
+    def choose_rules(self, definition: Definition) -> list[Rule]:
+        """Return the rules of indexes that plugins want for a resource.
+
+        Raises:
+            Invalid: two plugins want different ones of the same name.
+        """
+        rules: dict[tuple[str, str], Rule] = {}
+        for plugin in self:
+            for rule in plugin.choose_rules(definition):
+                if rules.setdefault((rule.kind, rule.name), rule) != rule:
+                    problem = f"has a different {rule.name} in another plugin"
+                    raise Invalid(plugin.name, definition.name, problem, "name it in one of them")
+        return list(rules.values())
+
+    def open_storage(self, slug: str, namespace: str) -> PluginStorage:
+        """Return the storage of a kind of plugin in a namespace."""
+        check_plugin_name("slug", slug)
+        check_plugin_name("namespace", namespace)
+        database = self._database
+        if (slug, namespace) not in self._storages:
+            self._storages[slug, namespace] = PluginStorage(
+                lambda: database.store,
+                slug,
+                namespace,
+                database.components,
+                lambda: database.shared_session,
+                self._run_while_connected,
+            )
+        return self._storages[slug, namespace]
+
+    def list_storages(self) -> list[PluginStorage]:
+        """Return the storages of all plugins, and those that were opened besides."""
+        for plugin in self:
+            self.open_storage(plugin.slug, plugin.namespace)
+        return list(self._storages.values())
+
+    def _run_while_connected(self, work: Work, name: str) -> None:
+        """Run work in the background, unless a disconnect makes it needless."""
+        if self._database.is_connected:
+            self._database.run_in_background(work, name)
