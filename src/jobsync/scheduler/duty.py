@@ -22,8 +22,9 @@ from jobsync.coordination.term import Term
 from jobsync.core.firing import add_request, next_due
 from jobsync.core.job_state import JobDefinition, JobState, RunRequest, find_schedule
 from jobsync.errors import Corrupt, NewerFormat
+from jobsync.scheduler.edits import Edits
 from jobsync.scheduler.job_cache import JobCache
-from jobsync.scheduler.job_store import Edits, JobStore, Progress
+from jobsync.scheduler.job_store import JobStore, Progress
 from jobsync.scheduler.runs import KnownJob
 
 __all__ = ["CHUNK", "Duty"]
@@ -156,7 +157,7 @@ class Duty:
         names, term, code = assignment
         self.since = self._clock.now()
         self._cache.known.clear()
-        edits = await self._jobs.read_edits()
+        edits = await self._jobs.edits.read()
         self._edits = edits or Edits()
         self._starts = {name for name in names if self._runs_on_start(name)}
         unsettled = set(names)
@@ -181,10 +182,10 @@ class Duty:
         before = await self._read_progress(term)
         self._progress = Progress()
         before = await self._request_starts(names, term, before)
-        if (await self._jobs.read_defined()).code != code:
+        if (await self._jobs.code.read_defined()).code != code:
             # Another version of the code says when they are due.
             return set(names)
-        covered = names if before.code == code else await self._jobs.read_code(before.code)
+        covered = names if before.code == code else await self._jobs.code.read(before.code)
         unsettled = {*before.open, *(names - covered)}
         for number, name in enumerate(names - unsettled):
             schedule = find_schedule(self.assume(name))
@@ -257,7 +258,7 @@ class Duty:
             Their names; None if nobody knows which. If nobody can read it, jobs are fired without
             what operators note.
         """
-        edits = await self._jobs.read_edits()
+        edits = await self._jobs.edits.read()
         if edits is None:
             return []
         if edits.revision == self._edits.revision:

@@ -8,7 +8,7 @@ record can be created once: it proves that its instant was fired.
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,8 +16,8 @@ from jobsync.components import Components
 from jobsync.core.codec import Json
 from jobsync.core.job_state import ActiveRun, Gap, RunStatus
 from jobsync.core.keys import escape
-from jobsync.errors import Corrupt, OutcomeUnknown
-from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store
+from jobsync.errors import Corrupt
+from jobsync.stores.contract import Put, Record, Store, find_applied
 from jobsync.stores.corruption_log import CorruptionLog
 
 __all__ = ["HistoryEntry", "JobHistory", "convert_record"]
@@ -28,6 +28,8 @@ _COUNTED_PAGE = 10_000
 _COUNT_DOWN = str.maketrans("0123456789abcdef", "fedcba9876543210")
 _LATEST = 10**11 - 1
 """The latest instant that a key can hold: the year 5138."""
+
+_T = TypeVar("_T")
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,12 +104,7 @@ class JobHistory:
         """
         key = self.run_key(name, run)
         (outcome,) = await self._get_store().write([Put(key, msgspec.to_builtins(entry))])
-        match outcome:
-            case Applied(record):
-                return record
-            case Conflicted():
-                return None
-        raise OutcomeUnknown(key, outcome.reason)
+        return find_applied(outcome, key)
 
     async def read(self, name: str, run: ActiveRun) -> tuple[Record, HistoryEntry] | None:
         """Read the record of a firing."""
@@ -122,12 +119,7 @@ class JobHistory:
         """
         stored = msgspec.structs.replace(entry, job_name="", cursor="")
         (outcome,) = await self._get_store().write([base.replace(msgspec.to_builtins(stored))])
-        match outcome:
-            case Applied(record):
-                return record
-            case Conflicted():
-                return None
-        raise OutcomeUnknown(base.key, outcome.reason)
+        return find_applied(outcome, base.key)
 
     async def write_loss(self, name: str, run: ActiveRun, reason: str, now: float) -> None:
         """Write into the record of a run that it was given up, unless it has a result.
@@ -171,9 +163,7 @@ class JobHistory:
         )
         key = f"{self._run_prefix(name)}{_invert(gap.last)}-gap-{gap.first}"
         (outcome,) = await self._get_store().write([Put(key, msgspec.to_builtins(entry))])
-        if not isinstance(outcome, Applied | Conflicted):
-            raise OutcomeUnknown(key, outcome.reason)
-        return isinstance(outcome, Applied)
+        return find_applied(outcome, key) is not None
 
     async def list_entries(
         self,
@@ -266,11 +256,10 @@ def _invert(instant: int) -> str:
 
 
 def _read_entry(record: Record) -> HistoryEntry:
-    entry: HistoryEntry = convert_record(record, HistoryEntry)
-    return entry
+    return convert_record(record, HistoryEntry)
 
 
-def convert_record(record: Record, kind: type[Any]) -> Any:
+def convert_record(record: Record, kind: type[_T]) -> _T:
     """Return what a record of a scheduler says.
 
     Raises:

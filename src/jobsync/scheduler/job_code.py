@@ -16,7 +16,8 @@ from jobsync.core.job_state import JobDefinition, JobState
 from jobsync.errors import Corrupt, NewerFormat
 from jobsync.events import Event
 from jobsync.scheduler import events
-from jobsync.scheduler.job_store import JobStore, digest_code
+from jobsync.scheduler.code_versions import digest_code
+from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.runs import KnownJob
 
 __all__ = ["JobCode"]
@@ -77,7 +78,7 @@ class JobCode:
         self._is_stale = False
         try:
             now = self._clock.now()
-            self._is_new |= await self._jobs.write_code(self.digest, definitions, now)
+            self._is_new |= await self._jobs.code.write(self.digest, definitions, now)
         except BaseException:
             # So that it is written the next time.
             self._is_stale = True
@@ -90,23 +91,23 @@ class JobCode:
             return
         members = await self._membership.members()
         used = {str(peer.facts.get(self._fact, "")) for peer in members}
-        await self._jobs.forget_code({*used, self.digest}, self._clock.now())
+        await self._jobs.code.forget({*used, self.digest}, self._clock.now())
         self._is_new = False
 
     async def register_all(self) -> None:
         """Store the definitions of all jobs, unless newer ones are stored."""
         await self.publish()
-        defined = await self._jobs.read_defined()
+        defined = await self._jobs.code.read_defined()
         if defined.code == self.digest:
             self.generation = self.generation or defined.generation
             return
         self.generation = self.generation or await self._begin_generation()
         if await self.define(list(self._known)):
-            await self._jobs.write_defined(self.digest, self.generation)
+            await self._jobs.code.write_defined(self.digest, self.generation)
 
     async def _begin_generation(self) -> int:
         """Return a number above those of all processes that have defined jobs before."""
-        generation = await self._jobs.begin_generation()
+        generation = await self._jobs.code.begin_generation()
         if generation is None:
             # Nobody can count: it is above those of the jobs that this process defines.
             stored = await self._jobs.read_many(list(self._known))
@@ -143,7 +144,7 @@ class JobCode:
                 if is_changed:
                     replaced[name] = False
         if replaced:
-            await self._jobs.note_edits(replaced)
+            await self._jobs.edits.note(replaced)
         return is_current
 
     async def find_lacking(self, leader: str, members: Sequence[Peer]) -> frozenset[str]:
@@ -179,7 +180,7 @@ class JobCode:
         if digest == self.digest and not self._is_stale:
             return frozenset(self._known)
         if digest not in self._others:
-            self._others[digest] = await self._jobs.read_code(digest)
+            self._others[digest] = await self._jobs.code.read(digest)
         return self._others[digest]
 
     async def _redefine(

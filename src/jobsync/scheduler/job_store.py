@@ -1,61 +1,42 @@
-"""The stored side of scheduled jobs: states, history, progress and edits.
+"""The stored states of scheduled jobs, and all else that is stored of a scheduler.
 
     schedule/<namespace>                         exists, so that namespaces can be listed
     schedule/<namespace>/job/<name>              a job's state, see `core.job_state`
     schedule/<namespace>/run/<name>/<instant>    a firing, and later its result
     schedule/<namespace>/code/<digest>           the jobs of one version of the code
+    schedule/<namespace>/defined                 the version whose definitions are stored
     schedule/<namespace>/progress                how far the leader has decided all jobs
     schedule/<namespace>/edits/latest            the jobs that operators have changed
     schedule/<namespace>/clock/<id>              written and removed, to learn the store's time
 
-Firings are read and written by `scheduler.history`.
+Firings are read and written by `scheduler.history`, versions of the code by
+`scheduler.code_versions`, and edits by `scheduler.edits`.
 """
 
-import hashlib
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.clock_skew import measure_time
 from jobsync.core.codec import Json
-from jobsync.core.job_state import (
-    ActiveRun,
-    JobDefinition,
-    JobState,
-    find_schedule,
-)
+from jobsync.core.job_state import ActiveRun, JobDefinition, JobState, find_schedule
 from jobsync.database.keyspace import Disposition, Keyspace
-from jobsync.errors import Corrupt, Invalid, JobsyncError, NewerFormat, OutcomeUnknown
+from jobsync.errors import Corrupt, Invalid, JobsyncError, NewerFormat
+from jobsync.scheduler.code_versions import CodeVersions
+from jobsync.scheduler.edits import JobEdits
 from jobsync.scheduler.history import JobHistory, convert_record
-from jobsync.stores.contract import Applied, Conflicted, Outcome, Put, Record, Store
+from jobsync.stores.contract import Put, Record, Store, find_applied
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
-__all__ = [
-    "SCHEDULES",
-    "Defined",
-    "Edits",
-    "JobStore",
-    "Progress",
-    "StoredJob",
-    "digest_code",
-    "list_namespaces",
-]
+__all__ = ["SCHEDULES", "JobStore", "Progress", "StoredJob", "list_namespaces"]
 
 SCHEDULES = "schedule/"
 """The prefix of everything about scheduled jobs; each namespace has a level below it."""
 
 _PAGE = 1000
-_LATEST_EDITS = "latest"
-_CODE_AGE = 86_400.0
-"""Seconds after which a version of the code is forgotten that no process has."""
-_MAX_FORGOTTEN = 100
-_MAX_RECENT = 500
-"""Changes that leaders can follow one by one; after more, they look at all jobs."""
-_MAX_ANNOUNCED = 20
-"""Jobs of a process that may run by hand without another announcement."""
 
 
 class StoredJob(NamedTuple):
@@ -79,51 +60,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The sessions that were alive."""
 
 
-class Edits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which jobs differ from their code, and which were changed lately."""
-
-    revision: int = 0
-    special: tuple[str, ...] = ()
-    """The jobs that operators have paused, edited or asked to run."""
-    recent: tuple[tuple[int, str], ...] = ()
-    """The latest changes with their revisions, the newest last."""
-    by_hand: Mapping[str, tuple[str, ...]] = {}
-    """The jobs that a process runs by hand, has run or is about to run, by its session."""
-
-    def list_since(self, revision: int) -> list[str] | None:
-        """Return the jobs that were changed after a revision; None if that is not known."""
-        known = self.recent[0][0] - 1 if self.recent else self.revision
-        if revision < known:
-            return None
-        return sorted({name for number, name in self.recent if number > revision})
-
-
-class _Code(msgspec.Struct, frozen=True):
-    """The jobs of one version of the code."""
-
-    names: tuple[str, ...]
-    at: float = 0.0
-    """When a process has published it; again at most every half a day."""
-
-
-class Defined(msgspec.Struct, frozen=True):
-    """The version of the code whose definitions are stored."""
-
-    code: str = ""
-    """Its digest; empty while they are being replaced."""
-    generation: int = 0
-    """How many processes have started with another version than the stored one."""
-
-
-_Note = TypeVar("_Note", _Code, Defined)
-
-
-def digest_code(definitions: Mapping[str, JobDefinition]) -> str:
-    """Return an id of a set of definitions."""
-    encoded = msgspec.json.encode(sorted(definitions.items()))
-    return hashlib.sha256(encoded).hexdigest()[:24]
-
-
 async def list_namespaces(store: Store) -> list[str]:
     """Return the namespaces that have, or had, a scheduler."""
     found: list[str] = []
@@ -144,6 +80,8 @@ class JobStore:
 
     Attributes:
         history: the firings and gaps of the jobs.
+        code: the versions of the code that have defined jobs.
+        edits: which jobs were changed lately.
     """
 
     def __init__(
@@ -151,14 +89,11 @@ class JobStore:
     ) -> None:
         self.prefix = f"{SCHEDULES}{namespace}/"
         self.progress_key = f"{self.prefix}progress"
-        self.edits_prefix = f"{self.prefix}edits/"
         self._jobs = Keyspace(get_store, f"{self.prefix}job/", components, f"schedule/{namespace}")
-        # Apart from the others, so that only edits wake those who wait for edits.
-        self._edits = Keyspace(get_store, self.edits_prefix, components, f"schedule/{namespace}")
-        self._notes = Keyspace(get_store, self.prefix, components, f"schedule/{namespace}")
-        self._code = Keyspace(get_store, f"{self.prefix}code/", components, f"schedule/{namespace}")
         self._components = components
         self.history = JobHistory(get_store, self.prefix, components)
+        self.code = CodeVersions(get_store, self.prefix, components, self.report_note)
+        self.edits = JobEdits(get_store, self.prefix, components, self.report_note)
 
     @property
     def store(self) -> Store:
@@ -224,8 +159,7 @@ class JobStore:
             puts = [Put(self._jobs.key(name), msgspec.to_builtins(states[name])) for name in page]
             outcomes = await self.store.write(puts)
             for name, put, outcome in zip(page, puts, outcomes, strict=True):
-                _check_known(put.key, outcome)
-                if isinstance(outcome, Applied):
+                if find_applied(outcome, put.key) is not None:
                     created.add(name)
         return created
 
@@ -236,12 +170,8 @@ class JobStore:
             OutcomeUnknown: it may have been written, may still be, or never.
         """
         (outcome,) = await self.store.write([base.replace(msgspec.to_builtins(state))])
-        match outcome:
-            case Applied(record):
-                return StoredJob(record, state)
-            case Conflicted():
-                return None
-        raise OutcomeUnknown(self._jobs.title(name), outcome.reason)
+        record = find_applied(outcome, self._jobs.title(name))
+        return None if record is None else StoredJob(record, state)
 
     async def change(
         self, name: str, decide: Callable[[JobState | None], JobState | None]
@@ -284,229 +214,6 @@ class JobStore:
             error if isinstance(error, Corrupt) else Corrupt(self.prefix, str(error))
         )
 
-    async def read_edits(self) -> Edits | None:
-        """Read which jobs differ from their code; None, and a report, if that cannot be read."""
-        try:
-            record = await self._edits.get(_LATEST_EDITS)
-            return Edits() if record is None else convert_record(record, Edits)
-        except (Corrupt, NewerFormat) as error:
-            self.report_note(error)
-            return None
-
-    async def note_edits(self, names: Mapping[str, bool | None]) -> None:
-        """Write for leaders which jobs were changed.
-
-        If the record cannot be read, that is reported. Leaders notice a change also when they next
-        look at the job.
-
-        Args:
-            names: of the jobs, each with whether it differs from its code now; None if that has
-                not changed.
-        """
-
-        def decide(edits: Edits) -> Edits:
-            told = {name for name, is_special in names.items() if is_special is not None}
-            special = {*edits.special} - told | {name for name in names if names[name]}
-            revision = edits.revision + 1
-            recent = (*edits.recent, *((revision, name) for name in names))[-_MAX_RECENT:]
-            if len(names) > _MAX_RECENT:
-                # Too many: nobody can tell which.
-                recent = ()
-            return Edits(
-                revision=revision,
-                special=tuple(sorted(special)),
-                recent=recent,
-                by_hand=edits.by_hand,
-            )
-
-        await self._change_edits(decide)
-
-    async def announce_run(
-        self, session: str, name: str, running: Container[str]
-    ) -> tuple[str, ...]:
-        """Write for leaders that a process is about to run a job by hand, before it does.
-
-        If the process dies, whoever fires the job looks for its run. A job stays announced, so
-        that its next run costs nothing, until the process has announced 20 others.
-
-        Args:
-            session: of the process.
-            name: the job's.
-            running: the jobs that the process runs, which stay announced.
-
-        Returns:
-            The jobs that are announced now, for this process.
-        """
-        announced: tuple[str, ...] = (name,)
-
-        def decide(edits: Edits) -> Edits:
-            nonlocal announced
-            others = [each for each in edits.by_hand.get(session, ()) if each != name]
-            idle = [each for each in others if each not in running]
-            dropped = {*idle[: max(len(idle) + 1 - _MAX_ANNOUNCED, 0)]}
-            announced = (*(each for each in others if each not in dropped), name)
-            by_hand = {**edits.by_hand, session: announced}
-            return msgspec.structs.replace(edits, by_hand=by_hand)
-
-        await self._change_edits(decide)
-        return announced
-
-    async def forget_announced(self, checked: Mapping[str, Container[str]]) -> None:
-        """Remove announcements of runs by hand.
-
-        Args:
-            checked: jobs by session. The session has ended, and its runs were given up.
-        """
-
-        def decide(edits: Edits) -> Edits:
-            left = {
-                session: tuple(name for name in names if name not in checked.get(session, ()))
-                for session, names in edits.by_hand.items()
-            }
-            by_hand = {session: names for session, names in left.items() if names}
-            return msgspec.structs.replace(edits, by_hand=by_hand)
-
-        await self._change_edits(decide)
-
-    async def _change_edits(self, decide: Callable[[Edits], Edits]) -> None:
-        """Change the edits; a record that this process does not understand is reported."""
-
-        def choose(current: Record | None) -> Json | Disposition:
-            before = Edits() if current is None else self._read_edits_again(current)
-            after = decide(before)
-            return Disposition.KEEP if after == before else msgspec.to_builtins(after)
-
-        try:
-            await self._edits.change(_LATEST_EDITS, choose)
-        except (Corrupt, NewerFormat) as error:
-            self.report_note(error)
-
-    def _read_edits_again(self, current: Record) -> Edits:
-        """Return the edits before a change; if they are damaged, ones that nobody has followed."""
-        try:
-            edits: Edits = convert_record(current, Edits)
-        except Corrupt as error:
-            self.report_note(error)
-            return Edits(revision=int(self._components.clock.wall().seconds * 1000))
-        return edits
-
-    async def read_code(self, digest: str) -> frozenset[str]:
-        """Read which jobs a version of the code has; none, if nobody knows."""
-        if not digest:
-            return frozenset()
-        code = await self._read_note(f"code/{digest}", _Code)
-        return frozenset() if code is None else frozenset(code.names)
-
-    async def write_code(self, digest: str, names: Iterable[str], now: float) -> bool:
-        """Write which jobs a version of the code has, unless that was written lately.
-
-        Returns:
-            Whether it was not known before.
-
-        Raises:
-            OutcomeUnknown: it may have been written, may still be, or never.
-        """
-        key = self._code.key(digest)
-        try:
-            base = await self.store.get(key, tombstones=True)
-        except (Corrupt, NewerFormat) as error:
-            self.report_note(error)
-            return False
-        is_stored = base is not None and not base.deleted
-        before = self._corruption_log.read(_read_code, base) if base and is_stored else None
-        if before is not None and before.at > now - _CODE_AGE / 2:
-            return False
-        puts = [Put(key, msgspec.to_builtins(_Code(tuple(sorted(names)), at=now)), base)]
-        if not is_stored:
-            # So that the namespace can be listed.
-            puts.append(Put(self.prefix.removesuffix("/"), {}))
-        for put, outcome in zip(puts, await self.store.write(puts), strict=True):
-            # One that was written meanwhile says the same.
-            _check_known(put.key, outcome)
-        return not is_stored
-
-    async def forget_code(self, used: Container[str], now: float) -> int:
-        """Remove versions of the code that no process has and that were published a day ago.
-
-        A process publishes its version before its session names it, and publishes an old one
-        again: what is removed here is named by nobody. At most 100 are removed.
-
-        Args:
-            used: the digests that live sessions name.
-            now: the time by which they were published.
-
-        Returns:
-            How many were removed.
-        """
-        heads = await self.store.heads(self._code.prefix, limit=_PAGE)
-        unused = [head.key for head in heads if self._code.name(head.key) not in used]
-        records = await read_each(self.store, unused[:_MAX_FORGOTTEN], self._corruption_log.report)
-        old = [
-            record.delete()
-            for record in records.values()
-            if record is not None
-            and not record.deleted
-            and (code := self._corruption_log.read(_read_code, record)) is not None
-            and code.at < now - _CODE_AGE
-        ]
-        outcomes = await self.store.write(old) if old else []
-        if unused:
-            await self.store.bury(self._code.prefix)
-        return sum(isinstance(outcome, Applied) for outcome in outcomes)
-
-    async def read_defined(self) -> Defined:
-        """Read which version of the code has its definitions stored; none, if nobody knows."""
-        return await self._read_note("defined", Defined) or Defined()
-
-    async def begin_generation(self) -> int | None:
-        """Note that definitions are about to be replaced.
-
-        Returns:
-            A number above those of all processes that have called this before; None, and a
-            report, if the record is damaged.
-
-        Raises:
-            OutcomeUnknown: it may have been written, may still be, or never.
-        """
-        return await self._change_defined(lambda before: Defined("", before.generation + 1))
-
-    async def write_defined(self, digest: str, generation: int) -> None:
-        """Write that the definitions of a version are stored, unless a later process has begun."""
-        await self._change_defined(
-            lambda before: Defined(digest, generation) if generation == before.generation else None
-        )
-
-    async def clear_defined(self) -> None:
-        """Write that the stored definitions are no version's: the next process defines its own."""
-        await self._change_defined(lambda before: Defined("", before.generation))
-
-    async def _change_defined(self, decide: Callable[[Defined], Defined | None]) -> int | None:
-        """Change the record, unless it is damaged; return the generation that it has then."""
-        generation = 0
-
-        def choose(current: Record | None) -> Json | Disposition:
-            nonlocal generation
-            before = Defined() if current is None else convert_record(current, Defined)
-            after = decide(before)
-            generation = (after or before).generation
-            return Disposition.KEEP if after is None else msgspec.to_builtins(after)
-
-        try:
-            await self._notes.change("defined", choose)
-        except (Corrupt, NewerFormat) as error:
-            self.report_note(error)
-            return None
-        return generation
-
-    async def _read_note(self, name: str, kind: type[_Note]) -> _Note | None:
-        """Read a record that only saves work; one that cannot be read is reported, and is none."""
-        try:
-            record = await self.store.get(f"{self.prefix}{name}")
-            return None if record is None else convert_record(record, kind)
-        except (Corrupt, NewerFormat) as error:
-            self.report_note(error)
-            return None
-
     async def prune(self, name: str, *, keep: int, oldest: float) -> int:
         """Remove old history of a job: beyond a count, and older than an instant.
 
@@ -526,9 +233,9 @@ class JobStore:
             OutcomeUnknown: it may have been removed, may still be, or never.
         """
         (outcome,) = await self.store.write([base.delete()])
-        _check_known(base.key, outcome)
+        removed = find_applied(outcome, base.key)
         await self.store.bury(self._jobs.prefix)
-        return isinstance(outcome, Applied)
+        return removed is not None
 
     async def _scan(self, prefix: str) -> AsyncIterator[Record]:
         after = ""
@@ -547,7 +254,7 @@ class JobStore:
             Corrupt: it is not one, or this process does not understand its schedule or zone, which
                 newer code or newer zone data may have defined.
         """
-        state: JobState = convert_record(record, JobState)
+        state = convert_record(record, JobState)
         try:
             if state.edits:
                 fields = {**msgspec.to_builtins(state.definition), **state.edits}
@@ -560,18 +267,3 @@ class JobStore:
     @cached_property
     def _corruption_log(self) -> CorruptionLog:
         return CorruptionLog(self.store.name, self._components.events)
-
-
-def _read_code(record: Record) -> _Code:
-    code: _Code = convert_record(record, _Code)
-    return code
-
-
-def _check_known(key: str, outcome: Outcome) -> None:
-    """Check that a record is there, whoever has created it.
-
-    Raises:
-        OutcomeUnknown: it may have been written, may still be, or never.
-    """
-    if not isinstance(outcome, Applied | Conflicted):
-        raise OutcomeUnknown(key, outcome.reason)

@@ -488,7 +488,7 @@ class FiringLoop:
                 else:
                     done.setdefault(session, set()).add(name)
         if done:
-            await self._jobs.forget_announced(done)
+            await self._jobs.edits.forget_announced(done)
             self._checked -= {(session, name) for session in done for name in done[session]}
 
     def _list_open(self, now: float) -> set[str]:

@@ -171,7 +171,7 @@ class ManualRuns:
         if announced_for == session and name in names:
             return
         running = {*self._runs.names}
-        announced = await self._cache.jobs.announce_run(session, name, running)
+        announced = await self._cache.jobs.edits.announce_run(session, name, running)
         self._announced = (session, frozenset(announced))
 
     async def _record(

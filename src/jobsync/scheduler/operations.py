@@ -230,7 +230,7 @@ class JobOperations:
         now = await self._jobs.measure_time()
         is_removed = await self._change(name, lambda state: remove(state, now), is_special=True)
         if is_removed:
-            await self._jobs.clear_defined()
+            await self._jobs.code.clear_defined()
         return is_removed
 
     async def request_run(self, name: str) -> RunRequest:
@@ -336,7 +336,7 @@ class JobOperations:
             is_special = is_special and bool(
                 state.pause or state.edits or state.requests or state.is_removed
             )
-            await self._jobs.note_edits({name: is_special or bool(state.edits)})
+            await self._jobs.edits.note({name: is_special or bool(state.edits)})
         return is_changed
 
     async def _build_not_found(self, name: str) -> NotFound:

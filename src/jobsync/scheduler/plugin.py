@@ -462,7 +462,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         """Notice changes by operators at once, where the store sends notifications."""
         jobs, loop = self._get_parts().jobs, self._get_parts().loop
         while True:
-            await jobs.store.wait(jobs.edits_prefix, self._get_membership().timing.heartbeat)
+            await jobs.store.wait(jobs.edits.prefix, self._get_membership().timing.heartbeat)
             loop.check_edits()
 
     def _build_context(

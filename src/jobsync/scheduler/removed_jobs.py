@@ -82,7 +82,7 @@ class RemovedJobs:
             except (Corrupt, Invalid, NewerFormat) as error:
                 self._cache.jobs.report(name, error)
         if self._unnoted:
-            await self._cache.jobs.note_edits(dict.fromkeys(sorted(self._unnoted), False))
+            await self._cache.jobs.edits.note(dict.fromkeys(sorted(self._unnoted), False))
             self._unnoted.clear()
 
     async def _forget(self, name: str) -> None:

@@ -381,7 +381,7 @@ class Runs:
         async def write() -> None:
             await self._cache.update(name, decide)
             # If the session goes on, nothing else tells that the run is free.
-            await self._cache.jobs.note_edits({name: None})
+            await self._cache.jobs.edits.note({name: None})
 
         await job.executor.wait(run.id)
         # Its session may have ended meanwhile, and tells the same.

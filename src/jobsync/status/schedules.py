@@ -282,7 +282,7 @@ class SchedulesStatus:
         """Return the jobs that a process has."""
         digest = str(session.facts.get(f"{_FACT}{namespace}", ""))
         if (namespace, digest) not in self._codes:
-            self._codes[namespace, digest] = await self.open(namespace).read_code(digest)
+            self._codes[namespace, digest] = await self.open(namespace).code.read(digest)
         return self._codes[namespace, digest]
 
     async def _find_gap(self, namespace: str, name: str, state: JobState) -> Gap | None:

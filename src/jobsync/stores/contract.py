@@ -353,6 +353,15 @@ def unwrap(outcome: Outcome, key: str) -> Record:
             raise OutcomeUnknown(key, reason)
 
 
+def find_applied(outcome: Outcome, key: str) -> Record | None:
+    """Return the record of an applied change; None if the change conflicted.
+
+    Raises:
+        OutcomeUnknown: its outcome is unknown.
+    """
+    return None if isinstance(outcome, Conflicted) else unwrap(outcome, key)
+
+
 class StoreDecorator(Store):
     """Base class for stores that wrap another store.
 

@@ -54,7 +54,7 @@ async def seed(url: str) -> None:
             state = JobState(definition=definition, defined_by="", last=last)
             jobs = JobStore(lambda: store, namespace, components)
             await jobs.create_many({name: state})
-            await jobs.write_code("0" * 24, [name], NOW)
+            await jobs.code.write("0" * 24, [name], NOW)
     finally:
         await store.close()
 

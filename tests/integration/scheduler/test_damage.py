@@ -12,8 +12,8 @@ from waiting import until
 
 from jobsync import Corrupt, Database, Event, Invalid, Unavailable
 from jobsync.core.codec import MAX_VALUE, Json, encode
+from jobsync.scheduler.edits import Edits, JobEdits
 from jobsync.scheduler.history import JobHistory
-from jobsync.scheduler.job_store import Edits, JobStore
 from jobsync.scheduler.loop import FiringLoop
 from jobsync.stores.contract import Applied, Put
 
@@ -217,10 +217,10 @@ async def test_a_job_may_be_removed_while_jobs_are_taken_over(
 ) -> None:
     """Found: the leader looked for the job's code, and the database failed."""
     calls: list[str] = []
-    read = JobStore.read_edits
+    read = JobEdits.read
     stages: list[Stage] = []
 
-    async def remove_first(self: JobStore) -> Edits | None:
+    async def remove_first(self: JobEdits) -> Edits | None:
         if stages:
             await stages.pop().scheduler.remove_job("gone")
         return await read(self)
@@ -232,7 +232,7 @@ async def test_a_job_may_be_removed_while_jobs_are_taken_over(
     async with run_scheduler(url, jobs) as stage:
         await until(lambda: calls, "it fires")
         stages.append(stage)
-        monkeypatch.setattr(JobStore, "read_edits", remove_first)
+        monkeypatch.setattr(JobEdits, "read", remove_first)
         stage.scheduler._assign()
         calls.clear()
         await until(lambda: len(calls) > 1, "it goes on to fire")

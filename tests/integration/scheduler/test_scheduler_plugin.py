@@ -411,7 +411,7 @@ async def test_removed_jobs_are_forgotten(url: str) -> None:
         await leader_knows(stage, "ran", is_active=False)
         parts.removed._next = None
         await parts.removed.forget_some()
-        edits = await parts.jobs.read_edits()
+        edits = await parts.jobs.edits.read()
         assert edits is not None
         # One that has a history is kept as long as that.
         assert edits.special == ("ran",)

@@ -52,7 +52,7 @@ def fleet() -> Fleet:
 async def test_a_version_that_no_process_has_is_forgotten_a_day_later(fleet: Fleet) -> None:
     """Found: each deployment with other jobs left a record for good."""
     for digest, age in {"old": 2 * DAY, "recent": DAY / 2, "live": 9 * DAY}.items():
-        await fleet.jobs.write_code(digest, ["job"], NOW - age)
+        await fleet.jobs.code.write(digest, ["job"], NOW - age)
     fleet.publish(**{FACT: "live"})
     code = fleet.start()
     await code.publish()
@@ -65,18 +65,18 @@ async def test_a_version_that_comes_back_is_kept(fleet: Fleet) -> None:
     code = fleet.start()
     await code.publish()
     digest, fleet.peers = code.digest, []
-    await fleet.jobs.forget_code((), NOW + 2 * DAY)
+    await fleet.jobs.code.forget((), NOW + 2 * DAY)
     assert await fleet.list_code() == []
-    assert await fleet.jobs.write_code(digest, ["job"], NOW + 2 * DAY)
-    assert await fleet.jobs.read_code(digest) == {"job"}
-    assert not await fleet.jobs.write_code(digest, ["job"], NOW + 4 * DAY)
-    assert await fleet.jobs.forget_code((), NOW + 4 * DAY) == 0
+    assert await fleet.jobs.code.write(digest, ["job"], NOW + 2 * DAY)
+    assert await fleet.jobs.code.read(digest) == {"job"}
+    assert not await fleet.jobs.code.write(digest, ["job"], NOW + 4 * DAY)
+    assert await fleet.jobs.code.forget((), NOW + 4 * DAY) == 0
 
 
 async def test_a_process_that_adds_no_version_looks_for_none(fleet: Fleet) -> None:
     """Only who adds a record removes others, so that restarts cost nothing."""
     await fleet.start().publish()
-    await fleet.jobs.write_code("old", ["job"], NOW - 2 * DAY)
+    await fleet.jobs.code.write("old", ["job"], NOW - 2 * DAY)
     code = fleet.start()
     await code.publish()
     await code.forget_old()
@@ -85,7 +85,7 @@ async def test_a_process_that_adds_no_version_looks_for_none(fleet: Fleet) -> No
 
 async def test_nothing_is_forgotten_by_a_clock_that_may_be_wrong(fleet: Fleet) -> None:
     """A version that was just published would seem old. It is done once the clock is right."""
-    await fleet.jobs.write_code("old", ["job"], NOW - 2 * DAY)
+    await fleet.jobs.code.write("old", ["job"], NOW - 2 * DAY)
     code, fleet.clock.veto = fleet.start(), "it is a year ahead"
     await code.publish()
     await code.forget_old()
@@ -98,6 +98,6 @@ async def test_nothing_is_forgotten_by_a_clock_that_may_be_wrong(fleet: Fleet) -
 async def test_a_hundred_versions_at_most_are_forgotten_at_once(fleet: Fleet) -> None:
     """A fleet that has collected many gets rid of them over some deployments."""
     for number in range(150):
-        await fleet.jobs.write_code(f"{number:03}", [], NOW - 2 * DAY)
-    assert await fleet.jobs.forget_code((), NOW) == 100
-    assert await fleet.jobs.forget_code((), NOW) == 50
+        await fleet.jobs.code.write(f"{number:03}", [], NOW - 2 * DAY)
+    assert await fleet.jobs.code.forget((), NOW) == 100
+    assert await fleet.jobs.code.forget((), NOW) == 50

@@ -54,18 +54,18 @@ async def test_a_position_is_found_over_several_pages(monkeypatch: Any) -> None:
 
 async def test_announcements_are_few(monkeypatch: Any) -> None:
     """A process that runs many jobs by hand keeps the latest ones, and those that run."""
-    monkeypatch.setattr("jobsync.scheduler.job_store._MAX_ANNOUNCED", 3)
+    monkeypatch.setattr("jobsync.scheduler.edits._MAX_ANNOUNCED", 3)
     jobs = open_jobs()
     for name in "abcde":
-        await jobs.announce_run("w1", name, running={"a"})
-    await jobs.announce_run("w2", "a", running=())
-    await jobs.note_edits({"x": True, "y": None})
-    edits = await jobs.read_edits()
+        await jobs.edits.announce_run("w1", name, running={"a"})
+    await jobs.edits.announce_run("w2", "a", running=())
+    await jobs.edits.note({"x": True, "y": None})
+    edits = await jobs.edits.read()
     assert edits is not None
     assert edits.by_hand == {"w1": ("a", "c", "d", "e"), "w2": ("a",)}
     assert edits.special == ("x",)
-    await jobs.forget_announced({"w1": {"a", "d"}, "w2": {"a"}})
-    edits = await jobs.read_edits()
+    await jobs.edits.forget_announced({"w1": {"a", "d"}, "w2": {"a"}})
+    edits = await jobs.edits.read()
     assert edits is not None
     assert edits.by_hand == {"w1": ("c", "e")}
 

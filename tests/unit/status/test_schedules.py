@@ -42,7 +42,7 @@ class Place:
     ) -> None:
         """Store a live session whose process has some jobs."""
         digest = f"code-of-{name}"
-        await self.open().write_code(digest, jobs, 0.0)
+        await self.open().code.write(digest, jobs, 0.0)
         session = {
             "worker": name,
             "state": "live",
@@ -160,7 +160,7 @@ async def test_a_name_is_looked_up_in_all_namespaces() -> None:
     await place.add_job("a")
     await place.add_job("b")
     for namespace in ("billing", "default"):
-        await place.open(namespace).write_code("code", [], 0.0)
+        await place.open(namespace).code.write("code", [], 0.0)
     await place.add_job("a", "billing")
     await place.add_job("b", "billing", is_removed=True)
     status = await place.read()

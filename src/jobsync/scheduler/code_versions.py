@@ -1,0 +1,202 @@
+"""The versions of the code of a fleet: which jobs each has, and whose definitions are stored.
+
+    schedule/<namespace>                     exists, so that namespaces can be listed
+    schedule/<namespace>/code/<digest>       the jobs of one version
+    schedule/<namespace>/defined             the version whose definitions are stored
+
+These records only save work. One that cannot be read is reported, and counts as none.
+"""
+
+import hashlib
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from jobsync.components import Components
+from jobsync.core.codec import Json
+from jobsync.core.job_state import JobDefinition
+from jobsync.database.keyspace import Disposition, Keyspace
+from jobsync.errors import Corrupt, NewerFormat
+from jobsync.scheduler.history import convert_record
+from jobsync.stores.contract import Applied, Put, Record, Store, find_applied
+from jobsync.stores.corruption_log import read_each
+
+__all__ = ["CodeVersions", "Defined", "digest_code"]
+
+_PAGE = 1000
+_CODE_AGE = 86_400.0
+"""Seconds after which a version of the code is forgotten that no process has."""
+_MAX_FORGOTTEN = 100
+_DEFINED = "defined"
+
+_T = TypeVar("_T")
+
+
+class _Code(msgspec.Struct, frozen=True):
+    """The jobs of one version of the code."""
+
+    names: tuple[str, ...]
+    at: float = 0.0
+    """When a process has published it; again at most every half a day."""
+
+
+class Defined(msgspec.Struct, frozen=True):
+    """The version of the code whose definitions are stored."""
+
+    code: str = ""
+    """Its digest; empty while they are being replaced."""
+    generation: int = 0
+    """How many processes have started with another version than the stored one."""
+
+
+def digest_code(definitions: Mapping[str, JobDefinition]) -> str:
+    """Return an id of a set of definitions."""
+    encoded = msgspec.json.encode(sorted(definitions.items()))
+    return hashlib.sha256(encoded).hexdigest()[:24]
+
+
+class CodeVersions:
+    """Reads and writes the versions of the code in one namespace.
+
+    Args:
+        get_store: returns the store, or raises why it cannot be used.
+        prefix: of the namespace.
+        components: the clock and the randomness.
+        report: called with the error if a record cannot be read.
+    """
+
+    def __init__(
+        self,
+        get_store: Callable[[], Store],
+        prefix: str,
+        components: Components,
+        report: Callable[[Corrupt | NewerFormat], object],
+    ) -> None:
+        self._namespace = prefix.removesuffix("/")
+        self._notes = Keyspace(get_store, prefix, components, self._namespace)
+        self._code = Keyspace(get_store, f"{prefix}code/", components, self._namespace)
+        self._report = report
+
+    async def read(self, digest: str) -> frozenset[str]:
+        """Read which jobs a version of the code has; none, if nobody knows."""
+        if not digest:
+            return frozenset()
+        code = await self._read(self._code, digest, _Code)
+        return frozenset() if code is None else frozenset(code.names)
+
+    async def write(self, digest: str, names: Iterable[str], now: float) -> bool:
+        """Write which jobs a version of the code has, unless that was written lately.
+
+        Returns:
+            Whether it was not known before.
+
+        Raises:
+            OutcomeUnknown: it may have been written, may still be, or never.
+        """
+        key = self._code.key(digest)
+        try:
+            base = await self._code.store.get(key, tombstones=True)
+        except (Corrupt, NewerFormat) as error:
+            self._report(error)
+            return False
+        is_stored = base is not None and not base.deleted
+        before = self._decode(base) if base and is_stored else None
+        if before is not None and before.at > now - _CODE_AGE / 2:
+            return False
+        puts = [Put(key, msgspec.to_builtins(_Code(tuple(sorted(names)), at=now)), base)]
+        if not is_stored:
+            # So that the namespace can be listed.
+            puts.append(Put(self._namespace, {}))
+        for put, outcome in zip(puts, await self._code.store.write(puts), strict=True):
+            # One that was written meanwhile says the same.
+            find_applied(outcome, put.key)
+        return not is_stored
+
+    async def forget(self, used: Container[str], now: float) -> int:
+        """Remove versions of the code that no process has and that were published a day ago.
+
+        A process publishes its version before its session names it, and publishes an old one
+        again: what is removed here is named by nobody. At most 100 are removed.
+
+        Args:
+            used: the digests that live sessions name.
+            now: the time by which they were published.
+
+        Returns:
+            How many were removed.
+        """
+        heads = await self._code.store.heads(self._code.prefix, limit=_PAGE)
+        unused = [head.key for head in heads if self._code.name(head.key) not in used]
+        records = await read_each(self._code.store, unused[:_MAX_FORGOTTEN], self._report)
+        old = [
+            record.delete()
+            for record in records.values()
+            if record is not None
+            and not record.deleted
+            and (code := self._decode(record)) is not None
+            and code.at < now - _CODE_AGE
+        ]
+        outcomes = await self._code.store.write(old) if old else []
+        if unused:
+            await self._code.store.bury(self._code.prefix)
+        return sum(isinstance(outcome, Applied) for outcome in outcomes)
+
+    async def read_defined(self) -> Defined:
+        """Read which version of the code has its definitions stored; none, if nobody knows."""
+        return await self._read(self._notes, _DEFINED, Defined) or Defined()
+
+    async def begin_generation(self) -> int | None:
+        """Note that definitions are about to be replaced.
+
+        Returns:
+            A number above those of all processes that have called this before; None, and a
+            report, if the record is damaged.
+
+        Raises:
+            OutcomeUnknown: it may have been written, may still be, or never.
+        """
+        return await self._change_defined(lambda before: Defined("", before.generation + 1))
+
+    async def write_defined(self, digest: str, generation: int) -> None:
+        """Write that the definitions of a version are stored, unless a later process has begun."""
+        await self._change_defined(
+            lambda before: Defined(digest, generation) if generation == before.generation else None
+        )
+
+    async def clear_defined(self) -> None:
+        """Write that the stored definitions are no version's: the next process defines its own."""
+        await self._change_defined(lambda before: Defined("", before.generation))
+
+    async def _change_defined(self, decide: Callable[[Defined], Defined | None]) -> int | None:
+        """Change the record, unless it is damaged; return the generation that it has then."""
+        generation = 0
+
+        def choose(current: Record | None) -> Json | Disposition:
+            nonlocal generation
+            before = Defined() if current is None else convert_record(current, Defined)
+            after = decide(before)
+            generation = (after or before).generation
+            return Disposition.KEEP if after is None else msgspec.to_builtins(after)
+
+        try:
+            await self._notes.change(_DEFINED, choose)
+        except (Corrupt, NewerFormat) as error:
+            self._report(error)
+            return None
+        return generation
+
+    async def _read(self, records: Keyspace, name: str, kind: type[_T]) -> _T | None:
+        try:
+            record = await records.get(name)
+            return None if record is None else convert_record(record, kind)
+        except (Corrupt, NewerFormat) as error:
+            self._report(error)
+            return None
+
+    def _decode(self, record: Record) -> _Code | None:
+        try:
+            return convert_record(record, _Code)
+        except Corrupt as error:
+            self._report(error)
+            return None
