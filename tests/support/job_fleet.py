@@ -19,7 +19,8 @@ from jobsync.core.assignment import Plan, holders_of, owned_by, read_plan, token
 from jobsync.core.codec import Json
 from jobsync.errors import JobsyncError
 from jobsync.jobs.events import TokenChange
-from jobsync.jobs.job_node import JobNode, JobNodeSettings
+from jobsync.jobs.job_node import JobNode
+from jobsync.jobs.node_loop import JobNodeSettings
 from jobsync.jobs.task import Task
 from jobsync.jobs.task_loop import TaskLoop
 from jobsync.stores.contract import Store

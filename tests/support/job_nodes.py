@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from jobsync import Membership
-from jobsync.jobs.job_node import JobNode, JobNodeSettings
+from jobsync.jobs.job_node import JobNode
+from jobsync.jobs.node_loop import JobNodeSettings
 
 __all__ = ["SETTINGS", "StartNode", "start_nodes_on"]
 

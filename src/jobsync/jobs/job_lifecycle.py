@@ -19,8 +19,9 @@ from jobsync.jobs.background import Background, ExitGuard
 from jobsync.jobs.config import CoordinationConfig
 from jobsync.jobs.events import Callbacks, DefaultStoreUsed, NoTokens
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.jobs.job_node import JobNode, JobNodeSettings
+from jobsync.jobs.job_node import JobNode
 from jobsync.jobs.local_node import LocalNode, LocalRecords, MemoryRecords, StoredRecords
+from jobsync.jobs.node_loop import JobNodeSettings
 from jobsync.jobs.pins import Pins
 from jobsync.jobs.registration import NodeList
 from jobsync.jobs.sql_views import SqlViews
