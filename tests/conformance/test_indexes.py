@@ -23,14 +23,8 @@ from jobsync import (
 from jobsync.components import NONCE_LENGTH
 from jobsync.core.codec import Json
 from jobsync.core.keys import MAX_SEGMENT, escape
-from jobsync.database.index import (
-    ENTRIES,
-    Index,
-    IndexedWriter,
-    index_prefix,
-    remove_index,
-    write_entries,
-)
+from jobsync.database.index import Index, IndexedWriter
+from jobsync.database.index_entries import ENTRIES, index_prefix, remove_index, write_entries
 from jobsync.stores.contract import (
     BURIAL_AGE,
     TRAIL_LENGTH,

@@ -27,7 +27,7 @@ from jobsync import (
 from jobsync.core.expiry import ExpiryRule
 from jobsync.database import backfill as backfill_module
 from jobsync.database.backfill import BUILD_DELAY, LATE_BUILD_DELAY
-from jobsync.database.index import NOTES, progress_key, since_key
+from jobsync.database.index_entries import NOTES, progress_key, since_key
 from jobsync.database.resource_records import DEFINITION_AGE
 from jobsync.stores.contract import (
     BURIAL_AGE,

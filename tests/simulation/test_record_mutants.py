@@ -13,12 +13,13 @@ from msgspec.structs import replace
 from mutants import catches
 
 from jobsync.core.expiry import ExpiryRule, read_time
-from jobsync.database import backfill, index
+from jobsync.database import backfill, index, index_entries
 from jobsync.database.archive import ArchiveMark, ArchiveMoves, MoveResult
 from jobsync.database.backfill import Backfill
 from jobsync.database.definition import Definition, IndexState
 from jobsync.database.document import Document
-from jobsync.database.index import Index, IndexedWriter, IndexEntry
+from jobsync.database.index import Index, IndexedWriter
+from jobsync.database.index_entries import IndexEntry
 from jobsync.database.resource_records import ResourceRecords
 from jobsync.errors import Unavailable
 from jobsync.stores.contract import Change, Outcome, Record, Store
@@ -37,8 +38,10 @@ def writes_entries_after_their_records(patch: pytest.MonkeyPatch) -> None:
         nonces = self._ids.nonces(len(changes))
         plans = [self._plan(*each) for each in zip(changes, nonces, strict=True)]
         outcomes = await store.write([plan.change for plan in plans])
-        await index.write_entries(store, [entry for plan in plans for entry in plan.entries])
-        await index.remove_entries(store, [key for plan in plans for key in plan.left])
+        await index_entries.write_entries(
+            store, [entry for plan in plans for entry in plan.entries]
+        )
+        await index_entries.remove_entries(store, [key for plan in plans for key in plan.left])
         return outcomes
 
     patch.setattr(IndexedWriter, "write", write)
@@ -49,7 +52,7 @@ def removes_entries_too_early(patch: pytest.MonkeyPatch) -> None:
 
     async def write(self: IndexedWriter, store: Store, changes: Sequence[Change]) -> list[Outcome]:
         plans = [self._plan(change, "") for change in changes]
-        await index.remove_entries(store, [key for plan in plans for key in plan.left])
+        await index_entries.remove_entries(store, [key for plan in plans for key in plan.left])
         return await was(self, store, changes)
 
     was = IndexedWriter.write
@@ -132,7 +135,7 @@ def notes_progress_too_early(patch: pytest.MonkeyPatch) -> None:
         return is_built
 
     held: dict[int, list[list[Any]]] = {}
-    was, built = index.write_entries, Backfill._build
+    was, built = index_entries.write_entries, Backfill._build
     patch.setattr(backfill, "write_entries", write)
     patch.setattr(Backfill, "_build", build)
 

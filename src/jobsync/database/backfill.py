@@ -31,10 +31,10 @@ from jobsync.coordination.clock_skew import measure_time
 from jobsync.coordination.fleet_clock import MAX_SKEW
 from jobsync.core.expiry import ExpiryRule, rank_of_time
 from jobsync.database.definition import Definition, IndexState
-from jobsync.database.index import (
+from jobsync.database.index import IndexedWriter
+from jobsync.database.index_entries import (
     BACKFILLS,
     NOTES,
-    IndexedWriter,
     progress_key,
     remove_index,
     remove_notes,

@@ -15,7 +15,7 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.codec import Json
-from jobsync.database.index import NOTES, remove_index
+from jobsync.database.index_entries import NOTES, remove_index
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.registry import (
     DEFINITIONS,

@@ -14,7 +14,7 @@ import msgspec
 from jobsync.core.codec import Json
 from jobsync.core.filters import Path
 from jobsync.database.archive import ARCHIVING
-from jobsync.database.index import ENTRIES
+from jobsync.database.index_entries import ENTRIES
 from jobsync.errors import Corrupt, Invalid, closest_name, safe_repr
 from jobsync.stores.contract import Record
 

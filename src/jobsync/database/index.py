@@ -21,17 +21,32 @@ arrive. That is known at once if the record remembers that write; otherwise it t
 whose entries have taken long looks again whether it may still write the record.
 """
 
-import hashlib
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
-from jobsync.components import NONCE_LENGTH, Components
+from jobsync.components import Components
 from jobsync.core.codec import Json
-from jobsync.core.keys import MAX_SEGMENT, escape, unescape
-from jobsync.errors import Corrupt, Misconfigured, OutcomeUnknown, Unavailable
+from jobsync.core.keys import escape
+from jobsync.database.index_entries import (
+    AFTER_IDS,
+    HASHED,
+    PLAIN,
+    IndexEntry,
+    IndexRule,
+    decode_entry,
+    find_id,
+    find_nonce,
+    index_prefix,
+    name_entries,
+    name_entry,
+    parse_name,
+    read_time,
+    remove_entries,
+    skip_id,
+    write_entries,
+)
+from jobsync.errors import Corrupt, Unavailable
 from jobsync.stores.contract import (
     BURIAL_AGE,
     Applied,
@@ -43,84 +58,18 @@ from jobsync.stores.contract import (
     Record,
     Store,
     Unknown,
-    unwrap,
 )
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.record_codec import build_records
 
-__all__ = [
-    "BACKFILLS",
-    "ENTRIES",
-    "INDEXES",
-    "NOTES",
-    "EntryPage",
-    "Index",
-    "IndexEntry",
-    "IndexRule",
-    "IndexedWriter",
-    "index_prefix",
-    "progress_key",
-    "remove_index",
-    "remove_notes",
-    "since_key",
-    "write_entries",
-]
+__all__ = ["EntryPage", "Index", "IndexedWriter"]
 
-INDEXES = "index/"
-"""The prefix of entries; each index of a resource has a level below it."""
-
-BACKFILLS = "backfill/"
-"""The prefix of what backfills note."""
-
-NOTES = f"{BACKFILLS}note/"
-"""The prefix of notes on indexes that are built or removed. One level, so that one listing shows
-which were deleted."""
-
-ENTRIES = "_entries"
-"""The field of a record with the nonces of the entries that are older than its last write."""
-
+_PAGE = 1000
 _FORMAT = 2
 """The format of records that name their entries: code without indexes must not change them."""
 
-# Ranks and escaped ids contain none of these. A hash sorts before the ids, so that whoever lists
-# a rank learns first whether the order of the names is the order of the ids.
-_HASHED = "!00"
-_PLAIN = "!01"
-_AFTER_IDS = "!02"
-_END = "!00"
-_AFTER_NONCES = "~"
-
-_PAGE = 1000
 _MAX_WAIT = 600.0
 """Seconds after which a record is not written any more: its entries may be taken for dead."""
-
-_HASH_LENGTH = 40
-_parse_name = re.compile(
-    rf"(.*?)({_HASHED}|{_PLAIN})(.+){_END}(.{{{NONCE_LENGTH}}})", re.DOTALL
-).fullmatch
-
-
-class IndexRule(Protocol):
-    """What an index orders by."""
-
-    @property
-    def key(self) -> str:
-        """The name of the index."""
-        ...
-
-    def rank(self, document: Json) -> str | None:
-        """Return the rank of a document, as a part of a key; None to leave it out."""
-        ...
-
-
-class IndexEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry that was read."""
-
-    key: str
-    rank: str
-    id: str
-    """Of the record."""
-    nonce: str
 
 
 class EntryPage(msgspec.Struct, frozen=True):
@@ -129,11 +78,6 @@ class EntryPage(msgspec.Struct, frozen=True):
     entries: list[IndexEntry]
     next: str | None
     """The key to continue after; None at the end."""
-
-
-def index_prefix(resource: str, index: str) -> str:
-    """Return the prefix of the entries of an index."""
-    return f"{INDEXES}{resource}/{index}/"
 
 
 class IndexedWriter:
@@ -199,7 +143,7 @@ class IndexedWriter:
     def build_entries(self, record: Record) -> list[Put]:
         """Return the entries that a record names, whether they exist or not."""
         return [
-            self._build_entry(prefix, rank, record, _find_nonce(record, rule))
+            self._build_entry(prefix, rank, record, find_nonce(record, rule))
             for rule, prefix in self._rules
             if (rank := rule.rank(record.value)) is not None
         ]
@@ -215,14 +159,14 @@ class IndexedWriter:
             before = None if base is None else rule.rank(base.value)
             after = None if value is None else rule.rank(value)
             if base is not None and before is not None:
-                named = _find_nonce(base, rule)
+                named = find_nonce(base, rule)
                 if after == before:
                     kept[rule.key] = named
                     if base.format != _FORMAT:
                         # It may have been written without any entry, or a backfill has made it.
                         entries.append(self._build_entry(prefix, before, base, named))
                     continue
-                left.append(_name_entry(prefix, before, base, named))
+                left.append(name_entry(prefix, before, base, named))
             if after is not None:
                 entry = self._build_entry(prefix, after, change, nonce)
                 entries.append(entry)
@@ -231,15 +175,15 @@ class IndexedWriter:
             replaced: Change = msgspec.structs.replace(change, nonce=nonce, format=_FORMAT)
         else:
             replaced = msgspec.structs.replace(
-                change, nonce=nonce, format=_FORMAT, value=_name_entries(value, kept)
+                change, nonce=nonce, format=_FORMAT, value=name_entries(value, kept)
             )
         return _PlannedWrite(replaced, entries, left, own)
 
     def _build_entry(self, prefix: str, rank: str, record: Change | Record, nonce: str) -> Put:
-        key = _name_entry(prefix, rank, record, nonce)
+        key = name_entry(prefix, rank, record, nonce)
         value: dict[str, Json] = {"at": round(self._clock.wall().seconds, 3)}
-        if key.startswith(f"{prefix}{rank}{_HASHED}"):
-            value["id"] = _find_id(record)
+        if key.startswith(f"{prefix}{rank}{HASHED}"):
+            value["id"] = find_id(record)
         return Put(key, value)
 
 
@@ -312,17 +256,17 @@ class Index:
             limit: how many the caller needs, as far as it knows.
         """
         start = f"{self.prefix}{rank}"
-        until = start + _AFTER_IDS
+        until = start + AFTER_IDS
         size = _PAGE if limit is None else max(1, min(limit, _PAGE))
         position: str | None = start
-        if after is not None and not await self._list_keys(start, start + _PLAIN, 1):
-            position = f"{start}{_PLAIN}{_skip_id(rank, after)}"
+        if after is not None and not await self._list_keys(start, start + PLAIN, 1):
+            position = f"{start}{PLAIN}{skip_id(rank, after)}"
         while position is not None:
             page = await self.list_entries(position, until, size)
             entries, position = page.entries, page.next
             # The caller may need few of these: a filter can drop most.
             size = min(2 * size, _PAGE)
-            if entries and entries[0].key.startswith(start + _HASHED):
+            if entries and entries[0].key.startswith(start + HASHED):
                 # The names are not in the order of the ids: read all of them first.
                 while position is not None:
                     page = await self.list_entries(position, until, _PAGE)
@@ -332,7 +276,7 @@ class Index:
             current = [record for record in records if record is not None]
             if current:
                 # A record that leaves and returns has a second entry, perhaps on the next page.
-                after = _find_id(current[-1])
+                after = find_id(current[-1])
             yield current
 
     async def list_entries(self, after: str, until: str, limit: int) -> "EntryPage":
@@ -346,7 +290,7 @@ class Index:
 
     async def list_due(self, until: str, limit: int, *, after: str = "") -> "EntryPage":
         """Return the entries from the start of the index up to and including a rank."""
-        return await self.list_entries(after, f"{self.prefix}{until}{_AFTER_IDS}", limit)
+        return await self.list_entries(after, f"{self.prefix}{until}{AFTER_IDS}", limit)
 
     async def match(self, entries: Sequence[IndexEntry]) -> list[Record | None]:
         """Read the records of entries; None where the record does not name the entry.
@@ -388,19 +332,19 @@ class Index:
         """Whether a record names an entry."""
         return (
             not record.deleted
-            and _find_nonce(record, self._rule) == entry.nonce
+            and find_nonce(record, self._rule) == entry.nonce
             and self._rule.rank(record.value) == entry.rank
         )
 
     async def _parse(self, keys: Sequence[str]) -> list[IndexEntry]:
         """Read what the keys of entries say; the ids of hashed ones are in their values."""
-        names = {key: _parse_name(key[len(self.prefix) :]) for key in keys}
-        hashed = [key for key, name in names.items() if name and name.group(2) == _HASHED]
+        names = {key: parse_name(key[len(self.prefix) :]) for key in keys}
+        hashed = [key for key, name in names.items() if name and name.group(2) == HASHED]
         values = await self._read_records(hashed)
         entries = []
         for key, name in names.items():
             try:
-                entry = _decode_entry(key, name, values.get(key))
+                entry = decode_entry(key, name, values.get(key))
             except Corrupt as corrupt:
                 self._corruption_log.report(corrupt)
                 continue
@@ -419,64 +363,9 @@ class Index:
         dead += [
             key
             for key, entry in (await self._read_records(unsure)).items()
-            if entry is not None and now - _read_time(entry) > BURIAL_AGE
+            if entry is not None and now - read_time(entry) > BURIAL_AGE
         ]
         await remove_entries(self._store, dead)
-
-
-def progress_key(index: str) -> str:
-    """Return the key of the note on how far the backfill of an index is."""
-    return f"{NOTES}{index}.progress"
-
-
-def since_key(index: str) -> str:
-    """Return the key of the note on since when processes may disagree about an index."""
-    return f"{NOTES}{index}.since"
-
-
-async def remove_index(store: Store, resource: str, key: str) -> None:
-    """Remove all entries of an index, and the notes on its backfill."""
-    prefix = index_prefix(resource, key)
-    while heads := await store.heads(prefix, limit=_PAGE):
-        await store.drop([head.key for head in heads])
-    await remove_notes(store, key)
-
-
-async def remove_notes(store: Store, key: str) -> None:
-    """Remove the notes on the backfill of an index.
-
-    By tombstones: another process that still builds the index may write them again.
-    """
-    keys = [progress_key(key), since_key(key)]
-    while notes := [note for note in await store.get_many(keys) if note]:
-        for note, outcome in zip(
-            notes, await store.write([note.delete() for note in notes]), strict=True
-        ):
-            if not isinstance(outcome, Conflicted):
-                unwrap(outcome, note.key)
-
-
-async def remove_entries(store: Store, keys: Sequence[str]) -> None:
-    """Remove entries that no record names. What cannot be removed now is found again."""
-    if keys:
-        try:
-            await store.drop(keys)
-        except (Unavailable, Misconfigured, OutcomeUnknown):
-            # They are dangling, and harmless; this process may have no right to remove.
-            return
-
-
-async def write_entries(store: Store, entries: Sequence[Put]) -> None:
-    """Write entries, before their records.
-
-    Raises:
-        Unavailable: some may not have been written.
-    """
-    outcomes = await store.write(entries) if entries else []
-    for entry, outcome in zip(entries, outcomes, strict=True):
-        # A conflict can only be with an equal entry: the key says all.
-        if isinstance(outcome, Unknown):
-            raise Unavailable(store.name, f"the index entry {entry.key}: {outcome.reason}")
 
 
 def _keep_format(change: Change) -> Change:
@@ -486,69 +375,5 @@ def _keep_format(change: Change) -> Change:
     return msgspec.structs.replace(change, format=_FORMAT)
 
 
-def _name_entry(prefix: str, rank: str, record: Change | Record, nonce: str) -> str:
-    segment = record.key.rpartition("/")[2]
-    if len(segment) <= _id_room(rank):
-        return f"{prefix}{rank}{_PLAIN}{segment}{_END}{nonce}"
-    return f"{prefix}{rank}{_HASHED}{_hash(segment)}{_END}{nonce}"
-
-
-def _id_room(rank: str) -> int:
-    return MAX_SEGMENT - len(rank) - len(_PLAIN) - len(_END) - NONCE_LENGTH
-
-
-def _skip_id(rank: str, id: str) -> str:
-    """Return what sorts after the entries of an id, and before those of later ids."""
-    segment = escape(id)
-    room = _id_room(rank)
-    return f"{segment}{_END}{_AFTER_NONCES}" if len(segment) <= room else segment[:room]
-
-
 def _is_after(id: str, after: str | None) -> bool:
     return after is None or id.encode() > after.encode()
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
-
-
-def _find_id(record: Change | Record) -> str:
-    return unescape(record.key.rpartition("/")[2])
-
-
-def _find_nonce(record: Record, rule: IndexRule) -> str:
-    """Return the nonce of the entry that a record names in an index."""
-    kept = record.value.get(ENTRIES) if isinstance(record.value, dict) else None
-    nonce = kept.get(rule.key) if isinstance(kept, dict) else None
-    return nonce if isinstance(nonce, str) else record.nonce
-
-
-def _name_entries(value: Json, kept: Mapping[str, str]) -> Json:
-    """Return a document that names the entries that it keeps."""
-    rest = {name: field for name, field in value.items() if name != ENTRIES}
-    return {**rest, ENTRIES: dict(kept)} if kept else rest
-
-
-def _decode_entry(key: str, name: re.Match[str] | None, value: Record | None) -> IndexEntry | None:
-    """Return the entry with this key; None if its value is needed, and cannot be read.
-
-    Raises:
-        Corrupt: it is not an entry.
-    """
-    if name is None:
-        raise Corrupt(key, "not the name of an index entry")
-    rank, mark, segment, nonce = name.groups()
-    if mark == _PLAIN:
-        return IndexEntry(key, rank, unescape(segment), nonce)
-    if value is None:
-        return None
-    found = value.value.get("id") if isinstance(value.value, dict) else None
-    if not isinstance(found, str):
-        raise Corrupt(key, "an index entry without the id of its record")
-    return IndexEntry(key, rank, found, nonce)
-
-
-def _read_time(entry: Record) -> float:
-    """Return when an entry was written; the distant past if it does not say."""
-    at = entry.value.get("at") if isinstance(entry.value, dict) else None
-    return at if isinstance(at, int | float) else 0.0

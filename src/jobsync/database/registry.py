@@ -19,7 +19,7 @@ from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.schema import Fields
 from jobsync.database.definition import KNOWN_FORMAT, Definition, Rule
-from jobsync.database.index import remove_index
+from jobsync.database.index_entries import remove_index
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.database.read_cache import ReadGuard
 from jobsync.database.resource import Resource

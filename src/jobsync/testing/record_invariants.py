@@ -31,7 +31,7 @@ from jobsync.core.keys import unescape
 from jobsync.database.archive import ARCHIVING
 from jobsync.database.definition import IndexState
 from jobsync.database.document import UPDATED
-from jobsync.database.index import ENTRIES, INDEXES
+from jobsync.database.index_entries import ENTRIES, INDEXES
 from jobsync.database.registry import DEFINITIONS
 from jobsync.database.resource_records import DATA
 from jobsync.stores.contract import BURIAL_AGE

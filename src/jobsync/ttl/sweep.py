@@ -22,7 +22,7 @@ from jobsync.core.schema import Fields
 from jobsync.database.archive import read_mark
 from jobsync.database.definition import IndexState
 from jobsync.database.document import UPDATED, Document
-from jobsync.database.index import IndexEntry
+from jobsync.database.index_entries import IndexEntry
 from jobsync.database.resource import Resource
 from jobsync.database.resource_records import DEFINITION_AGE
 from jobsync.errors import Corrupt, Invalid, NewerFormat
