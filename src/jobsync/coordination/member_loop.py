@@ -1,35 +1,27 @@
 """One worker's background loop: it sends heartbeats, watches other sessions and runs elections.
 
-It runs wherever its host puts it. It replaces a lost session by a new one, and waits out an
-outage of the store, which it reports once. Any other error ends it, and is raised to the waiter.
+It runs wherever its host puts it. It waits out an outage of the store. Any other error ends it,
+and is raised to the waiter.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-import msgspec
-
 from jobsync.components import Components
-from jobsync.coordination.clock_skew import ClockComparison
 from jobsync.coordination.election import Election
 from jobsync.coordination.events import (
     ElectionHalted,
-    HeartbeatLate,
     MemberFailed,
-    SessionLost,
-    StoreSilent,
     WorkerDied,
     WorkerHeartbeat,
 )
+from jobsync.coordination.heartbeats import OUTAGE_ERRORS, Heartbeats
 from jobsync.coordination.observer import Candidates, Observer
 from jobsync.coordination.role import CHECK_FRACTION, REQUESTS, ROLES, worker_of
 from jobsync.coordination.runner import Wakeup, first_of
 from jobsync.coordination.session import (
-    FAILING,
     SESSIONS,
-    WITHHELD,
-    HookFailure,
     Session,
     SessionRecord,
 )
@@ -39,20 +31,14 @@ from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
 from jobsync.errors import (
     Corrupt,
-    Misconfigured,
     NewerFormat,
-    OutcomeUnknown,
-    Unavailable,
     format_error,
 )
-from jobsync.stores.contract import Head, Record, Store
+from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 from jobsync.stores.settling import SettlingStore
 
 __all__ = ["MemberLoop"]
-
-_OUTAGE_ERRORS = (Unavailable, Misconfigured, OutcomeUnknown)
-"""What a store may raise during an outage; a burst of refusals counts as one."""
 
 _WAIT_TIMEOUT = 3600.0
 
@@ -88,7 +74,6 @@ class MemberLoop:
         """Whether `run` has ended, cleanly or by an error."""
         self.seen: Mapping[str, SessionRecord] = {}
         """The latest records of the sessions that lead this worker, or that it watches."""
-        self.clock_comparison = ClockComparison(components.clock)
         self._store = store
         self._settled = SettlingStore(store, components, deadline=timing.heartbeat)
         self._components = components
@@ -96,26 +81,33 @@ class MemberLoop:
         self._events = components.events
         self._timing = timing
         self._worker = worker
-        self._facts = dict(facts)
-        self._failing: dict[str, HookFailure] = {}
-        self._withheld: dict[str, str] = {}
-        """Why this worker stands back from roles."""
         self._changed = changed
         self._corruption_log = CorruptionLog(store.name, components.events)
         self._closing: list[Election] = []
         """Closed elections whose role a late write may still give to this worker."""
         self._observer = Observer(self._settled, components, timing)
-        self._heartbeat_now = Wakeup(components.clock, timing.heartbeat / 100)
         self._check_now = Wakeup(components.clock, timing.heartbeat / 100)
         self._roles_changed = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._is_outage_reported = False
-        self._answered_at = Mono(float("-inf"))
-        """When the store last answered a heartbeat."""
         self._heartbeats_seen: dict[str, int] = {}
         self._reported: tuple[object, ...] = ()
         """The state when `changed` was last called."""
-        self.session = self._build_session()
+        self.heartbeats = Heartbeats(
+            store,
+            components,
+            timing,
+            worker,
+            facts,
+            list_roles=self.elections.keys,
+            list_held=self._held_epochs,
+            on_lost=changed,
+            on_replaced=self._use_session,
+        )
+
+    @property
+    def session(self) -> Session:
+        """The current session; a new one replaces it when it is lost."""
+        return self.heartbeats.session
 
     async def open(self) -> None:
         """Write the record of the first session.
@@ -130,9 +122,9 @@ class MemberLoop:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._run_heartbeats()),
+                    group.create_task(self.heartbeats.run()),
                     group.create_task(self._run_checks()),
-                    group.create_task(self._watch_lag()),
+                    group.create_task(self.heartbeats.watch_lag()),
                 ]
                 if not self._store.is_billed:
                     tasks.append(group.create_task(self._listen_for_changes()))
@@ -178,7 +170,7 @@ class MemberLoop:
         election = self.elections.get(role)
         if election is not None:
             self.drop_candidacy(election)
-            with suppress(*_OUTAGE_ERRORS):
+            with suppress(*OUTAGE_ERRORS):
                 await election.release("stopped")
             self.refresh()
             self._changed()
@@ -187,7 +179,7 @@ class MemberLoop:
         """Release a term that another epoch has replaced."""
         election = self.elections.get(role)
         if election is not None:
-            with suppress(*_OUTAGE_ERRORS):
+            with suppress(*OUTAGE_ERRORS):
                 await election.step_down(epoch, current)
             self.refresh()
             self._changed()
@@ -196,39 +188,17 @@ class MemberLoop:
         """Stop being a candidate; the next check gives up the role if we have it."""
         if self.elections.get(election.name) is election:
             del self.elections[election.name]
-            self._withheld.pop(election.name, None)
+            self.heartbeats.withheld.pop(election.name, None)
             election.close()
             self._closing.append(election)
             self.refresh()
 
-    def publish(self, facts: Mapping[str, Json]) -> None:
-        """Publish facts for other workers, with a heartbeat at once."""
-        self._facts |= facts
-        self._heartbeat_now.set()
-
-    def publish_failure(self, role: str, failure: HookFailure | None) -> None:
-        """Publish that a hook raises, or that none does, with the next heartbeat."""
-        self._failing.pop(role, None)
-        if failure is not None:
-            self._failing[role] = failure
-
     def publish_withheld(self, role: str, reason: str) -> None:
         """Publish why this worker stands back from a role, or that it does not, at once."""
-        self._withheld.pop(role, None)
+        self.heartbeats.withheld.pop(role, None)
         if reason:
-            self._withheld[role] = reason
+            self.heartbeats.withheld[role] = reason
         self.refresh()
-
-    async def measure_clock(self) -> None:
-        """List the own session alone, unless a leader's listing told its time lately.
-
-        Raises:
-            Unavailable: the store does not answer.
-        """
-        age = self.clock_comparison.age
-        if age is None or age > 2 * self._timing.timeout:
-            key = f"{SESSIONS}{self.session.incarnation}"
-            self._note_own(await self._store.heads(SESSIONS, after=key[:-1], limit=1))
 
     def is_dead(self, incarnation: str) -> bool:
         """Whether a watched session is known to be dead."""
@@ -249,46 +219,18 @@ class MemberLoop:
 
     def refresh(self) -> None:
         """Send a heartbeat and run a check at once."""
-        self._heartbeat_now.set()
+        self.heartbeats.send_now()
         self._check_now.set()
 
     def stop(self) -> None:
         """Make `run` end."""
         self._stopping.set()
 
-    def _build_session(self) -> Session:
-        return Session(self._store, self._components, self._timing, self._worker, self._facts)
-
-    async def _replace_session(self) -> None:
-        """Open a new session in place of a lost one."""
-        session = self._build_session()
-        session.works = self._list_works()
-        await session.open()
-        self.session = session
+    def _use_session(self, session: Session) -> None:
+        """Go on with a session that replaces a lost one."""
         for election in (*self.elections.values(), *self._closing):
             election.replace_session(session)
         self._check_now.set()
-
-    async def _run_heartbeats(self) -> None:
-        while True:
-            started = self._clock.mono()
-            try:
-                await self._send_heartbeat()
-            except _OUTAGE_ERRORS as error:
-                self._report_outage(error, started)
-            await self._heartbeat_now.wait(started + self._timing.heartbeat)
-
-    async def _watch_lag(self) -> None:
-        """Warn when this thread wakes up late, whether or not a heartbeat is under way."""
-        timeout = self._timing.timeout
-        while True:
-            # Separate from the heartbeats: a slow store does not make this thread late.
-            due = self._clock.mono() + self._timing.heartbeat
-            await self._clock.sleep(self._timing.heartbeat)
-            lag = self._clock.mono() - due
-            if lag > timeout / 10:
-                late = HeartbeatLate(worker_id=self._worker, lag=lag, worker_timeout=timeout)
-                self._events.emit(late)
 
     async def _watch_processes(self) -> None:
         """Check at once when the process of a watched session on this machine has ended."""
@@ -299,33 +241,6 @@ class MemberLoop:
             # Once for each: if its death cannot be written now, the next regular check tries again.
             if ended - before:
                 self._check_now.set()
-
-    async def _send_heartbeat(self) -> None:
-        """Renew the session, or replace it if it is lost."""
-        session = self.session
-        session.works = self._list_works()
-        session.holds = self._held_epochs()
-        session.facts = self._facts.copy()
-        if self._failing:
-            session.facts[FAILING] = msgspec.to_builtins(self._failing)
-        if self._withheld:
-            session.facts[WITHHELD] = self._withheld.copy()
-        state, heartbeats = session.state, session.heartbeats
-        if await session.heartbeat() == "lost":
-            if state == "live":
-                lost = SessionLost(worker_id=self._worker, incarnation=session.incarnation)
-                self._events.emit(lost)
-                self._changed()
-            await self._replace_session()
-        elif session.heartbeats > heartbeats:
-            self.clock_comparison.note_writes(session.writes)
-            self._is_outage_reported, self._answered_at = False, self._clock.mono()
-            timestamp = self._clock.wall().seconds
-            self._events.emit(WorkerHeartbeat(worker_id=self._worker, timestamp=timestamp))
-
-    def _list_works(self) -> tuple[str, ...]:
-        """Return the roles that this worker is a candidate for now."""
-        return tuple(sorted(self.elections.keys() - self._withheld.keys()))
 
     def _held_epochs(self) -> dict[str, int]:
         return {
@@ -339,8 +254,8 @@ class MemberLoop:
             started = since = self._clock.mono()
             try:
                 await self._check()
-            except _OUTAGE_ERRORS as error:
-                self._report_outage(error, started)
+            except OUTAGE_ERRORS as error:
+                self.heartbeats.report_outage(error, started)
                 since = self._clock.mono()
             self._report_changes()
             await self._check_now.wait(self._next_check(started, since))
@@ -441,15 +356,10 @@ class MemberLoop:
 
     async def _check_all_sessions(self, owners: Iterable[str]) -> None:
         """Do what a leader does for all: declare sessions dead, and remove old records."""
-        self._note_own(await self._observer.check_all(self.watched - {self.session.incarnation}))
+        listed = await self._observer.check_all(self.watched - {self.session.incarnation})
+        self.heartbeats.note_listed(listed)
         await self._declare_dead()
         await self._observer.remove_long_dead({*owners, *self.watched})
-
-    def _note_own(self, heads: Iterable[Head]) -> None:
-        """Compare this machine's clock with the server's time of our last heartbeat."""
-        key = f"{SESSIONS}{self.session.incarnation}"
-        own = next((head for head in heads if head.key == key), None)
-        self.clock_comparison.note_listed(own, self.session.writes)
 
     async def _declare_dead(self) -> None:
         """Write the death of expired sessions, and emit an event for each death written."""
@@ -467,7 +377,7 @@ class MemberLoop:
     def _report_changes(self) -> None:
         """Publish what this worker holds with a heartbeat, and notify the home loop."""
         if self._held_epochs() != self.session.holds:
-            self._heartbeat_now.set()
+            self.heartbeats.send_now()
         elections = [
             (each.held_term, each.leading_term, each.role) for each in self.elections.values()
         ]
@@ -509,18 +419,12 @@ class MemberLoop:
         """Wait for a notification; during an outage, return after a heartbeat interval."""
         try:
             await self._settled.wait(topic, _WAIT_TIMEOUT)
-        except _OUTAGE_ERRORS:
+        except OUTAGE_ERRORS:
             await self._clock.sleep(self._timing.heartbeat)
-
-    def _report_outage(self, error: Exception, asked_at: Mono) -> None:
-        """Report that requests fail since a time, unless the store has answered others since."""
-        if not self._is_outage_reported and asked_at >= self._answered_at:
-            self._is_outage_reported = True
-            self._events.emit(StoreSilent(worker_id=self._worker, reason=str(error)))
 
     async def _leave(self) -> None:
         """Release all roles, then end the session; without this, others would have to time out."""
         for role in list(self.elections):
             await self.withdraw(role)
-        with suppress(*_OUTAGE_ERRORS, Corrupt):
+        with suppress(*OUTAGE_ERRORS, Corrupt):
             await self.session.end()

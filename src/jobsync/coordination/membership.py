@@ -7,7 +7,6 @@ heartbeats run elsewhere, see `runner`, so that nothing done here can starve the
 import asyncio
 import os
 import platform
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -19,28 +18,20 @@ from jobsync.components import Components
 from jobsync.coordination.coordinator import Coordinator, Hooks, StandaloneElection
 from jobsync.coordination.election import Election
 from jobsync.coordination.member_loop import MemberLoop
+from jobsync.coordination.observer import list_live_sessions
 from jobsync.coordination.role import name_role
-from jobsync.coordination.runner import LoopHost, OwnThread
-from jobsync.coordination.session import (
-    SESSIONS,
-    HookFailure,
-    Session,
-    SessionRecord,
-    read_session_record,
-)
+from jobsync.coordination.runner import HomeEvents, LoopHost, OwnThread
+from jobsync.coordination.session import HookFailure, Session, SessionRecord
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.codec import Json
 from jobsync.core.keys import check_key
-from jobsync.errors import Corrupt, Invalid, Unavailable
-from jobsync.events import Event, Events
+from jobsync.errors import Invalid, Unavailable
 from jobsync.settings import Sources, resolve
 from jobsync.stores.contract import Store
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.opening import open_another, open_store, read_url
 
 __all__ = ["Membership", "Peer", "describe_process"]
-
-_MAX_SESSIONS = 10_000
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +159,7 @@ class Membership:
         Known only where the store cannot be asked for its time, and listings tell it. Leaders
         list all sessions at every check; others call `measure_clock`.
         """
-        return self._member.clock_comparison.skew
+        return self._member.heartbeats.clock_comparison.skew
 
     async def measure_clock(self) -> None:
         """Make `clock_skew` known, by one request unless it was compared in the last two timeouts.
@@ -178,7 +169,7 @@ class Membership:
         Raises:
             Unavailable: the store does not answer, or the session has ended.
         """
-        await self._host.call(self._member.measure_clock)
+        await self._host.call(self._member.heartbeats.measure_clock)
 
     async def start(self) -> None:
         """Start the heartbeats; return once the session is stored.
@@ -212,7 +203,7 @@ class Membership:
             self._member = MemberLoop(
                 store,
                 msgspec.structs.replace(
-                    self.components, events=_HomeEvents(self._host, self.components.events)
+                    self.components, events=HomeEvents(self._host, self.components.events)
                 ),
                 self.timing,
                 self.worker_id,
@@ -361,11 +352,11 @@ class Membership:
 
     def publish(self, **facts: Json) -> None:
         """Publish facts for other workers, with a heartbeat at once."""
-        self._host.post(self._member.publish, facts)
+        self._host.post(self._member.heartbeats.publish, facts)
 
     def publish_failure(self, role: str, failure: HookFailure | None) -> None:
         """Publish that a hook raises, or that none does, with the next heartbeat."""
-        self._host.post(self._member.publish_failure, role, failure)
+        self._host.post(self._member.heartbeats.publish_failure, role, failure)
 
     def publish_withheld(self, role: str, reason: str) -> None:
         """Publish why this worker stands back from a role, or that it does not, at once."""
@@ -411,24 +402,17 @@ class Membership:
 
     async def members(self) -> list[Peer]:
         """Return the live workers, the oldest first."""
-        peers = []
-        for record in await self.store.scan(SESSIONS, limit=_MAX_SESSIONS):
-            try:
-                session_record = read_session_record(record)
-            except Corrupt as corrupt:
-                self._corruption_log.report(corrupt)
-                continue
-            if session_record.state == "live":
-                peers.append(
-                    Peer(
-                        worker_id=session_record.worker,
-                        incarnation=record.key.removeprefix(SESSIONS),
-                        works=session_record.works,
-                        holds=session_record.holds,
-                        facts=session_record.facts,
-                    )
-                )
-        return peers
+        found = await list_live_sessions(self.store, self._corruption_log.report)
+        return [
+            Peer(
+                worker_id=record.worker,
+                incarnation=incarnation,
+                works=record.works,
+                holds=record.holds,
+                facts=record.facts,
+            )
+            for incarnation, record in found.items()
+        ]
 
     async def change(self, timeout: float | None = None) -> None:
         """Wait until something may have changed: a heartbeat, an election, a lost session."""
@@ -447,24 +431,6 @@ class Membership:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-class _HomeEvents(Events):
-    """Emits events on the home loop, whichever thread they come from."""
-
-    def __init__(self, host: LoopHost, home: Events) -> None:
-        super().__init__()
-        self._host = host
-        self._home = home
-        self._queue: deque[Event] = deque()
-
-    def emit(self, event: Event) -> None:
-        """Schedule an event, after all earlier ones."""
-        self._queue.append(event)
-        self._host.post_home(self._emit_next)
-
-    def _emit_next(self) -> None:
-        self._home.emit(self._queue.popleft())
 
 
 def describe_process(components: Components) -> dict[str, Json]:

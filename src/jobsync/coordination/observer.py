@@ -24,7 +24,7 @@ from jobsync.processes import ProcessIdentity, has_ended
 from jobsync.stores.contract import Applied, Head, Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
-__all__ = ["DEAD_SESSION_TTL", "Candidates", "Observer"]
+__all__ = ["DEAD_SESSION_TTL", "Candidates", "Observer", "list_live_sessions"]
 
 
 DEAD_SESSION_TTL = 1200.0
@@ -321,20 +321,25 @@ class Candidates:
             Unavailable: the store does not answer.
         """
         if self._works is None:
-            self._works = await self._read_sessions()
+            found = await list_live_sessions(self._store, self._report)
+            self._works = {incarnation: record.works for incarnation, record in found.items()}
         return [incarnation for incarnation, works in self._works.items() if role in works]
 
-    async def _read_sessions(self) -> dict[str, tuple[str, ...]]:
-        found = {}
-        for record in await self._store.scan(SESSIONS, limit=_MAX_SESSIONS):
-            # In an old fleet most are dead; these need not be decoded.
-            if isinstance(record.value, dict) and record.value.get("state") == "dead":
-                continue
-            try:
-                session_record = read_session_record(record)
-            except Corrupt as corrupt:
-                self._report(corrupt)
-                continue
-            if session_record.state == "live":
-                found[record.key.removeprefix(SESSIONS)] = session_record.works
-        return found
+
+async def list_live_sessions(
+    store: Store, report: Callable[[Corrupt], object]
+) -> dict[str, SessionRecord]:
+    """Return the live sessions, the oldest first. What cannot be decoded is reported."""
+    found = {}
+    for record in await store.scan(SESSIONS, limit=_MAX_SESSIONS):
+        # In an old fleet most are dead; these need not be decoded.
+        if isinstance(record.value, dict) and record.value.get("state") == "dead":
+            continue
+        try:
+            session_record = read_session_record(record)
+        except Corrupt as corrupt:
+            report(corrupt)
+            continue
+        if session_record.state == "live":
+            found[record.key.removeprefix(SESSIONS)] = session_record
+    return found

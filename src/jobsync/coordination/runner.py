@@ -8,6 +8,7 @@ a world has one loop for everything.
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
@@ -16,8 +17,10 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from jobsync.core.clock import Clock, Mono
 from jobsync.errors import Misconfigured, Unavailable
+from jobsync.events import Event, Events
 
 __all__ = [
+    "HomeEvents",
     "LoopHost",
     "OwnThread",
     "SameLoop",
@@ -190,6 +193,24 @@ class OwnThread:
             self._done.set_exception(error)
             # Retrieved here: perhaps nobody waits, and the member has already reported it.
             self._done.exception()
+
+
+class HomeEvents(Events):
+    """Emits events on the home loop, whichever thread they come from."""
+
+    def __init__(self, host: LoopHost, home: Events) -> None:
+        super().__init__()
+        self._host = host
+        self._home = home
+        self._queue: deque[Event] = deque()
+
+    def emit(self, event: Event) -> None:
+        """Schedule an event, after all earlier ones."""
+        self._queue.append(event)
+        self._host.post_home(self._emit_next)
+
+    def _emit_next(self) -> None:
+        self._home.emit(self._queue.popleft())
 
 
 def _check_alive(member: "asyncio.Future[None]") -> None:
