@@ -26,14 +26,15 @@ from jobsync.queue import executor
 from jobsync.queue.backend import Message, NewMessage, Receipt, Settlement
 from jobsync.queue.completer import Completer
 from jobsync.queue.executor import Executor, HandlerOutcome, build_late_verdict
+from jobsync.queue.handler_slots import HandlerSlots
 from jobsync.queue.in_flight import Delivery, InFlight
 from jobsync.queue.maintenance import Maintenance
 from jobsync.queue.plugin import QueuePlugin
 from jobsync.queue.reaper import Quarantine
+from jobsync.queue.shutdown import Shutdown, wait_for_change
 from jobsync.queue.sql import common, sqlite
 from jobsync.queue.sql.common import SettlementRow, SqlBackend
 from jobsync.queue.sql.sqlite import SQL, SqliteBackend
-from jobsync.queue.worker import Worker
 from jobsync.testing import check_story, run_story
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -105,7 +106,7 @@ def ends_claims_of_the_silent(patch: pytest.MonkeyPatch) -> None:
 
     async def end_claims(self: Any) -> None:
         others = {*await self._backend.list_holders()} - {self._membership.incarnation}
-        self._on_ended(await self._backend.end_claims(others))
+        self._listener.on_ended(await self._backend.end_claims(others))
 
     patch.setattr("jobsync.queue.reaper.Reaper._end_dead_claims", end_claims)
 
@@ -193,16 +194,14 @@ def takes_a_short_extension_for_a_whole_one(patch: pytest.MonkeyPatch) -> None:
 def keeps_a_suspect_that_it_lost(patch: pytest.MonkeyPatch) -> None:
     """A worker waits for a suspect that it never started."""
 
-    def on_lost(self: Worker, delivery: Delivery, reason: str) -> None:
-        self._listener.on_lost(delivery.message, reason)
+    def drop(self: HandlerSlots, delivery: Delivery) -> None:
         if delivery.task is not None and self._executor.is_async and not delivery.is_settling:
             delivery.task.cancel()
         if delivery in self._ready:
             self._ready.remove(delivery)
-            self._quarantine.release(delivery)
-        self._changed.set()
+            self._owner.on_released(delivery)
 
-    patch.setattr(Worker, "_on_lost", on_lost)
+    patch.setattr(HandlerSlots, "drop", drop)
 
 
 def claims_before_the_time(patch: pytest.MonkeyPatch) -> None:
@@ -323,7 +322,7 @@ def gives_up_settling(patch: pytest.MonkeyPatch) -> None:
         try:
             return await self._backend.settle(batch)
         except Exception as error:  # noqa: BLE001 - it is a mutant
-            self._on_failure(error)
+            self._listener.on_failure(error)
             return [True] * len(batch)
 
     patch.setattr(Completer, "_settle", settle)
@@ -345,7 +344,7 @@ def settles_a_message_twice_at_once(patch: pytest.MonkeyPatch) -> None:
 def hides_timeouts_from_handlers(patch: pytest.MonkeyPatch) -> None:
     """A handler that exceeds its timeout is cancelled, but its context is not marked as lost."""
 
-    def on_deadline(self: Worker, delivery: Delivery) -> None:
+    def on_deadline(self: HandlerSlots, delivery: Delivery) -> None:
         if delivery.is_late or delivery.is_lost:
             self._conclude_cancelled(delivery)
             self._report_overrun(delivery)
@@ -353,18 +352,19 @@ def hides_timeouts_from_handlers(patch: pytest.MonkeyPatch) -> None:
             delivery.is_late = True
             self._cancel(delivery)
 
-    patch.setattr(Worker, "_on_deadline", on_deadline)
+    patch.setattr(HandlerSlots, "_on_deadline", on_deadline)
 
 
 def hides_stops_from_functions(patch: pytest.MonkeyPatch) -> None:
     """A plain function is not told that its worker stops."""
 
-    def interrupt(self: Worker, delivery: Delivery) -> None:
-        delivery.is_interrupted = True
-        if delivery.is_on_loop and delivery.task is not None:
-            delivery.task.cancel()
+    def interrupt(self: HandlerSlots) -> None:
+        for delivery in self.list_useful():
+            delivery.is_interrupted = True
+            if delivery.is_on_loop and delivery.task is not None:
+                delivery.task.cancel()
 
-    patch.setattr(Worker, "_interrupt", interrupt)
+    patch.setattr(HandlerSlots, "interrupt", interrupt)
 
 
 def hides_lost_claims_from_handlers(patch: pytest.MonkeyPatch) -> None:
@@ -407,10 +407,10 @@ def forgets_what_it_could_not_settle(patch: pytest.MonkeyPatch) -> None:
 def calls_settled_what_it_could_not_settle(patch: pytest.MonkeyPatch) -> None:
     """Settlements that were not answered when a worker has stopped are reported as accepted."""
 
-    async def wind_down(self: Worker) -> None:
+    async def run(self: Shutdown) -> None:
         await was(self)
         for delivery in unanswered:
-            self._on_answer(delivery, True)
+            self._completer._listener.on_answer(delivery, is_accepted=True)
 
     def lose(self: InFlight, delivery: Delivery, reason: str) -> None:
         if reason == "it could not be returned in time":
@@ -419,8 +419,8 @@ def calls_settled_what_it_could_not_settle(patch: pytest.MonkeyPatch) -> None:
             lose_claim(self, delivery, reason)
 
     unanswered: list[Delivery] = []
-    was, lose_claim = Worker._wind_down, InFlight.lose
-    patch.setattr(Worker, "_wind_down", wind_down)
+    was, lose_claim = Shutdown.run, InFlight.lose
+    patch.setattr(Shutdown, "run", run)
     patch.setattr(InFlight, "lose", lose)
 
 
@@ -437,11 +437,12 @@ def completes_what_a_function_gave_up(patch: pytest.MonkeyPatch) -> None:
 def charges_for_interruptions(patch: pytest.MonkeyPatch) -> None:
     """A handler that is cancelled because its worker stops spends an attempt."""
 
-    def interrupt(self: Worker, delivery: Delivery) -> None:
-        if delivery.task is not None:
-            delivery.task.cancel()
+    def interrupt(self: HandlerSlots) -> None:
+        for delivery in self.list_useful():
+            if delivery.task is not None:
+                delivery.task.cancel()
 
-    patch.setattr(Worker, "_interrupt", interrupt)
+    patch.setattr(HandlerSlots, "interrupt", interrupt)
 
 
 def charges_for_errors_of_interrupted_handlers(patch: pytest.MonkeyPatch) -> None:
@@ -460,16 +461,16 @@ def charges_for_errors_of_interrupted_handlers(patch: pytest.MonkeyPatch) -> Non
 def returns_what_cancels_itself(patch: pytest.MonkeyPatch) -> None:
     """A handler that cancels its own task spends no attempt."""
 
-    def conclude(self: Worker, delivery: Delivery) -> None:
-        self._conclude(delivery, build_late_verdict(delivery) or messages.Returned())
+    def conclude(self: HandlerSlots, delivery: Delivery) -> None:
+        self._owner.conclude(delivery, build_late_verdict(delivery) or messages.Returned())
 
-    patch.setattr(Worker, "_conclude_cancelled", conclude)
+    patch.setattr(HandlerSlots, "_conclude_cancelled", conclude)
 
 
 def loses_the_slot_of_what_cancels_itself(patch: pytest.MonkeyPatch) -> None:
     """A handler that cancels its own task takes its slot along."""
 
-    async def serve(self: Worker) -> None:
+    async def serve(self: HandlerSlots) -> None:
         task = asyncio.current_task()
         assert task is not None
         while not task.cancelling() and (delivery := self._next_ready()) is not None:
@@ -478,18 +479,18 @@ def loses_the_slot_of_what_cancels_itself(patch: pytest.MonkeyPatch) -> None:
         if not task.cancelling():
             self._servers -= 1
 
-    patch.setattr(Worker, "_serve", serve)
+    patch.setattr(HandlerSlots, "_serve", serve)
 
 
 def waits_for_handlers_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A worker that stops waits for its handlers, however long they take."""
 
-    async def wait(self: Worker, list_busy: Callable[[], Sized], until: object) -> None:
+    async def wait(self: Shutdown, list_busy: Callable[[], Sized], until: object) -> None:
         while list_busy():
             self._changed.clear()
-            await self._wait_for_change(self._settings.poll_interval)
+            await wait_for_change(self._changed, self._interval)
 
-    patch.setattr(Worker, "_wait_while", wait)
+    patch.setattr(Shutdown, "_wait_while", wait)
 
 
 def claims_while_another_queue_stops(patch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,13 @@ giving up earlier would be a guess.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import TypeAlias
 
 from jobsync.components import Components
 from jobsync.core.clock import backoff_limit
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.queue.backend import QueueBackend, Settlement
-from jobsync.queue.in_flight import Delivery
+from jobsync.queue.in_flight import Delivery, WorkerListener
 
 __all__ = ["Completer"]
 
@@ -33,25 +32,16 @@ class Completer:
     Args:
         backend: where they are sent.
         components: the clock and the randomness of pauses.
-        on_answer: called for each settlement with whether the store accepted it.
-        on_failure: called each time the store cannot be reached.
-        expects_more: returns whether more settlements are expected in a moment.
+        listener: the worker.
     """
 
     def __init__(
-        self,
-        backend: QueueBackend,
-        components: Components,
-        on_answer: Callable[[Delivery | None, bool], None],
-        on_failure: Callable[[Exception], None],
-        expects_more: Callable[[], bool],
+        self, backend: QueueBackend, components: Components, listener: WorkerListener
     ) -> None:
         self._backend = backend
         self._clock = components.clock
         self._randomness = components.randomness
-        self._on_answer = on_answer
-        self._on_failure = on_failure
-        self._expects_more = expects_more
+        self._listener = listener
         self._pending: list[_Pending] = []
         self._has_pending = asyncio.Event()
         self._is_empty = asyncio.Event()
@@ -84,7 +74,7 @@ class Completer:
         batch = self._take_batch()
         answers = await self._settle([settlement for settlement, _ in batch])
         for (_, delivery), is_accepted in zip(batch, answers, strict=True):
-            self._on_answer(delivery, is_accepted)
+            self._listener.on_answer(delivery, is_accepted=is_accepted)
 
     def _take_batch(self) -> list[_Pending]:
         """Take one settlement per message: a message may have been claimed again since."""
@@ -98,7 +88,7 @@ class Completer:
 
     async def _collect(self) -> None:
         for _ in range(_MAX_WAITS):
-            if not self._expects_more():
+            if not self._listener.expects_more:
                 return
             await self._clock.sleep(_COLLECT)
 
@@ -108,7 +98,7 @@ class Completer:
             try:
                 return await self._backend.settle(batch)
             except (OutcomeUnknown, Unavailable) as error:
-                self._on_failure(error)
+                self._listener.on_failure(error)
                 attempt += 1
                 longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
                 await self._clock.sleep(self._randomness.uniform(0, longest))

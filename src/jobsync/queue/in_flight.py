@@ -7,7 +7,8 @@ claim that is being settled is neither renewed nor lost: the store's answer deci
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -18,12 +19,12 @@ from jobsync.core.clock import Clock, Mono
 from jobsync.core.messages import HandlerVerdict
 from jobsync.database.document import Document
 from jobsync.errors import Unavailable
-from jobsync.queue.backend import Message, QueueBackend
+from jobsync.queue.backend import EndedClaim, Message, QueueBackend
 from jobsync.queue.context import Context
 from jobsync.queue.settings import QueueSettings
 from jobsync.stores.contract import Record
 
-__all__ = ["Delivery", "InFlight", "Prefetch"]
+__all__ = ["Delivery", "InFlight", "Prefetch", "WorkerListener"]
 
 _SHORTEST_WAIT = 0.01
 _SHORTEST_MARGIN = 0.05
@@ -79,6 +80,31 @@ class Delivery(msgspec.Struct, eq=False):
             self.context.lost = True
 
 
+class WorkerListener(Protocol):
+    """The worker, as its parts call it."""
+
+    @property
+    def expects_more(self) -> bool:
+        """Whether more settlements are expected in a moment."""
+        ...
+
+    def on_lost(self, delivery: Delivery, reason: str) -> None:
+        """A claim is lost."""
+        ...
+
+    def on_answer(self, delivery: Delivery | None, *, is_accepted: bool) -> None:
+        """The store has answered a settlement; without a delivery, it was never in flight."""
+        ...
+
+    def on_ended(self, ended: list[EndedClaim]) -> None:
+        """The claims of others were ended."""
+        ...
+
+    def on_failure(self, error: Exception) -> None:
+        """The store does not answer."""
+        ...
+
+
 class InFlight:
     """The claims of one worker.
 
@@ -87,8 +113,7 @@ class InFlight:
         membership: the session that holds the claims.
         clock: this machine's clock.
         visibility: seconds after which a claim lapses in the store unless it is renewed.
-        on_lost: called with a claim that is lost, and the reason.
-        on_failure: called when the store does not answer.
+        listener: the worker.
     """
 
     def __init__(
@@ -97,16 +122,14 @@ class InFlight:
         membership: Membership,
         clock: Clock,
         visibility: float,
-        on_lost: Callable[[Delivery, str], None],
-        on_failure: Callable[[Exception], None],
+        listener: WorkerListener,
     ) -> None:
         self._backend = backend
         self._membership = membership
         self._clock = clock
         self._visibility = visibility
         self._lease = visibility - max(visibility / 10, _SHORTEST_MARGIN)
-        self._on_lost = on_lost
-        self._on_failure = on_failure
+        self._listener = listener
         self._deliveries: dict[str, Delivery] = {}
         self._wakeup = Wakeup(clock, _SHORTEST_WAIT)
         self._next_check: Mono | None = None
@@ -166,7 +189,7 @@ class InFlight:
             # Its handler waits for the store, which may not answer any more.
             delivery.answer.set_result(False)
         self.remove(delivery)
-        self._on_lost(delivery, reason)
+        self._listener.on_lost(delivery, reason)
 
     async def extend(self, message: Message, seconds: float) -> bool:
         """Extend a claim; return whether it stands.
@@ -202,7 +225,7 @@ class InFlight:
             try:
                 await self._extend(due, self._visibility)
             except Unavailable as error:
-                self._on_failure(error)
+                self._listener.on_failure(error)
 
     def _check_all(self) -> list[Delivery]:
         """Lose the claims that are not certainly this worker's; return the others."""

@@ -13,13 +13,9 @@ Without a handler this process only pushes. The process that records a worker's 
 claims at once. The coordinator removes messages that were finished long ago.
 """
 
-import asyncio
-import inspect
 import os
-from collections import Counter
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -31,32 +27,19 @@ from jobsync.core.messages import (
     FINISHED,
     LIVE,
     Backoff,
-    Cancel,
-    Completed,
-    Failed,
-    HandlerVerdict,
     MessageState,
     Retries,
-    Returned,
-    Snooze,
     default_backoff,
-    has_spent,
 )
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.document import as_list
 from jobsync.errors import (
     Invalid,
     Unavailable,
-    format_error,
-    safe_name,
-    safe_str,
 )
-from jobsync.events import Event, HandlerFailed, is_for_task
 from jobsync.queue import events
 from jobsync.queue.arguments import check_state
 from jobsync.queue.backend import (
-    EndedClaim,
-    Message,
     MessageInfo,
     QueueBackend,
     QueuePart,
@@ -66,13 +49,13 @@ from jobsync.queue.backend import (
 )
 from jobsync.queue.enqueue import build_messages
 from jobsync.queue.executor import Executor, Handler
-from jobsync.queue.in_flight import Delivery
+from jobsync.queue.local_workers import LocalWorkers
 from jobsync.queue.maintenance import Maintenance
+from jobsync.queue.reporter import QueueReporter
 from jobsync.queue.settings import LONGEST_RETENTION, QueueSettings, translate
 from jobsync.queue.sql import MessageRecords, open_backend
-from jobsync.queue.worker import Worker, WorkerListener, find_calling_worker
+from jobsync.queue.worker import Worker, find_calling_worker
 from jobsync.settings import Sources, resolve
-from jobsync.user_code import describe_error
 
 __all__ = ["QueuePlugin", "S3QueuePlugin"]
 
@@ -138,18 +121,16 @@ class QueuePlugin(CoordinatorPlugin):
         self.resource = resource
         self._timeout = timeout
         self._retries = Retries(max_attempts=self.settings.max_attempts, backoff=backoff)
-        self._on_complete = on_complete
-        self._on_error = on_error
         self._executor: Executor | None = None
         self._backend: QueueBackend | None = None
-        self._worker: Worker | None = None
-        self._worker_task: asyncio.Task[None] | None = None
-        self._workers: dict[Worker, None] = {}
-        """Every worker whose handlers may run."""
-        self._is_paused = False
-        self._maintenance = Maintenance(self.settings, self._find_completed_ttl, self._on_newer)
+        self._reporter = QueueReporter(self, on_complete, on_error, timeout)
+        self._workers = LocalWorkers(
+            self, self.settings.concurrency, self._build_worker, self._publish
+        )
+        self._maintenance = Maintenance(
+            self.settings, self._find_completed_ttl, self._reporter.on_newer
+        )
         self._started_at = Mono(0.0)
-        self._counters: Counter[str] = Counter()
         if on_message is not None:
             self.handler(on_message)
 
@@ -168,7 +149,7 @@ class QueuePlugin(CoordinatorPlugin):
             auto_acknowledge=self.settings.auto_acknowledge,
         )
         if self.is_running:
-            self._start_worker()
+            self._workers.start()
         return function
 
     @property
@@ -253,10 +234,8 @@ class QueuePlugin(CoordinatorPlugin):
             await self._get_backend().push_within(connection, new_messages)
             return ids
         await self._get_backend().push(new_messages)
-        if self._worker is not None:
-            self._worker.wake()
-        self._counters["enqueued"] += len(ids)
-        self.emit(events.MessagesEnqueued(queue=self.queue, ids=tuple(ids)))
+        self._workers.wake()
+        self._reporter.on_enqueued(ids)
         return ids
 
     async def count(self, state: str = "pending") -> int:
@@ -268,8 +247,8 @@ class QueuePlugin(CoordinatorPlugin):
     def stats(self) -> dict[str, int]:
         """Return what this process has done since it started, from counters."""
         names = ("enqueued", "completed", "retried", "cancelled", "returned", "dead", "lost")
-        running = 0 if self._worker is None else self._worker.running
-        return {**{name: self._counters[name] for name in names}, "running": running}
+        counters = self._reporter.counters
+        return {**{name: counters[name] for name in names}, "running": self._workers.running}
 
     async def browse(
         self, state: MessageState, *, after: str = "", limit: int = 100
@@ -296,13 +275,11 @@ class QueuePlugin(CoordinatorPlugin):
 
     def pause(self) -> None:
         """Stop claiming in this process until `resume`; running handlers continue."""
-        self._is_paused = True
-        self._apply_pause()
+        self._workers.pause(is_paused=True)
 
     def resume(self) -> None:
         """Claim again."""
-        self._is_paused = False
-        self._apply_pause()
+        self._workers.pause(is_paused=False)
 
     async def pause_everywhere(self, reason: str = "") -> bool:
         """Stop all processes from claiming until `resume_everywhere`; running handlers continue.
@@ -330,24 +307,17 @@ class QueuePlugin(CoordinatorPlugin):
             Invalid: the queue has no handler, or is not running, or an argument is wrong.
         """
         _check_drain(max_messages, deadline)
-        clock = self.database.components.clock
-        start = clock.mono()
-        # A handler would wait for its own end.
-        background = self._worker if find_calling_worker(self._backend) is None else None
-        before = 0 if background is None else background.handled
-        try:
-            await self._stop_worker(background)
-            if not self.is_running:
-                fix = "await queue.start() first"
-                raise Invalid("queue", self.resource, "is not running", fix)
-            finished = 0 if background is None else background.handled - before
-            quota = None if max_messages is None else max_messages - finished
-            worker = self._build_worker(quota=quota, until_empty=True)
-            left = None if deadline is None else deadline - (clock.mono() - start)
-            return finished + await self._run_for(worker, left)
-        finally:
-            if background is not None and self.is_running:
-                self._start_worker()
+        return await self._workers.drain(
+            self._get_backend(),
+            max_messages=max_messages,
+            deadline=deadline,
+            check=self._check_running,
+        )
+
+    def _check_running(self) -> None:
+        if not self.is_running:
+            fix = "await queue.start() first"
+            raise Invalid("queue", self.resource, "is not running", fix)
 
     @property
     def runs_caller(self) -> bool:
@@ -375,13 +345,13 @@ class QueuePlugin(CoordinatorPlugin):
         """Join, become a candidate, then handle messages; stopping undoes this in reverse."""
         await super()._set_up(exit_stack)
         self.run_in_background(self._emit_stats, "stats")
-        self._start_worker()
+        if self._executor is not None:
+            self._workers.start()
         exit_stack.push_async_callback(self._shut_down)
 
     def prepare_stop(self) -> None:
         """Claim no more; handlers finish while other plugins stop."""
-        for worker in self._workers:
-            worker.stop(self.database.time_left)
+        self._workers.prepare_stop()
 
     @property
     def stop_time(self) -> float:
@@ -390,58 +360,35 @@ class QueuePlugin(CoordinatorPlugin):
 
     def list_running(self) -> list[str]:
         """Return descriptions of the handlers and callbacks that run."""
-        # Workers of one queue share its threads.
-        return list(dict.fromkeys(text for worker in self._workers for text in worker.user_code))
+        return self._workers.user_code
 
     async def _shut_down(self) -> None:
-        self.prepare_stop()
-        await self._stop_worker(self._worker)
-        for worker in list(self._workers):
-            # That of a `drain` may still run.
-            await worker.ended.wait()
+        await self._workers.stop()
         if self._executor is not None:
             self._executor.close()
-
-    async def _stop_worker(self, worker: Worker | None) -> None:
-        """Claim no more; finish or return the messages in flight."""
-        task = self._worker_task
-        if worker is None or task is None:
-            return
-        self._worker = self._worker_task = None
-        worker.stop(self.database.time_left)
-        self._get_membership().publish(**build_worker_facts(self.queue, None))
-        await asyncio.wait([task])
-        self.emit(events.WorkersStopped(queue=self.queue, worker_id=self.worker_id))
 
     def unready(self) -> str:
         """Return why it cannot work now; empty if all is well."""
         return self.stuck() or super().unready() or self._describe_wait()
 
     def _describe_wait(self) -> str:
-        worker, membership = self._worker, self._membership
-        if worker is None or membership is None:
-            return ""
-        if worker.is_waiting_for_callbacks:
-            return "too many callbacks of finished messages have not ended"
-        if worker.silence <= membership.timing.timeout:
-            return ""
-        return f"the store has not answered its claims for {worker.silence:.0f} s"
+        membership = self._membership
+        return "" if membership is None else self._workers.describe_wait(membership.timing.timeout)
 
     def stuck(self) -> str:
         """Return that handlers do not end, if they occupy every slot: only a new process helps."""
-        if self._worker is not None and self._worker.is_stuck:
+        if self._workers.is_stuck:
             return "every slot is occupied by a handler that exceeded its timeout"
         return super().stuck()
 
     async def _end_claims_of(self, death: WorkerDied) -> None:
         """End the claims of a worker whose death this process has recorded."""
-        for worker in self._workers:
-            worker.look_for_late_claims()
+        self._workers.look_for_late_claims()
         try:
-            self._on_ended(await self._get_backend().end_claims({death.incarnation}))
+            self._reporter.on_ended(await self._get_backend().end_claims({death.incarnation}))
         except Unavailable as error:
             # The reaper of each worker checks, too.
-            self._on_failure(error, None)
+            self._reporter.on_failure(error)
 
     async def _emit_stats(self) -> None:
         while True:
@@ -458,57 +405,13 @@ class QueuePlugin(CoordinatorPlugin):
             raise Invalid("queue", self.resource, "was never started", fix)
         return self._backend
 
-    def _start_worker(self) -> None:
-        """Handle messages in the background, if there is a handler and no worker yet."""
-        if self._executor is None or self._worker is not None:
-            return
-        self._worker = self._build_worker()
-        self._apply_pause()
-        self._worker_task = self.run_in_background(partial(self._run, self._worker), "worker")
-        self.emit(
-            events.WorkersStarted(
-                queue=self.queue,
-                worker_id=self.worker_id,
-                concurrency=self.settings.concurrency,
-            )
-        )
-
-    async def _run(self, worker: Worker) -> None:
-        self._workers = {other: None for other in self._workers if other.user_code}
-        self._workers[worker] = None
-        await worker.run()
-
-    async def _run_for(self, worker: Worker, seconds: float | None) -> int:
-        """Run a worker that claims for this many seconds at most; return how many it handled."""
-        timer: asyncio.TimerHandle | None = None
-        if seconds is not None:
-            timer = asyncio.get_running_loop().call_later(seconds, worker.finish)
-        try:
-            await self._run(worker)
-        finally:
-            if timer is not None:
-                timer.cancel()
-        return worker.handled
-
-    def _apply_pause(self) -> None:
-        if self._worker is not None:
-            self._worker.is_paused = self._is_paused
-            self._worker.wake()
-            status = WorkerStatus(concurrency=self.settings.concurrency, is_paused=self._is_paused)
-            self._get_membership().publish(**build_worker_facts(self.queue, status))
+    def _publish(self, status: WorkerStatus | None) -> None:
+        self._get_membership().publish(**build_worker_facts(self.queue, status))
 
     def _build_worker(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:
         if self._executor is None:
             fix = "pass on_message=, or decorate one with @queue.handler"
             raise Invalid("queue", self.resource, "has no handler", fix)
-        listener = WorkerListener(
-            on_settled=self._on_settled,
-            on_lost=self._on_lost,
-            on_ended=self._on_ended,
-            on_overrun=self._on_overrun,
-            on_progress=self._on_progress,
-            on_failure=self._on_failure,
-        )
         return Worker(
             self._get_backend(),
             self._get_membership(),
@@ -517,93 +420,9 @@ class QueuePlugin(CoordinatorPlugin):
             self._retries,
             self._timeout,
             self.database.components,
-            listener,
+            self._reporter,
             quota=quota,
             until_empty=until_empty,
-        )
-
-    def _on_settled(
-        self, delivery: Delivery, verdict: HandlerVerdict, delay: float
-    ) -> Coroutine[Any, Any, None] | None:
-        message = delivery.message
-        match verdict:
-            case Completed(result):
-                self._counters["completed"] += 1
-                self._report(events.MessageCompleted, message, duration=delivery.duration)
-                if self._on_complete is not None:
-                    return self._call("on_complete", self._on_complete, delivery.document, result)
-            case Cancel(reason):
-                self._counters["cancelled"] += 1
-                self._report(events.MessageCancelled, message, reason=safe_str(reason))
-            case Returned() | Snooze():
-                self._counters["returned"] += 1
-                self._report(events.MessageReturned, message, delay=delay)
-            case Failed(error, cause):
-                if has_spent(message.attempt, message.max_attempts):
-                    self._counters["dead"] += 1
-                    self._report(events.MessageDead, message, error=error)
-                else:
-                    self._counters["retried"] += 1
-                    self._report(events.MessageRetried, message, error=error, delay=delay)
-                raised = RuntimeError(error) if cause is None else cause
-                self._on_failure(raised, message.id)
-                if self._on_error is not None:
-                    return self._call("on_error", self._on_error, raised, delivery.document)
-        return None
-
-    def _report(self, kind: type[Event], about: Message | EndedClaim, **facts: Any) -> None:
-        """Emit an event about a message if anybody listens: there may be very many."""
-        if self.events.has_listener(kind):
-            self.emit(kind(queue=self.queue, message_id=about.id, attempt=about.attempt, **facts))
-
-    def _on_lost(self, message: Message, reason: str) -> None:
-        self._counters["lost"] += 1
-        self._report(events.MessageLost, message, reason=reason)
-
-    def _on_ended(self, ended: list[EndedClaim]) -> None:
-        for claim in ended:
-            self._report(events.MessageRecovered, claim, state=claim.state)
-
-    def _on_overrun(self, message: Message, timeout: float) -> None:
-        self._report(events.HandlerOverran, message, timeout=timeout)
-
-    def _on_progress(self, message: Message, progress: float) -> None:
-        self._report(events.MessageProgressed, message, progress=progress)
-
-    def _on_newer(self, count: int, format: int) -> None:
-        self.emit(events.NewerMessages(queue=self.queue, count=count, format=format))
-
-    def _on_failure(self, error: BaseException, message_id: str | None) -> None:
-        text = format_error(error)
-        self.emit(events.QueueError(queue=self.queue, error=text, message_id=message_id))
-
-    def _call(
-        self, name: str, function: Handler, *arguments: Any
-    ) -> Coroutine[Any, Any, None] | None:
-        """Call a function of the user's. An error in it becomes an event and stops nothing."""
-        try:
-            result = function(*arguments)
-            is_awaitable = inspect.isawaitable(result)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
-            self._report_call_error(name, function, error)
-            return None
-        return self._finish_call(name, function, result) if is_awaitable else None
-
-    async def _finish_call(self, name: str, function: Handler, result: Awaitable[Any]) -> None:
-        try:
-            async with asyncio.timeout(self._timeout):
-                await result
-        except BaseException as error:
-            # An exit is an error of the function, as in a handler.
-            if is_for_task(error) and not issubclass(type(error), SystemExit):
-                raise
-            self._report_call_error(name, function, error)
-
-    def _report_call_error(self, name: str, function: Handler, error: BaseException) -> None:
-        self.emit(
-            HandlerFailed(event=name, callback=safe_name(function), error=describe_error(error))
         )
 
 

@@ -1,12 +1,10 @@
 """Dead workers: their claims are ended, and the messages that may have killed them run alone."""
 
-from collections.abc import Callable
-
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Clock, Mono
 from jobsync.errors import Unavailable
-from jobsync.queue.backend import EndedClaim, QueueBackend
-from jobsync.queue.in_flight import Delivery
+from jobsync.queue.backend import QueueBackend
+from jobsync.queue.in_flight import Delivery, WorkerListener
 
 __all__ = ["Quarantine", "Reaper"]
 
@@ -26,25 +24,18 @@ class Reaper:
         backend: where the messages are stored.
         membership: knows which sessions are dead.
         clock: this machine's clock.
-        on_ended: called with the claims that were ended.
-        on_failure: called when the store does not answer.
+        listener: the worker.
     """
 
     def __init__(
-        self,
-        backend: QueueBackend,
-        membership: Membership,
-        clock: Clock,
-        on_ended: Callable[[list[EndedClaim]], None],
-        on_failure: Callable[[Exception], None],
+        self, backend: QueueBackend, membership: Membership, clock: Clock, listener: WorkerListener
     ) -> None:
         self.is_quiet = False
         """Whether, as far as is known, there are no claims. At first nothing is known."""
         self._backend = backend
         self._membership = membership
         self._clock = clock
-        self._on_ended = on_ended
-        self._on_failure = on_failure
+        self._listener = listener
         self._purpose = f"queue {backend.queue}"
         self._others: set[str] = set()
         """The other sessions that had claims when these were last looked at, and lived."""
@@ -80,9 +71,9 @@ class Reaper:
             self._others = others - dead
             if dead:
                 self.look_again()
-                self._on_ended(await self._backend.end_claims(dead))
+                self._listener.on_ended(await self._backend.end_claims(dead))
         except Unavailable as error:
-            self._on_failure(error)
+            self._listener.on_failure(error)
 
 
 class Quarantine:

@@ -14,7 +14,7 @@ from servers import Locate
 from waiting import until
 
 from jobsync import Context, Database, Document, Event, Invalid, QueuePlugin
-from jobsync.queue import worker as worker_module
+from jobsync.queue import handler_slots, shutdown, worker
 from jobsync.queue.in_flight import InFlight
 from jobsync.queue.reaper import Quarantine
 from jobsync.queue.sql import open_backend
@@ -48,8 +48,9 @@ def url(request: pytest.FixtureRequest, locate: Locate) -> str:
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait less long for handlers that never end, and longer for those that end soon."""
-    monkeypatch.setattr(worker_module, "_CANCEL_TIME", 2.0)
-    monkeypatch.setattr(worker_module, "_LAST_MOMENTS", 4.0)
+    monkeypatch.setattr(handler_slots, "_CANCEL_TIME", 2.0)
+    for module in (shutdown, worker):
+        monkeypatch.setattr(module, "LAST_MOMENTS", 4.0)
 
 
 @pytest.fixture
@@ -363,7 +364,7 @@ async def test_a_worker_without_a_free_slot_claims_nothing(
     url: str, monkeypatch: pytest.MonkeyPatch, go_on: threading.Event
 ) -> None:
     """It returns what it has prefetched, so that others can handle it, and is not ready."""
-    monkeypatch.setattr(worker_module, "_CANCEL_TIME", 0.3)
+    monkeypatch.setattr(handler_slots, "_CANCEL_TIME", 0.3)
     handled: list[int] = []
 
     async def ignore(task: Document) -> None:
@@ -428,7 +429,7 @@ async def test_a_function_that_does_not_know_of_a_stop_completes_its_message(
     url: str, monkeypatch: pytest.MonkeyPatch, go_on: threading.Event, *, takes_context: bool
 ) -> None:
     """It has not looked at its context, or has none: it has done all of its work."""
-    monkeypatch.setattr(worker_module, "_LAST_MOMENTS", 120.0)
+    monkeypatch.setattr(shutdown, "LAST_MOMENTS", 120.0)
     begun = threading.Event()
 
     def handle(_: Document) -> None:

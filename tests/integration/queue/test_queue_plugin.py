@@ -30,12 +30,13 @@ from jobsync import (
     Unavailable,
 )
 from jobsync.events import known_events
+from jobsync.queue import worker as worker_module
 from jobsync.queue.backend import ClaimResult, NewMessage
 from jobsync.queue.executor import THREAD_PREFIX
 from jobsync.queue.in_flight import Delivery
+from jobsync.queue.shutdown import wait_for_change
 from jobsync.queue.sql import open_backend
 from jobsync.queue.sql.common import SqlBackend
-from jobsync.queue.worker import Worker
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -576,16 +577,16 @@ async def test_a_worker_that_had_work_polls_again_soon(
 ) -> None:
     """A claim that found fewer messages than its limit is not an empty poll."""
     rests: list[float] = []
-    rest = Worker._wait_for_change
+    rest = wait_for_change
 
-    async def note(self: Worker, seconds: float) -> None:
+    async def note(changed: asyncio.Event, seconds: float) -> None:
         rests.append(seconds)
-        await rest(self, seconds)
+        await rest(changed, seconds)
 
     async def handle(_: Document) -> None:
         pass
 
-    monkeypatch.setattr(Worker, "_wait_for_change", note)
+    monkeypatch.setattr(worker_module, "wait_for_change", note)
     queue = await db.use_plugin(QueuePlugin(resource="tasks", poll_interval=7.0))
     await queue.enqueue({"n": 1})
     queue.handler(handle)

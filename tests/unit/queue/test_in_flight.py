@@ -12,7 +12,7 @@ from jobsync import Unavailable
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import Mono
 from jobsync.queue.backend import Message, QueueBackend, Receipt
-from jobsync.queue.in_flight import InFlight
+from jobsync.queue.in_flight import InFlight, WorkerListener
 
 VISIBILITY = 10.0
 SESSION = SimpleNamespace(trusted=True, incarnation="me")
@@ -70,8 +70,7 @@ async def test_a_claim_is_believed_only_while_it_stands(
         cast("Membership", SimpleNamespace(session=SESSION, trust_left=3600.0)),
         clock,
         VISIBILITY,
-        on_lost=lambda *_: None,
-        on_failure=lambda _: None,
+        cast("WorkerListener", SimpleNamespace(on_lost=lambda *_: None, on_failure=lambda _: None)),
     )
     sent = clock.mono()
     clock.mono_seconds += there

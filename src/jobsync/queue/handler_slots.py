@@ -1,0 +1,280 @@
+"""Runs the handlers of claimed messages, as many at once as there are slots.
+
+A slot is free once its handler has returned. A coroutine that exceeds its timeout is cancelled; if
+it runs on, or is a plain function, its message is settled without it and its slot stays occupied.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Protocol
+
+from jobsync.core.clock import Clock, Mono
+from jobsync.core.messages import Failed, HandlerVerdict, Returned
+from jobsync.queue.context import ClaimOwner, Context
+from jobsync.queue.executor import Deadlines, Executor, build_late_verdict
+from jobsync.queue.in_flight import Delivery, InFlight, Prefetch
+from jobsync.queue.reporter import QueueReporter
+from jobsync.queue.settings import QueueSettings
+from jobsync.user_code import UserTasks
+
+__all__ = ["HandlerSlots", "SlotsOwner", "running_delivery"]
+
+_REFILL_SHARE = 4
+"""More is claimed when a quarter of the prefetched messages is left."""
+_TURN = 0.002
+"""Seconds for which handlers that never wait may run before everything else has a turn."""
+_CANCEL_TIME = 5.0
+"""Seconds in which a cancelled handler must end before its message is settled without it."""
+_CANCELLED = "CancelledError: the handler was cancelled from within"
+
+running_delivery: ContextVar["tuple[SlotsOwner, Delivery] | None"] = ContextVar(
+    "jobsync_running_delivery", default=None
+)
+"""The delivery whose handler or callback runs in this context, and its worker."""
+
+
+class SlotsOwner(ClaimOwner, Protocol):
+    """The worker whose messages are handled."""
+
+    def conclude(self, delivery: Delivery, verdict: HandlerVerdict) -> None:
+        """Settle a message, unless its handler has done so or it is lost."""
+        ...
+
+    def on_released(self, delivery: Delivery) -> None:
+        """Its handler has ended."""
+        ...
+
+
+class HandlerSlots:
+    """The handlers of one worker.
+
+    Args:
+        executor: runs a handler.
+        settings: how many run at once, and how many messages are claimed in advance.
+        timeout: seconds that a handler may take, unless its message has its own timeout.
+        worker_id: the name of the worker, for contexts.
+        in_flight: the claims, each of which must be certain when its handler starts.
+        clock: this machine's clock.
+        owner: the worker.
+        reporter: is told of handlers that run on.
+        changed: set when there is room for more, or a task has ended.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        settings: QueueSettings,
+        timeout: float | None,
+        worker_id: str,
+        in_flight: InFlight,
+        clock: Clock,
+        owner: SlotsOwner,
+        reporter: QueueReporter,
+        changed: asyncio.Event,
+    ) -> None:
+        self.deadlines = Deadlines(clock, self._on_deadline)
+        self.tasks = UserTasks(changed.set)
+        self.running: dict[Delivery, None] = {}
+        self.is_stopping = False
+        """Whether no further handler may start."""
+        self._executor = executor
+        self._concurrency = settings.concurrency
+        self._timeout = timeout
+        self._worker_id = worker_id
+        self._in_flight = in_flight
+        self._clock = clock
+        self._owner = owner
+        self._reporter = reporter
+        self._changed = changed
+        self._ready: deque[Delivery] = deque()
+        self._overrun: dict[Delivery, None] = {}
+        """Handlers that run on although their messages are settled or lost."""
+        self._servers = 0
+        """How many tasks handle messages, or are about to."""
+        self._prefetch = Prefetch(settings)
+        self._refill_at = 0
+        """More is claimed when at most this many messages are ready."""
+        self._turn = _TURN / settings.concurrency
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether handlers that ran out of time occupy every slot."""
+        return len(self._overrun) >= self._concurrency
+
+    @property
+    def expects_more(self) -> bool:
+        """Whether instant handlers are about to end."""
+        return bool(self._ready) and self._prefetch.is_instant
+
+    def list_handled(self) -> list[Delivery]:
+        """Return the deliveries whose handlers run, also on threads that were left behind."""
+        return list({**self.running, **dict.fromkeys(self._executor.functions)})
+
+    def list_useful(self) -> list[Delivery]:
+        """Return the deliveries whose handlers still decide what becomes of them."""
+        return [delivery for delivery in self.running if delivery not in self._overrun]
+
+    def find_room(self) -> int:
+        """Return how many messages may be claimed now."""
+        prefetch = self._prefetch.limit
+        most = self._concurrency + prefetch
+        # Not one by one: a batch costs as much as a single message. Nor while the store accepts
+        # no settlements: the messages in flight are limited.
+        self._refill_at = prefetch // _REFILL_SHARE
+        if len(self._ready) > self._refill_at or len(self._in_flight) > 2 * most or self.is_stuck:
+            return 0
+        return most - len(self._ready) - len(self.running)
+
+    def add(self, deliveries: Iterable[Delivery]) -> None:
+        """Handle messages when there are free slots."""
+        self._ready.extend(deliveries)
+        self._start_servers()
+
+    def drop(self, delivery: Delivery) -> None:
+        """End the handling of a message that is lost."""
+        if delivery.is_on_loop and not delivery.is_settling:
+            self._cancel(delivery)
+        if delivery in self._ready:
+            self._ready.remove(delivery)
+        if delivery not in self.running:
+            # Otherwise it is released when its handler has ended.
+            self._owner.on_released(delivery)
+
+    def return_ready(self) -> None:
+        """Return the messages that have not started."""
+        while self._ready:
+            self._owner.conclude(self._ready.popleft(), Returned())
+
+    def cancel_overrun(self) -> None:
+        """Cancel the handlers that run on: nobody knows when they return."""
+        for delivery in self._overrun:
+            if delivery.task is not None:
+                delivery.task.cancel()
+
+    def interrupt(self) -> None:
+        """Ask the handlers to end, because their worker stops."""
+        for delivery in self.list_useful():
+            delivery.is_interrupted = True
+            if not delivery.is_on_loop:
+                delivery.mark_context_lost()
+            elif delivery.task is not None:
+                delivery.task.cancel()
+
+    def _start_servers(self) -> None:
+        """Start tasks for as many ready messages as may run."""
+        most = 0 if self.is_stopping else self._concurrency
+        while self._servers < min(most, len(self.running) + len(self._ready)):
+            self._servers += 1
+            self.tasks.start(self._serve())
+
+    async def _serve(self) -> None:
+        """Handle ready messages one by one: a task for each would cost more than most handlers."""
+        task, begun = asyncio.current_task(), self._clock.mono()
+        try:
+            # A cancelled task starts nothing else, whatever the reason.
+            while task is not None and not task.cancelling():
+                delivery = self._next_ready()
+                if delivery is None:
+                    break
+                delivery.task = task
+                if await self._handle(delivery) - begun >= self._turn:
+                    await asyncio.sleep(0)
+                    begun = self._clock.mono()
+        finally:
+            self._servers -= 1
+            self._start_servers()
+
+    def _next_ready(self) -> Delivery | None:
+        """Return the next message to start, if there is one."""
+        while self._ready and not self.is_stopping:
+            delivery = self._ready.popleft()
+            if self._in_flight.check(delivery):
+                return delivery
+        return None
+
+    async def _handle(self, delivery: Delivery) -> Mono:
+        """Run a message's handler and settle; return when that was done."""
+        started = self._prepare(delivery)
+        try:
+            verdict, overrun = await self._executor.run(delivery)
+            if delivery.is_interrupted and not delivery.is_late and isinstance(verdict, Failed):
+                verdict = Returned()
+            self._owner.conclude(delivery, verdict)
+            # Not kept: an error refers to the frames of its callers, and this is one of them.
+            del verdict
+            if overrun is not None:
+                self._report_overrun(delivery)
+                # Its thread is occupied until it returns.
+                await asyncio.wait([overrun])
+            self._prefetch.measure(self._clock.mono() - started)
+        except asyncio.CancelledError:
+            self._conclude_cancelled(delivery)
+        finally:
+            self._release(delivery)
+        return self._clock.mono()
+
+    def _prepare(self, delivery: Delivery) -> Mono:
+        """Start a handler's time; return when that is."""
+        message, executor, timeout = delivery.message, self._executor, delivery.message.timeout
+        delivery.timeout = self._timeout if timeout is None else timeout
+        delivery.started = started = self._clock.mono()
+        self.running[delivery] = None
+        delivery.is_on_loop = executor.is_async
+        if delivery.timeout is not None:
+            self.deadlines.add(delivery, started + delivery.timeout)
+        if executor.takes_context:
+            delivery.context = Context(
+                message, self._worker_id, self._clock, delivery.timeout, self._owner
+            )
+        running_delivery.set((self._owner, delivery))
+        return started
+
+    def _release(self, delivery: Delivery) -> None:
+        """Clean up after a handler has ended."""
+        # Not kept: the task would refer to what it has run, and that to the task.
+        delivery.task = None
+        self.running.pop(delivery, None)
+        self._overrun.pop(delivery, None)
+        self.deadlines.remove(delivery)
+        self._owner.on_released(delivery)
+        if len(self._ready) <= self._refill_at:
+            self._changed.set()
+
+    def _conclude_cancelled(self, delivery: Delivery) -> None:
+        """Settle a message whose handler was cancelled, unless it is lost."""
+        late = build_late_verdict(delivery)
+        if late is not None:
+            self._owner.conclude(delivery, late)
+        elif not delivery.is_on_loop:
+            # The plain function continues: nobody else may claim its message before it lapses.
+            pass
+        elif delivery.is_interrupted:
+            self._owner.conclude(delivery, Returned())
+        else:
+            self._owner.conclude(delivery, Failed(_CANCELLED))
+
+    def _on_deadline(self, delivery: Delivery) -> None:
+        """End a handler's time; settle without it if it was cancelled and runs on."""
+        if delivery.is_late or delivery.is_lost:
+            self._conclude_cancelled(delivery)
+            self._report_overrun(delivery)
+        else:
+            delivery.is_late = True
+            delivery.mark_context_lost()
+            self._cancel(delivery)
+
+    def _cancel(self, delivery: Delivery) -> None:
+        """Cancel a handler, and check later that it has ended."""
+        if delivery.task is not None:
+            delivery.task.cancel()
+        if delivery.is_on_loop:
+            self.deadlines.add(delivery, self._clock.mono() + _CANCEL_TIME)
+
+    def _report_overrun(self, delivery: Delivery) -> None:
+        if delivery not in self._overrun:
+            self._overrun[delivery] = None
+            self._reporter.on_overrun(delivery.message, delivery.timeout or 0.0)
+            if self.is_stuck:
+                self.return_ready()

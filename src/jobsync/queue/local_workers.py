@@ -1,0 +1,232 @@
+"""The workers of a queue in this process: one in the background, and one for each `drain`."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from jobsync.core.clock import Seconds
+from jobsync.database.database import Database
+from jobsync.database.supervisor import Work
+from jobsync.events import Event
+from jobsync.queue import events
+from jobsync.queue.backend import QueueBackend, WorkerStatus
+from jobsync.queue.worker import Worker, find_calling_worker
+
+__all__ = ["BuildWorker", "LocalWorkers", "QueueProcess"]
+
+
+class BuildWorker(Protocol):
+    """Builds a worker of the queue."""
+
+    def __call__(self, *, quota: int | None = None, until_empty: bool = False) -> Worker:
+        """Return a worker that ends after a number of messages, or when there are none left."""
+        ...
+
+
+class QueueProcess(Protocol):
+    """The queue's plugin, as its workers use it."""
+
+    @property
+    def queue(self) -> str:
+        """The stored name of the queue."""
+        ...
+
+    @property
+    def worker_id(self) -> str:
+        """The name of this process."""
+        ...
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not stopped."""
+        ...
+
+    @property
+    def database(self) -> Database:
+        """The database of the queue."""
+        ...
+
+    def run_in_background(self, work: Work, name: str) -> asyncio.Task[None]:
+        """Run work until the plugin stops."""
+        ...
+
+    def emit(self, event: Event) -> None:
+        """Emit an event."""
+        ...
+
+
+class LocalWorkers:
+    """Starts and stops the workers of a queue.
+
+    Args:
+        plugin: of the queue.
+        concurrency: how many handlers a worker runs at once.
+        build: builds a worker.
+        publish: publishes what this process does for the queue; None for nothing.
+    """
+
+    def __init__(
+        self,
+        plugin: QueueProcess,
+        concurrency: int,
+        build: BuildWorker,
+        publish: Callable[[WorkerStatus | None], None],
+    ) -> None:
+        self._plugin = plugin
+        self._concurrency = concurrency
+        self._build = build
+        self._publish = publish
+        self._background: Worker | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._all: dict[Worker, None] = {}
+        """Every worker whose handlers may run."""
+        self._is_paused = False
+
+    @property
+    def running(self) -> int:
+        """How many handlers the worker in the background runs."""
+        return 0 if self._background is None else self._background.running
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether handlers that ran out of time occupy every slot."""
+        return self._background is not None and self._background.is_stuck
+
+    @property
+    def user_code(self) -> list[str]:
+        """Descriptions of the handlers and callbacks that run."""
+        # Workers of one queue share its threads.
+        return list(dict.fromkeys(text for worker in self._all for text in worker.user_code))
+
+    def describe_wait(self, timeout: Seconds) -> str:
+        """Return why the worker in the background claims nothing; empty if all is well.
+
+        Args:
+            timeout: seconds without an answer that are nothing special.
+        """
+        worker = self._background
+        if worker is None:
+            return ""
+        if worker.is_waiting_for_callbacks:
+            return "too many callbacks of finished messages have not ended"
+        if worker.silence <= timeout:
+            return ""
+        return f"the store has not answered its claims for {worker.silence:.0f} s"
+
+    def start(self) -> None:
+        """Handle messages in the background, unless a worker does."""
+        if self._background is not None:
+            return
+        self._background = self._build()
+        self._apply_pause()
+        run = partial(self._run, self._background)
+        self._task = self._plugin.run_in_background(run, "worker")
+        self._plugin.emit(
+            events.WorkersStarted(
+                queue=self._plugin.queue,
+                worker_id=self._plugin.worker_id,
+                concurrency=self._concurrency,
+            )
+        )
+
+    def wake(self) -> None:
+        """Poll now: something may have changed."""
+        if self._background is not None:
+            self._background.wake()
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Claim nothing in this process, or claim again; running handlers continue."""
+        self._is_paused = is_paused
+        self._apply_pause()
+
+    def prepare_stop(self) -> None:
+        """Claim no more; handlers finish while other plugins stop."""
+        for worker in self._all:
+            worker.stop(self._plugin.database.time_left)
+
+    async def stop(self) -> None:
+        """Claim no more; finish or return all messages in flight."""
+        self.prepare_stop()
+        await self._stop_background()
+        for worker in list(self._all):
+            # That of a `drain` may still run.
+            await worker.ended.wait()
+
+    def look_for_late_claims(self) -> None:
+        """Check the claims of dead workers again in an interval."""
+        for worker in self._all:
+            worker.look_for_late_claims()
+
+    async def drain(
+        self,
+        backend: QueueBackend,
+        *,
+        max_messages: int | None,
+        deadline: Seconds | None,
+        check: Callable[[], None],
+    ) -> int:
+        """Handle messages until none is left; return how many.
+
+        The worker in the background stops meanwhile: its messages in flight are finished and
+        counted, or returned.
+
+        Args:
+            backend: of the queue.
+            max_messages: stop after this many.
+            deadline: claim no more after this many seconds.
+            check: raises if the queue has been stopped meanwhile.
+        """
+        clock = self._plugin.database.components.clock
+        start = clock.mono()
+        # A handler would wait for its own end.
+        background = self._background if find_calling_worker(backend) is None else None
+        before = 0 if background is None else background.handled
+        try:
+            if background is not None:
+                await self._stop_background()
+            check()
+            finished = 0 if background is None else background.handled - before
+            quota = None if max_messages is None else max_messages - finished
+            worker = self._build(quota=quota, until_empty=True)
+            left = None if deadline is None else deadline - (clock.mono() - start)
+            return finished + await self._run_for(worker, left)
+        finally:
+            if background is not None and self._plugin.is_running:
+                self.start()
+
+    async def _stop_background(self) -> None:
+        """Claim no more; finish or return the messages in flight."""
+        worker, task = self._background, self._task
+        if worker is None or task is None:
+            return
+        self._background = self._task = None
+        worker.stop(self._plugin.database.time_left)
+        self._publish(None)
+        await asyncio.wait([task])
+        self._plugin.emit(
+            events.WorkersStopped(queue=self._plugin.queue, worker_id=self._plugin.worker_id)
+        )
+
+    async def _run(self, worker: Worker) -> None:
+        self._all = {other: None for other in self._all if other.user_code}
+        self._all[worker] = None
+        await worker.run()
+
+    async def _run_for(self, worker: Worker, seconds: Seconds | None) -> int:
+        """Run a worker that claims for this many seconds at most; return how many it handled."""
+        timer: asyncio.TimerHandle | None = None
+        if seconds is not None:
+            timer = asyncio.get_running_loop().call_later(seconds, worker.finish)
+        try:
+            await self._run(worker)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return worker.handled
+
+    def _apply_pause(self) -> None:
+        if self._background is not None:
+            self._background.is_paused = self._is_paused
+            self._background.wake()
+            self._publish(WorkerStatus(concurrency=self._concurrency, is_paused=self._is_paused))

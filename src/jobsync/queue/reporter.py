@@ -1,0 +1,174 @@
+"""Reports what happens to the messages of a queue: in counters, events and the user's callbacks."""
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Protocol
+
+from jobsync.core.messages import (
+    Cancel,
+    Completed,
+    Failed,
+    HandlerVerdict,
+    Returned,
+    Snooze,
+    has_spent,
+)
+from jobsync.errors import format_error, safe_name, safe_str
+from jobsync.events import Event, Events, HandlerFailed, is_for_task
+from jobsync.queue import events
+from jobsync.queue.backend import EndedClaim, Message
+from jobsync.queue.executor import Handler
+from jobsync.queue.in_flight import Delivery
+from jobsync.user_code import describe_error
+
+__all__ = ["QueueReporter", "ReportingQueue"]
+
+
+class ReportingQueue(Protocol):
+    """The plugin whose events are emitted."""
+
+    @property
+    def queue(self) -> str:
+        """The stored name of the queue."""
+        ...
+
+    @property
+    def events(self) -> Events:
+        """Who listens."""
+        ...
+
+    def emit(self, event: Event) -> None:
+        """Emit an event."""
+        ...
+
+
+class QueueReporter:
+    """What the workers of a queue report in this process.
+
+    Args:
+        plugin: emits the events.
+        on_complete: the user's function, called after each completed message.
+        on_error: the user's function, called after each failure.
+        timeout: seconds that these may take; None for no limit.
+    """
+
+    def __init__(
+        self,
+        plugin: ReportingQueue,
+        on_complete: Handler | None,
+        on_error: Handler | None,
+        timeout: float | None,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._plugin = plugin
+        self._on_complete = on_complete
+        self._on_error = on_error
+        self._timeout = timeout
+
+    def on_enqueued(self, ids: list[str]) -> None:
+        """Report messages that were pushed here."""
+        self.counters["enqueued"] += len(ids)
+        self._plugin.emit(events.MessagesEnqueued(queue=self._plugin.queue, ids=tuple(ids)))
+
+    def on_settled(
+        self, delivery: Delivery, verdict: HandlerVerdict, delay: float
+    ) -> Coroutine[Any, Any, None] | None:
+        """Report a message that was settled, with the delay before its next attempt.
+
+        Returns:
+            A callback of the user's, which the worker runs in the background.
+        """
+        message = delivery.message
+        match verdict:
+            case Completed(result):
+                self.counters["completed"] += 1
+                self._report(events.MessageCompleted, message, duration=delivery.duration)
+                if self._on_complete is not None:
+                    return self._call("on_complete", self._on_complete, delivery.document, result)
+            case Cancel(reason):
+                self.counters["cancelled"] += 1
+                self._report(events.MessageCancelled, message, reason=safe_str(reason))
+            case Returned() | Snooze():
+                self.counters["returned"] += 1
+                self._report(events.MessageReturned, message, delay=delay)
+            case Failed(error, cause):
+                if has_spent(message.attempt, message.max_attempts):
+                    self.counters["dead"] += 1
+                    self._report(events.MessageDead, message, error=error)
+                else:
+                    self.counters["retried"] += 1
+                    self._report(events.MessageRetried, message, error=error, delay=delay)
+                raised = RuntimeError(error) if cause is None else cause
+                self.on_failure(raised, message.id)
+                if self._on_error is not None:
+                    return self._call("on_error", self._on_error, raised, delivery.document)
+        return None
+
+    def on_lost(self, message: Message, reason: str) -> None:
+        """Report a claim that is lost."""
+        self.counters["lost"] += 1
+        self._report(events.MessageLost, message, reason=reason)
+
+    def on_ended(self, ended: list[EndedClaim]) -> None:
+        """Report claims of others that were ended."""
+        for claim in ended:
+            self._report(events.MessageRecovered, claim, state=claim.state)
+
+    def on_overrun(self, message: Message, timeout: float) -> None:
+        """Report a handler that runs on after its timeout."""
+        self._report(events.HandlerOverran, message, timeout=timeout)
+
+    def on_progress(self, message: Message, progress: float) -> None:
+        """Report how far a handler is."""
+        self._report(events.MessageProgressed, message, progress=progress)
+
+    def on_newer(self, count: int, format: int) -> None:
+        """Report messages of newer code."""
+        self._plugin.emit(
+            events.NewerMessages(queue=self._plugin.queue, count=count, format=format)
+        )
+
+    def on_failure(self, error: BaseException, message_id: str | None = None) -> None:
+        """Report that something went wrong, perhaps with a message."""
+        text = format_error(error)
+        self._plugin.emit(
+            events.QueueError(queue=self._plugin.queue, error=text, message_id=message_id)
+        )
+
+    def _report(self, kind: type[Event], about: Message | EndedClaim, **facts: Any) -> None:
+        """Emit an event about a message if anybody listens: there may be very many."""
+        if self._plugin.events.has_listener(kind):
+            self._plugin.emit(
+                kind(queue=self._plugin.queue, message_id=about.id, attempt=about.attempt, **facts)
+            )
+
+    def _call(
+        self, name: str, function: Handler, *arguments: Any
+    ) -> Coroutine[Any, Any, None] | None:
+        """Call a function of the user's. An error in it becomes an event and stops nothing."""
+        try:
+            result = function(*arguments)
+            is_awaitable = inspect.isawaitable(result)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything; it becomes an event
+            self._report_call_error(name, function, error)
+            return None
+        return self._finish_call(name, function, result) if is_awaitable else None
+
+    async def _finish_call(self, name: str, function: Handler, result: Awaitable[Any]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout):
+                await result
+        except BaseException as error:
+            # An exit is an error of the function, as in a handler.
+            if is_for_task(error) and not issubclass(type(error), SystemExit):
+                raise
+            self._report_call_error(name, function, error)
+
+    def _report_call_error(self, name: str, function: Handler, error: BaseException) -> None:
+        self._plugin.emit(
+            HandlerFailed(event=name, callback=safe_name(function), error=describe_error(error))
+        )
