@@ -17,7 +17,7 @@ from mutants import catches
 from jobsync.coordination import fleet_clock
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.term import Term
-from jobsync.core import firing
+from jobsync.core import firing, job_changes
 from jobsync.core.cron import Schedule
 from jobsync.core.firing import MAX_RESUMES, Advance
 from jobsync.core.job_state import ActiveRun, JobState
@@ -61,10 +61,11 @@ def forgets_what_it_fired(patch: pytest.MonkeyPatch) -> None:
 def records_no_gaps(patch: pytest.MonkeyPatch) -> None:
     """Instants that are not fired are passed over."""
 
-    def add(state: JobState, _: object, until: int, *__: object) -> JobState:
+    def add(state: JobState, until: int, *_: object) -> JobState:
         return replace(state, last=max(state.last, until))
 
-    patch.setattr(firing, "_add_gap", add)
+    patch.setattr(firing, "add_gap", add)
+    patch.setattr(job_changes, "add_gap", add)
 
 
 def forgets_gaps(patch: pytest.MonkeyPatch) -> None:
@@ -212,7 +213,7 @@ def fires_what_is_long_past(patch: pytest.MonkeyPatch) -> None:
 
 def fires_the_past_of_a_new_schedule(patch: pytest.MonkeyPatch) -> None:
     """A changed schedule is due from the last decided instant on."""
-    patch.setattr(firing, "_skip_past", lambda state, *_: state)
+    patch.setattr(job_changes, "_skip_past", lambda state, *_: state)
 
 
 def fires_too_early(patch: pytest.MonkeyPatch) -> None:

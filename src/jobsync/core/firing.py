@@ -1,28 +1,24 @@
-"""When a scheduled job runs: every decision about its state (`core.job_state`). Pure.
+"""When a scheduled job runs: what follows for its state (`core.job_state`) from the time. Pure.
 
 Each instant is decided once: it is fired, it waits behind another run, or it becomes part of a gap
 with a reason.
 
     advance     due instants ──▶ running, queued, or a gap; runs of dead processes ──▶ resumed
     finish      running ──▶ counted, and removed
-    pause       nothing is due until `resume`, which makes a gap of what was due meanwhile
-    edit        what an operator changes, until the code's own definition changes
-    remove      the job ends; what has begun goes on
-    define      what the code says; the highest generation's definition holds
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from jobsync.core.cron import Schedule
+from jobsync.core.gaps import OVERLAPPED, add_gap, skip_queued
 from jobsync.core.job_state import (
     ActiveRun,
     Gap,
     JobDefinition,
-    JobPause,
     JobState,
     LastRun,
     RunRequest,
@@ -33,23 +29,16 @@ from jobsync.core.job_state import (
 
 __all__ = [
     "MAX_RESUMES",
-    "OVERLAPPED",
     "Advance",
-    "add_request",
     "advance",
     "build_requested_run",
-    "define",
     "drop_noted",
     "due_time",
-    "edit",
     "explain_loss",
     "finish",
     "give_up",
     "next_due",
     "next_instant",
-    "pause",
-    "remove",
-    "resume",
     "start_manually",
 ]
 
@@ -59,14 +48,8 @@ MAX_LATENESS = 60
 MAX_RESUMES = 3
 """How often a run whose process died is started again; a job may be what kills processes."""
 
-OVERLAPPED = "the run before had not ended"
-"""The reason of a gap where `overlap="skip"`."""
-
 _MAX_QUEUED = 100
 """Instants that wait for a run to end; further ones become a gap."""
-
-_MAX_COUNTED = 1000
-"""Instants of a gap that are counted exactly."""
 
 _MAX_DURATIONS = 50
 """Durations that a state remembers, for percentiles."""
@@ -223,9 +206,9 @@ def _decide_due(
     if newest is None:
         return state
     if state.running and definition.overlap == "skip":
-        return _add_gap(state, schedule, newest, *late)
+        return add_gap(state, newest, *late)
     if state.running and definition.overlap == "queue" and not has_resumed:
-        return _queue_behind(state, schedule, newest)
+        return _queue_behind(state, newest)
     if definition.misfire == "all":
         kept = schedule.newest_between(state.last, newest, definition.max_catch_up)
     elif definition.misfire == "skip" and now > MAX_LATENESS + due_time(
@@ -234,7 +217,7 @@ def _decide_due(
         kept = []
     else:
         kept = [newest]
-    state = _add_gap(state, schedule, kept[0] - 1 if kept else newest, *late)
+    state = add_gap(state, kept[0] - 1 if kept else newest, *late)
     state = msgspec.structs.replace(state, last=newest, queued=(*state.queued, *kept))
     return _limit_queued(state)
 
@@ -248,12 +231,12 @@ def _find_newest_due(name: str, state: JobState, now: float) -> int | None:
     return newest if newest is not None and newest > state.last else None
 
 
-def _queue_behind(state: JobState, schedule: Schedule, newest: int) -> JobState:
+def _queue_behind(state: JobState, newest: int) -> JobState:
     """Queue due instants behind the run that has not ended; only so many, the rest is a gap."""
-    kept = schedule.between(state.last, newest, max(_MAX_QUEUED - len(state.queued), 0))
+    kept = find_schedule(state).between(state.last, newest, max(_MAX_QUEUED - len(state.queued), 0))
     last = kept[-1] if kept else state.last
     state = msgspec.structs.replace(state, last=last, queued=(*state.queued, *kept))
-    return _add_gap(state, schedule, newest, _explain_full(_MAX_QUEUED), "skipped")
+    return add_gap(state, newest, _explain_full(_MAX_QUEUED), "skipped")
 
 
 def _limit_queued(state: JobState) -> JobState:
@@ -263,41 +246,11 @@ def _limit_queued(state: JobState) -> JobState:
     """
     definition = state.effective
     most = max(_MAX_QUEUED, definition.max_catch_up if definition.misfire == "all" else 0)
-    return _skip_queued(state, _explain_full(most), keep=most)
+    return skip_queued(state, _explain_full(most), keep=most)
 
 
 def _explain_full(most: int) -> str:
     return f"{most:,} runs were waiting already"
-
-
-def _skip_queued(state: JobState, reason: str, keep: int = 0) -> JobState:
-    """Make gaps of the instants that wait, except for the oldest ones.
-
-    A gap has only instants in a row: between two that wait, others may have been decided.
-    """
-    skipped = state.queued[keep:]
-    if not skipped:
-        return state
-    schedule = find_schedule(state)
-    stretches: list[list[int]] = []
-    expected: int | None = None
-    for instant in skipped:
-        if instant == expected:
-            stretches[-1].append(instant)
-        else:
-            stretches.append([instant])
-        expected = schedule.next_after(instant)
-    state = msgspec.structs.replace(state, queued=state.queued[:keep])
-    for stretch in stretches:
-        gap = Gap(
-            first=stretch[0],
-            last=stretch[-1],
-            count=len(stretch),
-            reason=reason,
-            kind="skipped",
-        )
-        state = _record_gap(state, gap)
-    return state
 
 
 def _choose_next(
@@ -371,7 +324,7 @@ def finish(
     newest = _find_newest_due(name, state, now)
     if newest is None:
         return state
-    return _add_gap(state, find_schedule(state), newest, OVERLAPPED, "skipped")
+    return add_gap(state, newest, OVERLAPPED, "skipped")
 
 
 def _count(
@@ -400,153 +353,6 @@ def _count(
         last_success=ended_at if is_success else statistics.last_success,
         last_failure=statistics.last_failure if is_success else ended_at,
     )
-
-
-def _add_gap(
-    state: JobState,
-    schedule: Schedule,
-    until: int,
-    reason: str,
-    kind: Literal["missed", "skipped"],
-) -> JobState:
-    """Make a gap of all undecided instants up to one, so that they are decided.
-
-    Args:
-        state: of the job.
-        schedule: the one that holds.
-        until: the last instant of the gap, or any time after it.
-        reason: why they are not fired.
-        kind: whether nobody could fire them, or they were not to be fired.
-    """
-    if until <= state.last:
-        return state
-    counted = schedule.between(state.last, until, _MAX_COUNTED + 1)
-    if not counted:
-        return msgspec.structs.replace(state, last=until)
-    newest = schedule.latest_until(until)
-    gap = Gap(
-        first=counted[0],
-        last=counted[-1] if newest is None else newest,
-        count=min(len(counted), _MAX_COUNTED),
-        reason=reason,
-        kind=kind,
-        is_counted=len(counted) <= _MAX_COUNTED,
-    )
-    return msgspec.structs.replace(_record_gap(state, gap), last=until)
-
-
-def _record_gap(state: JobState, gap: Gap) -> JobState:
-    """Add a gap to the state, and count its instants."""
-    statistics = state.statistics
-    if gap.kind == "missed":
-        statistics = msgspec.structs.replace(statistics, missed=statistics.missed + gap.count)
-    else:
-        statistics = msgspec.structs.replace(statistics, skipped=statistics.skipped + gap.count)
-    return msgspec.structs.replace(state, gaps=(*state.gaps, gap), statistics=statistics)
-
-
-def define(
-    state: JobState | None, definition: JobDefinition, worker: str, generation: int, now: float
-) -> JobState | None:
-    """Return the state with a definition from code; None if the stored one holds.
-
-    Nothing that was due before is fired. A definition that differs from the code's before ends
-    the operator's changes. A removed job is anybody's to define.
-    """
-    if state is None:
-        return JobState(
-            definition=definition, defined_by=worker, generation=generation, last=int(now)
-        )
-    if not state.is_removed and (state.definition == definition or generation < state.generation):
-        return None
-    state = _skip_past(state, now, "the job was defined anew")
-    return msgspec.structs.replace(
-        state,
-        definition=definition,
-        defined_by=worker,
-        generation=generation,
-        edits={},
-        pause=None,
-        is_removed=False,
-    )
-
-
-def _skip_past(state: JobState, now: float, reason: str) -> JobState:
-    """Make gaps of what was due before a change and of what waits: the change never fires it."""
-    if state.is_removed:
-        return msgspec.structs.replace(state, last=max(state.last, int(now)))
-    if not state.is_active:
-        reason = _explain_pause(state)
-    state = _skip_queued(state, reason)
-    return _add_gap(state, find_schedule(state), int(now), reason, "skipped")
-
-
-def _skip_overlapped(state: JobState, now: float) -> JobState:
-    """Make a gap of the instants that were due during a run which has not ended."""
-    if not (state.running and state.is_active and state.effective.overlap == "skip"):
-        return state
-    return _add_gap(state, find_schedule(state), int(now), OVERLAPPED, "skipped")
-
-
-def pause(state: JobState, new: JobPause) -> JobState | None:
-    """Stop firing a job until `resume`; None if it is paused already. What waits is skipped."""
-    if state.pause is not None:
-        return None
-    state = msgspec.structs.replace(_skip_overlapped(state, new.at), pause=new)
-    return _skip_queued(state, _explain_pause(state))
-
-
-def resume(state: JobState, now: float) -> JobState | None:
-    """End a pause; None if there is none. What was due meanwhile is skipped."""
-    if state.is_active or state.is_removed:
-        return None
-    edits = state.edits
-    if not state.effective.enabled:
-        edits = _choose_edits(state, {"enabled": True})
-    state = _skip_past(state, now, _explain_pause(state))
-    return msgspec.structs.replace(state, pause=None, edits=edits)
-
-
-def _explain_pause(state: JobState) -> str:
-    found = state.pause
-    if found is None:
-        return "it was disabled"
-    paused = f"it was paused by {found.by}" if found.by else "it was paused"
-    return f"{paused}: {found.reason}" if found.reason else paused
-
-
-def edit(state: JobState, changes: Mapping[str, Any], now: float) -> JobState | None:
-    """Change fields of a definition; None if that changes nothing. Fires nothing of the past."""
-    before = state.effective
-    edits = _choose_edits(state, changes)
-    after = msgspec.structs.replace(state.definition, **edits)
-    if after == before:
-        return None
-    state = _skip_past(_skip_overlapped(state, now), now, "the job was changed")
-    return msgspec.structs.replace(state, edits=edits)
-
-
-def _choose_edits(state: JobState, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs from the code after more changes."""
-    edits = {**state.edits, **changes}
-    return {
-        field: value for field, value in edits.items() if getattr(state.definition, field) != value
-    }
-
-
-def remove(state: JobState, now: float) -> JobState | None:
-    """Remove a job; None if it was removed. Runs that have begun end as usual."""
-    if state.is_removed:
-        return None
-    state = _skip_past(_skip_overlapped(state, now), now, "the job was removed")
-    return msgspec.structs.replace(state, is_removed=True, requests=())
-
-
-def add_request(state: JobState, request: RunRequest) -> JobState:
-    """Ask for a run, by whichever process fires this job. Asking twice is the same."""
-    if state.find_run(request.id) or request in state.requests:
-        return state
-    return msgspec.structs.replace(state, requests=(*state.requests, request))
 
 
 def drop_noted(state: JobState, gaps: Sequence[Gap], lost: Sequence[ActiveRun]) -> JobState:

@@ -1,4 +1,4 @@
-"""The stored state of a scheduled job. Pure; `core.firing` decides how it changes.
+"""The stored state of a scheduled job. Pure; `core.firing` and `core.job_changes` change it.
 
 A job has one state record in the store. An instant is a whole second at which its schedule is
 due. `JobState.last` is the newest decided instant and never goes back, so that neither a slow

@@ -19,7 +19,8 @@ from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.term import Term
-from jobsync.core.firing import add_request, next_due
+from jobsync.core.firing import next_due
+from jobsync.core.job_changes import add_request
 from jobsync.core.job_state import JobDefinition, JobState, RunRequest, find_schedule
 from jobsync.errors import Corrupt, NewerFormat
 from jobsync.scheduler.edits import Edits

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership, Peer
-from jobsync.core.firing import define
+from jobsync.core.job_changes import define
 from jobsync.core.job_state import JobDefinition, JobState
 from jobsync.errors import Corrupt, NewerFormat
 from jobsync.events import Event

@@ -14,15 +14,8 @@ import msgspec
 
 from jobsync.components import Components
 from jobsync.core.arguments import check_count
-from jobsync.core.firing import (
-    add_request,
-    build_requested_run,
-    edit,
-    next_instant,
-    pause,
-    remove,
-    resume,
-)
+from jobsync.core.firing import build_requested_run, next_instant
+from jobsync.core.job_changes import add_request, edit, pause, remove, resume
 from jobsync.core.job_state import (
     ActiveRun,
     JobPause,

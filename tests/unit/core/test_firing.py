@@ -11,20 +11,15 @@ from hypothesis import strategies as st
 from jobsync.core.firing import (
     MAX_LATENESS,
     MAX_RESUMES,
-    OVERLAPPED,
     Advance,
-    add_request,
     advance,
-    define,
     due_time,
-    edit,
     finish,
     next_due,
-    pause,
-    remove,
-    resume,
     start_manually,
 )
+from jobsync.core.gaps import OVERLAPPED
+from jobsync.core.job_changes import add_request, define, edit, pause, remove, resume
 from jobsync.core.job_state import (
     ActiveRun,
     JobDefinition,
