@@ -7,10 +7,11 @@ definitions, and the store keeps which jobs belong to a digest, so that a proces
 coordinator's code lacks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership, Peer
+from jobsync.coordination.session import SessionRecord
 from jobsync.core.job_changes import define
 from jobsync.core.job_state import JobDefinition, JobState
 from jobsync.errors import Corrupt, NewerFormat
@@ -90,7 +91,7 @@ class JobCode:
         if not self._is_new or self._clock.veto:
             return
         members = await self._membership.members()
-        used = {str(peer.facts.get(self._fact, "")) for peer in members}
+        used = set(map(self._find_digest, members))
         await self._jobs.code.forget({*used, self.digest}, self._clock.now())
         self._is_new = False
 
@@ -147,19 +148,23 @@ class JobCode:
             await self._jobs.edits.note(replaced)
         return is_current
 
-    async def find_lacking(self, leader: str, members: Sequence[Peer]) -> frozenset[str]:
+    async def find_lacking(
+        self, leader: SessionRecord, list_candidates: Callable[[], Awaitable[Sequence[Peer]]]
+    ) -> frozenset[str]:
         """Return the jobs that this process fires, because its coordinator's code lacks them.
 
         Args:
-            leader: the digest of the coordinator's code.
-            members: the candidates for its role, the oldest first.
+            leader: the coordinator's session.
+            list_candidates: returns the candidates for its role, the oldest first.
         """
-        lacking = frozenset(self._known) - await self.read(leader)
-        for peer in members:
+        lacking = frozenset(self._known) - await self.read(self._find_digest(leader))
+        if not lacking:
+            return lacking
+        for peer in await list_candidates():
             if peer.incarnation == self._membership.incarnation:
                 return lacking
             # An older process goes first.
-            lacking -= await self.read(str(peer.facts.get(self._fact, "")))
+            lacking -= await self.read(self._find_digest(peer))
         return frozenset()
 
     async def list_used(self) -> frozenset[str]:
@@ -167,7 +172,7 @@ class JobCode:
         # Of this one, its session may not tell the latest yet.
         own = self._membership.incarnation
         others = [peer for peer in await self._membership.members() if peer.incarnation != own]
-        digests = {str(peer.facts.get(self._fact, "")) for peer in others}
+        digests = set(map(self._find_digest, others))
         used = frozenset(self._known).union(
             *[await self.read(digest) for digest in sorted(digests)]
         )
@@ -182,6 +187,10 @@ class JobCode:
         if digest not in self._others:
             self._others[digest] = await self._jobs.code.read(digest)
         return self._others[digest]
+
+    def _find_digest(self, session: Peer | SessionRecord) -> str:
+        """Return the digest that a process has published; empty, if none."""
+        return str(session.facts.get(self._fact, ""))
 
     async def _redefine(
         self, name: str, definition: JobDefinition, worker: str, now: float

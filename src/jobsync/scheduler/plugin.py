@@ -14,59 +14,25 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from jobsync.components import Components
-from jobsync.coordination.fleet_clock import FleetClock
-from jobsync.core.job_state import ActiveRun, Gap, JobState, find_schedule
+from jobsync.core.job_state import ActiveRun, JobState, find_schedule
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
-from jobsync.errors import (
-    Corrupt,
-    Invalid,
-    NewerFormat,
-    OutcomeUnknown,
-    Unavailable,
-)
+from jobsync.errors import Corrupt, Invalid, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler import events
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor
 from jobsync.scheduler.history import HistoryEntry
-from jobsync.scheduler.job_cache import JobCache
-from jobsync.scheduler.job_code import JobCode
-from jobsync.scheduler.job_store import JobStore
-from jobsync.scheduler.loop import FiringLoop
-from jobsync.scheduler.manual_runs import ManualRuns
-from jobsync.scheduler.operations import JobOperations, JobStatus
-from jobsync.scheduler.removed_jobs import RemovedJobs
+from jobsync.scheduler.operations import JobStatus
+from jobsync.scheduler.parts import SchedulerParts
 from jobsync.scheduler.reporting import JobHooks, Reporter
-from jobsync.scheduler.retention import HistoryRetention
-from jobsync.scheduler.runs import KnownJob, Runs, find_calling_runs
-from jobsync.scheduler.settings import (
-    JobOptions,
-    SchedulerSettings,
-    check_new_name,
-    parse_job,
-)
+from jobsync.scheduler.runs import KnownJob, find_calling_runs
+from jobsync.scheduler.settings import JobOptions, SchedulerSettings, check_new_name, parse_job
 from jobsync.settings import Sources, resolve
 from jobsync.user_code import UserThreads
 
 __all__ = ["SchedulerPlugin"]
-
-
-class _SchedulerParts(NamedTuple):
-    """What a scheduler consists of while it runs."""
-
-    jobs: JobStore
-    operations: JobOperations
-    cache: JobCache
-    clock: FleetClock
-    runs: Runs
-    loop: FiringLoop
-    manual_runs: ManualRuns
-    code: JobCode
-    retention: HistoryRetention
-    removed: RemovedJobs
-
 
 _A = TypeVar("_A", bound=Callable[..., Any])
 
@@ -123,7 +89,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         self._known: dict[str, KnownJob] = {}
         self._left: dict[str, asyncio.Task[None]] = {}
         """Tasks that release cancelled runs, see `Runs`."""
-        self._parts: _SchedulerParts | None = None
+        self._parts: SchedulerParts | None = None
         self._generation = 0
         """Of this process's code, see `JobCode`; kept while the plugin is stopped."""
         self._bugs: asyncio.Queue[BaseException] = asyncio.Queue()
@@ -149,7 +115,7 @@ class SchedulerPlugin(CoordinatorPlugin):
             chosen = self._add(given, {"schedule": schedule, "action": function, **options})
             if self.is_running:
                 self._learn(chosen)
-                self.run_in_background(lambda: self._register(chosen), f"adds {chosen}")
+                self.run_in_background(lambda: self._get_parts().register(chosen), f"adds {chosen}")
             return function
 
         return decorate
@@ -167,7 +133,7 @@ class SchedulerPlugin(CoordinatorPlugin):
             return
         self._learn(name)
         try:
-            await self._register(name)
+            await self._get_parts().register(name)
         except BaseException:
             # So that it can be added again.
             self._jobs.pop(name, None)
@@ -209,7 +175,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         """
         is_changed = await self._get_parts().operations.edit(name, changes)
         if is_changed:
-            self._wake(name)
+            self._get_parts().wake(name)
             self.emit(events.JobUpdated(job_name=name, changes=tuple(sorted(changes))))
         return is_changed
 
@@ -217,7 +183,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         """Fire a job again; False if it is fired. What was due meanwhile is skipped."""
         is_changed = await self._get_parts().operations.resume(name)
         if is_changed:
-            self._wake(name)
+            self._get_parts().wake(name)
             self.emit(events.JobEnabled(job_name=name))
         return is_changed
 
@@ -278,68 +244,31 @@ class SchedulerPlugin(CoordinatorPlugin):
 
     async def on_start(self) -> None:
         """Store the definitions of this process's jobs, and begin to fire."""
-        database, membership = self.database, self._get_membership()
-        components, store = database.components, database.store
-        jobs = JobStore(lambda: database.store, self.namespace, components)
-        cache = JobCache(jobs, self._on_gap)
-        clock = FleetClock(membership, store, components)
-        limit = self.settings.max_concurrent_jobs
-        runs = Runs(
-            cache,
-            membership,
-            clock,
-            components,
-            self._reporter,
-            self._build_context,
-            limit,
-            self._left,
-        )
-        code = JobCode(
-            self._known, jobs, membership, clock, self._fact, self.emit, self._generation
-        )
-        loop = FiringLoop(
-            cache,
-            runs,
+        self._parts = parts = SchedulerParts(
+            self.database,
+            self._get_membership(),
+            self.namespace,
+            self.settings,
             self._known,
-            membership,
-            clock,
-            components,
+            self._reporter,
+            self.emit,
+            self._build_context,
             self._on_veto,
-            lambda name: code.define([name]),
+            self._left,
+            self._generation,
         )
-        runs.notify(self._on_run_end)
-        retention = HistoryRetention(
-            jobs,
-            clock,
-            keep=self.settings.history_limit,
-            max_age=self.settings.history_retention,
-        )
-        operations = JobOperations(jobs, components, membership.worker_id)
-        manual_runs = ManualRuns(cache, runs, self._known, loop, membership, clock, components)
-        removed = RemovedJobs(
-            cache,
-            code,
-            loop,
-            retention,
-            clock,
-            components,
-            max_age=self.settings.history_retention,
-        )
-        self._parts = _SchedulerParts(
-            jobs, operations, cache, clock, runs, loop, manual_runs, code, retention, removed
-        )
-        await clock.refresh()
+        await parts.clock.refresh()
         self._known.clear()
         for name in self._jobs:
             self._learn(name)
-        await code.register_all()
-        self._generation = code.generation
-        self.run_in_background(loop.run, "fires")
+        await parts.code.register_all()
+        self._generation = parts.code.generation
+        self.run_in_background(parts.loop.run, "fires")
         self.run_in_background(self._follow, "follows the coordinator")
         self.run_in_background(self._raise_bugs, "reports bugs")
-        self.run_in_background(retention.run, "removes old history")
-        if not store.is_billed:
-            self.run_in_background(self._follow_edits, "follows edits")
+        self.run_in_background(parts.retention.run, "removes old history")
+        if not self.database.store.is_billed:
+            self.run_in_background(parts.follow_edits, "follows edits")
 
     async def on_stop(self) -> None:
         """Wait for running actions, and leave those behind that do not finish in time."""
@@ -406,18 +335,6 @@ class SchedulerPlugin(CoordinatorPlugin):
         )
         self._known[name] = KnownJob(name, options, executor)
 
-    async def _register(self, name: str) -> None:
-        """Store the definition of a job, and put it on duty if this process leads."""
-        parts = self._get_parts()
-        parts.code.change()
-        await parts.code.define([name])
-        parts.loop.add(name)
-
-    @property
-    def _fact(self) -> str:
-        """The session's fact that tells which jobs its process has."""
-        return f"schedule {self.namespace}"
-
     def _assign(self) -> None:
         """Put jobs on duty in this process, by whether it leads."""
         if self.term is not None:
@@ -451,19 +368,7 @@ class SchedulerPlugin(CoordinatorPlugin):
         role = None if coordinator is None else coordinator.election.role
         owner = None if role is None else role.owner
         leader = None if owner is None else self._get_membership().seen.get(owner)
-        if leader is None:
-            return frozenset()
-        digest = str(leader.facts.get(self._fact, ""))
-        if await code.read(digest) >= self._known.keys():
-            return frozenset()
-        return await code.find_lacking(digest, await self.members())
-
-    async def _follow_edits(self) -> None:
-        """Notice changes by operators at once, where the store sends notifications."""
-        jobs, loop = self._get_parts().jobs, self._get_parts().loop
-        while True:
-            await jobs.store.wait(jobs.edits.prefix, self._get_membership().timing.heartbeat)
-            loop.check_edits()
+        return frozenset() if leader is None else await code.find_lacking(leader, self.members)
 
     def _build_context(
         self, job: KnownJob, state: JobState, run: ActiveRun, data: Mapping[str, Any]
@@ -477,16 +382,6 @@ class SchedulerPlugin(CoordinatorPlugin):
             is_manual=run.is_manual,
             data={**job.options.context, **data},
         )
-
-    def _on_run_end(self, name: str) -> None:
-        self._get_parts().loop.on_run_end(name)
-        stored = self._get_parts().cache.known.get(name)
-        if stored is not None:
-            self._get_parts().retention.note_run(name, stored.state.statistics.runs)
-
-    def _on_gap(self, name: str, gap: Gap) -> None:
-        self._reporter.on_gap(name, gap)
-        self._get_parts().retention.note_gap(name)
 
     async def _raise_bugs(self) -> None:
         """Raise what a run could not handle, so that the database fails."""
@@ -502,16 +397,11 @@ class SchedulerPlugin(CoordinatorPlugin):
         else:
             self._coordinator.stand()
 
-    def _wake(self, name: str) -> None:
-        """Look at a job that was changed here."""
-        self._get_parts().cache.known.pop(name, None)
-        self._get_parts().loop.look_at(name)
-
     def _fail(self, error: BaseException) -> None:
         """Make the database fail with an error of this library, or of the store."""
         self._bugs.put_nowait(error)
 
-    def _get_parts(self) -> _SchedulerParts:
+    def _get_parts(self) -> SchedulerParts:
         """Return what it consists of while it runs.
 
         Raises:
