@@ -21,7 +21,7 @@ from jobsync.core import firing, job_changes
 from jobsync.core.cron import Schedule
 from jobsync.core.firing import MAX_RESUMES, Advance
 from jobsync.core.job_state import ActiveRun, JobState
-from jobsync.scheduler import loop
+from jobsync.scheduler import decider
 from jobsync.scheduler.history import JobHistory
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore, StoredJob
@@ -55,7 +55,7 @@ def forgets_what_it_fired(patch: pytest.MonkeyPatch) -> None:
         last = state.last if result.starts else result.state.last
         return Advance(replace(result.state, last=last), result.starts, result.lost)
 
-    patch.setattr(loop, "advance", advance)
+    patch.setattr(decider, "advance", advance)
 
 
 def records_no_gaps(patch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def forgets_losses(patch: pytest.MonkeyPatch) -> None:
         result = firing.advance(name, state, now, **options)
         return Advance(replace(result.state, lost=()), result.starts, result.lost)
 
-    patch.setattr(loop, "advance", advance)
+    patch.setattr(decider, "advance", advance)
 
 
 def resumes_runs_of_the_living(patch: pytest.MonkeyPatch) -> None:

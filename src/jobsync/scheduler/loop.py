@@ -1,7 +1,7 @@
 """Fires jobs: sleeps until the next instant of all jobs on duty, and decides what is due.
 
-Each job on duty has a time at which it is looked at. When that comes, `advance` decides the job,
-the decision is written, and the runs that follow are started here. Once a heartbeat the loop
+Each job on duty has a time at which it is looked at. When that comes, `scheduler.decider` decides
+the job, and the runs that follow are started in this process. Once a heartbeat the loop
 compares the clocks, follows what operators have changed, and notes its progress.
 """
 
@@ -9,10 +9,7 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from datetime import UTC, datetime
 from functools import partial
-
-import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
@@ -20,12 +17,11 @@ from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import Wakeup
 from jobsync.coordination.term import Term
 from jobsync.core.clock import Mono
-from jobsync.core.firing import Advance, advance, give_up, next_due
-from jobsync.core.job_state import JobState
 from jobsync.errors import Corrupt, Fenced, Invalid, NewerFormat, OutcomeUnknown, Unavailable
+from jobsync.scheduler.decider import JobDecider
 from jobsync.scheduler.duty import CHUNK, Duty
 from jobsync.scheduler.job_cache import JobCache
-from jobsync.scheduler.job_store import JobStore, StoredJob
+from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.run_owners import RunOwners
 from jobsync.scheduler.runs import KnownJob, Runs
 
@@ -49,6 +45,7 @@ class FiringLoop:
         membership: this process's session.
         clock: the time by which instants are due.
         components: time and ids.
+        owners: the processes of runs.
         on_veto: called with the reason when this machine's clock is wrong, and with "" when it is
             right again.
         restore: stores the definition of a job again whose state is gone.
@@ -62,6 +59,7 @@ class FiringLoop:
         membership: Membership,
         clock: FleetClock,
         components: Components,
+        owners: RunOwners,
         on_veto: Callable[[str], object],
         restore: Callable[[str], Awaitable[object]],
     ) -> None:
@@ -73,9 +71,9 @@ class FiringLoop:
         self._clock = clock
         self._components = components
         self._on_veto = on_veto
-        self._restore = restore
         self._duty = Duty(cache, known, membership, clock, components)
-        self._owners = RunOwners(cache, runs, membership)
+        self._owners = owners
+        self._decider = JobDecider(cache, runs, membership, clock, self._duty, owners, restore)
         self._heap: list[tuple[float, int, str]] = []
         self._numbers = itertools.count()
         """Of the entries: of jobs that are due at once, the first one asked for is first."""
@@ -273,7 +271,7 @@ class FiringLoop:
         (new_id,) = self._components.ids.records(1)
         while True:
             try:
-                await self._advance_once(job, owner, new_id)
+                is_decided = await self._decider.decide(job, owner, new_id, self._delayed)
             except (Unavailable, OutcomeUnknown):
                 if not (self._cache.is_unsure(name) and self._is_session(owner)):
                     self._plan(name, self._clock.now() + _RETRY)
@@ -286,6 +284,10 @@ class FiringLoop:
                 self._plan(name, self._clock.now() + self._membership.timing.timeout)
                 return
             else:
+                if is_decided and name in self._duty.names:
+                    self._owners.watch(self._duty.names, self._duty.announced)
+                    planned = self._planned.get(name)
+                    self._plan(name, self._decider.next_look(name) if planned is None else planned)
                 self._undecided.discard(name)
                 self._delayed.discard(name)
                 return
@@ -294,125 +296,10 @@ class FiringLoop:
         """Whether a session is still this process's."""
         return self._membership.incarnation == incarnation and not self._membership.has_ended
 
-    async def _advance_once(self, job: KnownJob, owner: str, new_id: str) -> None:
-        """Write what `advance` decides about a job, and start what that says.
-
-        Args:
-            job: which one.
-            owner: the session that starts it.
-            new_id: of the run that would start. A repeated call recognises what an earlier one has
-                written, if the reply was lost.
-
-        Raises:
-            Unavailable, OutcomeUnknown: the store does not answer, or the session is not current.
-        """
-        name, now = job.name, self._clock.now()
-        decided: list[Advance] = []
-        gone: set[str] = set()
-
-        def decide(state: JobState) -> JobState | None:
-            mine = state.find_run(new_id)
-            if mine is not None or name not in self._duty.names:
-                decided[:] = [Advance(state, () if mine is None else (mine,))]
-                return None
-            result = advance(
-                name,
-                state,
-                now,
-                owner=owner,
-                new_id=lambda: new_id,
-                is_orphan=lambda run: self._owners.is_orphan(run, gone),
-                late_reason=self._explain_lateness(name, state),
-                was_on_duty=state.last >= self._duty.since,
-            )
-            decided[:] = [result]
-            return result.state
-
-        cached = await self._read_current(name, owner)
-        if cached is None:
-            return
-        gone |= await self._owners.find_gone(cached.state)
-        if not self._membership.is_trusted:
-            # Others may believe this process dead: they would resume at once what it starts.
-            raise Unavailable("the session", "it is not current", "wait for the store")
-        stored = await self._cache.update(name, decide)
-        if stored is None:
-            return
-        (result,) = decided
-        self._duty.is_dirty = True
-        for run in result.starts:
-            self._runs.start(job, stored, run)
-        for run in result.lost:
-            self._runs.report_loss(name, run)
-        await self._cache.write_history(name, now)
-        if name in self._duty.names:
-            self._owners.watch(self._duty.names, self._duty.announced)
-            self._plan(name, self._next_look(name))
-
-    async def _read_current(self, name: str, owner: str) -> StoredJob | None:
-        """Return a job's state; from memory, if only this process can have changed it."""
-        cached = self._cache.known.get(name)
-        if cached is None or any(run.owner != owner for run in cached.state.running):
-            # Its process may have ended a run without our knowing.
-            cached = await self._cache.read(name)
-        if cached is None and name in self._duty.names:
-            # Somebody has removed the record by hand.
-            await self._restore(name)
-            cached = await self._cache.read(name)
-        return cached
-
-    def _next_look(self, name: str) -> float | None:
-        """Return when a job that was decided is to be looked at again; None for never."""
-        stored = self._cache.known.get(name)
-        if stored is None or name in self._planned:
-            # Without a state: another task has found it outdated.
-            return self._planned.get(name, 0.0)
-        state, now = stored.state, self._clock.now()
-        is_elsewhere = any(run.owner != self._membership.incarnation for run in state.running)
-        if state.running and state.effective.overlap == "skip":
-            if not is_elsewhere:
-                # Its end makes us look.
-                return None
-            state = msgspec.structs.replace(state, last=max(state.last, int(now)))
-        due = next_due(name, state)
-        if not (state.requests or (state.queued and state.is_active)):
-            return due
-        if not state.running or state.effective.overlap == "allow":
-            return 0.0
-        if not is_elsewhere:
-            return due
-        # Nobody tells us of the end that they wait for.
-        later = now + self._membership.timing.heartbeat
-        return later if due is None else min(due, later)
-
     def look_at_orphans(self) -> None:
         """Look at the jobs whose runs have lost their process."""
         for name in self._owners.list_orphaned():
             self.look_at(name)
-
-    async def has_orphans(self, state: JobState) -> bool:
-        """Whether a job's state has a run whose process has died."""
-        return await self._owners.has_orphans(state)
-
-    async def give_up_orphans(self, name: str) -> None:
-        """Abandon the runs of dead processes of a removed job, which is on duty nowhere."""
-        stored = await self._cache.read(name)
-        gone = set() if stored is None else await self._owners.find_gone(stored.state)
-
-        def decide(state: JobState) -> JobState | None:
-            if not state.is_removed:
-                return None
-            return give_up(state, self._clock.now(), lambda run: self._owners.is_orphan(run, gone))
-
-        await self._cache.update(name, decide)
-
-    def _explain_lateness(self, name: str, state: JobState) -> str:
-        """Return why instants after the last decided one were not fired in time."""
-        if state.last < self._duty.since:
-            return f"no process fired it until {_format(self._duty.since)}"
-        if name in self._delayed:
-            return "as many jobs as max_concurrent_jobs allows were running"
-        return "this process or the store was too slow"
 
     async def _check_clock(self) -> None:
         await self._clock.refresh()
@@ -498,7 +385,3 @@ class FiringLoop:
             if due - self._duty.assume(name).effective.jitter <= now:
                 found.add(name)
         return found
-
-
-def _format(seconds: float) -> str:
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

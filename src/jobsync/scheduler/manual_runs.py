@@ -20,6 +20,7 @@ from jobsync.errors import JobRunning, NotFound, OutcomeUnknown, Unavailable
 from jobsync.scheduler.executor import ActionOutcome
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.loop import FiringLoop
+from jobsync.scheduler.run_owners import RunOwners
 from jobsync.scheduler.runs import KnownJob, Runs
 from jobsync.scheduler.settings import check_lookup_name, read_dict
 
@@ -41,6 +42,7 @@ class ManualRuns:
         runs: those of this process.
         known: the jobs whose code this process has, by name.
         loop: fires jobs; looks at those whose runs have lost their process.
+        owners: the processes of runs.
         membership: this process's session.
         clock: the time by which a run has begun.
         components: ids of runs, and the clock of pauses.
@@ -52,6 +54,7 @@ class ManualRuns:
         runs: Runs,
         known: Mapping[str, KnownJob],
         loop: FiringLoop,
+        owners: RunOwners,
         membership: Membership,
         clock: FleetClock,
         components: Components,
@@ -60,6 +63,7 @@ class ManualRuns:
         self._runs = runs
         self._known = known
         self._loop = loop
+        self._owners = owners
         self._membership = membership
         self._clock = clock
         self._components = components
@@ -218,7 +222,7 @@ class ManualRuns:
         Raises:
             JobRunning: runs do not wait, and none of these has lost its process.
         """
-        if state.effective.overlap == "skip" and not await self._loop.has_orphans(state):
+        if state.effective.overlap == "skip" and not await self._owners.has_orphans(state):
             raise JobRunning(name)
         # A dead process's run is given up or resumed by the process that fires the job.
         self._loop.look_at(name)

@@ -19,6 +19,7 @@ from jobsync.scheduler.operations import JobOperations
 from jobsync.scheduler.removed_jobs import RemovedJobs
 from jobsync.scheduler.reporting import Reporter
 from jobsync.scheduler.retention import HistoryRetention
+from jobsync.scheduler.run_owners import RunOwners
 from jobsync.scheduler.runs import KnownJob, Runs
 from jobsync.scheduler.settings import SchedulerSettings
 
@@ -74,6 +75,7 @@ class SchedulerParts:
             left,
         )
         self.runs.notify(self._on_run_end)
+        owners = RunOwners(self.cache, self.runs, membership)
         fact = f"schedule {namespace}"
         self.code = JobCode(known, self.jobs, membership, self.clock, fact, emit, generation)
         self.loop = FiringLoop(
@@ -83,6 +85,7 @@ class SchedulerParts:
             membership,
             self.clock,
             components,
+            owners,
             on_veto,
             lambda name: self.code.define([name]),
         )
@@ -92,12 +95,12 @@ class SchedulerParts:
         )
         self.operations = JobOperations(self.jobs, components, membership.worker_id)
         self.manual_runs = ManualRuns(
-            self.cache, self.runs, known, self.loop, membership, self.clock, components
+            self.cache, self.runs, known, self.loop, owners, membership, self.clock, components
         )
         self.removed = RemovedJobs(
             self.cache,
             self.code,
-            self.loop,
+            owners,
             self.retention,
             self.clock,
             components,

@@ -8,12 +8,13 @@ and the note for leaders are removed. A job that was never due is forgotten at o
 from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.core.clock import Mono
+from jobsync.core.firing import give_up
 from jobsync.core.job_state import JobState, Statistics
 from jobsync.errors import Corrupt, Invalid, NewerFormat
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_code import JobCode
-from jobsync.scheduler.loop import FiringLoop
 from jobsync.scheduler.retention import HistoryRetention
+from jobsync.scheduler.run_owners import RunOwners
 
 __all__ = ["RemovedJobs"]
 
@@ -29,7 +30,7 @@ class RemovedJobs:
     Args:
         cache: the states of jobs.
         code: the jobs that processes have.
-        loop: tells which runs have lost their process.
+        owners: the processes of runs.
         retention: of the history.
         clock: the time by which they were removed.
         components: the clock of pauses.
@@ -40,7 +41,7 @@ class RemovedJobs:
         self,
         cache: JobCache,
         code: JobCode,
-        loop: FiringLoop,
+        owners: RunOwners,
         retention: HistoryRetention,
         clock: FleetClock,
         components: Components,
@@ -49,7 +50,7 @@ class RemovedJobs:
     ) -> None:
         self._cache = cache
         self._code = code
-        self._loop = loop
+        self._owners = owners
         self._retention = retention
         self._clock = clock
         self._components = components
@@ -88,7 +89,7 @@ class RemovedJobs:
     async def _forget(self, name: str) -> None:
         """Write what is left of a job into its history, then forget it if it is time."""
         now, jobs = self._clock.now(), self._cache.jobs
-        await self._loop.give_up_orphans(name)
+        await self._give_up_orphans(name)
         await self._cache.write_history(name, now)
         stored = await self._cache.read(name)
         if stored is None:
@@ -102,6 +103,18 @@ class RemovedJobs:
             self._cache.forget(name)
             self._retention.forget(name)
             self._unnoted.add(name)
+
+    async def _give_up_orphans(self, name: str) -> None:
+        """Abandon the runs of dead processes of a job, which is on duty nowhere."""
+        stored = await self._cache.read(name)
+        gone = set() if stored is None else await self._owners.find_gone(stored.state)
+
+        def decide(state: JobState) -> JobState | None:
+            if not state.is_removed:
+                return None
+            return give_up(state, self._clock.now(), lambda run: self._owners.is_orphan(run, gone))
+
+        await self._cache.update(name, decide)
 
     def _is_over(self, state: JobState) -> bool:
         """Whether nothing is left to know of a removed job: its last instant is its removal."""

@@ -12,9 +12,9 @@ from waiting import until
 
 from jobsync import Corrupt, Database, Event, Invalid, Unavailable
 from jobsync.core.codec import MAX_VALUE, Json, encode
+from jobsync.scheduler.decider import JobDecider
 from jobsync.scheduler.edits import Edits, JobEdits
 from jobsync.scheduler.history import JobHistory
-from jobsync.scheduler.loop import FiringLoop
 from jobsync.stores.contract import Applied, Put
 
 PREFIX = "schedule/default/"
@@ -199,13 +199,13 @@ async def test_a_look_at_a_job_that_is_being_decided_is_not_forgotten(
 ) -> None:
     """Found: a job that was changed at its instant was never fired again, and nothing told so."""
     calls: list[str] = []
-    find = FiringLoop._next_look
+    find = JobDecider.next_look
     looks: list[float | None] = [0.0, 0.0]
 
-    def look_at_once(self: FiringLoop, name: str) -> float | None:
+    def look_at_once(self: JobDecider, name: str) -> float | None:
         return looks.pop() if looks else find(self, name)
 
-    monkeypatch.setattr(FiringLoop, "_next_look", look_at_once)
+    monkeypatch.setattr(JobDecider, "next_look", look_at_once)
     jobs = {"job": {"schedule": EVERY_SECOND, "action": lambda: calls.append("job")}}
     async with run_scheduler(url, jobs):
         await until(lambda: len(calls) >= 3, "it goes on to fire")
