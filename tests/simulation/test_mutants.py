@@ -20,6 +20,7 @@ from jobsync.coordination.membership import Membership
 from jobsync.coordination.observer import Observer
 from jobsync.coordination.role import Role
 from jobsync.coordination.session import Session, SessionRecord
+from jobsync.coordination.succession import Precedence
 from jobsync.coordination.term import Term
 from jobsync.core.clock import Mono
 from jobsync.core.trust import Timing, Watch
@@ -332,10 +333,10 @@ def epochs_that_restart_on_removal(patch: pytest.MonkeyPatch) -> None:
 def endless_deferring(patch: pytest.MonkeyPatch) -> None:
     """A candidate waits while an older one is listed."""
 
-    def wait(self: Election, _: Role | None, eligible: Iterable[str]) -> bool:
-        return any(each < self.session.incarnation for each in eligible)
+    def wait(_: Precedence, __: Role | None, incarnation: str, eligible: Iterable[str]) -> bool:
+        return any(each < incarnation for each in eligible)
 
-    patch.setattr(Election, "_should_defer", wait)
+    patch.setattr(Precedence, "should_defer", wait)
 
 
 def ignored_successor(patch: pytest.MonkeyPatch) -> None:
@@ -344,11 +345,7 @@ def ignored_successor(patch: pytest.MonkeyPatch) -> None:
     No safety invariant breaks, because of two takes one is refused. But another worker leads than
     the requested one.
     """
-
-    def never_reserved(_: Election, __: Role | None, ___: Session) -> bool:
-        return False
-
-    patch.setattr(Election, "_is_reserved", never_reserved)
+    patch.setattr(Precedence, "is_reserved", lambda *_: False)
 
 
 # Writes.

@@ -20,18 +20,11 @@ import msgspec
 from jobsync.coordination.election import Election
 from jobsync.coordination.events import CoordinatorDemoted, CoordinatorPromoted
 from jobsync.coordination.observer import Candidates
-from jobsync.coordination.role import (
-    ROLES,
-    HandoverRequest,
-    HeldTerm,
-    Role,
-    read_role,
-    request_handover,
-    worker_of,
-)
+from jobsync.coordination.role import ROLES, HeldTerm, Role, read_role, worker_of
 from jobsync.coordination.runner import find_caller
 from jobsync.coordination.session import HookFailure, Session
 from jobsync.coordination.settings import CoordinatorSettings
+from jobsync.coordination.succession import HandoverRequest, request_handover
 from jobsync.coordination.term import Term
 from jobsync.core.clock import Mono
 from jobsync.errors import (

@@ -23,20 +23,10 @@ import msgspec
 from jobsync.components import Components
 from jobsync.coordination.events import CoordinatorElected, EpochRenewed
 from jobsync.coordination.observer import Candidates, Observer
-from jobsync.coordination.role import (
-    REQUESTS,
-    ROLES,
-    ColdStart,
-    HandoverRequest,
-    HeldTerm,
-    Mandate,
-    Role,
-    read_role,
-    request_handover,
-    worker_of,
-)
+from jobsync.coordination.role import ROLES, ColdStart, HeldTerm, Role, read_role, worker_of
 from jobsync.coordination.session import Session, SessionRecord
 from jobsync.coordination.settings import ElectionSettings
+from jobsync.coordination.succession import REQUESTS, HandoverRequester, Mandate, Precedence
 from jobsync.core.clock import Mono
 from jobsync.core.codec import MAX_INTEGER
 from jobsync.core.trust import Timing
@@ -94,19 +84,17 @@ class Election:
         self._held_term: HeldTerm | None = None
         self._record: Record | None = None
         self._role: Role | None = None
-        self._first_seen: Mono | None = None
         self._is_confirmed = False
         """Whether the role is known to be as last read, without reading it again."""
         self._is_stale = False
         """Whether the role may have changed after the latest read of it was sent."""
         self._next_read = components.clock.mono()
-        self._defer_until: Mono | None = None
         self._mandate = Mandate(components.clock, timing, settings, self._corruption_log.report)
+        self._precedence = Precedence(components.clock, timing)
+        self._requester = HandoverRequester(store, name, self._corruption_log.report)
         self._highest_epoch = 0
         self._epoch_floor = 0
         self._announced_leader: str | None = None
-        self._requested_epoch = 0
-        """The epoch whose holder we have asked to hand over."""
         self._former_incarnations: set[str] = set()
         self._is_closed = False
         self._unresolved: tuple[str | None] | None = None
@@ -139,12 +127,10 @@ class Election:
 
     def next_change(self, since: Mono) -> Mono | None:
         """Return the first moment after `since` when a wait, or a cold-start phase, is over."""
-        role, seen = self._role, self._first_seen
-        moments = [self.cold_start.next_change, self._defer_until]
-        if role is not None and role.successor is not None and seen is not None:
-            moments.append(seen + self._timing.heartbeat)
-        known = (moment for moment in moments if moment is not None)
-        return min((moment for moment in known if moment > since), default=None)
+        moments = self._precedence.list_ends(self._role)
+        if self.cold_start.next_change is not None:
+            moments.append(self.cold_start.next_change)
+        return min((moment for moment in moments if moment > since), default=None)
 
     def replace_session(self, session: Session) -> None:
         """Go on with another session; what the earlier one held is void."""
@@ -220,7 +206,9 @@ class Election:
             await self._check_mandate(self._held_term, candidates)
         elif not self._is_led(living) and key in found:
             await self._try_to_take(candidates)
-        await self._request_handover()
+        is_candidate = not (self._is_closed or self.withheld)
+        if self._is_confirmed and is_candidate and self._role is not None:
+            await self._requester.request(self._role, self.session)
 
     async def release(self, why: str, successor: str | None = None) -> None:
         """Release the role and keep its epoch. The term is over as soon as this is called."""
@@ -251,14 +239,11 @@ class Election:
                 f"its epoch {role.epoch} is lower than {self._highest_epoch}, seen before: "
                 "the store was restored from an older copy",
             )
-        is_new_term = self._first_seen is not None and _epoch(role) > _epoch(self._role)
+        is_new_term = self._precedence.first_seen is not None and _epoch(role) > _epoch(self._role)
         if role is not None and is_new_term and self._is_foreign(role):
             # Even if that term is over again, the cold start has ended.
             self.cold_start.on_leader_seen()
-        if self._first_seen is None or _version(record) != _version(self._record):
-            self._first_seen = self._clock.mono()
-        if _epoch(role) != _epoch(self._role):
-            self._defer_until = None
+        self._precedence.update(_version(record), _epoch(role))
         if self._unresolved != (_version(record),):
             self._unresolved = None
         self._record, self._role = record, role
@@ -316,11 +301,12 @@ class Election:
         if not self._is_free(role, session):
             self.cold_start.on_leader_seen()
             return
-        if not self.cold_start.may_elect() or self._is_reserved(role, session):
+        may_elect, precedence = self.cold_start.may_elect(), self._precedence
+        if not may_elect or precedence.is_reserved(role, session.incarnation):
             return
         eligible = await candidates.list_for(self.name)
         is_ours = role is not None and session.incarnation in {role.owner, role.successor}
-        if not is_ours and self._should_defer(role, eligible):
+        if not is_ours and precedence.should_defer(role, self.session.incarnation, eligible):
             await self._remove_dead_owner(role)
             return
         await self._take(session, [worker_of(each) for each in (*eligible, session.incarnation)])
@@ -349,27 +335,6 @@ class Election:
         # Our own: a take whose reply was lost, or a term that lapsed. Both are taken again.
         is_own = role.owner in {session.incarnation, *self._former_incarnations}
         return is_own or self._observer.is_dead(role.owner)
-
-    def _is_reserved(self, role: Role | None, session: Session) -> bool:
-        """Whether, for now, only another incarnation may take the role."""
-        if role is None or role.owner is not None or self._first_seen is None:
-            return False
-        has_successor = role.successor not in {None, session.incarnation}
-        return has_successor and self._clock.mono() - self._first_seen < self._timing.heartbeat
-
-    def _should_defer(self, role: Role | None, eligible: Iterable[str]) -> bool:
-        """Whether to wait, once and for a limited time, for an older candidate."""
-        if self._defer_until is None:
-            # The former holder is about to withdraw its candidacy.
-            former = None if role is None else role.former
-            is_first = all(each >= self.session.incarnation or each == former for each in eligible)
-            wait = 0.0 if is_first else self._deference(role)
-            self._defer_until = self._clock.mono() + wait
-        return self._clock.mono() < self._defer_until
-
-    def _deference(self, role: Role | None) -> float:
-        beat = self._timing.heartbeat
-        return beat if role is None else role.deference(self._clock.wall().seconds, beat)
 
     async def _remove_dead_owner(self, role: Role | None) -> None:
         """Remove a dead owner from the role, where that notifies the candidates we defer to."""
@@ -448,26 +413,6 @@ class Election:
                     new_epoch=until,
                 )
             )
-
-    async def _request_handover(self) -> None:
-        """Ask a younger holder, once a term, to hand over to us when its mandate ends."""
-        session, role = self.session, self._role
-        if not self._is_confirmed or self._is_closed or self.withheld:
-            return
-        if role is None or role.owner is None:
-            return
-        if self._requested_epoch == role.epoch or not session.incarnation < role.owner:
-            return
-        request = HandoverRequest(epoch=role.epoch, by=session.worker)
-        try:
-            if await request_handover(self._store, self.name, request):
-                self._requested_epoch = role.epoch
-        except Corrupt as corrupt:
-            # Only a request: the mandate is renewed, and the next term may read it.
-            self._corruption_log.report(corrupt)
-            self._requested_epoch = role.epoch
-        except NewerFormat:
-            self._requested_epoch = role.epoch
 
     async def _write(self, base: Record | None, role: Role) -> Record | None:
         """Write a role in place of the one that was read; None unless it was surely applied."""

@@ -18,7 +18,7 @@ from jobsync.coordination.events import (
 )
 from jobsync.coordination.heartbeats import OUTAGE_ERRORS, Heartbeats
 from jobsync.coordination.observer import Candidates, Observer
-from jobsync.coordination.role import CHECK_FRACTION, REQUESTS, ROLES, worker_of
+from jobsync.coordination.role import CHECK_FRACTION, ROLES, worker_of
 from jobsync.coordination.runner import Wakeup, first_of
 from jobsync.coordination.session import (
     SESSIONS,
@@ -26,6 +26,7 @@ from jobsync.coordination.session import (
     SessionRecord,
 )
 from jobsync.coordination.settings import ElectionSettings
+from jobsync.coordination.succession import REQUESTS
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing

@@ -1,41 +1,33 @@
-"""A role as it is stored, its mandate and requests to hand over, and its cold start.
+"""A role as it is stored, and its cold start.
 
 Epochs of a role only grow, and each has one owner. A role is never taken from an owner that
 lives: it must never have been taken, have been released, or its owner's death must be written.
 """
 
-from collections.abc import Callable, Collection
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
 from jobsync.components import Components
 from jobsync.coordination.events import ColdStartPhaseChanged, Phase
-from jobsync.coordination.observer import Candidates
 from jobsync.coordination.settings import ElectionSettings
-from jobsync.core.clock import Clock, Mono
+from jobsync.core.clock import Mono
 from jobsync.core.codec import MAX_INTEGER
 from jobsync.core.keys import check_key, escape
-from jobsync.core.trust import Timing
 from jobsync.errors import Corrupt, Invalid, NewerFormat
-from jobsync.stores.contract import Applied, Put, Record, Store
+from jobsync.stores.contract import Record
 
 __all__ = [
     "CHECK_FRACTION",
-    "REQUESTS",
     "ROLES",
     "ColdStart",
-    "HandoverRequest",
+    "Epoch",
     "HeldTerm",
-    "Mandate",
-    "MandateDecision",
     "PastTerm",
     "Role",
-    "decide_mandate",
+    "convert_record",
     "name_role",
-    "read_request",
     "read_role",
-    "request_handover",
     "worker_of",
 ]
 
@@ -43,9 +35,6 @@ T = TypeVar("T")
 
 ROLES = "role/"
 """Key prefix of roles."""
-
-REQUESTS = "request/"
-"""Key prefix of requests to hand over."""
 
 CHECK_FRACTION = 0.85
 """Fraction of a heartbeat interval between checks, where no store notifies of a released role.
@@ -163,7 +152,7 @@ def read_role(record: Record | None) -> Role | None:
         return None
     if record.format > 1:
         raise NewerFormat(record.key, record.format, 1)
-    role = _convert(record, Role)
+    role = convert_record(record, Role)
     if role.epoch < record.epoch:
         raise Corrupt(record.key, f"epoch {role.epoch} in a record of epoch {record.epoch}")
     for incarnation in (role.owner, role.successor, role.former):
@@ -180,94 +169,16 @@ def _check_incarnation(record: Record, incarnation: str | None) -> None:
         raise Corrupt(record.key, f"{incarnation!r} is not the name of a session") from error
 
 
-def _convert(record: Record, kind: type[T]) -> T:
-    try:
-        return msgspec.convert(record.value, kind)
-    except msgspec.ValidationError as error:
-        raise Corrupt(record.key, str(error)) from error
-
-
-class HandoverRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's request that the holder of an epoch hand over."""
-
-    epoch: Epoch
-    """The term that it is about; void once that is over."""
-    by: str
-    """The worker that asks."""
-    desired: str | None = None
-    """The worker that should lead next; None for anyone but the holder."""
-    forced: bool = False
-    """Whether to hand over before the mandate ends."""
-
-
-def read_request(record: Record | None, epoch: int) -> HandoverRequest | None:
-    """Return a request, decoded; None if there is none about this epoch.
+def convert_record(record: Record, kind: type[T]) -> T:
+    """Return the value of a record, decoded.
 
     Raises:
         Corrupt: no version of this library wrote it.
     """
-    if record is None or record.deleted:
-        return None
-    if record.format > 1:
-        raise Corrupt(record.key, f"its format {record.format} is newer than this library")
-    request = _convert(record, HandoverRequest)
-    return request if request.epoch == epoch else None
-
-
-async def request_handover(store: Store, role: str, request: HandoverRequest) -> bool:
-    """Ask the holder of a role to hand over; return whether an equal request is stored."""
-    key = f"{REQUESTS}{role}"
-    base = await store.get(key, tombstones=True)
     try:
-        stored = read_request(base, request.epoch)
-    except Corrupt:
-        # An unreadable request must not block a valid one.
-        stored = None
-    if stored is not None and (
-        not request.forced or (stored.forced, stored.desired) == (request.forced, request.desired)
-    ):
-        return True
-    (outcome,) = await store.write([Put(key, msgspec.to_builtins(request), base)])
-    return isinstance(outcome, Applied)
-
-
-MandateDecision: TypeAlias = Literal["keep", "renew"] | tuple[Literal["hand over to"], str]
-"""What the holder does now; a handover names the next incarnation."""
-
-
-def decide_mandate(
-    request: HandoverRequest | None,
-    *,
-    holder: str,
-    eligible: Collection[str],
-    may_end: bool,
-    is_over: bool,
-) -> MandateDecision:
-    """Return what a holder does about its mandate.
-
-    Args:
-        request: the request that it has received.
-        holder: its incarnation.
-        eligible: the live incarnations that are candidates for the role.
-        may_end: whether it has lasted for the minimum duration.
-        is_over: whether it has lasted for the maximum duration.
-    """
-    others = sorted(incarnation for incarnation in eligible if incarnation != holder)
-    if request is not None and may_end:
-        successor = _choose_successor(request, holder, others, is_over=is_over)
-        if successor is not None:
-            return ("hand over to", successor)
-    return "renew" if is_over else "keep"
-
-
-def _choose_successor(
-    request: HandoverRequest, holder: str, others: list[str], *, is_over: bool
-) -> str | None:
-    if request.forced:
-        desired = (other for other in others if request.desired in {None, worker_of(other)})
-        return next(desired, None)
-    # Once the mandate is over, the first that sorts before the holder leads next.
-    return next((other for other in others if other < holder), None) if is_over else None
+        return msgspec.convert(record.value, kind)
+    except msgspec.ValidationError as error:
+        raise Corrupt(record.key, str(error)) from error
 
 
 class HeldTerm(msgspec.Struct, frozen=True, eq=False):
@@ -278,67 +189,6 @@ class HeldTerm(msgspec.Struct, frozen=True, eq=False):
     lapses: int
     """The session's count when the term began: a term that lapsed never comes back."""
     since: Mono
-
-
-class Mandate:
-    """A holder's mandate, and the request to hand over that it has read.
-
-    Args:
-        clock: the clock that measures it.
-        timing: the session's.
-        settings: the minimum and maximum duration.
-        report: called with a request that cannot be decoded.
-    """
-
-    def __init__(
-        self,
-        clock: Clock,
-        timing: Timing,
-        settings: ElectionSettings,
-        report: Callable[[Corrupt], object],
-    ) -> None:
-        self.request: Record | None = None
-        self.renewed_at = clock.mono()
-        self._clock = clock
-        self._timing = timing
-        self._settings = settings
-        self._report = report
-        self._considered: tuple[str | None, Mono] | None = None
-        """The version of the request that was considered last, and when."""
-
-    async def decide(self, role: str, term: HeldTerm, candidates: Candidates) -> MandateDecision:
-        """Return what the holder does now: keep the mandate, renew it, or hand over."""
-        now = self._clock.mono()
-        request = self._read_request(term.epoch)
-        is_over = now - self.renewed_at >= self._settings.max_epoch_duration
-        may_end = now - term.since >= self._settings.min_epoch_duration
-        is_forced = request is not None and request.forced and may_end
-        if not is_over and not (is_forced and self._should_consider(now)):
-            return "keep"
-        self._considered = (self._version, now)
-        eligible: list[str] = []
-        if request is not None and may_end:
-            eligible = await candidates.list_for(role)
-        return decide_mandate(
-            request, holder=term.incarnation, eligible=eligible, may_end=may_end, is_over=is_over
-        )
-
-    @property
-    def _version(self) -> str | None:
-        return None if self.request is None else self.request.version
-
-    def _should_consider(self, now: Mono) -> bool:
-        """Whether to list the candidates for a request, which costs a request to the store."""
-        # One without a candidate may find one later, but is not considered at every heartbeat.
-        considered, when = self._considered or (None, now)
-        return considered != self._version or now - when >= self._timing.timeout
-
-    def _read_request(self, epoch: int) -> HandoverRequest | None:
-        try:
-            return read_request(self.request, epoch)
-        except Corrupt as corrupt:
-            self._report(corrupt)
-            return None
 
 
 class ColdStart:
