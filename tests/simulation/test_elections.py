@@ -28,7 +28,7 @@ from jobsync.coordination.coordinator import Coordinator
 from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.errors import Invalid, NotFound
 from jobsync.stores.memory import MemoryStore
-from jobsync.testing.network import Weather
+from jobsync.testing.weather import Weather
 
 SEEDS = range(12)
 SUSPENDS = range(100, 104)

@@ -19,7 +19,7 @@ from jobsync.queue.sql.common import SettlementRow, SqlBackend
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing import World, check_repeats, check_story, connect, run_story
-from jobsync.testing.network import FAULTS, Fault
+from jobsync.testing.weather import FAULTS, Fault
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -29,7 +29,7 @@ from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.coordination.term import Term
 from jobsync.errors import Corrupt, Fenced, Misconfigured, NewerFormat, Unavailable
 from jobsync.stores.memory import MemoryStore
-from jobsync.testing.network import CALM, Weather
+from jobsync.testing.weather import CALM, Weather
 from jobsync.testing.world import Node
 
 HEARTBEAT = 1.06 * TIMING.heartbeat

@@ -32,8 +32,8 @@ from jobsync.testing import (
     find_story,
     run_story,
 )
-from jobsync.testing.network import Fault
 from jobsync.testing.stories import name_of
+from jobsync.testing.weather import Fault
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

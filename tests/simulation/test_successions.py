@@ -15,7 +15,7 @@ from waiting import until
 
 from jobsync.coordination.coordinator import Hooks
 from jobsync.coordination.term import Term
-from jobsync.testing.network import Weather
+from jobsync.testing.weather import Weather
 
 QUICK = Weather(latency=0.02)
 """A request takes less than a hundredth of a heartbeat interval."""

@@ -14,7 +14,7 @@ from jobsync.errors import NotFound
 from jobsync.status.sessions import ClusterStatus, read_cluster_status
 from jobsync.stores.contract import Head
 from jobsync.stores.memory import MemoryStore
-from jobsync.testing.network import Weather
+from jobsync.testing.weather import Weather
 
 STORES = [MemoryStore, BilledStore]
 SLOW = 1.06

@@ -20,8 +20,8 @@ from jobsync.queue.sql import open_backend
 from jobsync.stores.memory import MemoryStore
 from jobsync.testing import NodeDatabase, World, check_answers, check_messages, connect
 from jobsync.testing.invariants import Violation, require
-from jobsync.testing.network import FAULTS, Fault
 from jobsync.testing.recording import RecordingBackend
+from jobsync.testing.weather import FAULTS, Fault
 from jobsync.testing.world import Node
 
 __all__ = ["STORIES", "Story", "appends", "locks", "messages", "removals", "writes"]

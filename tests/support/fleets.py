@@ -38,10 +38,11 @@ from jobsync.testing.invariants import (
     check_takes,
     describe_failure,
 )
-from jobsync.testing.network import CALM, Link, Weather
+from jobsync.testing.network import Link
 from jobsync.testing.nodes import Machine
 from jobsync.testing.recording import RecordingStore
 from jobsync.testing.strikes import widen
+from jobsync.testing.weather import CALM, Weather
 from jobsync.testing.world import Node, World
 
 __all__ = [

@@ -28,9 +28,10 @@ from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore
 from jobsync.testing.databases import NodeDatabase
 from jobsync.testing.invariants import Violation, check_replies
-from jobsync.testing.network import CALM, Link, Weather
+from jobsync.testing.network import Link
 from jobsync.testing.nodes import Machine
 from jobsync.testing.recording import RecordingStore
+from jobsync.testing.weather import CALM, Weather
 from jobsync.testing.world import Node, World
 
 __all__ = [

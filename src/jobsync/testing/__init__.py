@@ -20,7 +20,7 @@ from jobsync.testing.message_invariants import (
     check_orphans,
     check_redelivered,
 )
-from jobsync.testing.network import CALM, Link, Weather, connect
+from jobsync.testing.network import Link, connect
 from jobsync.testing.nodes import Machine, Node, NodeClock, NodeHost
 from jobsync.testing.record_invariants import check_records, find_leftovers, find_overdue
 from jobsync.testing.recording import RecordingBackend, RecordingStore
@@ -38,6 +38,7 @@ from jobsync.testing.stories import (
     run_story,
 )
 from jobsync.testing.strikes import Forecast, draw_forecast, mend, storm
+from jobsync.testing.weather import CALM, Weather
 from jobsync.testing.world import Occurrence, World
 
 __all__ = [

@@ -18,9 +18,10 @@ from jobsync.database.shared_session import SharedSession
 from jobsync.database.supervisor import Supervisor, Work
 from jobsync.queue.plugin import QueuePlugin
 from jobsync.stores.contract import Store
-from jobsync.testing.network import CALM, Link, Weather, connect
+from jobsync.testing.network import Link, connect
 from jobsync.testing.nodes import Node, NodeHost
 from jobsync.testing.recording import RecordingBackend
+from jobsync.testing.weather import CALM, Weather
 
 __all__ = ["NodeDatabase", "RecordingQueue", "SimulatedThread", "join"]
 

@@ -9,13 +9,10 @@ without waiting for anything, as a `MemoryStore` does.
 """
 
 import asyncio
-import types
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
-
-import msgspec
+from typing import Any, TypeVar
 
 from jobsync.core.clock import Wall
 from jobsync.core.codec import Json
@@ -39,80 +36,14 @@ from jobsync.stores.settling import SettlingStore
 from jobsync.stores.sql import SqlAccess
 from jobsync.testing.recording import RecordingStore
 from jobsync.testing.rows import CURRENT_CALL, SharedRows
+from jobsync.testing.weather import CALM, PASSING, SINGLE, Fault, Weather
 from jobsync.testing.world import Node, World
 
-__all__ = ["CALM", "FAULTS", "Fault", "Link", "Weather", "connect"]
+__all__ = ["Link", "connect"]
 
 T = TypeVar("T")
 
 _WRITES = {"append", "discard", "bury", "drop", "transact"}
-
-Fault: TypeAlias = Literal[
-    "slow",
-    "slow_reply",
-    "refused",
-    "forbidden",
-    "undecided",
-    "lost",
-    "unanswered",
-    "late",
-    "doubled",
-]
-"""A fault of one request: a probability of `Weather`."""
-
-FAULTS: tuple[Fault, ...] = get_args(Fault)
-
-
-class Weather(msgspec.Struct, frozen=True, kw_only=True):
-    """The probabilities of faults of a request, from 0 to 1, and durations in seconds."""
-
-    latency: float = 0.01
-    """Maximum for each direction."""
-    slow: float = 0.0
-    slow_by: float = 25.0
-    """Maximum that is added to a slow request."""
-    slow_reply: float = 0.0
-    """It is executed at once, and the reply takes almost as long as the sender waits."""
-    refused: float = 0.0
-    """It is refused before it is executed, and the sender gets an error."""
-    forbidden: float = 0.0
-    """Likewise, for lack of permission."""
-    undecided: float = 0.0
-    """Nothing is decided (409): the outcome of a write is unknown, and it was not executed."""
-    lost: float = 0.0
-    """It is executed, and the sender gets an error that does not say so."""
-    unanswered: float = 0.0
-    """It is executed, and no reply ever arrives."""
-    late: float = 0.0
-    late_by: float = 600.0
-    """Maximum after which a late request arrives."""
-    late_after: float = 0.0
-    """Minimum, which is added."""
-    doubled: float = 0.0
-    """It arrives twice."""
-    corrupt: float = 0.0
-    """A record arrives damaged, once; the stored one is intact."""
-    patience: float = 5.0
-    """Seconds without a reply after which the sender gives up."""
-    again: float = 0.0
-    """After a request with a fault, the next one has one too, of any kind."""
-    calls: frozenset[str] | None = None
-    """The only calls with faults, such as "heads" or "settle"; all if None."""
-
-
-CALM = Weather()
-"""No faults."""
-
-_SINGLE: Mapping[Fault, Weather] = {
-    fault: msgspec.structs.replace(
-        Weather(slow_by=4.0, late_after=CALM.patience, late_by=60.0), **{fault: 1.0}
-    )
-    for fault in FAULTS
-}
-"""Weather with one certain fault. A slow request is executed in time, a late one too late."""
-
-_PASSING = tuple(fault for fault in FAULTS if fault != "forbidden")
-"""The faults that do not end a process."""
 
 _SLOW_REPLY = 0.95
 """The part of the sender's patience that a slow reply takes at most."""
@@ -199,9 +130,7 @@ class Link(StoreDecorator):
         self, keys: Sequence[str], *, tombstones: bool = False
     ) -> list[Record | None]:
         """Read records by key; one may arrive damaged."""
-        records = await self.around(
-            "get", len(keys), lambda: self.inner.get_many(keys, tombstones=tombstones)
-        )
+        records = await super().get_many(keys, tombstones=tombstones)
         if keys and self._affects("get") and self._draw_fault(self.weather.corrupt):
             raise Corrupt(self._world.dice.choice(keys), "it arrived damaged")
         return records
@@ -346,7 +275,18 @@ class Link(StoreDecorator):
         return outcomes
 
     def _record_commit(self, change: Change, outcome: Applied) -> None:
-        self._world.note(self._node.name, "commit", **_describe(change, outcome))
+        record = outcome.record
+        self._world.note(
+            self._node.name,
+            "commit",
+            key=record.key,
+            seq=record.seq,
+            epoch=record.epoch,
+            nonce=record.nonce,
+            base=None if change.base is None else change.base.nonce,
+            deleted=isinstance(change, Delete),
+            value=record.value,
+        )
 
     def _choose_weather(self, call: str) -> Weather | None:
         """Return the weather of one request; None for that of the link, whatever it will be."""
@@ -355,12 +295,12 @@ class Link(StoreDecorator):
             current = CURRENT_CALL.get() if call in _ROWS else None
             for name in (call, current.name if current is not None else call):
                 if faults := self._ordained.get(name):
-                    return _SINGLE[faults.popleft()]
+                    return SINGLE[faults.popleft()]
         if weather.again and self._was_struck:
             self._was_struck = False
             surprises = self._world.surprises
             if surprises.random() < weather.again:
-                return _SINGLE[surprises.choice(_PASSING)]
+                return SINGLE[surprises.choice(PASSING)]
         if self._affects(call):
             return None
         return Weather(latency=weather.latency, patience=weather.patience)
@@ -423,20 +363,10 @@ class Link(StoreDecorator):
             delay += self._draw(weather.slow_by)
         if self._draw_fault(weather.late):
             delay += weather.late_after + self._draw(weather.late_by)
-        self._schedule(delay, self._receive, self._execute, work, reply, chosen)
+        self._schedule(delay, self._world.run_now, self._execute, work, reply, chosen)
         if self._draw_fault(weather.doubled):
             again = delay + self._draw(weather.late_by)
-            self._schedule(again, self._receive, self._execute_again, work)
-
-    def _receive(self, execute: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Execute a request at once, as far as that is possible without waiting."""
-        coroutine = execute(*args)
-        try:
-            awaited = coroutine.send(None)
-        except StopIteration:
-            # Almost always it is done by now, and a task would cost more than the request.
-            return
-        self._world.start(_finish(coroutine, awaited))
+            self._schedule(again, self._world.run_now, self._execute_again, work)
 
     async def _execute(
         self,
@@ -490,22 +420,6 @@ class Link(StoreDecorator):
         return self._roll() * most
 
 
-@types.coroutine
-def _finish(coroutine: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
-    """Run a coroutine to its end that has begun and waits for something."""
-    with suppress(StopIteration):
-        while True:
-            try:
-                value = yield awaited
-            except GeneratorExit:
-                coroutine.close()
-                raise
-            except BaseException as error:  # noqa: BLE001 - the coroutine handles it
-                awaited = coroutine.throw(error)
-            else:
-                awaited = coroutine.send(value)
-
-
 class _NoReply(Exception):
     """The outcome of a request is unknown."""
 
@@ -524,19 +438,6 @@ def _fail(reply: "asyncio.Future[Any]", error: Exception) -> None:
         reply.set_exception(error)
         # Retrieved here, because the sender may be dead and never retrieve it.
         reply.exception()
-
-
-def _describe(change: Change, outcome: Applied) -> dict[str, Any]:
-    record = outcome.record
-    return {
-        "key": record.key,
-        "seq": record.seq,
-        "epoch": record.epoch,
-        "nonce": record.nonce,
-        "base": None if change.base is None else change.base.nonce,
-        "deleted": isinstance(change, Delete),
-        "value": record.value,
-    }
 
 
 def connect(node: Node, store: Store, weather: Weather = CALM) -> Store:

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from jobsync.testing.network import CALM, FAULTS, Link, Weather
+from jobsync.testing.network import Link
 from jobsync.testing.nodes import Node
+from jobsync.testing.weather import CALM, FAULTS, Weather
 from jobsync.testing.world import World
 
 __all__ = [

@@ -10,7 +10,9 @@ and strike single calls. These are drawn apart: in the world of the positive see
 import asyncio
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from contextlib import suppress
 from contextvars import Context
 from itertools import count
 from typing import Any, TypeAlias, TypeVar
@@ -176,6 +178,16 @@ class World:
         else:
             self.loop.create_task(work, context=Context())
 
+    def run_now(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Run work that belongs to no node: at once, as far as it waits for nothing."""
+        coroutine = work(*args)
+        try:
+            awaited = coroutine.send(None)
+        except StopIteration:
+            # Almost always it is done by now, and a task would cost more than a request.
+            return
+        self.start(_finish(coroutine, awaited))
+
     @property
     def fingerprint(self) -> str:
         """A digest of the history: equal for equal seeds, under any PYTHONHASHSEED."""
@@ -208,6 +220,22 @@ class World:
     def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         self.violations.append(describe_failure(error, f"{context['message']}: {error!r}"))
+
+
+@types.coroutine
+def _finish(coroutine: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """Run a coroutine to its end that has begun and waits for something."""
+    with suppress(StopIteration):
+        while True:
+            try:
+                value = yield awaited
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - the coroutine handles it
+                awaited = coroutine.throw(error)
+            else:
+                awaited = coroutine.send(value)
 
 
 class _NodeRandomness:
