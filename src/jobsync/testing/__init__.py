@@ -13,8 +13,8 @@ from jobsync.testing.invariants import (
     require,
 )
 from jobsync.testing.loop import Stuck
+from jobsync.testing.message_answers import check_answers
 from jobsync.testing.message_invariants import (
-    check_answers,
     check_drained,
     check_messages,
     check_orphans,

@@ -18,25 +18,18 @@ A message makes only these transitions:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
-
-import msgspec
 
 from jobsync.testing.invariants import Violation
+from jobsync.testing.message_transitions import (
+    MessageProblem,
+    MessageTransition,
+    RowDetails,
+    list_ended_sessions,
+    list_transitions,
+)
 from jobsync.testing.world import Occurrence
 
-__all__ = [
-    "check_answers",
-    "check_drained",
-    "check_messages",
-    "check_orphans",
-    "check_redelivered",
-]
-
-_Details: TypeAlias = Mapping[str, Any]
-
-_Problem: TypeAlias = tuple[str, str]
-"""The id of an invariant, and how it is broken."""
+__all__ = ["check_drained", "check_messages", "check_orphans", "check_redelivered"]
 
 _PENDING = ("ready", "waiting")
 _FINISHED = ("completed", "cancelled", "dead")
@@ -53,58 +46,6 @@ _SETTLEMENTS: Mapping[str, tuple[str, int, int]] = {
 _ROUNDING = 1e-6
 
 
-class _Transition(msgspec.Struct, frozen=True):
-    """A message before and after a commit."""
-
-    at: int
-    """The position in the history."""
-    before: _Details | None
-    after: _Details
-    request: _Details | None
-    """The call of the backend, if it was recorded."""
-    is_tampered: bool
-    """Whether the message was ever changed without the library."""
-    dead_sessions: set[str]
-    """The sessions that were dead by then, by a write."""
-
-    def increase(self, field: str) -> int:
-        return int(self.after[field] - (self.before or {}).get(field, 0))
-
-    @property
-    def is_last_attempt(self) -> bool:
-        """Whether no attempt is left, counting the claim before it."""
-        before = self.before or {}
-        return bool(before["deliveries"] - before["returned"] >= before["max_attempts"])
-
-    @property
-    def settlement(self) -> str:
-        """The settlement as the message records it, claim:move; empty if it was not settled."""
-        trail = self.after.get("trail", "")
-        return "" if trail == (self.before or {}).get("trail") else trail.partition(" ")[0]
-
-    def is_by(self, call: str) -> bool:
-        """Whether this call made it, as far as is known."""
-        return self.request is None or self.request["call"] == call
-
-    @property
-    def has_receipt(self) -> bool:
-        """Whether the call had the receipt of the claim, as far as is known."""
-        if self.request is None:
-            return True
-        before = self.before or {}
-        receipt = [before["id"], before["claim"], before["deliveries"]]
-        return any(each[:3] == receipt for each in self.request.get("receipts", ()))
-
-    def __str__(self) -> str:
-        by = "" if self.request is None else f" by {self.request['call']}"
-        return f"[{_show(self.before or {})}] ──▶ [{_show(self.after)}]{by}"
-
-
-def _show(row: _Details) -> str:
-    hidden = ("id", "queue", "now", "request")
-    return ", ".join(f"{name} {value}" for name, value in row.items() if name not in hidden)
-
-
 def check_messages(history: Sequence[Occurrence]) -> list[Violation]:
     """Check every transition of every message.
 
@@ -115,32 +56,13 @@ def check_messages(history: Sequence[Occurrence]) -> list[Violation]:
     is claimed before it is due, and no claim is ended that has neither lapsed nor lost its session.
     """
     violations = _find_torn_batches(history)
-    for transition in _list_transitions(history):
+    for transition in list_transitions(history):
         row = history[transition.at]
         violations += [
             Violation(invariant, f"{row.details['id']}: {problem} at {row.at:.3f} s: {transition}")
             for invariant, problem in _check_transition(transition)
         ]
     return violations
-
-
-def check_answers(history: Sequence[Occurrence]) -> list[Violation]:
-    """Check that what the callers of a queue backend were told is what happened.
-
-    A push that was acknowledged had been added, and one that was refused never is. A claim that was
-    returned exists, and there are no more than requested. A settlement is accepted if and only if
-    the claim was ended in this very way, by whichever copy of the request. A receipt is called
-    stale only if it is. Checks what `RecordingBackend` records.
-    """
-    log = _ClaimLog(history)
-    return [
-        Violation(invariant, f"{problem}: {history[reply.details['request']]} got {reply}")
-        for at, reply in enumerate(history)
-        if reply.what == "response"
-        for invariant, problem in _check_response(
-            log, at, history[reply.details["request"]].details, reply.details
-        )
-    ]
 
 
 def check_drained(history: Sequence[Occurrence]) -> list[Violation]:
@@ -181,7 +103,7 @@ def check_redelivered(
     """
     ended: dict[str, float] = {}
     late = []
-    for transition in _list_transitions(history):
+    for transition in list_transitions(history):
         row = history[transition.at]
         name = row.details["id"]
         if transition.before is None or transition.before["state"] != "claimed":
@@ -218,7 +140,7 @@ def check_orphans(history: Sequence[Occurrence], *, since: float, within: float)
             late.append(Violation("QL4", f"{detail}, and its claim had not at {now:.1f} s"))
 
     for done in history:
-        for session in _list_ended_sessions(done):
+        for session in list_ended_sessions(done):
             ends.setdefault(session, done.at)
         if done.what == "row":
             name = done.details["id"]
@@ -230,36 +152,7 @@ def check_orphans(history: Sequence[Occurrence], *, since: float, within: float)
     return late
 
 
-def _list_ended_sessions(done: Occurrence) -> list[str]:
-    """Return the sessions that a write has ended."""
-    details = done.details
-    if done.what == "drop":
-        return [key.removeprefix("session/") for key in details["keys"]]
-    if done.what != "commit" or not details["key"].startswith("session/"):
-        return []
-    value = details["value"]
-    is_live = isinstance(value, dict) and value.get("state") == "live"
-    return [] if is_live and not details["deleted"] else [details["key"].removeprefix("session/")]
-
-
-def _list_transitions(history: Sequence[Occurrence]) -> Iterator[_Transition]:
-    """Yield the transitions of all messages, in commit order."""
-    rows: dict[str, _Details] = {}
-    tampered: set[str] = set()
-    dead: set[str] = set()
-    for at, done in enumerate(history):
-        details = done.details
-        dead.update(_list_ended_sessions(done))
-        if done.what == "row":
-            name, position = details["id"], details["request"]
-            if not done.node:
-                tampered.add(name)
-            request = None if position is None else history[position].details
-            yield _Transition(at, rows.get(name), details, request, name in tampered, dead)
-            rows[name] = details
-
-
-def _check_transition(step: _Transition) -> Iterator[_Problem]:
+def _check_transition(step: MessageTransition) -> Iterator[MessageProblem]:
     before, after = step.before, step.after
     if step.is_tampered and step.request is None:
         # A person did it.
@@ -285,7 +178,7 @@ def _check_transition(step: _Transition) -> Iterator[_Problem]:
             yield "Q3" if new == "both" else "Q10", f"no message goes from {old} to {new}"
 
 
-def _check_constants(step: _Transition, before: _Details) -> Iterator[_Problem]:
+def _check_constants(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
     after = step.after
     if after["max_attempts"] != before["max_attempts"] or after["queue"] != before["queue"]:
         yield "Q2", "it became another message"
@@ -295,7 +188,7 @@ def _check_constants(step: _Transition, before: _Details) -> Iterator[_Problem]:
         yield "Q6", "deliveries decreased"
 
 
-def _check_push(step: _Transition) -> Iterator[_Problem]:
+def _check_push(step: MessageTransition) -> Iterator[MessageProblem]:
     after, request = step.after, step.request
     if after["state"] not in _PENDING:
         yield "Q10", f"no message begins as {after['state']}"
@@ -317,7 +210,7 @@ def _check_push(step: _Transition) -> Iterator[_Problem]:
         yield "Q8", f"it is {after['state']} after a push with a delay of {delay:g} s"
 
 
-def _check_claim(step: _Transition, before: _Details) -> Iterator[_Problem]:
+def _check_claim(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
     after, request = step.after, step.request
     if step.increase("deliveries") != 1 or step.increase("returned") or step.increase("errors"):
         yield "Q6", "a claim adds one delivery and nothing else"
@@ -333,7 +226,7 @@ def _check_claim(step: _Transition, before: _Details) -> Iterator[_Problem]:
         yield "Q11", "suspects and others are not claimed together"
 
 
-def _check_adoption(step: _Transition, before: _Details) -> Iterator[_Problem]:
+def _check_adoption(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
     after = step.after
     now = after["now"]
     counters = ("deliveries", "returned", "errors", "suspect", "due")
@@ -346,14 +239,14 @@ def _check_adoption(step: _Transition, before: _Details) -> Iterator[_Problem]:
         yield "Q8", "its delay became longer"
 
 
-def _find_delay(row: _Details, now: _Details) -> float:
+def _find_delay(row: RowDetails, now: RowDetails) -> float:
     """Return the seconds until a delay ends: by the time since boot, or by `due` after a reboot."""
     if row["boot"] == now["boot"] and row["wakes"] is not None:
         return float(row["wakes"] - now["mono"])
     return float(row["due"] - now["wall"])
 
 
-def _check_extension(step: _Transition, before: _Details) -> Iterator[_Problem]:
+def _check_extension(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
     after = step.after
     if after["claim"] != before["claim"] or step.increase("deliveries"):
         yield "Q4", f"claimed while the claim of {before['session']} was valid"
@@ -369,7 +262,7 @@ def _check_extension(step: _Transition, before: _Details) -> Iterator[_Problem]:
         yield "Q5", "extended by a stale receipt"
 
 
-def _check_settlement(step: _Transition, before: _Details) -> Iterator[_Problem]:
+def _check_settlement(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
     after = step.after
     claim, _, move = step.settlement.partition(":")
     if claim != before["claim"]:
@@ -393,7 +286,7 @@ def _check_settlement(step: _Transition, before: _Details) -> Iterator[_Problem]
         yield "Q6", "dead before its attempts are used up"
 
 
-def _check_end(step: _Transition, before: _Details) -> Iterator[_Problem]:
+def _check_end(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
     after, request = step.after, step.request
     now = after["now"]
     has_lapsed = before["boot"] != now["boot"] or before["due"] <= now["mono"]
@@ -413,14 +306,14 @@ def _check_end(step: _Transition, before: _Details) -> Iterator[_Problem]:
         yield "Q11", "a message whose claim was ended is a suspect"
 
 
-def _check_redrive(step: _Transition) -> Iterator[_Problem]:
+def _check_redrive(step: MessageTransition) -> Iterator[MessageProblem]:
     if step.increase("deliveries") or step.after["returned"] != step.after["deliveries"]:
         yield "Q6", "redriven without all its attempts"
     if not step.is_by("redrive"):
         yield "Q10", "redriven by another call"
 
 
-def _check_removal(step: _Transition, before: _Details) -> Iterator[_Problem]:
+def _check_removal(step: MessageTransition, before: RowDetails) -> Iterator[MessageProblem]:
     request = step.request
     if before["state"] not in (*_PENDING, *_FINISHED):
         yield "Q1", f"lost while it was {before['state']}"
@@ -435,7 +328,7 @@ def _check_removal(step: _Transition, before: _Details) -> Iterator[_Problem]:
 def _find_torn_batches(history: Sequence[Occurrence]) -> list[Violation]:
     """Find the pushes that have arrived in part, or not at once."""
     arrived: dict[int, list[int]] = {}
-    for step in _list_transitions(history):
+    for step in list_transitions(history):
         if step.before is None and step.request is not None and step.request["call"] == "push":
             arrived.setdefault(history[step.at].details["request"], []).append(step.at)
     return [
@@ -444,103 +337,3 @@ def _find_torn_batches(history: Sequence[Occurrence]) -> list[Violation]:
         if len(positions) != len(history[request].details["messages"])
         or positions[-1] - positions[0] >= len(positions)
     ]
-
-
-class _ClaimLog:
-    """The positions in the history at which messages were pushed, claimed, extended and ended."""
-
-    def __init__(self, history: Sequence[Occurrence]) -> None:
-        self.pushed: dict[str, int] = {}
-        self.claimed: dict[tuple[str, str], int] = {}
-        self.extended: set[tuple[int, str, str]] = set()
-        self.ended: dict[tuple[str, str], tuple[int, str]] = {}
-        """With the move of the settlement; empty if it was not settled."""
-        self.ended_by: dict[tuple[str, str], int | None] = {}
-        """The request that has ended each claim."""
-        self.gone: dict[str, int] = {}
-        for step in _list_transitions(history):
-            self._add(step)
-
-    def _add(self, step: _Transition) -> None:
-        before, after, name = step.before, step.after, step.after["id"]
-        if before is None:
-            self.pushed[name] = step.at
-        elif after["state"] == "gone":
-            self.gone[name] = step.at
-        if before is not None and before["state"] == "claimed":
-            claim = (name, before["claim"])
-            if after.get("claim") == before["claim"]:
-                self.extended.add((after["request"], *claim))
-            else:
-                self.ended[claim] = (step.at, step.settlement.partition(":")[2])
-                self.ended_by[claim] = after["request"]
-        if after["state"] == "claimed":
-            self.claimed.setdefault((name, after["claim"]), step.at)
-
-
-def _check_response(
-    log: _ClaimLog, at: int, request: _Details, response: _Details
-) -> Iterator[_Problem]:
-    result = response.get("result") or ()
-    match request["call"]:
-        case "push":
-            names = [message[0] for message in request["messages"]]
-            yield from _check_push_response(log, at, names, response.get("error"))
-        case "claim":
-            if len(result) > request["limit"]:
-                yield "Q10", f"claimed {len(result)} messages, and not {request['limit']} at most"
-            yield from _check_claim_response(log, at, response["request"], result)
-        case "settle":
-            yield from _check_settle_refusal(log, request, response)
-            for receipt, accepted in zip(request["receipts"], result, strict=False):
-                yield from _check_settle_response(log, at, receipt, is_accepted=accepted)
-        case "extend":
-            for (name, claim, _), extended in zip(request["receipts"], result, strict=False):
-                was_extended = (response["request"], name, claim) in log.extended
-                had_ended = log.ended.get((name, claim), (at, ""))[0] < at
-                if not (was_extended if extended else had_ended):
-                    reported = "extended" if extended else "stale"
-                    yield "Q15", f"{name}: reported as {reported}, but was not"
-
-
-def _check_push_response(
-    log: _ClaimLog, at: int, names: Sequence[str], error: str | None
-) -> Iterator[_Problem]:
-    match error:
-        case None if any(log.pushed.get(name, at) >= at for name in names):
-            yield "Q15", "acknowledged, but was not there"
-        case None | "OutcomeUnknown":
-            pass
-        case _ if any(name in log.pushed for name in names):
-            yield "Q15", "refused, but was there"
-
-
-def _check_claim_response(
-    log: _ClaimLog, at: int, request: int, result: Sequence[Sequence[Any]]
-) -> Iterator[_Problem]:
-    for name, claim, _ in result:
-        if not request < log.claimed.get((name, claim), at) < at:
-            yield "Q15", f"{name}: reported as claimed, but was not"
-
-
-def _check_settle_refusal(
-    log: _ClaimLog, request: _Details, response: _Details
-) -> Iterator[_Problem]:
-    if response.get("error") in {None, "OutcomeUnknown"}:
-        return
-    for name, claim, *_ in request["receipts"]:
-        if log.ended_by.get((name, claim), -1) == response["request"]:
-            yield "Q15", f"{name}: refused, but was settled"
-
-
-def _check_settle_response(
-    log: _ClaimLog, at: int, receipt: Sequence[Any], *, is_accepted: bool
-) -> Iterator[_Problem]:
-    name, claim, _, move, _ = receipt
-    ended, ended_by = log.ended.get((name, claim), (at, ""))
-    if is_accepted and (ended >= at or ended_by != move):
-        yield "Q15", f"{name}: reported as settled, but was not"
-    elif not is_accepted and ended >= at:
-        yield "Q15", f"{name}: reported as stale, but was not"
-    elif not is_accepted and ended_by == move and log.gone.get(name, at) >= at:
-        yield "Q15", f"{name}: reported as stale, but was settled in this way"
