@@ -42,7 +42,7 @@ if _typing.TYPE_CHECKING:
         Unavailable,
     )
     from jobsync.events import Event, Events
-    from jobsync.jobs.config import CoordinationConfig
+    from jobsync.jobs.coordination_config import CoordinationConfig
     from jobsync.jobs.events import RebalanceEvent
     from jobsync.jobs.job import Job
     from jobsync.jobs.task import Task
@@ -171,7 +171,7 @@ _MODULES = {
         "Event",
         "Events",
     ),
-    "jobs.config": ("CoordinationConfig",),
+    "jobs.coordination_config": ("CoordinationConfig",),
     "jobs.job": ("Job",),
     "jobs.task": ("Task",),
     "jobs.events": ("RebalanceEvent",),

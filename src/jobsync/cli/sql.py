@@ -82,7 +82,7 @@ def schema(url: str | None, app: str, *, as_json: bool) -> None:
     Includes the views of one fleet. Changes nothing. Once an administrator has applied it, jobsync
     needs no right to create anything.
     """
-    from jobsync.jobs.config import CoordinationConfig
+    from jobsync.jobs.coordination_config import CoordinationConfig
     from jobsync.jobs.job_keys import JobKeys
     from jobsync.stores.opening import read_url
 
@@ -98,7 +98,7 @@ def _open_shell(url: StoreUrl, appname: str, *, as_json: bool) -> Iterator[_Shel
     """Open a shell on the views of a fleet; create the views if they are missing."""
     from jobsync.components import Components
     from jobsync.core.urls import SqliteUrl
-    from jobsync.jobs.config import CoordinationConfig
+    from jobsync.jobs.coordination_config import CoordinationConfig
     from jobsync.jobs.job_keys import JobKeys
     from jobsync.jobs.sql_views import SqlViews
 

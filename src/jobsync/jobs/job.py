@@ -28,7 +28,8 @@ import msgspec
 from jobsync.components import Components
 from jobsync.errors import ClaimLost, Invalid, OutcomeUnknown, Unavailable
 from jobsync.jobs.background import ExitGuard
-from jobsync.jobs.config import CoordinationConfig, check_no_other_jobsync, resolve_coordination
+from jobsync.jobs.config import check_no_other_jobsync, resolve_coordination
+from jobsync.jobs.coordination_config import CoordinationConfig
 from jobsync.jobs.events import Callbacks
 from jobsync.jobs.foreign_claims import Claim
 from jobsync.jobs.job_lifecycle import JobLifecycle

@@ -16,7 +16,7 @@ from jobsync.core.assignment import token_maker
 from jobsync.core.urls import ObjectsUrl, SqliteUrl, StoreUrl
 from jobsync.errors import Invalid, OutcomeUnknown, Unavailable
 from jobsync.jobs.background import Background, ExitGuard
-from jobsync.jobs.config import CoordinationConfig
+from jobsync.jobs.coordination_config import CoordinationConfig
 from jobsync.jobs.events import Callbacks, DefaultStoreUsed, NoTokens
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.job_node import JobNode

@@ -23,7 +23,7 @@ from jobsync.core.assignment import (
 )
 from jobsync.core.pins import Pin, pattern_in_force
 from jobsync.errors import NotFound
-from jobsync.jobs.config import default_reclaim_delay
+from jobsync.jobs.coordination_config import default_reclaim_delay
 from jobsync.jobs.foreign_claims import PAGE_SIZE, Claim, read_claim
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.pins import PinStore

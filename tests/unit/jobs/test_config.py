@@ -17,8 +17,9 @@ from jobsync import Invalid, Misconfigured
 from jobsync.core.secrets import Secret
 from jobsync.core.trust import Timing
 from jobsync.core.urls import PostgresUrl, parse_url
-from jobsync.jobs.config import _VARIABLES, CoordinationConfig, resolve_coordination
-from jobsync.jobs.config import ADDRESS as _ADDRESS
+from jobsync.jobs.config import _VARIABLES, resolve_coordination
+from jobsync.jobs.coordination_config import ADDRESS as _ADDRESS
+from jobsync.jobs.coordination_config import CoordinationConfig
 
 ROOT = Path(__file__).parents[3]
 SQL = Timing(heartbeat=5, timeout=15)
