@@ -30,7 +30,8 @@ from jobsync import (
     Unknown,
 )
 from jobsync.core.urls import ObjectsUrl, parse_url
-from jobsync.stores.objects.bucket import Bucket, FailedRequest
+from jobsync.stores.objects.bucket import Bucket
+from jobsync.stores.objects.errors import FailedRequest
 from jobsync.stores.objects.store import ObjectsStore
 
 _BUCKET = "objects"

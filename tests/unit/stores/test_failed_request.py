@@ -3,7 +3,7 @@
 import pytest
 
 from jobsync import Misconfigured, Unavailable
-from jobsync.stores.objects.bucket import FailedRequest
+from jobsync.stores.objects.errors import FailedRequest
 
 _PUT = "Error performing PUT http://h/jobs/k in 1ms - "
 

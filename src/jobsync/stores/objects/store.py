@@ -47,12 +47,12 @@ from jobsync.stores.metered import Tariff
 from jobsync.stores.objects.bucket import (
     MAX_OBJECT,
     Bucket,
-    FailedRequest,
     ListedObject,
     ObjectListing,
     StoredObject,
     ThreadGroup,
 )
+from jobsync.stores.objects.errors import FailedRequest
 from jobsync.stores.objects.layout import (
     LIVE_SIZE,
     BatchName,
