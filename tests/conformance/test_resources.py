@@ -24,8 +24,7 @@ from jobsync import (
 )
 from jobsync.components import Ids
 from jobsync.core.keys import escape
-from jobsync.stores.metered import Meter, MeteredStore
-from jobsync.stores.objects.store import S3_TARIFF
+from jobsync.stores.metered import S3_TARIFF, Meter, MeteredStore
 
 SESSION = {
     "user_id": "string|required",

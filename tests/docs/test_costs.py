@@ -9,8 +9,7 @@ from waiting import until
 
 from jobsync import Components, Database, TTLPlugin
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.metered import Meter, MeteredStore
-from jobsync.stores.objects.store import S3_TARIFF
+from jobsync.stores.metered import S3_TARIFF, Meter, MeteredStore
 
 HOUR = 3600.0
 

@@ -19,8 +19,7 @@ from jobsync.coordination.events import WorkerHeartbeat
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import OwnThread
 from jobsync.coordination.settings import CoordinatorSettings
-from jobsync.stores.metered import FREE, Meter, MeteredStore
-from jobsync.stores.objects.store import S3_TARIFF
+from jobsync.stores.metered import FREE, S3_TARIFF, Meter, MeteredStore
 from jobsync.stores.opening import open_bare, read_url
 
 QUICK = CoordinatorSettings(heartbeat_interval=0.25, worker_timeout=10, skip_cold_start=True)

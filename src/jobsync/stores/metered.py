@@ -12,7 +12,7 @@ import msgspec
 from jobsync.core.clock import Clock
 from jobsync.stores.contract import Change, Conflicted, Outcome, Store, StoreDecorator, Unknown
 
-__all__ = ["FREE", "CallStats", "Meter", "MeteredStore", "Tariff"]
+__all__ = ["FREE", "S3_TARIFF", "CallStats", "Meter", "MeteredStore", "Tariff"]
 
 T = TypeVar("T")
 
@@ -55,6 +55,27 @@ class Tariff(msgspec.Struct, frozen=True):
 
 FREE = Tariff()
 """One request for each call, at no price: for SQL and memory."""
+
+_WRITE = 5e-6
+_READ = 0.4e-6
+
+S3_TARIFF = Tariff(
+    requests={"get": (0, 1), "write": (0, 1), "scan": (1, 1), "read": (1, 1), "bury": (1, 2)},
+    dollars={
+        "get": (0, _READ),
+        "write": (0, _WRITE),
+        "heads": (_WRITE, 0),
+        "scan": (_WRITE, _READ),
+        "append": (_WRITE, 0),
+        "read": (_WRITE, _READ),
+        "discard": (_WRITE, 0),
+        "bury": (_WRITE, _READ),
+    },
+)
+"""Amazon's prices in its cheapest regions, where a listing costs the same as a write.
+
+Deletes are free. The listing of a scan is priced as one more read.
+"""
 
 
 class Meter:

@@ -10,8 +10,7 @@ from jobsync import Components, CoordinatorPlugin, Database, Event, Events, Put,
 from jobsync.database.cleanup import LAST_CLEANUPS, DatabaseTidied
 from jobsync.errors import Misconfigured
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.metered import Meter, MeteredStore
-from jobsync.stores.objects.store import S3_TARIFF
+from jobsync.stores.metered import S3_TARIFF, Meter, MeteredStore
 from jobsync.testing.world import World
 
 HOUR = 3600.0

@@ -9,8 +9,7 @@ from jobsync.core.clock import Wall
 from jobsync.core.expiry import ExpiryRule
 from jobsync.status.ttl import MAX_COUNTED, TTLStatus, describe_rule, read_ttl_status
 from jobsync.stores.memory import MemoryStore
-from jobsync.stores.metered import Meter, MeteredStore
-from jobsync.stores.objects.store import S3_TARIFF
+from jobsync.stores.metered import S3_TARIFF, Meter, MeteredStore
 
 NOW = 1_800_000_000.0
 AT_FIELD = ExpiryRule()

@@ -43,7 +43,6 @@ from jobsync.stores.contract import (
 )
 from jobsync.stores.corruption_log import CorruptionLog
 from jobsync.stores.memory import LocalNotifier
-from jobsync.stores.metered import Tariff
 from jobsync.stores.objects.bucket import (
     MAX_OBJECT,
     Bucket,
@@ -73,28 +72,7 @@ from jobsync.stores.record_codec import (
 from jobsync.stores.scan import Row, check_age, check_limit, check_listing, collect
 from jobsync.stores.threads import gather_results
 
-__all__ = ["S3_TARIFF", "ObjectsStore"]
-
-_WRITE = _LIST = 5e-6
-_READ = 0.4e-6
-
-S3_TARIFF = Tariff(
-    requests={"get": (0, 1), "write": (0, 1), "scan": (1, 1), "read": (1, 1), "bury": (1, 2)},
-    dollars={
-        "get": (0, _READ),
-        "write": (0, _WRITE),
-        "heads": (_WRITE, 0),
-        "scan": (_WRITE, _READ),
-        "append": (_WRITE, 0),
-        "read": (_WRITE, _READ),
-        "discard": (_WRITE, 0),
-        "bury": (_WRITE, _READ),
-    },
-)
-"""Amazon's prices in its cheapest regions, where a listing costs the same as a write.
-
-Deletes are free. The listing of a scan is priced as one more read.
-"""
+__all__ = ["ObjectsStore"]
 
 _HEARTBEAT_PREFIXES = ("session/", "role/", "request/")
 _READ_AHEAD = 32
