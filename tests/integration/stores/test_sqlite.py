@@ -29,7 +29,9 @@ from jobsync import (
     open_store,
 )
 from jobsync.stores.sqlite import file as sqlitefile
-from jobsync.stores.sqlite.file import SQLITE_STEPS, CommitFailed, SqliteFile, filesystem_of
+from jobsync.stores.sqlite import location
+from jobsync.stores.sqlite.file import SQLITE_STEPS, CommitFailed, SqliteFile
+from jobsync.stores.sqlite.location import filesystem_of
 from jobsync.stores.sqlite.store import SqliteStore
 from jobsync.stores.sqlite.user_connection import SqliteConnection
 
@@ -156,7 +158,7 @@ async def test_a_network_filesystem_is_refused(
         "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
         f"36 22 0:30 / {share} rw shared:1 - nfs4 server:/export rw\n"
     )
-    monkeypatch.setattr(sqlitefile, "_MOUNTS", mounts)
+    monkeypatch.setattr(location, "_MOUNTS", mounts)
     with pytest.raises(Misconfigured, match=r"network filesystem \(nfs4\).*local disk"):
         await SqliteStore.connect(tmp_path / way)
     assert not any(share.iterdir())

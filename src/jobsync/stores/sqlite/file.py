@@ -6,7 +6,6 @@ raised as jobsync's own, with the fix.
 
 import asyncio
 import os
-import re
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -18,17 +17,16 @@ from jobsync.core.clock import Clock, Mono
 from jobsync.errors import Corrupt, JobsyncError, Misconfigured, Unavailable
 from jobsync.stores.memory import LocalNotifier
 from jobsync.stores.sql import Parameters, load_schema_steps
+from jobsync.stores.sqlite.location import check_location
 from jobsync.stores.sqlite.watcher import FileWatcher
 from jobsync.stores.threads import ThreadPool
 
 __all__ = [
-    "NETWORK_FILESYSTEMS",
     "SQLITE_STEPS",
     "CommitFailed",
     "FileChanges",
     "MalformedSqliteJson",
     "SqliteFile",
-    "filesystem_of",
 ]
 
 T = TypeVar("T")
@@ -36,17 +34,7 @@ T = TypeVar("T")
 SQLITE_STEPS = load_schema_steps(__file__, "schema.sql")
 """Step n brings a file from schema version n to n + 1."""
 
-NETWORK_FILESYSTEMS = frozenset(
-    {
-        "9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "fuse.rclone",
-        "glusterfs", "lustre", "ncpfs", "nfs", "nfs4", "smb2", "smb3", "smbfs", "virtiofs",
-    }
-)  # fmt: skip
-"""Filesystems on which SQLite's locks or shared memory do not work between machines."""
-
-_OLDEST_SQLITE = (3, 38, 0)
 _BUSY_SLICE = 1.0
-_MOUNTS = Path("/proc/self/mountinfo")
 _MAX_WAL_SIZE = 64 * 1024 * 1024
 _POLL_INTERVAL = 0.05
 """Seconds between two looks at a file whose changes the system does not report."""
@@ -58,8 +46,6 @@ _FIRST_RECOUNT = 0.1
 _LAST_RECOUNT = 2.0
 """The longest pause between two counts of one change; for a slower disk, callers poll."""
 _NEVER = Mono(float("inf"))
-
-_octal = re.compile(r"\\([0-7]{3})")
 
 
 class CommitFailed(Exception):
@@ -401,62 +387,6 @@ def _touch(path: str) -> None:
 def _code(error: sqlite3.Error) -> int:
     """Return the primary result code."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-
-
-def filesystem_of(path: Path, mountinfo: str) -> str:
-    """Return the type of the filesystem of an absolute path, from the kernel's list of mounts.
-
-    Returns "" if it is unknown.
-    """
-    best, kind = -1, ""
-    for line in mountinfo.splitlines():
-        mount, separator, source = line.partition(" - ")
-        fields = mount.split(" ")
-        if not separator or len(fields) < 5:  # noqa: PLR2004 - the mount point is the fifth
-            continue
-        point = Path(_octal.sub(lambda match: chr(int(match.group(1), 8)), fields[4]))
-        # A later mount on the same point hides the earlier one.
-        if path.is_relative_to(point) and len(point.parts) >= best:
-            best, kind = len(point.parts), source.split(" ")[0]
-    return kind
-
-
-def check_location(path: Path) -> None:
-    """Raise if SQLite cannot keep its guarantees at this path.
-
-    Raises:
-        Misconfigured: with the reason and the fix.
-    """
-    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
-        oldest = ".".join(map(str, _OLDEST_SQLITE))
-        raise Misconfigured(
-            "sqlite3", sqlite3.sqlite_version, f"is older than {oldest}", "use a newer Python"
-        )
-    folder = path.parent
-    try:
-        found, is_folder = folder.is_dir(), path.is_dir()
-    except PermissionError:
-        raise Misconfigured(
-            "url", str(path), "cannot be accessed by this user", "grant access to the folder"
-        ) from None
-    except OSError as error:
-        raise Misconfigured(
-            "url", str(path), f"cannot be opened: {error.strerror}", "use another path"
-        ) from None
-    if not found:
-        raise Misconfigured(
-            "url", str(path), f"is in a folder that does not exist: {folder}", "create it"
-        )
-    if is_folder:
-        raise Misconfigured("url", str(path), "is a folder", "use a file in it")
-    kind = filesystem_of(path.resolve(), _MOUNTS.read_text()) if _MOUNTS.exists() else ""
-    if kind in NETWORK_FILESYSTEMS:
-        raise Misconfigured(
-            "url",
-            str(path),
-            f"is on a network filesystem ({kind}), where SQLite loses data",
-            "use a local disk, or postgresql:// or s3:// for several machines",
-        )
 
 
 def _upgrade(connection: sqlite3.Connection) -> None:
