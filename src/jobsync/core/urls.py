@@ -10,27 +10,27 @@ one. Where a text is too broken to identify the secret part, more is hidden rath
     s3://KEY:SECRET@host:port/bucket/prefix any other; a port, localhost or an IP marks a host
     gs://bucket/prefix           az://container/prefix
 
-All parts are percent-decoded. A password may contain a literal `@`, but not `/`, `?` or `#`: it
-could be read in two ways, and is refused.
+All parts are percent-decoded, see `core.url_parts`.
 """
 
 import ipaddress
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import msgspec
 
 from jobsync.core.keys import check_prefix
-from jobsync.core.secrets import (
-    MASK,
-    Secret,
-    is_name,
-    redact,
-    split_address,
-    split_parts,
-    split_scheme,
+from jobsync.core.secrets import MASK, Secret, redact, split_address, split_parts, split_scheme
+from jobsync.core.url_parts import (
+    UrlParts,
+    find_illegal,
+    read_params,
+    read_port,
+    refuse,
+    split_url,
+    unquote_part,
 )
 from jobsync.errors import Invalid, Misconfigured, closest_name
 
@@ -48,14 +48,12 @@ MAX_PREFIX = 300
 """The longest prefix within a bucket, in bytes: it leaves most of a key's 700 bytes."""
 
 _DEFAULT_REGION = "us-east-1"
-_MAX_PORT = 65535
 _MAX_IDENTIFIER = 63  # PostgreSQL cuts longer names without an error.
 
 _SCHEMES = ("memory", "sqlite", "postgresql", "postgres", "s3", "gs", "az")
 _EXAMPLES = "memory://, sqlite:///path, postgresql://…, s3://…, gs://… or az://…"
 _S3_EXAMPLES = "s3://bucket/prefix or s3://KEY:SECRET@host:port/bucket/prefix"
 
-_find_illegal = re.compile("[\x00-\x1f\x7f\ud800-\udfff]").search
 _is_bucket = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,221}").fullmatch
 _is_label = re.compile(r"[A-Za-z0-9._-]*").fullmatch
 
@@ -152,6 +150,10 @@ class ObjectsUrl(_Url, frozen=True, kw_only=True):
         return f"{self.provider}://{user}{path}{'?' if pairs else ''}{pairs}"
 
 
+def _quote(text: str) -> str:
+    return quote(text, safe="")
+
+
 StoreUrl: TypeAlias = MemoryUrl | SqliteUrl | PostgresUrl | ObjectsUrl
 
 
@@ -162,8 +164,8 @@ def parse_url(text: str, environ: Mapping[str, str] = {}) -> StoreUrl:
         Invalid: the text is not the URL of a store; states how to write it, without secrets.
         Misconfigured: a variable of the environment is wrong; names it.
     """
-    if _find_illegal(text):
-        raise _refuse(text, "must not contain a control character or a lone surrogate", "remove it")
+    if find_illegal(text):
+        raise refuse(text, "must not contain a control character or a lone surrogate", "remove it")
     parts = split_scheme(text)
     if not parts:
         raise _describe_missing_scheme(text)
@@ -174,21 +176,17 @@ def parse_url(text: str, environ: Mapping[str, str] = {}) -> StoreUrl:
         case "sqlite":
             return _read_sqlite(text, rest)
         case "postgresql" | "postgres":
-            return _read_postgres(_split(text, rest))
+            return _read_postgres(split_url(text, rest))
         case "s3":
-            return _read_s3(_split(text, rest), environ)
+            return _read_s3(split_url(text, rest), environ)
         case "gs":
-            return _read_bucket(_split(text, rest), "gs")
+            return _read_bucket(split_url(text, rest), "gs")
         case "az":
-            return _read_bucket(_split(text, rest), "az")
+            return _read_bucket(split_url(text, rest), "az")
         case other:
             hint = closest_name(other, _SCHEMES)
             fix = f"did you mean {hint}://?" if hint else f"use one of {_EXAMPLES}"
-            raise _refuse(text, f"has the unknown scheme {other!r}", fix)
-
-
-def _refuse(text: str, problem: str, fix: str) -> Invalid:
-    return Invalid("url", redact(text), problem, fix)
+            raise refuse(text, f"has the unknown scheme {other!r}", fix)
 
 
 def _describe_missing_scheme(text: str) -> Invalid:
@@ -198,151 +196,56 @@ def _describe_missing_scheme(text: str) -> Invalid:
         fix = f"did you mean sqlite:///{text}?"
     else:
         fix = f"start it with {_EXAMPLES}"
-    return _refuse(text, "has no scheme", fix)
-
-
-class _Parts(msgspec.Struct, frozen=True):
-    """The parts of a URL. User and password are decoded, the rest is as written."""
-
-    text: str
-    user: str
-    password: str
-    host: str
-    port: int | None
-    path: str
-    query: str
-
-    def __repr__(self) -> str:
-        return f"_Parts({redact(self.text)!r})"
-
-
-def _split(text: str, rest: str) -> _Parts:
-    authority, path, query, fragment = split_parts(rest)
-    if "@" in rest[len(authority) :]:
-        raise _refuse(
-            text,
-            "must not have an '@' after a '/', '?' or '#'",
-            "percent-encode these in a password or value: %40, %2F, %3F, %23",
-        )
-    if fragment:
-        raise _refuse(text, "must not contain '#'", "write it as %23")
-    userinfo, _, address = authority.rpartition("@")
-    user, _, password = userinfo.partition(":")
-    host, port = _read_address(text, address)
-    return _Parts(text, _unquote(text, user), _unquote(text, password), host, port, path, query)
-
-
-def _read_address(text: str, address: str) -> tuple[str, int | None]:
-    parts = split_address(address)
-    if not parts:
-        raise _refuse(
-            text,
-            "must have a host, or host:port, after '://' or '@'",
-            "write one host, then a number for its port; end a password with '@'",
-        )
-    host, port = parts.groups()
-    return host, _read_port(text, port) if port else None
-
-
-def _read_port(text: str, port: str) -> int:
-    if not (port.isascii() and port.isdecimal() and 1 <= int(port[:6]) <= _MAX_PORT):
-        raise _refuse(text, f"must have a port of 1 to {_MAX_PORT}", "correct the number")
-    return int(port)
-
-
-def _read_params(text: str, query: str, known: Collection[str] | None = None) -> dict[str, str]:
-    """Read a query: each name once, with a value, and known unless `known` is None."""
-    params: dict[str, str] = {}
-    for pair in filter(None, query.split("&")):
-        # Not `parse_qsl`: it turns '+' into a blank, which libpq does not.
-        name, equals, value = pair.partition("=")
-        if not (equals and is_name(name)):
-            raise _refuse(
-                text, "must not have a parameter without a name or value", "write ?name=value"
-            )
-        if known is not None and name not in known:
-            raise _describe_unknown_parameter(text, name, known)
-        if name in params:
-            raise _refuse(text, f"must not have {name!r} twice", "keep one of the two")
-        params[name] = _unquote(text, value)
-    return params
-
-
-def _describe_unknown_parameter(text: str, name: str, known: Collection[str]) -> Invalid:
-    hint = closest_name(name, known)
-    if hint:
-        fix = f"did you mean {hint}?"
-    else:
-        fix = f"use only {', '.join(known)}" if known else "remove it: this store has no parameters"
-    return _refuse(text, f"has the unknown parameter {name!r}", fix)
-
-
-def _quote(text: str) -> str:
-    return quote(text, safe="")
-
-
-def _unquote(text: str, part: str) -> str:
-    try:
-        decoded = unquote(part, errors="strict")
-    except UnicodeDecodeError:
-        decoded = "\0"
-    # Not raised within `except`: the error would carry the part as its context.
-    if _find_illegal(decoded):
-        raise _refuse(
-            text,
-            "must not have percent-encoded bytes that are not text",
-            "encode it as UTF-8, without %00",
-        )
-    return decoded
+    return refuse(text, "has no scheme", fix)
 
 
 def _read_memory(text: str, rest: str) -> MemoryUrl:
     name, _, query = rest.partition("?")
     # Before the query: a '?' in a password must not turn its end into a parameter.
     if not _is_label(name):
-        raise _refuse(
+        raise refuse(
             text, "must have a plain name", "use letters, digits, '.', '_' and '-': memory://name"
         )
-    _read_params(text, query, ())
+    read_params(text, query, ())
     return MemoryUrl(name)
 
 
 def _read_sqlite(text: str, rest: str) -> SqliteUrl:
     host, path, query, fragment = split_parts(rest)
     if fragment:
-        raise _refuse(text, "must not contain '#'", "write it as %23")
+        raise refuse(text, "must not contain '#'", "write it as %23")
     if host:
         hint = f"did you mean sqlite:///{rest}?" if redact(text) == text else ""
-        raise _refuse(text, "must have three slashes", hint or "write sqlite:///path")
-    _read_params(text, query, ())
-    file = _unquote(text, path[1:])
+        raise refuse(text, "must have three slashes", hint or "write sqlite:///path")
+    read_params(text, query, ())
+    file = unquote_part(text, path[1:])
     if ":memory:" in file:
-        raise _refuse(
+        raise refuse(
             text, "must name a file: each connection would have its own database", "use memory://"
         )
     if not file or file.endswith("/"):
-        raise _refuse(
+        raise refuse(
             text, "must name a file", "write sqlite:///jobs.db, or use memory:// to keep nothing"
         )
     return SqliteUrl(file)
 
 
-def _read_postgres(parts: _Parts) -> PostgresUrl:
+def _read_postgres(parts: UrlParts) -> PostgresUrl:
     text = parts.text
-    params = _read_params(text, parts.query)
+    params = read_params(text, parts.query)
     schema = params.pop("schema", "")
     if len(schema.encode()) > _MAX_IDENTIFIER:
-        raise _refuse(text, f"must have a schema of at most {_MAX_IDENTIFIER} bytes", "shorten it")
+        raise refuse(text, f"must have a schema of at most {_MAX_IDENTIFIER} bytes", "shorten it")
     values = {
         "user": parts.user,
         "password": parts.password,
-        "host": _unquote(text, parts.host).strip("[]"),
+        "host": unquote_part(text, parts.host).strip("[]"),
         "port": str(parts.port or ""),
-        "dbname": _unquote(text, parts.path[1:]),
+        "dbname": unquote_part(text, parts.path[1:]),
     }
     for name in values.keys() & params.keys():
         if values[name]:
-            raise _refuse(text, f"must not have {name!r} twice", "keep one of the two")
+            raise refuse(text, f"must not have {name!r} twice", "keep one of the two")
         # A list of ports belongs to a list of hosts; libpq reads both.
         if name != "port" or "," not in params[name]:
             values[name] = params.pop(name)
@@ -350,21 +253,21 @@ def _read_postgres(parts: _Parts) -> PostgresUrl:
         user=values["user"],
         password=Secret(values["password"]) if values["password"] else None,
         host=values["host"],
-        port=_read_port(text, values["port"]) if values["port"] else None,
+        port=read_port(text, values["port"]) if values["port"] else None,
         database=values["dbname"],
         schema=schema,
         params=tuple((name, Secret(value)) for name, value in params.items()),
     )
 
 
-def _read_s3(parts: _Parts, environ: Mapping[str, str]) -> ObjectsUrl:
-    params = _read_params(parts.text, parts.query, ("region", "tls"))
-    path = _unquote(parts.text, parts.path).strip("/")
+def _read_s3(parts: UrlParts, environ: Mapping[str, str]) -> ObjectsUrl:
+    params = read_params(parts.text, parts.query, ("region", "tls"))
+    path = unquote_part(parts.text, parts.path).strip("/")
     if _has_host(parts):
         endpoint = _build_endpoint(parts, params.get("tls"))
         bucket, _, prefix = path.partition("/")
     elif "tls" in params:
-        raise _refuse(
+        raise refuse(
             parts.text,
             "must not have tls without a port or an IP: its host reads as a bucket",
             "add the port: s3://KEY:SECRET@host:port/bucket/prefix",
@@ -387,11 +290,11 @@ def _read_s3(parts: _Parts, environ: Mapping[str, str]) -> ObjectsUrl:
     )
 
 
-def _read_bucket(parts: _Parts, provider: Literal["gs", "az"]) -> ObjectsUrl:
+def _read_bucket(parts: UrlParts, provider: Literal["gs", "az"]) -> ObjectsUrl:
     text = parts.text
-    _read_params(text, parts.query, ())
+    read_params(text, parts.query, ())
     if parts.user or parts.password or parts.port:
-        raise _refuse(
+        raise refuse(
             text,
             "must not have credentials or a port",
             f"write {provider}://bucket/prefix: its credentials come from the environment",
@@ -399,15 +302,15 @@ def _read_bucket(parts: _Parts, provider: Literal["gs", "az"]) -> ObjectsUrl:
     return ObjectsUrl(
         provider=provider,
         bucket=_check_bucket(text, parts.host, f"{provider}://bucket/prefix"),
-        prefix=_check_prefix(text, _unquote(text, parts.path)),
+        prefix=_check_prefix(text, unquote_part(text, parts.path)),
     )
 
 
 def _check_bucket(text: str, bucket: str, example: str) -> str:
     if not bucket:
-        raise _refuse(text, "must name a bucket", f"write {example}")
+        raise refuse(text, "must name a bucket", f"write {example}")
     if not _is_bucket(bucket):
-        raise _refuse(
+        raise refuse(
             text,
             "must have a bucket name that providers accept",
             "use 3 or more letters, digits, '.', '_' and '-'",
@@ -420,11 +323,11 @@ def _check_prefix(text: str, path: str) -> str:
     if not prefix:
         return ""
     if len(prefix.encode()) > MAX_PREFIX:
-        raise _refuse(text, f"must have a prefix of at most {MAX_PREFIX} bytes", "shorten it")
+        raise refuse(text, f"must have a prefix of at most {MAX_PREFIX} bytes", "shorten it")
     try:
         check_prefix(f"{prefix}/")
     except Invalid as error:
-        raise _refuse(
+        raise refuse(
             text,
             f"has a prefix that is not a key: it {error.problem}",
             "use a few short segments of letters, digits and ! - . = _ ~ between single slashes",
@@ -432,7 +335,7 @@ def _check_prefix(text: str, path: str) -> str:
     return prefix
 
 
-def _has_host(parts: _Parts) -> bool:
+def _has_host(parts: UrlParts) -> bool:
     return parts.port is not None or parts.host == "localhost" or _read_ip(parts.host) is not None
 
 
@@ -443,9 +346,9 @@ def _read_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _build_endpoint(parts: _Parts, tls: str | None) -> str:
+def _build_endpoint(parts: UrlParts, tls: str | None) -> str:
     if not parts.host:
-        raise _refuse(parts.text, "must not have a port without a host", f"write {_S3_EXAMPLES}")
+        raise refuse(parts.text, "must not have a port without a host", f"write {_S3_EXAMPLES}")
     ip = _read_ip(parts.host)
     match tls:
         case None:
@@ -453,7 +356,7 @@ def _build_endpoint(parts: _Parts, tls: str | None) -> str:
         case "true" | "false":
             secure = tls == "true"
         case _:
-            raise _refuse(
+            raise refuse(
                 parts.text, "must have a tls of true or false", "write tls=true or tls=false"
             )
     port = f":{parts.port}" if parts.port else ""
@@ -478,14 +381,14 @@ def _find_endpoint(environ: Mapping[str, str]) -> str:
 
 
 def _find_credentials(
-    parts: _Parts, environ: Mapping[str, str]
+    parts: UrlParts, environ: Mapping[str, str]
 ) -> tuple[Secret | None, Secret | None, Secret | None]:
     """Return key, secret and session token: all from the URL, or all from the environment."""
     if parts.user and parts.password:
         return Secret(parts.user), Secret(parts.password), None
     if parts.user or parts.password:
         present, missing = ("key", "secret") if parts.user else ("secret", "key")
-        raise _refuse(
+        raise refuse(
             parts.text,
             f"must not have a {present} without a {missing}",
             "write s3://KEY:SECRET@…, or neither to read both from the environment",

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jobsync import errors
-from jobsync.core import keys, urls
+from jobsync.core import keys, url_parts, urls
 from jobsync.core.secrets import Secret, redact
 from jobsync.core.urls import (
     MAX_PREFIX,
@@ -443,7 +443,7 @@ MALFORMED = [
 
 
 # A password that is one of our own words ("host", "bucket") may occur without a leak.
-OWN_WORDS = "\n".join([*map(inspect.getsource, (urls, keys, errors)), *MALFORMED])
+OWN_WORDS = "\n".join([*map(inspect.getsource, (urls, url_parts, keys, errors)), *MALFORMED])
 
 
 def is_telling(password: str) -> bool:
