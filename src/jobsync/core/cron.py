@@ -12,33 +12,20 @@ are whole Unix seconds, from 0 to the year 9894.
     @every 1h30m         multiples of this time since the Unix epoch; the zone has no effect
 
 If both the day of month and the day of week are restricted, a day that matches either of them
-matches. If one of the two fields starts with `*`, a day must match both.
-
-When the clocks change:
-
-- An expression whose minute and hour are both fixed (neither field starts with `*`) fires once for
-  each local time: when the clock first reaches or passes it. A time that is skipped in spring
-  fires right after the skip; a time that occurs twice in autumn fires the first time only.
-  Several skipped times are one firing.
-- Any other expression follows elapsed time. It fires whenever the clock shows a matching time:
-  in both of the repeated hours, and not at times that are skipped.
-
-Both rules are the same with five and with six fields: a seconds field gives the seconds within
-each minute that fires. In Berlin, where 02:00 to 03:00 is skipped in spring and occurs twice in
-autumn, `30 2 * * *` fires at 03:00 in spring and at the first 02:30 in autumn; `*/15 * * * *`
-fires every 15 minutes of real time on both days. In UTC the rules do not differ.
+matches. If one of the two fields starts with `*`, a day must match both. What happens when the
+clocks change is in `core.cron_times`.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
-from typing import NoReturn, Protocol
+from typing import NoReturn
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
 
+from jobsync.core.cron_times import SEARCH_SECONDS, FiringTimes, find_times
 from jobsync.errors import Invalid, closest_name
 
 __all__ = ["Schedule"]
@@ -71,16 +58,10 @@ _MIN_FIELDS, _MAX_FIELDS = 5, 6
 _MAX_TEXT = 500
 _MAX_ZONE = 100
 
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - local times have no zone until it is applied
-_SEARCH_START = datetime(2000, 1, 1)  # noqa: DTZ001 - likewise
-_SECOND = timedelta(seconds=1)
+_SEARCH_START = datetime(2000, 1, 1)  # noqa: DTZ001 - local times have no zone until it is applied
 _MINUTE = 60
 _HOUR = 3600
-_DAY = 86400
-_SEARCH = 50 * 366 * _DAY
-"""A search ends after this time. The rarest day, a 29 February on a given weekday, comes at
-least every 40 years."""
-_LAST = 7930 * 365 * _DAY
+_LAST = 7930 * 365 * 86_400
 """The last instant, in the year 9894: a search from it stays within what `datetime` can hold."""
 
 _read_every = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,10})s)?", re.ASCII).fullmatch
@@ -89,16 +70,6 @@ _read_stepped_range = re.compile(r"(\w+)-(\w+)/0*[1-9]\d*", re.ASCII).fullmatch
 _find_halves = re.compile(r"\b([Ee])very second (?=second|minute|hour|day|month)")
 _find_ordinals = re.compile(r"\b(\d*?[02-9])([123])th\b")
 _ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
-
-
-class _Firings(Protocol):
-    """The instants of a schedule. Both searches may look outside of the valid instants."""
-
-    def first_from(self, instant: int) -> int | None:
-        """Return the first instant that is at or after the given one."""
-
-    def last_until(self, instant: int) -> int | None:
-        """Return the last instant that is at or before the given one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +83,7 @@ class Schedule:
 
     text: str
     timezone: str
-    _firings: _Firings = field(compare=False, repr=False)
+    _firings: FiringTimes = field(compare=False, repr=False)
     _zone: ZoneInfo = field(compare=False, repr=False)
 
     @classmethod
@@ -183,145 +154,6 @@ class _Intervals:
         return instant // self.seconds * self.seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _UtcTimes:
-    """The matching times in UTC, whose clock is never changed."""
-
-    expression: str
-
-    def first_from(self, instant: int) -> int | None:
-        return next(_walls_from(self.expression, instant), None)
-
-    def last_until(self, instant: int) -> int | None:
-        return next(_walls_until(self.expression, instant), None)
-
-
-@dataclass(frozen=True, slots=True)
-class _ShownTimes:
-    """The instants at which the clock shows a matching time: none if skipped, two if repeated.
-
-    Searches go through stretches of at most a day in which the zone's offset stays the same, and
-    leap over the days in which no local time matches. They rely on two facts: an offset does not
-    change and change back within a day, and it never changes by more than a day.
-    """
-
-    expression: str
-    zone: ZoneInfo
-
-    def first_from(self, instant: int) -> int | None:
-        end = instant + _SEARCH
-        while instant <= end:
-            offset = _offset(self.zone, instant)
-            wall = next(_walls_from(self.expression, instant + offset), None)
-            if wall is None:
-                return None
-            found = wall - offset
-            checked = min(found, instant + _DAY)
-            if _offset(self.zone, checked) != offset:
-                instant = _find_change(self.zone, instant, checked)
-            elif checked == found:
-                return found
-            else:
-                instant = max(checked, found - 2 * _DAY)
-        return None
-
-    def last_until(self, instant: int) -> int | None:
-        end = instant - _SEARCH
-        while instant >= end:
-            offset = _offset(self.zone, instant)
-            wall = next(_walls_until(self.expression, instant + offset), None)
-            if wall is None:
-                return None
-            found = wall - offset
-            checked = max(found, instant - _DAY)
-            if _offset(self.zone, checked) != offset:
-                instant = _find_change(self.zone, checked, instant) - 1
-            elif checked == found:
-                return found
-            else:
-                instant = min(checked, found + 2 * _DAY)
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class _ReachedTimes:
-    """The instants at which the clock first reaches or passes a matching minute, plus seconds.
-
-    Later minutes are never reached earlier, and two that are not reached at once are reached at
-    least a minute apart. So the first one that fits ends a search.
-    """
-
-    minutes: str
-    seconds: tuple[int, ...]
-    zone: ZoneInfo
-
-    def first_from(self, instant: int) -> int | None:
-        # Two minutes earlier: skipped times are due for a minute after the skip.
-        before = instant - 2 * _MINUTE
-        wall = before + _offset(self.zone, before)
-        for minute in _walls_from(self.minutes, wall - wall % _MINUTE):
-            reached = self._find_reached(minute)
-            for second in self.seconds:
-                if reached + second >= instant:
-                    return reached + second
-        return None
-
-    def last_until(self, instant: int) -> int | None:
-        # In a repeated hour, times that the clock shows again have been reached before.
-        shown = datetime.fromtimestamp(instant, self.zone).replace(fold=0)
-        for minute in _walls_until(self.minutes, instant + _read_offset(shown)):
-            reached = self._find_reached(minute)
-            for second in reversed(self.seconds):
-                if reached + second <= instant:
-                    return reached + second
-        return None
-
-    def _find_reached(self, wall: int) -> int:
-        """Return when the clock first shows a local time, or the first minute after its skip."""
-        before = _read_offset((_EPOCH + wall * _SECOND).replace(tzinfo=self.zone))
-        instant = wall - before
-        after = _offset(self.zone, instant)
-        if after == before:
-            return instant
-        change = _find_change(self.zone, wall - after, instant)
-        return change + -(change + after) % _MINUTE
-
-
-def _walls_from(expression: str, wall: int) -> Iterator[int]:
-    """Iterate over the local times that match, ascending, in seconds; the given one included."""
-    for found in CronSim(expression, _EPOCH + (wall - 1) * _SECOND):
-        yield (found - _EPOCH) // _SECOND
-
-
-def _walls_until(expression: str, wall: int) -> Iterator[int]:
-    """Iterate over the local times that match, descending, in seconds; the given one included."""
-    for found in CronSim(expression, _EPOCH + (wall + 1) * _SECOND, reverse=True):
-        yield (found - _EPOCH) // _SECOND
-
-
-def _offset(zone: ZoneInfo, instant: int) -> int:
-    """Return how many seconds local time is ahead of UTC."""
-    return _read_offset(datetime.fromtimestamp(instant, zone))
-
-
-def _read_offset(moment: datetime) -> int:
-    offset = moment.utcoffset()
-    assert offset is not None, "the moment has a zone"  # noqa: S101 - for the type checker
-    return offset // _SECOND
-
-
-def _find_change(zone: ZoneInfo, start: int, end: int) -> int:
-    """Return the first instant after `start` with another offset, of which `end` is one."""
-    offset = _offset(zone, start)
-    while end - start > 1:
-        middle = (start + end) // 2
-        if _offset(zone, middle) == offset:
-            start = middle
-        else:
-            end = middle
-    return end
-
-
 def _check_text(name: str, value: object, limit: int, fix: str) -> str:
     """Return a text with single spaces."""
     if not isinstance(value, str):
@@ -333,7 +165,7 @@ def _check_text(name: str, value: object, limit: int, fix: str) -> str:
     return text
 
 
-def _parse_firings(text: str, zone: ZoneInfo) -> _Firings:
+def _parse_firings(text: str, zone: ZoneInfo) -> FiringTimes:
     if text.startswith("@") and text.lower() not in _PRESETS:
         return _Intervals(_parse_every(text))
     expression = _PRESETS.get(text.lower(), text)
@@ -343,14 +175,8 @@ def _parse_firings(text: str, zone: ZoneInfo) -> _Firings:
     fields = [*["0"] * (_MAX_FIELDS - len(fields)), *fields]
     _check_steps(text, fields)
     fields = [_simplify(index, value) for index, value in enumerate(fields)]
-    expression = " ".join(fields)
-    _check_fires(text, expression, fields)
-    if zone.key == "UTC":
-        return _UtcTimes(expression)
-    second, *minutes = fields
-    if minutes[0].startswith("*") or minutes[1].startswith("*"):
-        return _ShownTimes(expression, zone)
-    return _ReachedTimes(" ".join(minutes), _list_seconds(second), zone)
+    _check_fires(text, fields)
+    return find_times(fields, zone)
 
 
 def _refuse_count(text: str, fields: list[str]) -> NoReturn:
@@ -369,13 +195,13 @@ def _check_steps(text: str, fields: list[str]) -> None:
                 raise Invalid("schedule", text, problem, "use a smaller step, or @every 90m")
 
 
-def _check_fires(text: str, expression: str, fields: list[str]) -> None:
+def _check_fires(text: str, fields: list[str]) -> None:
     """Refuse an expression that has an error or matches no day.
 
     Every kind of year occurs in the 50 years from 2000: what does not fire then, never does.
     """
     try:
-        next(CronSim(expression, _SEARCH_START))
+        next(CronSim(" ".join(fields), _SEARCH_START))
     except CronSimError:
         for index, (value, (name, _, fix)) in enumerate(zip(fields, _FIELDS, strict=True)):
             if not _is_accepted(index, value):
@@ -413,16 +239,6 @@ def _is_accepted(index: int, value: str) -> bool:
     return True
 
 
-def _list_seconds(second: str) -> tuple[int, ...]:
-    """Return the seconds within a minute that a field means."""
-    found = []
-    for wall in _walls_from(f"{second} * * * * *", 0):
-        if wall >= _MINUTE:
-            break
-        found.append(wall)
-    return tuple(found)
-
-
 def _parse_every(text: str) -> int:
     """Return the seconds of `@every 1h30m`."""
     name, _, duration = text.partition(" ")
@@ -438,7 +254,7 @@ def _parse_every(text: str) -> int:
         raise Invalid("schedule", text, "has a duration that cannot be read", _EVERY)
     hours, minutes, seconds = (int(part or 0) for part in found.groups())
     total = hours * _HOUR + minutes * _MINUTE + seconds
-    if not 1 <= total <= _SEARCH:
+    if not 1 <= total <= SEARCH_SECONDS:
         raise Invalid("schedule", text, "must be 1 second to 50 years", _EVERY)
     return total
 
@@ -446,13 +262,13 @@ def _parse_every(text: str) -> int:
 @lru_cache(maxsize=20_000)
 def _describe_expression(text: str) -> str:
     """Return an expression in words: those of the library, where they are right."""
-    rule = CronSim(text, _EPOCH)
+    rule = CronSim(text, _SEARCH_START)
     is_either = not rule.day_and
     weekdays = {day % 7 for day in rule.weekdays if isinstance(day, int)}
     if is_either and (len(rule.days) == _FIELDS[3][1] or len(weekdays) == _FIELDS[5][1]):
         # The library leaves out a field with all values, and "1-31 * MON" would be Mondays.
         *times, _, month, _ = text.split()
-        rule = CronSim(" ".join([*times, "*", month, "*"]), _EPOCH)
+        rule = CronSim(" ".join([*times, "*", month, "*"]), _SEARCH_START)
     words = rule.explain()
     if is_either:
         words = words.replace(" and on ", " or on ")
