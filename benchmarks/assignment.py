@@ -15,19 +15,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.table import Row, print_rows
 
-from jobsync.core.assignment import (
-    HASH_FUNCTIONS,
-    NodeRef,
-    Plan,
-    count_moved,
-    owned_by,
-    read_plan,
-    to_document,
-    token_of,
-)
+from jobsync.core.assignment import HASH_FUNCTIONS, NodeRef, Plan, count_moved, owned_by, token_of
 from jobsync.core.codec import decode, encode
 from jobsync.core.handover import assign
 from jobsync.core.pins import Pin
+from jobsync.core.plan_documents import read_plan, to_document
 
 TOKENS = 50_000
 NODES = 50

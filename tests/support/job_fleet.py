@@ -15,8 +15,9 @@ from datetime import date
 from typing import Any, Literal, TypeAlias
 
 from jobsync import CoordinatorSettings, Membership, Unavailable
-from jobsync.core.assignment import Plan, holders_of, owned_by, read_plan, tokens_of
+from jobsync.core.assignment import Plan, holders_of, owned_by, tokens_of
 from jobsync.core.codec import Json
+from jobsync.core.plan_documents import read_plan
 from jobsync.errors import JobsyncError
 from jobsync.jobs.events import TokenChange
 from jobsync.jobs.job_node import JobNode

@@ -27,12 +27,12 @@ from jobsync.core.assignment import (
     NodeRef,
     Plan,
     holders_of,
-    name_exceptions,
     pack_holders,
     pack_move,
     tokens_of,
 )
 from jobsync.core.pins import Pin, PinnedNodes, resolve, unpack_nodes
+from jobsync.core.plan_documents import name_exceptions
 
 __all__ = ["Pending", "Transfers", "assign", "share"]
 

@@ -13,20 +13,17 @@ from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.coordination.runner import listening
 from jobsync.coordination.term import Term
-from jobsync.core.assignment import (
-    NodeRef,
-    Plan,
-    count_moved,
-    join_exceptions,
-    name_parts,
-    read_plan,
-    served_by,
-    split_exceptions,
-    to_document,
-)
+from jobsync.core.assignment import NodeRef, Plan, count_moved, served_by
 from jobsync.core.codec import Json
 from jobsync.core.handover import assign
 from jobsync.core.pins import Pin
+from jobsync.core.plan_documents import (
+    join_exceptions,
+    name_parts,
+    read_plan,
+    split_exceptions,
+    to_document,
+)
 from jobsync.errors import Conflict, Fenced, Misconfigured, OutcomeUnknown, Unavailable
 from jobsync.jobs.events import Rebalanced
 from jobsync.jobs.job_keys import JobKeys

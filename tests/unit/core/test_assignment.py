@@ -23,20 +23,22 @@ from jobsync.core.assignment import (
     has_incoming,
     has_nothing,
     holders_of,
-    join_exceptions,
-    name_exceptions,
-    name_parts,
     owned_by,
     pack_holders,
     pack_move,
     promised_to,
-    read_plan,
-    split_exceptions,
-    to_document,
     token_of,
     tokens_of,
 )
 from jobsync.core.codec import decode, encode
+from jobsync.core.plan_documents import (
+    join_exceptions,
+    name_exceptions,
+    name_parts,
+    read_plan,
+    split_exceptions,
+    to_document,
+)
 
 A, B, C = (NodeRef(f"{name}-1", name) for name in "abc")
 
