@@ -13,12 +13,13 @@ loop waits for it: the two take turns, and the seed decides when. Such a functio
 import asyncio
 import inspect
 import itertools
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
 from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
+
+from jobsync.testing.stepped_thread import SteppedThread
 
 __all__ = ["HOST", "CallbackGate", "ScheduledCall", "SimulatedLoop", "Stuck", "block"]
 
@@ -133,7 +134,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, ScheduledCall]] = []
         self._timer_count = 0
         self._tasks: list[tuple[asyncio.Task[Any], CallbackGate | None]] = []
-        self._threads: dict[_SteppedThread, None] = {}
+        self._threads: dict[SteppedThread, None] = {}
         self._cleanup_size = 1000
         self._numbers = itertools.count(1)
 
@@ -235,7 +236,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             else:
                 future.set_exception(error)
 
-        thread = _SteppedThread(self, lambda: func(*args), end)
+        thread = SteppedThread(self, lambda: func(*args), end)
         self._threads[thread] = None
         self.call_soon(thread.step)
         return future
@@ -326,82 +327,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Do nothing: there is no selector to wake."""
 
 
-_current_thread = threading.local()
-
-
 def block(seconds: float) -> None:
     """Block the calling thread for so many seconds of the world's time.
 
     Call it in a function that runs on a thread, where other code would call `time.sleep`.
     """
-    thread: _SteppedThread = _current_thread.value
-    thread.block(seconds)
-
-
-class _SteppedThread:
-    """A thread that runs only while the loop waits for it, so that a seed repeats its order.
-
-    Args:
-        loop: the loop.
-        function: to run on the thread.
-        on_end: called by the loop with the function's result, or its error.
-    """
-
-    def __init__(
-        self,
-        loop: SimulatedLoop,
-        function: Callable[[], Any],
-        on_end: Callable[[Any, BaseException | None], None],
-    ) -> None:
-        self._loop = loop
-        self._function = function
-        self._on_end = on_end
-        self._thread: threading.Thread | None = None
-        self._may_run = threading.Semaphore(0)
-        self._has_run = threading.Semaphore(0)
-        self._outcome: tuple[Any, BaseException | None] | None = None
-        self._is_abandoned = False
-
-    def step(self) -> None:
-        """Run the thread until it blocks or ends. Called by the loop."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
-        else:
-            self._may_run.release()
-        self._has_run.acquire()
-        if self._outcome is not None and not self._is_abandoned:
-            self._on_end(*self._outcome)
-
-    def abandon(self) -> None:
-        """End the thread, if it was started, where it blocks."""
-        self._is_abandoned = True
-        if self._thread is not None:
-            while self._outcome is None:
-                self.step()
-            self._thread.join()
-
-    def block(self, seconds: float) -> None:
-        """Block the thread while time passes. Called on the thread."""
-        if self._is_abandoned:
-            raise _Abandoned
-        self._loop.call_later(seconds, self.step)
-        self._has_run.release()
-        self._may_run.acquire()
-        if self._is_abandoned:
-            raise _Abandoned
-
-    def _run(self) -> None:
-        _current_thread.value = self
-        try:
-            self._outcome = (self._function(), None)
-        except BaseException as error:  # noqa: BLE001 - the caller gets it
-            self._outcome = (None, error)
-        self._has_run.release()
-
-
-class _Abandoned(BaseException):
-    """The world has ended."""
+    SteppedThread.current().block(seconds)
 
 
 # asyncio iterates over sets of futures and tasks, in the order of their hashes. By default, hashes
