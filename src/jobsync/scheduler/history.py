@@ -20,7 +20,7 @@ from jobsync.errors import Corrupt
 from jobsync.stores.contract import Put, Record, Store, find_applied
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["HistoryEntry", "JobHistory", "convert_record"]
+__all__ = ["HistoryEntry", "JobHistory", "build_entry", "convert_record"]
 
 _PAGE = 1000
 _COUNTED_PAGE = 10_000
@@ -84,17 +84,7 @@ class JobHistory:
         Raises:
             OutcomeUnknown: it may have been written, may still be, or never.
         """
-        entry = HistoryEntry(
-            status="running",
-            id=run.id,
-            scheduled_time=run.instant,
-            is_manual=run.is_manual,
-            owner=run.owner,
-            worker_id=worker,
-            started_at=run.started_at,
-            resumed=run.resumed,
-        )
-        return await self.create_entry(name, run, entry)
+        return await self.create_entry(name, run, build_entry(run, "running", worker_id=worker))
 
     async def create_entry(self, name: str, run: ActiveRun, entry: HistoryEntry) -> Record | None:
         """Create the record of a firing with any status; None if there is one.
@@ -131,17 +121,7 @@ class JobHistory:
             found = await self.read(name, run)
             if found is None:
                 # Its process had not begun. A late start finds this record, and does not begin.
-                entry = HistoryEntry(
-                    status="lost",
-                    id=run.id,
-                    scheduled_time=run.instant,
-                    is_manual=run.is_manual,
-                    owner=run.owner,
-                    started_at=run.started_at,
-                    ended_at=now,
-                    resumed=run.resumed,
-                    error=reason,
-                )
+                entry = build_entry(run, "lost", ended_at=now, error=reason)
                 written = await self.create_entry(name, run, entry)
             elif found[1].id != run.id or found[1].status != "running":
                 return
@@ -249,6 +229,20 @@ class JobHistory:
     @cached_property
     def _corruption_log(self) -> CorruptionLog:
         return CorruptionLog(self._get_store().name, self._components.events)
+
+
+def build_entry(run: ActiveRun, status: RunStatus, **fields: Any) -> HistoryEntry:
+    """Return the record of a firing, with more fields or others than those of the run."""
+    entry = HistoryEntry(
+        status=status,
+        id=run.id,
+        scheduled_time=run.instant,
+        is_manual=run.is_manual,
+        owner=run.owner,
+        started_at=run.started_at,
+        resumed=run.resumed,
+    )
+    return msgspec.structs.replace(entry, **fields)
 
 
 def _invert(instant: int) -> str:

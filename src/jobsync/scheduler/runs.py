@@ -27,7 +27,7 @@ from jobsync.core.messages import default_backoff
 from jobsync.errors import Corrupt, Invalid, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor, ActionListener, ActionOutcome
-from jobsync.scheduler.history import HistoryEntry
+from jobsync.scheduler.history import HistoryEntry, build_entry
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import StoredJob
 from jobsync.scheduler.results import describe_result
@@ -435,21 +435,15 @@ def _drop_run(state: JobState, run: ActiveRun) -> JobState | None:
     return None if running == state.running else msgspec.structs.replace(state, running=running)
 
 
-def _describe_end(
-    run: ActiveRun, worker: str, outcome: ActionOutcome, ended_at: float
-) -> HistoryEntry:
-    return HistoryEntry(
-        status=outcome.status,
-        id=run.id,
-        scheduled_time=run.instant,
-        is_manual=run.is_manual,
-        owner=run.owner,
+def _describe_end(run: ActiveRun, worker: str, outcome: ActionOutcome, at: float) -> HistoryEntry:
+    return build_entry(
+        run,
+        outcome.status,
         worker_id=worker,
-        started_at=ended_at - outcome.duration,
-        ended_at=ended_at,
+        started_at=at - outcome.duration,
+        ended_at=at,
         duration=outcome.duration,
         attempts=outcome.attempts,
-        resumed=run.resumed,
         result=describe_result(outcome.result),
         error=outcome.error,
     )
