@@ -32,9 +32,9 @@ from jobsync.stores.contract import (
     Conflicted,
     Delete,
     Outcome,
-    StoreDecorator,
     Unknown,
 )
+from jobsync.stores.decorator import StoreDecorator
 
 DATA = "data/things/"
 

@@ -14,7 +14,8 @@ from jobsync.database import backfill as backfill_module
 from jobsync.database.backfill import Backfill
 from jobsync.database.read_cache import ReadGuard
 from jobsync.database.registry import ResourceRegistry
-from jobsync.stores.contract import BURIAL_AGE, Change, Outcome, Record, StoreDecorator, Where
+from jobsync.stores.contract import BURIAL_AGE, Change, Outcome, Record, Where
+from jobsync.stores.decorator import StoreDecorator
 
 T = TypeVar("T")
 Step: TypeAlias = Callable[[Resource], Awaitable[Any]]

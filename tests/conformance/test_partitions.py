@@ -29,14 +29,8 @@ from jobsync.database import backfill as backfill_module
 from jobsync.database.backfill import BUILD_DELAY, LATE_BUILD_DELAY
 from jobsync.database.index_entries import NOTES, progress_key, since_key
 from jobsync.database.resource_records import DEFINITION_AGE
-from jobsync.stores.contract import (
-    BURIAL_AGE,
-    LATEST_ARRIVAL,
-    Change,
-    Outcome,
-    StoreDecorator,
-    Unknown,
-)
+from jobsync.stores.contract import BURIAL_AGE, LATEST_ARRIVAL, Change, Outcome, Unknown
+from jobsync.stores.decorator import StoreDecorator
 
 T = TypeVar("T")
 

@@ -17,7 +17,8 @@ from jobsync import (
     Store,
     Unavailable,
 )
-from jobsync.stores.contract import Change, Outcome, StoreDecorator
+from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.decorator import StoreDecorator
 
 Step: TypeAlias = Callable[[Resource], Awaitable[Any]]
 State: TypeAlias = dict[str, int]

@@ -24,7 +24,8 @@ from jobsync.core.attributes import parse
 from jobsync.core.expiry import ExpiryRule
 from jobsync.database import backfill
 from jobsync.database.archive import ARCHIVING
-from jobsync.stores.contract import TRAIL_LENGTH, Change, Outcome, StoreDecorator
+from jobsync.stores.contract import TRAIL_LENGTH, Change, Outcome
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.metered import Meter, MeteredStore
 from jobsync.ttl.callback import ExpiryCallback
 from jobsync.ttl.sweep import ResourceSweep, SweepCounts, SweepListener

@@ -28,7 +28,8 @@ from jobsync.jobs.job_node import JobNode
 from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.jobs.rebalancer import Rebalancer
 from jobsync.jobs.registration import Registration, find_candidates
-from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store, StoreDecorator
+from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.testing import check_story, run_story
 
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -7,7 +7,8 @@ import pytest
 
 from jobsync import Applied, Conflicted, Put, Store, Unavailable
 from jobsync.stores import probe as module
-from jobsync.stores.contract import Change, Outcome, StoreDecorator
+from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.probe import PROBE_KEYS, Finding, probe, probe_and_record, read_verdict
 from jobsync.testing import Link, Weather, World

@@ -9,7 +9,8 @@ from fleets import HOUR, TIMING, Fleet
 
 from jobsync import Components, Events, Unknown
 from jobsync.coordination.session import Session
-from jobsync.stores.contract import Change, Outcome, StoreDecorator
+from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 

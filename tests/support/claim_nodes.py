@@ -12,7 +12,8 @@ from jobsync.core.clock import Wall
 from jobsync.events import Events
 from jobsync.jobs.claims import Claims
 from jobsync.jobs.job_keys import JobKeys
-from jobsync.stores.contract import Change, Outcome, Record, StoreDecorator, Unknown
+from jobsync.stores.contract import Change, Outcome, Record, Unknown
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 __all__ = ["DAY", "MEMORY", "RECLAIM_AFTER", "TOKEN", "ClaimNodes", "FaultyStore", "claim"]

@@ -12,7 +12,7 @@ from store_locations import PostgresLocation
 from jobsync import Components, OutcomeUnknown, Store
 from jobsync.queue.backend import QueueBackend
 from jobsync.queue.sql import QueueDirectory, open_backend, open_directory
-from jobsync.stores.contract import StoreDecorator
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.sql import (
     Parameters,
     PostgresAccess,

@@ -24,15 +24,8 @@ from jobsync.coordination.session import count_forks
 from jobsync.core.clock import Clock, Mono
 from jobsync.database.keyspace import Keyspace
 from jobsync.errors import Fenced, Invalid, NewerFormat, Unavailable
-from jobsync.stores.contract import (
-    LATEST_ARRIVAL,
-    Change,
-    Outcome,
-    Record,
-    Store,
-    StoreDecorator,
-    Unknown,
-)
+from jobsync.stores.contract import LATEST_ARRIVAL, Change, Outcome, Record, Store, Unknown
+from jobsync.stores.decorator import StoreDecorator
 
 __all__ = ["CachedReads", "ReadCache", "ReadGuard", "WatchedStore"]
 

@@ -15,7 +15,8 @@ from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.urls import StoreUrl
 from jobsync.database.supervisor import Work
 from jobsync.errors import Invalid
-from jobsync.stores.contract import Store, StoreDecorator
+from jobsync.stores.contract import Store
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.opening import open_another
 
 __all__ = ["SharedSession"]

@@ -10,7 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from jobsync.core.clock import Clock
-from jobsync.stores.contract import Change, Conflicted, Outcome, Store, StoreDecorator, Unknown
+from jobsync.stores.contract import Change, Conflicted, Outcome, Store, Unknown
+from jobsync.stores.decorator import StoreDecorator
 
 __all__ = ["FREE", "S3_TARIFF", "CallStats", "Meter", "MeteredStore", "Tariff"]
 

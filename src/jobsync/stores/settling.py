@@ -26,9 +26,9 @@ from jobsync.stores.contract import (
     Outcome,
     Record,
     Store,
-    StoreDecorator,
     Unknown,
 )
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.record_codec import assign_nonces, build_records
 
 __all__ = ["DEADLINE", "SettlingStore", "judge_write"]

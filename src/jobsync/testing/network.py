@@ -26,11 +26,11 @@ from jobsync.stores.contract import (
     Outcome,
     Record,
     Store,
-    StoreDecorator,
     Unknown,
     Where,
 )
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.record_codec import assign_nonces
 from jobsync.stores.settling import SettlingStore
 from jobsync.stores.sql import SqlAccess

@@ -20,7 +20,8 @@ from jobsync.queue.backend import (
     Receipt,
     Settlement,
 )
-from jobsync.stores.contract import Change, Outcome, Record, Store, StoreDecorator
+from jobsync.stores.contract import Change, Outcome, Record, Store
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.record_codec import assign_nonces
 from jobsync.testing.nodes import Node
 from jobsync.testing.rows import CURRENT_CALL, BackendCall, digest

@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from jobsync.errors import Misconfigured, OutcomeUnknown, Unavailable
-from jobsync.stores.contract import StoreDecorator
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import LocalNotifier, MemoryStore
 from jobsync.stores.sql import Parameters, SqlAccess, SqliteAccess
 from jobsync.stores.sqlite.file import SQLITE_STEPS

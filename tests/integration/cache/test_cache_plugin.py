@@ -20,7 +20,8 @@ from jobsync import (
     Resource,
 )
 from jobsync.database import read_cache
-from jobsync.stores.contract import Change, Outcome, Store, StoreDecorator
+from jobsync.stores.contract import Change, Outcome, Store
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 T = TypeVar("T")

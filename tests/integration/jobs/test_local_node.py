@@ -13,7 +13,8 @@ from jobsync.core.clock import Mono
 from jobsync.errors import OutcomeUnknown
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.local_node import LocalNode, StoredRecords
-from jobsync.stores.contract import Change, Outcome, Store, StoreDecorator, Unknown
+from jobsync.stores.contract import Change, Outcome, Store, Unknown
+from jobsync.stores.decorator import StoreDecorator
 
 DAY = date(2026, 1, 5)
 ALONE = CoordinationConfig(enabled=False, total_tokens=10)

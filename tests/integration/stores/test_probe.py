@@ -17,7 +17,8 @@ from jobsync import (
     Unavailable,
     Unknown,
 )
-from jobsync.stores.contract import Change, Outcome, StoreDecorator
+from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.probe import (
     PROBE_KEYS,

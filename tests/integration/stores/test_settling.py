@@ -17,7 +17,8 @@ from jobsync import (
     Unavailable,
     Unknown,
 )
-from jobsync.stores.contract import TRAIL_LENGTH, Change, Outcome, StoreDecorator
+from jobsync.stores.contract import TRAIL_LENGTH, Change, Outcome
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.settling import SettlingStore, judge_write
 from jobsync.testing import CALM, Link, Weather, World

@@ -23,7 +23,8 @@ from jobsync import (
     Resource,
     Unavailable,
 )
-from jobsync.stores.contract import Change, Outcome, StoreDecorator, Unknown
+from jobsync.stores.contract import Change, Outcome, Unknown
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 T = TypeVar("T")

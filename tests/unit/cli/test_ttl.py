@@ -12,7 +12,8 @@ from jobsync.core.clock import Wall
 from jobsync.core.expiry import ExpiryRule
 from jobsync.database.database import Database
 from jobsync.errors import Unavailable
-from jobsync.stores.contract import Head, StoreDecorator
+from jobsync.stores.contract import Head
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 NOW = 1_800_000_000.0

@@ -20,7 +20,8 @@ from jobsync import (
     Unavailable,
 )
 from jobsync.coordination.runner import OwnThread
-from jobsync.stores.contract import Change, Outcome, StoreDecorator
+from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 QUICK: dict[str, Any] = {"heartbeat_interval": 0.1, "worker_timeout": 0.7}

@@ -10,7 +10,8 @@ from jobsync.coordination.session import SESSIONS, Session
 from jobsync.core.trust import Timing
 from jobsync.events import Events
 from jobsync.processes import NO_PROCESS, ProcessIdentity
-from jobsync.stores.contract import Change, Outcome, StoreDecorator
+from jobsync.stores.contract import Change, Outcome
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 TIMING = Timing(heartbeat=5, timeout=15)

@@ -9,7 +9,8 @@ import pytest
 from jobsync import Components, Unavailable
 from jobsync.database import keyspace as keyspace_module
 from jobsync.database.keyspace import BatchResult, Keyspace, create_many, remove_many
-from jobsync.stores.contract import Change, Outcome, Record, StoreDecorator, Unknown
+from jobsync.stores.contract import Change, Outcome, Record, Unknown
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 Fate: TypeAlias = Literal["applied", "lost request", "lost reply", "refused", "unreadable"]

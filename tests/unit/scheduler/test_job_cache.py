@@ -12,7 +12,8 @@ from jobsync.errors import Unavailable
 from jobsync.scheduler.history import JobHistory
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import JobStore
-from jobsync.stores.contract import Change, Outcome, Record, StoreDecorator, Unknown
+from jobsync.stores.contract import Change, Outcome, Record, Unknown
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 RUN = ActiveRun(id="run", instant=60, owner="me", started_at=60.0)

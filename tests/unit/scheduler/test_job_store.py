@@ -5,7 +5,8 @@ from typing import Any
 from jobsync.components import Components
 from jobsync.core.job_state import ActiveRun, Gap
 from jobsync.scheduler.job_store import JobStore
-from jobsync.stores.contract import Head, StoreDecorator
+from jobsync.stores.contract import Head
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 MOST_HEADS = 100_000

@@ -14,7 +14,8 @@ from jobsync.core.job_state import Gap, JobDefinition, JobPause, JobState
 from jobsync.errors import Invalid
 from jobsync.scheduler.job_store import JobStore
 from jobsync.scheduler.operations import JobOperations
-from jobsync.stores.contract import Head, Record, StoreDecorator
+from jobsync.stores.contract import Head, Record
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.memory import MemoryStore
 
 NOON = 1_800_014_400.0

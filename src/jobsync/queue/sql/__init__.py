@@ -19,8 +19,9 @@ from jobsync.core.messages import MessageState
 from jobsync.errors import Invalid, Misconfigured
 from jobsync.queue.backend import MessageInfo, Pause, QueueBackend, QueueContent, QueuePart
 from jobsync.queue.sql.common import read_infos
-from jobsync.stores.contract import Change, Head, Outcome, Record, Store, StoreDecorator, Where
+from jobsync.stores.contract import Change, Head, Outcome, Record, Store, Where
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.stores.decorator import StoreDecorator
 from jobsync.stores.scan import check_limit
 from jobsync.stores.sql import PostgresAccess, SqliteAccess
 
