@@ -28,6 +28,7 @@ from jobsync.jobs.job_node import JobNode
 from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.jobs.rebalancer import Rebalancer
 from jobsync.jobs.registration import Registration, find_candidates
+from jobsync.jobs.unclosed_claims import UnclosedClaims
 from jobsync.stores.contract import Applied, Change, Outcome, Put, Record, Store
 from jobsync.stores.decorator import StoreDecorator
 from jobsync.testing import check_story, run_story
@@ -49,7 +50,7 @@ def acknowledges_before_giving_up(patch: pytest.MonkeyPatch) -> None:
 
     async def give_up(self: OwnedTokens, before: Ownership, after: Ownership, number: int) -> None:
         await self._registration.update(applied=number)
-        await self._claims._clock.sleep(1)
+        await self._claims.foreign._clock.sleep(1)
 
     patch.setattr(OwnedTokens, "_give_up", give_up)
 
@@ -84,7 +85,7 @@ def keeps_tokens_of_an_earlier_session(patch: pytest.MonkeyPatch) -> None:
     def reset(self: OwnedTokens, session: Session | None) -> None:
         self._session = session
         self._incarnation = "" if session is None else session.incarnation
-        self._joined = self._joined or self._claims.now
+        self._joined = self._joined or self._claims.store_clock.now
 
     patch.setattr(OwnedTokens, "reset", reset)
 
@@ -142,10 +143,10 @@ def reclaims_at_once(patch: pytest.MonkeyPatch) -> None:
 def leaves_unknown_claims_open(patch: pytest.MonkeyPatch) -> None:
     """A claim with an unknown outcome may land, and its node claims the task once more."""
 
-    async def forget(self: Claims) -> None:
-        self._unclosed.clear()
+    async def forget(self: UnclosedClaims) -> None:
+        self._changes.clear()
 
-    patch.setattr(Claims, "_close_unknown", forget)
+    patch.setattr(UnclosedClaims, "close", forget)
 
 
 def runs_late_claims(patch: pytest.MonkeyPatch) -> None:
@@ -160,7 +161,7 @@ def ends_claims_of_others(patch: pytest.MonkeyPatch) -> None:
         for task, base in bases.items():
             current = await self._store.get(base.key)
             assert current is not None
-            ended = {**base.value, "state": state, "ended": self.now}
+            ended = {**base.value, "state": state, "ended": self.store_clock.now}
             (outcome,) = await self._store.write([current.replace(ended)])
             if isinstance(outcome, Applied):
                 self._record_end(task, outcome.record)

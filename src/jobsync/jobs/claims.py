@@ -8,8 +8,7 @@ same date, as a new run.
     (none) ──▶ running ──▶ done | failed ──▶ running (the next run)
                   └── owner is dead: abandoned, which is derived and not written ──▶ running
 
-A claim with an unknown outcome is closed before anything else: the same key is written as
-failed. That write takes the key, or finds that our claim has landed.
+A claim with an unknown outcome is closed before anything else.
 """
 
 import asyncio
@@ -23,21 +22,21 @@ from jobsync.components import Components
 from jobsync.coordination.membership import Membership
 from jobsync.errors import OutcomeUnknown, Unavailable
 from jobsync.jobs.foreign_claims import (
-    PAGE_SIZE,
     Claim,
     ClaimState,
     ForeignClaims,
+    find_done,
     read_claim,
     scan_claims,
 )
 from jobsync.jobs.job_keys import JobKeys
+from jobsync.jobs.store_clock import StoreClock
+from jobsync.jobs.unclosed_claims import UnclosedClaims
 from jobsync.stores.contract import Applied, Conflicted, Put, Record, Store, Unknown
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
 __all__ = ["Claims"]
 
-_CLOCK_MAX_AGE = 60.0
-"""Seconds after which the store's time is read again before a task is ended."""
 _RUNS_HERE = "this node does it already"
 
 
@@ -74,7 +73,7 @@ class Claims:
         once_per_date: bool,
     ) -> None:
         self._store = store
-        self._clock = components.clock
+        self.store_clock = StoreClock(store, components.clock)
         self._membership = membership
         self._keys = keys
         self._day = day
@@ -99,38 +98,10 @@ class Claims:
         self._ending: set[str] = set()
         # A task in here can be claimed again without reading its record first.
         self._finished: dict[str, Record] = {}
-        self._unclosed: dict[str, Put] = {}
+        self._unclosed = UnclosedClaims(store, self.store_clock, self._corruption_log)
         self._in_flight: dict[str, int] = {}
         self._started = asyncio.Event()
         self._landed = asyncio.Event()
-        self._store_time: float | None = None
-        """The store's time of day when it was last read."""
-        self._clock_read = components.clock.mono()
-
-    async def read_clock(self) -> None:
-        """Read the store's time of day, if it has a clock.
-
-        Raises:
-            Unavailable: the store does not answer; `now` continues from the last reading.
-        """
-        now = await self._store.now()
-        self._clock_read = self._clock.mono()
-        self._store_time = None if now is None else now.seconds
-
-    @property
-    def now(self) -> float:
-        """The time of day, by the store's clock where it has one.
-
-        Extrapolated from the last reading, so a step of our own wall clock has no effect.
-        """
-        if self._store_time is None:
-            return self._clock.wall().seconds
-        return self._store_time + (self._clock.mono() - self._clock_read)
-
-    @property
-    def has_clock(self) -> bool:
-        """Whether `now` is the store's time, which is the same for all nodes."""
-        return self._store_time is not None
 
     @property
     def running(self) -> list[str]:
@@ -180,14 +151,14 @@ class Claims:
                 self._finished.pop(task, None)
         wanted = {task: token for task, token in tasks.items() if task not in lost}
         with self._claiming(wanted):
-            await self._close_unknown()
+            await self._unclosed.close()
             taken: dict[str, Record] = {}
             sent: dict[str, Put] = {}
             try:
                 lost |= await self._claim(wanted, number, known, taken, sent)
             except BaseException:
                 # The caller will not run them, so they must not be marked as done.
-                self._unclosed |= sent
+                self._unclosed.add(sent)
                 raise
             late = [task for task in taken if not may_run(task, wanted[task])]
             for task, record in taken.items():
@@ -196,10 +167,10 @@ class Claims:
                     self._finished.pop(task, None)
                     self.foreign.forget(task)
             if late:
-                self._unclosed |= {task: sent[task] for task in late}
+                self._unclosed.add({task: sent[task] for task in late})
                 lost |= dict.fromkeys(late, "this node's trust expired before it could start")
                 with suppress(Unavailable):
-                    await self._close_unknown()
+                    await self._unclosed.close()
         return lost
 
     async def _claim(
@@ -242,13 +213,12 @@ class Claims:
             return {}
         self._ending |= bases.keys()
         try:
-            if self._clock.mono() - self._clock_read > _CLOCK_MAX_AGE:
-                await self.read_clock()
+            await self.store_clock.refresh()
             return await self._end(bases, state)
         except (Unavailable, OutcomeUnknown):
             if state == "failed":
                 left = {task: base for task, base in bases.items() if task in self._running}
-                self._unclosed |= {t: Put(base.key, base.value) for t, base in left.items()}
+                self._unclosed.add({t: Put(base.key, base.value) for t, base in left.items()})
                 self._forget_running(left)
             raise
         finally:
@@ -256,7 +226,7 @@ class Claims:
 
     async def _end(self, bases: Mapping[str, Record], state: ClaimState) -> dict[str, str]:
         changes = [
-            base.replace({**base.value, "state": state, "ended": self.now})
+            base.replace({**base.value, "state": state, "ended": self.store_clock.now})
             for base in bases.values()
         ]
         outcomes = await self._store.write(changes)
@@ -325,7 +295,7 @@ class Claims:
                 self._landed.clear()
                 await self._landed.wait()
             else:
-                await self._close_unknown()
+                await self._unclosed.close()
 
     async def list_all(self) -> list[Claim]:
         """Return all claims of the date."""
@@ -334,15 +304,7 @@ class Claims:
     async def find_done(self, tasks: Iterable[str]) -> dict[str, str]:
         """Return which of these tasks are done, with their versions."""
         keys = [self._keys.claim(self._day, task) for task in tasks]
-        done = {}
-        for at in range(0, len(keys), PAGE_SIZE):
-            page = keys[at : at + PAGE_SIZE]
-            found = await read_each(self._store, page, self._corruption_log.report)
-            for record in found.values():
-                claim = None if record is None or record.deleted else self._read(record)
-                if record is not None and claim is not None and claim.state == "done":
-                    done[claim.task] = record.version
-        return done
+        return await find_done(self._store, keys, self._corruption_log)
 
     def is_abandoned(self, claim: Claim) -> bool:
         """Whether a claim is recorded as running but its owner is dead."""
@@ -373,7 +335,7 @@ class Claims:
             number=number,
             run=1 if base is None else read_claim(base).run + 1,
             state="running",
-            started=self.now,
+            started=self.store_clock.now,
         )
         key = self._keys.claim(self._day, task)
         return Put(key, msgspec.to_builtins(claim), base)
@@ -399,44 +361,8 @@ class Claims:
                 case Conflicted():
                     del sent[task]
                 case Unknown():
-                    self._unclosed[task] = sent.pop(task)
-        await self._close_unknown()
-
-    async def _close_unknown(self) -> None:
-        """Close claims that no caller runs, so that none lands or stays open unnoticed.
-
-        Raises:
-            Unavailable: not all could be closed; call again.
-        """
-        while self._unclosed:
-            closing = dict(self._unclosed)
-            keys = [change.key for change in closing.values()]
-            found = await read_each(self._store, keys, self._corruption_log.report)
-            changes: dict[str, Put] = {}
-            for task, change in closing.items():
-                if change.key not in found:
-                    raise Unavailable(self._store.name, "a claim could not be read")
-                if (closed := self._build_closing_write(change, found[change.key])) is None:
-                    self._unclosed.pop(task, None)
-                else:
-                    changes[task] = closed
-            outcomes = await self._store.write(list(changes.values())) if changes else []
-            for task, outcome in zip(changes, outcomes, strict=True):
-                if isinstance(outcome, Applied):
-                    self._unclosed.pop(task, None)
-                elif isinstance(outcome, Unknown):
-                    raise Unavailable(self._store.name, "a claim could not be closed")
-
-    def _build_closing_write(self, change: Put, found: Record | None) -> Put | None:
-        """Return the write that closes a claim; None if it can no longer land."""
-        failed = {**change.value, "state": "failed", "ended": self.now}
-        if found is not None and found.value == change.value:
-            return found.replace(failed)
-        base = change.base
-        version = None if found is None else found.version
-        is_pending = version == (None if base is None else base.version)
-        # Takes the key, so that the claim can no longer land; or finds that it has landed.
-        return Put(change.key, failed, base) if is_pending else None
+                    self._unclosed.add({task: sent.pop(task)})
+        await self._unclosed.close()
 
     async def _resolve_claims(
         self,

@@ -6,7 +6,7 @@ A task that runs on another node is refused here until that node's session is de
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import date
 from typing import Literal, TypeAlias
 
@@ -21,7 +21,15 @@ from jobsync.jobs.job_keys import JobKeys
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
-__all__ = ["PAGE_SIZE", "Claim", "ClaimState", "ForeignClaims", "read_claim", "scan_claims"]
+__all__ = [
+    "PAGE_SIZE",
+    "Claim",
+    "ClaimState",
+    "ForeignClaims",
+    "find_done",
+    "read_claim",
+    "scan_claims",
+]
 
 ClaimState: TypeAlias = Literal["running", "done", "failed"]
 
@@ -73,6 +81,27 @@ async def scan_claims(
         if len(records) < PAGE_SIZE:
             return found
         after = records[-1].key
+
+
+async def read_claims(
+    store: Store, keys: Sequence[str], corruption_log: CorruptionLog
+) -> AsyncIterator[tuple[Record, Claim]]:
+    """Yield the claims with these keys that exist and can be read, each after its record."""
+    for at in range(0, len(keys), PAGE_SIZE):
+        found = await read_each(store, keys[at : at + PAGE_SIZE], corruption_log.report)
+        for record in found.values():
+            if record is None or record.deleted:
+                continue
+            if (claim := corruption_log.read(read_claim, record)) is not None:
+                yield record, claim
+
+
+async def find_done(
+    store: Store, keys: Sequence[str], corruption_log: CorruptionLog
+) -> dict[str, str]:
+    """Return which of the tasks with these keys are done, each with the version of its claim."""
+    claims = read_claims(store, keys, corruption_log)
+    return {claim.task: record.version async for record, claim in claims if claim.state == "done"}
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -165,17 +194,9 @@ class ForeignClaims:
             return
         self._refreshed = now
         keys = [refusal.key for refusal in self._refusals.values() if refusal.until is None]
-        for at in range(0, len(keys), PAGE_SIZE):
-            page = keys[at : at + PAGE_SIZE]
-            found = await read_each(self._store, page, self._corruption_log.report)
-            for record in found.values():
-                claim = (
-                    None
-                    if record is None or record.deleted
-                    else self._corruption_log.read(read_claim, record)
-                )
-                if claim is not None and claim.state != "running":
-                    self.remember(claim)
+        async for _, claim in read_claims(self._store, keys, self._corruption_log):
+            if claim.state != "running":
+                self.remember(claim)
         self.watch_owners()
 
     def remember(self, claim: Claim, *, finished: bool = True) -> None:

@@ -42,9 +42,9 @@ class JobNode(NodeLoop):
         Raises:
             Misconfigured: other nodes have other settings, or the name is taken.
         """
-        await self.claims.read_clock()
+        await self.claims.store_clock.read()
         await self._join(wait)
-        await record_date(self._store, self._keys, self.settings.day, self.claims.now)
+        await record_date(self._store, self._keys, self.settings.day, self.claims.store_clock.now)
 
     async def start(self, wait: float) -> None:
         """Start to own tokens, once `minimum_nodes` have joined; `enter` first if necessary.
@@ -182,8 +182,7 @@ class JobNode(NodeLoop):
 
     async def read_time(self) -> float:
         """Return the time of day, by the store's clock where it has one."""
-        await self.claims.read_clock()
-        return self.claims.now
+        return await self.claims.store_clock.read()
 
     @property
     def poll_interval(self) -> float:

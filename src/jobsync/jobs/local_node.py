@@ -20,10 +20,18 @@ from jobsync.core.clock import Clock, Mono
 from jobsync.core.codec import Json
 from jobsync.errors import OutcomeUnknown
 from jobsync.jobs.events import AuditRefused
-from jobsync.jobs.foreign_claims import PAGE_SIZE, Claim, ClaimState, read_claim, scan_claims
+from jobsync.jobs.foreign_claims import (
+    PAGE_SIZE,
+    Claim,
+    ClaimState,
+    find_done,
+    read_claim,
+    scan_claims,
+)
 from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.registration import NodeInfo, read_node_record
 from jobsync.jobs.retention import Forgotten, forget, record_date
+from jobsync.jobs.store_clock import StoreClock
 from jobsync.stores.contract import Applied, Put, Record, Store, Unknown
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 
@@ -222,6 +230,7 @@ class StoredRecords:
     ) -> None:
         self._store = store
         self._clock = components.clock
+        self._store_clock = StoreClock(store, components.clock)
         self._events = components.events
         self._keys = keys
         self._day = day
@@ -234,17 +243,12 @@ class StoredRecords:
 
     async def start(self) -> None:
         """Record that a node works on the date."""
-        await record_date(self._store, self._keys, self._day, await self._read_time())
+        await record_date(self._store, self._keys, self._day, await self._store_clock.read())
 
     async def find_done(self, tasks: Collection[str]) -> dict[str, str]:
         """Return which tasks are done, each with the version of its completion."""
-        found = await self._read(tasks)
-        done = {}
-        for task, record in found.items():
-            claim = self._decode(record)
-            if record is not None and claim is not None and claim.state == "done":
-                done[task] = record.version
-        return done
+        keys = [self._keys.claim(self._day, task) for task in tasks]
+        return await find_done(self._store, keys, self._corruption_log)
 
     async def add(self, tasks: Mapping[str, Mono], state: ClaimState) -> dict[str, str]:
         """Record the end of tasks, each with its start; return those that were refused.
@@ -257,7 +261,7 @@ class StoredRecords:
         refused: dict[str, str] = {}
         while left:
             found = await self._read(left)
-            now = await self._read_time()
+            now = await self._store_clock.read()
             changes: dict[str, Put] = {}
             for task, started in list(left.items()):
                 record = found.get(task)
@@ -284,7 +288,7 @@ class StoredRecords:
         """Return all claims of the date, with the tasks that run here now."""
         found = await scan_claims(self._store, self._keys, self._day, self._corruption_log)
         claims = {claim.task: claim for claim in found}
-        now = await self._read_time()
+        now = await self._store_clock.read()
         for task, started in running.items():
             since = now - (self._clock.mono() - started)
             run = claims[task].run + 1 if task in claims else 1
@@ -301,7 +305,7 @@ class StoredRecords:
             self._store,
             self._keys,
             lambda record: self._corruption_log.read(read_node_record, record),
-            now=await self._read_time(),
+            now=await self._store_clock.read(),
             days=days,
         )
 
@@ -352,10 +356,6 @@ class StoredRecords:
         session = await self._store.get(f"{SESSIONS}{claim.owner}")
         is_alive = session is not None and read_session_record(session).state == "live"
         return f"{claim.node} is doing it" if is_alive else ""
-
-    async def _read_time(self) -> float:
-        """Return the time of day, by the store's clock where it has one."""
-        return (await self._store.now() or self._clock.wall()).seconds
 
     def _build(
         self,

@@ -247,7 +247,7 @@ class NodeLoop:
             minimum_nodes=self._minimum,
             applied=0,
             is_observer=self.settings.is_observer,
-            created=self.claims.now,
+            created=self.claims.store_clock.now,
             host=str(self._facts.get("host", "")),
             pid=int(self._facts.get("pid", 0)),
             fleet=self.fleet_settings.values,

@@ -62,6 +62,7 @@ class OwnedTokens:
     ) -> None:
         self._registration = registration
         self._claims = claims
+        self._store_clock = claims.store_clock
         self._on_change = on_change
         self._session: Session | None = None
         self._incarnation = ""
@@ -86,7 +87,7 @@ class OwnedTokens:
         self._incarnation = "" if session is None else session.incarnation
         # Set once: the program may go on with a list that it read before the session began.
         if self._joined is None:
-            self._joined = self._claims.now
+            self._joined = self._store_clock.now
 
     def owns(self, task: str, token: int) -> bool:
         """Whether this node owns a task now. Reads the clock, not the store."""
@@ -155,7 +156,7 @@ class OwnedTokens:
             await self._give_up(before, after, number)
         gained = after.tokens - before.tokens
         if tokens := gained | self._find_tokens_of_tasks(before, after, plan):
-            await self._claims.read_clock()
+            await self._store_clock.read()
             await self._claims.foreign.load(tokens, self._build_recent_filter())
             self._has_gained = True
         self._use(after)
@@ -167,8 +168,8 @@ class OwnedTokens:
 
     def _build_recent_filter(self) -> dict[str, Json]:
         """Return a filter for claims that others may have finished since lists were read here."""
-        if self._claims.has_clock:
-            since = max(self._joined or 0.0, self._claims.now - self._claims.handover_memory)
+        if self._store_clock.is_shared:
+            since = max(self._joined or 0.0, self._store_clock.now - self._claims.handover_memory)
             return {"ended": {"$gte": since}}
         # Nodes share no clock, but they share the numbers. Lists are read after the first tokens
         # have come; for some time other nodes may still use the assignment before that.

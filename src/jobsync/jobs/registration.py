@@ -267,7 +267,7 @@ class NodeList:
         if session is None:
             return None
         age = await self._node.membership.store.age(session)
-        return None if age is None else _instant(self._node.claims.now - age)
+        return None if age is None else _instant(self._node.claims.store_clock.now - age)
 
     def _describe(self, node: NodeRecord, last_heartbeat: dt.datetime | None) -> NodeInfo:
         leader = self._node.leader

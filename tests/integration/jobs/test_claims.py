@@ -189,11 +189,11 @@ async def test_a_batch_that_could_not_be_closed_claims_nothing(
             outcomes = await self.inner.write(changes)
             return [outcomes[0], Unknown("lost")]
 
-    node._store = Half(nodes.store.inner)
+    node._store = node._unclosed._store = Half(nodes.store.inner)
     with pytest.raises(Unavailable):
         await claim(node, "x", "y")
     assert node.running == []
-    node._store = nodes.store
+    node._store = node._unclosed._store = nodes.store
     for _ in range(sessions - 1):
         node.reset()
     assert await claim(node, "z") == {}
@@ -329,7 +329,7 @@ async def test_a_step_of_the_wall_clock_does_not_change_claim_times(nodes: Claim
         return served.wall()
 
     nodes.store.now = now  # type: ignore[method-assign]
-    await node.read_clock()
+    await node.store_clock.read()
     await claim(node, "x")
     nodes.clock.wall_seconds -= 86_400
     nodes.pass_time(30)
