@@ -13,38 +13,39 @@ defaults; `CoordinationConfig` is a frozen dataclass. `@in_section` registers a 
 mistyped names can be recognised.
 """
 
-import dataclasses
-import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
 from pathlib import Path
-from types import UnionType
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
-from msgspec.structs import FieldInfo
 
-from jobsync.core.secrets import MASK, Secret, redact
 from jobsync.core.urls import parse_url
 from jobsync.errors import Invalid, Misconfigured, closest_name
+from jobsync.setting_fields import (
+    Origin,
+    convert_value,
+    decapitalise,
+    describe_wrong_value,
+    fields,
+    mask_unknown,
+    show_field,
+    show_settings,
+)
 
 __all__ = [
     "COMMAND_LINE",
     "Layer",
-    "Origin",
     "Resolved",
     "Settings",
     "Sources",
     "StoreSettings",
     "check_given",
     "combine",
-    "fields",
     "in_section",
     "resolve",
     "sections",
-    "show_settings",
 ]
 
 T = TypeVar("T")
@@ -60,19 +61,6 @@ COMMAND_LINE = frozenset(
 )
 """Variables of the command line, which are not settings: they occur in shared environments."""
 
-_WORDS = {"yes": True, "on": True, "no": False, "off": False}
-_DESCRIPTIONS: dict[Any, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Secret: "text",
-    type(None): "nothing",
-}
-_NUMBERS = {bool, int, float, timedelta, type(None)}
-
-_is_secret_name = re.compile("password|passwd|secret|token", re.IGNORECASE).search
-_is_url_name = re.compile(r"(?:.*_)?url", re.IGNORECASE).fullmatch
 # A service named "jobsync" makes Kubernetes set these in every pod beside it.
 _is_service_name = re.compile(
     r"JOBSYNC_(?:.*_)?(?:SERVICE_HOST|SERVICE_PORT(?:_.*)?|PORT(?:_\d+_(?:TCP|UDP|SCTP).*)?)"
@@ -86,19 +74,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return show_settings(self)
-
-
-def fields(kind: Any) -> tuple[FieldInfo, ...]:
-    """Return the fields of a settings type, or of its instance."""
-    if not dataclasses.is_dataclass(kind):
-        return msgspec.structs.fields(kind)
-    return tuple(FieldInfo(f.name, f.name, f.type, f.default) for f in dataclasses.fields(kind))
-
-
-def show_settings(settings: object) -> str:
-    """Return the repr of settings, without secrets."""
-    pairs = (f"{f.name}={_show(f, getattr(settings, f.name))}" for f in fields(settings))
-    return f"{type(settings).__name__}({', '.join(pairs)})"
 
 
 _sections: dict[str, tuple[type[Any], ...]] = {}
@@ -132,16 +107,6 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         parse_url(self.url)
-
-
-class Origin(msgspec.Struct, frozen=True):
-    """The source of a value."""
-
-    kind: Literal["code", "config", "environment", "file", "default"]
-    where: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.where}".rstrip()
 
 
 Layer: TypeAlias = Mapping[str, tuple[Origin, Any]]
@@ -188,7 +153,7 @@ class Resolved(msgspec.Struct, Generic[T], frozen=True):
     def explain(self) -> str:
         """Return one line for each setting: name, value and origin. Secrets are masked."""
         return "\n".join(
-            f"{f.name} = {_show(f, getattr(self.value, f.name))}  ({self.origins[f.name]})"
+            f"{f.name} = {show_field(f, getattr(self.value, f.name))}  ({self.origins[f.name]})"
             for f in fields(self.value)
         )
 
@@ -239,7 +204,7 @@ def combine(kind: type[T], layers: Iterable[Layer]) -> Resolved[T]:
         origin, value = merged.get(field.name, (Origin("default"), None))
         origins[field.name] = origin
         if origin.kind != "default":
-            values[field.name] = _convert(field, value, origin)
+            values[field.name] = convert_value(field, value, origin)
     return Resolved(_build(kind, values, origins), origins)
 
 
@@ -252,7 +217,9 @@ def check_given(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     _check_names(kind, given)
     known = {field.name: field for field in fields(kind)}
     present = {name: value for name, value in given.items() if value is not None}
-    return {name: _convert(known[name], value, Origin("code")) for name, value in present.items()}
+    return {
+        name: convert_value(known[name], value, Origin("code")) for name, value in present.items()
+    }
 
 
 def _read_environ(names: Iterable[str], environ: Mapping[str, str], section: str) -> Layer:
@@ -282,18 +249,8 @@ def _build(kind: type[T], values: dict[str, Any], origins: Mapping[str, Origin])
             raise
         # The error of a URL is redacted already, and redacting twice changes nothing.
         origin = origins[field.name]
-        wrong = _describe_wrong_value(field, error.value, origin, error.problem, error.fix)
+        wrong = describe_wrong_value(field, error.value, origin, error.problem, error.fix)
     raise wrong
-
-
-def _describe_wrong_value(
-    field: FieldInfo, value: object, origin: Origin, problem: str, fix: str
-) -> Invalid | Misconfigured:
-    """Return the error for the origin: `Invalid` for code, `Misconfigured` for all others."""
-    shown = _mask(field.name, value, secret=_is_secret(field))
-    if origin.kind in ("config", "environment", "file"):
-        return Misconfigured(origin.where, shown, problem, fix)
-    return Invalid(field.name, shown, problem, fix)
 
 
 def _variable(section: str, name: str) -> str:
@@ -320,7 +277,7 @@ def _check_names(kind: type[Any], given: Mapping[str, Any]) -> None:
     known = [field.name for field in fields(kind)]
     for name, value in given.items():
         if name not in known:
-            shown = _mask_unknown(name, value, known)
+            shown = mask_unknown(name, value, known)
             problem = f"is not a setting of {kind.__name__}"
             raise Invalid(name, shown, problem, _suggest(name, known))
 
@@ -338,7 +295,7 @@ def _check_environ(kind: type[Any], environ: Mapping[str, str], section: str) ->
         if name == variable or name in known or _is_foreign(variable):
             continue
         if hint := closest_name(name, known):
-            shown = _mask_unknown(name, environ[variable], known)
+            shown = mask_unknown(name, environ[variable], known)
             fix = f"did you mean {_PREFIX}{hint}?"
             raise Misconfigured(variable, shown, "is not a setting", fix)
 
@@ -373,7 +330,7 @@ def _get_table(
             fix = _suggest(name, tables or names)
             raise Misconfigured(place, "a table", "is not a section", fix)
         else:
-            shown = _mask_unknown(name, value, names)
+            shown = mask_unknown(name, value, names)
             raise Misconfigured(place, shown, "is not a setting", _suggest(name, names))
     return table
 
@@ -386,91 +343,6 @@ def _check_table(place: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _convert(field: FieldInfo, value: Any, origin: Origin) -> Any:
-    """Convert a value to the field's type. Text that may come from a variable may be a number."""
-    kinds = _kinds(field)
-    # A config module often passes on a value from the environment.
-    from_text = isinstance(value, str) and origin.kind in ("config", "environment")
-    if from_text and bool in kinds and str not in kinds:
-        value = _WORDS.get(value.lower(), value)
-    if isinstance(value, timedelta) and float in kinds:
-        value = value.total_seconds()
-    problem = "must be finite"
-    try:
-        result = msgspec.convert(value, field.type, strict=not from_text, dec_hook=_make_secret)
-        if not (isinstance(result, float) and not math.isfinite(result)):
-            return result
-    except msgspec.ValidationError as error:
-        # msgspec quotes some values.
-        detail = "" if _is_secret(field) else f": {_decapitalise(str(error))}"
-        problem = f"has a wrong value{detail}"
-    # Not raised within `except`: the error would carry the value as its context.
-    raise _describe_wrong_value(field, value, origin, problem, f"use {_describe(field)}")
-
-
-def _make_secret(kind: type, value: Any) -> Any:
-    if kind is Secret and isinstance(value, str):
-        return Secret(value)
-    if isinstance(value, kind):
-        return value
-    raise msgspec.ValidationError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
-
-
-def _decapitalise(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-def _kinds(field: FieldInfo) -> tuple[Any, ...]:
-    """Return the alternatives of a field's type, without their constraints."""
-    kind = _bare(field.type)
-    if get_origin(kind) in (Union, UnionType, Literal):
-        return tuple(_bare(part) for part in get_args(kind))
-    return (kind,)
-
-
-def _bare(kind: Any) -> Any:
-    return get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
-
-
-def _describe(field: FieldInfo) -> str:
-    """Return in words which values a field accepts."""
-    words = (_DESCRIPTIONS.get(k, getattr(k, "__name__", repr(k))) for k in _kinds(field))
-    return " or ".join(words)
-
-
-def _is_secret(field: FieldInfo) -> bool:
-    kinds = set(_kinds(field))
-    # `total_tokens` is a number, not a secret.
-    return Secret in kinds or bool(_is_secret_name(field.name) and not kinds <= _NUMBERS)
-
-
-def _show(field: FieldInfo, value: object) -> str:
-    shown = _mask(field.name, value, secret=_is_secret(field))
-    return MASK if shown == MASK else repr(shown)
-
-
-def _mask(name: str, value: object, *, secret: bool) -> object:
-    """Return a value in a form that may be shown."""
-    if value is None or isinstance(value, bool):
-        return value
-    if secret or isinstance(value, Secret):
-        return MASK
-    if isinstance(value, str):
-        return redact(value) if _is_url_name(name) or "://" in value else value
-    if isinstance(value, list | tuple):
-        return [_mask(name, item, secret=False) for item in value]
-    if isinstance(value, dict):
-        keys = {key: str(key) for key in value}
-        return {k: _mask(n, value[k], secret=bool(_is_secret_name(n))) for k, n in keys.items()}
-    return value
-
-
-def _mask_unknown(name: str, value: object, known: Iterable[str]) -> object:
-    """Mask the value of an unknown name as carefully as that of the name it resembles."""
-    hint = closest_name(name, known) or name
-    return _mask(hint, value, secret=bool(_is_secret_name(name) or _is_secret_name(hint)))
-
-
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -479,7 +351,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         parts = _split_toml_error(str(error))
         problem, place = parts.groups() if parts else (str(error), "")
-        problem, fix = f"is not TOML: {_decapitalise(problem)}", f"correct that line of {path}"
+        problem, fix = f"is not TOML: {decapitalise(problem)}", f"correct that line of {path}"
     except UnicodeDecodeError as error:
         problem, place, fix = "is not UTF-8", f"byte {error.start}", f"save {path} as UTF-8"
     except OSError as error:

@@ -14,15 +14,8 @@ from jobsync.coordination.settings import CoordinatorSettings
 from jobsync.core.secrets import Secret
 from jobsync.errors import Invalid, Misconfigured
 from jobsync.queue.settings import QueueSettings
-from jobsync.settings import (
-    COMMAND_LINE,
-    Origin,
-    Sources,
-    StoreSettings,
-    in_section,
-    resolve,
-    sections,
-)
+from jobsync.setting_fields import Origin
+from jobsync.settings import COMMAND_LINE, Sources, StoreSettings, in_section, resolve, sections
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,8 @@ from jobsync.database.plugin import Plugin
 from jobsync.database.shared_session import SharedSession
 from jobsync.errors import Invalid, closest_name
 from jobsync.events import Event
-from jobsync.settings import Settings, Sources, fields, resolve
+from jobsync.setting_fields import fields
+from jobsync.settings import Settings, Sources, resolve
 
 __all__ = ["CoordinatorPlugin", "PluginWithoutWork", "split_options"]
 

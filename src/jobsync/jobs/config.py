@@ -22,7 +22,8 @@ from typing import Any
 from jobsync.core.secrets import MASK
 from jobsync.errors import Invalid, Misconfigured, closest_name
 from jobsync.jobs.coordination_config import ADDRESS, CoordinationConfig
-from jobsync.settings import Layer, Origin, Resolved, combine, fields
+from jobsync.setting_fields import Origin, fields
+from jobsync.settings import Layer, Resolved, combine
 
 __all__ = ["check_no_other_jobsync", "resolve_coordination"]
 

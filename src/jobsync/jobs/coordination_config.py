@@ -16,7 +16,8 @@ from jobsync.core.secrets import MASK, Secret
 from jobsync.core.trust import Timing
 from jobsync.core.urls import PostgresUrl, parse_url
 from jobsync.errors import Invalid
-from jobsync.settings import check_given, fields, show_settings
+from jobsync.setting_fields import fields, show_settings
+from jobsync.settings import check_given
 
 __all__ = ["ADDRESS", "CoordinationConfig", "default_reclaim_delay"]
 

@@ -19,7 +19,8 @@ from jobsync.core.urls import (
     parse_url,
 )
 from jobsync.errors import MissingExtra
-from jobsync.settings import Origin, Sources, StoreSettings, resolve
+from jobsync.setting_fields import Origin
+from jobsync.settings import Sources, StoreSettings, resolve
 from jobsync.stores.contract import Store
 from jobsync.stores.memory import MemoryStore
 from jobsync.stores.probe import probe_and_record, read_verdict

@@ -1,0 +1,160 @@
+"""The fields of settings: how values are converted to their types, and shown without secrets."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable
+from datetime import timedelta
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+from msgspec.structs import FieldInfo
+
+from jobsync.core.secrets import MASK, Secret, redact
+from jobsync.errors import Invalid, Misconfigured, closest_name
+
+__all__ = [
+    "Origin",
+    "convert_value",
+    "decapitalise",
+    "describe_wrong_value",
+    "fields",
+    "mask_unknown",
+    "show_field",
+    "show_settings",
+]
+
+_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+_DESCRIPTIONS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Secret: "text",
+    type(None): "nothing",
+}
+_NUMBERS = {bool, int, float, timedelta, type(None)}
+
+_is_secret_name = re.compile("password|passwd|secret|token", re.IGNORECASE).search
+_is_url_name = re.compile(r"(?:.*_)?url", re.IGNORECASE).fullmatch
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The source of a value."""
+
+    kind: Literal["code", "config", "environment", "file", "default"]
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.where}".rstrip()
+
+
+def fields(kind: Any) -> tuple[FieldInfo, ...]:
+    """Return the fields of a settings type, or of its instance."""
+    if not dataclasses.is_dataclass(kind):
+        return msgspec.structs.fields(kind)
+    return tuple(FieldInfo(f.name, f.name, f.type, f.default) for f in dataclasses.fields(kind))
+
+
+def show_settings(settings: object) -> str:
+    """Return the repr of settings, without secrets."""
+    pairs = (f"{f.name}={show_field(f, getattr(settings, f.name))}" for f in fields(settings))
+    return f"{type(settings).__name__}({', '.join(pairs)})"
+
+
+def convert_value(field: FieldInfo, value: Any, origin: Origin) -> Any:
+    """Convert a value to the field's type. Text that may come from a variable may be a number."""
+    kinds = _kinds(field)
+    # A config module often passes on a value from the environment.
+    from_text = isinstance(value, str) and origin.kind in ("config", "environment")
+    if from_text and bool in kinds and str not in kinds:
+        value = _WORDS.get(value.lower(), value)
+    if isinstance(value, timedelta) and float in kinds:
+        value = value.total_seconds()
+    problem = "must be finite"
+    try:
+        result = msgspec.convert(value, field.type, strict=not from_text, dec_hook=_make_secret)
+        if not (isinstance(result, float) and not math.isfinite(result)):
+            return result
+    except msgspec.ValidationError as error:
+        # msgspec quotes some values.
+        detail = "" if _is_secret(field) else f": {decapitalise(str(error))}"
+        problem = f"has a wrong value{detail}"
+    # Not raised within `except`: the error would carry the value as its context.
+    raise describe_wrong_value(field, value, origin, problem, f"use {_describe(field)}")
+
+
+def _make_secret(kind: type, value: Any) -> Any:
+    if kind is Secret and isinstance(value, str):
+        return Secret(value)
+    if isinstance(value, kind):
+        return value
+    raise msgspec.ValidationError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+
+
+def decapitalise(text: str) -> str:
+    """Return a text with a small first letter, to continue a sentence."""
+    return text[:1].lower() + text[1:]
+
+
+def _kinds(field: FieldInfo) -> tuple[Any, ...]:
+    """Return the alternatives of a field's type, without their constraints."""
+    kind = _bare(field.type)
+    if get_origin(kind) in (Union, UnionType, Literal):
+        return tuple(_bare(part) for part in get_args(kind))
+    return (kind,)
+
+
+def _bare(kind: Any) -> Any:
+    return get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
+
+
+def _describe(field: FieldInfo) -> str:
+    """Return in words which values a field accepts."""
+    words = (_DESCRIPTIONS.get(k, getattr(k, "__name__", repr(k))) for k in _kinds(field))
+    return " or ".join(words)
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    kinds = set(_kinds(field))
+    # `total_tokens` is a number, not a secret.
+    return Secret in kinds or bool(_is_secret_name(field.name) and not kinds <= _NUMBERS)
+
+
+def show_field(field: FieldInfo, value: object) -> str:
+    """Return the repr of a value, without secrets."""
+    shown = _mask(field.name, value, secret=_is_secret(field))
+    return MASK if shown == MASK else repr(shown)
+
+
+def _mask(name: str, value: object, *, secret: bool) -> object:
+    """Return a value in a form that may be shown."""
+    if value is None or isinstance(value, bool):
+        return value
+    if secret or isinstance(value, Secret):
+        return MASK
+    if isinstance(value, str):
+        return redact(value) if _is_url_name(name) or "://" in value else value
+    if isinstance(value, list | tuple):
+        return [_mask(name, item, secret=False) for item in value]
+    if isinstance(value, dict):
+        keys = {key: str(key) for key in value}
+        return {k: _mask(n, value[k], secret=bool(_is_secret_name(n))) for k, n in keys.items()}
+    return value
+
+
+def mask_unknown(name: str, value: object, known: Iterable[str]) -> object:
+    """Mask the value of an unknown name as carefully as that of the name it resembles."""
+    hint = closest_name(name, known) or name
+    return _mask(hint, value, secret=bool(_is_secret_name(name) or _is_secret_name(hint)))
+
+
+def describe_wrong_value(
+    field: FieldInfo, value: object, origin: Origin, problem: str, fix: str
+) -> Invalid | Misconfigured:
+    """Return the error for the origin: `Invalid` for code, `Misconfigured` for all others."""
+    shown = _mask(field.name, value, secret=_is_secret(field))
+    if origin.kind in ("config", "environment", "file"):
+        return Misconfigured(origin.where, shown, problem, fix)
+    return Invalid(field.name, shown, problem, fix)
