@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.core.clock import Mono, Seconds
 from jobsync.core.expiry import OnExpire
-from jobsync.database.archive import check_archive, check_archived
 from jobsync.database.coordinator_plugin import CoordinatorPlugin, split_options
 from jobsync.database.definition import Definition, Rule
 from jobsync.database.document import Document
@@ -46,7 +45,8 @@ from jobsync.errors import (
 from jobsync.settings import Sources, resolve
 from jobsync.ttl import events
 from jobsync.ttl.callback import ExpiryCallback, find_calling_callback
-from jobsync.ttl.settings import GovernedResource, TTLSettings, parse_resources
+from jobsync.ttl.governed_rules import GovernedRules
+from jobsync.ttl.settings import TTLSettings, parse_resources
 from jobsync.ttl.sweep import ResourceSweep, SweepCounts, SweepListener
 
 __all__ = ["TTLPlugin"]
@@ -97,6 +97,7 @@ class TTLPlugin(CoordinatorPlugin):
             coordinator_work_interval=min(self.settings.cleanup_interval, _WORK_INTERVAL),
             **shared,
         )
+        self._rules = GovernedRules(self._governed, lambda: self.database)
         self._callbacks = {
             name: ExpiryCallback(governed.callback)
             for name, governed in self._governed.items()
@@ -125,15 +126,7 @@ class TTLPlugin(CoordinatorPlugin):
         Raises:
             Invalid: the schema, or the rule of another resource, does not fit the options.
         """
-        governed = self._governed.get(definition.name)
-        if governed is None or self._must_wait(governed, definition):
-            return ()
-        rule = governed.options.resolve(definition.schema)
-        if rule.on_expire == "archive":
-            self._check_circle(definition.name)
-            if not self._is_archive(definition.name):
-                check_archived(f"resources.{definition.name}", definition.schema)
-        return [rule]
+        return self._rules.choose(definition)
 
     async def run_cleanup(self) -> events.CleanupCompleted:
         """Deal with everything that has expired now, in this process; return what was done.
@@ -184,14 +177,14 @@ class TTLPlugin(CoordinatorPlugin):
         self._awaited.clear()
         self._veto = ""
         # All are checked before any is stored.
-        self._check_all()
+        self._rules.check_all()
         for governed in self._governed.values():
             archive = governed.options.archive_resource
             if archive is not None and archive not in database.resources:
                 await database.create_resource(archive)
         for name in self._governed:
             try:
-                await self._store_rule(name)
+                await self._rules.store(name)
             except NewerFormat as error:
                 # Newer code has defined it, and sweeps it.
                 self._report_error(name, None, format_error(error))
@@ -233,69 +226,6 @@ class TTLPlugin(CoordinatorPlugin):
             await super()._set_up(exit_stack)
         else:
             await Plugin._set_up(self, exit_stack)  # noqa: SLF001 - that of its base class
-
-    def _check_all(self) -> None:
-        """Check the rules of all resources that exist.
-
-        Raises:
-            Invalid: a schema does not fit the options.
-        """
-        resources = self.database.resources
-        for name, governed in self._governed.items():
-            if name in resources:
-                self.choose_rules(resources[name].definition)
-            archive = governed.options.archive_resource
-            if archive is not None and archive in resources:
-                place = f"resources.{name}.archive_resource"
-                check_archive(place, archive, resources[archive].schema)
-
-    def _check_circle(self, name: str) -> None:
-        """Check that archived records never come back, also by the rules that others have stored.
-
-        Raises:
-            Invalid: they would.
-        """
-        way = [name]
-        while (archive := self._find_archive(way[-1])) is not None and archive not in way:
-            way.append(archive)
-        if archive == name:
-            place = f"resources.{name}.archive_resource"
-            problem = f"moves records in a circle: {' to '.join([*way, name])}"
-            fix = f'write archive_resource="{name}_archive", or drop_expiry("{way[-1]}")'
-            raise Invalid(place, way[1], problem, fix)
-
-    def _find_archive(self, name: str) -> str | None:
-        """Return where the records of a resource are archived, as far as this process knows."""
-        if name in self._governed:
-            return self._governed[name].options.archive_resource
-        resources = self.database.resources
-        rule = resources[name].definition.expiry if name in resources else None
-        return None if rule is None else rule.archive_resource
-
-    def _is_archive(self, name: str) -> bool:
-        """Whether records of another resource are archived here."""
-        others = {*self._governed, *self.database.resources}
-        return any(self._find_archive(each) == name for each in others)
-
-    async def _store_rule(self, name: str) -> bool:
-        """Store the rule of a resource; return whether it has one.
-
-        Raises:
-            Invalid: the schema does not fit the options.
-        """
-        database = self.database
-        if name in database.resources:
-            # Asks `choose_rules`.
-            resource = await database.define_resource(name)
-            if resource.definition.expiry is not None:
-                return True
-        return False
-
-    def _must_wait(self, governed: GovernedResource, definition: Definition) -> bool:
-        """Whether a resource has to be described first, so that its expiry is known."""
-        options = governed.options
-        given = (options.ttl, options.field, options.default_ttl)
-        return given == (None, None, None) and not definition.is_declared
 
     async def _watch_clock(self, clock: FleetClock) -> None:
         """Stand back while this machine's clock cannot be right."""
@@ -450,7 +380,7 @@ class TTLPlugin(CoordinatorPlugin):
         if name in resources and resources[name].definition.expiry is not None:
             return True
         await self.database.list_resources()
-        if await self._store_rule(name):
+        if await self._rules.store(name):
             return True
         self._awaited[name] += 1
         if self._awaited[name] == _SWEEPS_WITHOUT:
