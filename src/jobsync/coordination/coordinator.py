@@ -38,8 +38,9 @@ from jobsync.errors import (
     Unavailable,
     format_error,
 )
-from jobsync.events import HandlerFailed, is_for_task
+from jobsync.events import HandlerFailed
 from jobsync.stores.corruption_log import CorruptionLog
+from jobsync.user_functions import is_for_task
 
 if TYPE_CHECKING:
     from jobsync.coordination.membership import Membership

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
 
 from jobsync.errors import Invalid, closest_name, format_error, safe_name
-from jobsync.events import EventEmitter, Events, HandlerFailed, check_function, is_for_task
+from jobsync.events import EventEmitter, Events, HandlerFailed
+from jobsync.user_functions import check_function, is_for_task
 
 __all__ = ["Hook", "HookedVerbs", "ResourceHooks", "Verb"]
 

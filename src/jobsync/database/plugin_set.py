@@ -8,7 +8,7 @@ from jobsync.database.plugin import STOP_TIME, Plugin, check_plugin_name
 from jobsync.database.plugin_storage import PluginStorage
 from jobsync.database.supervisor import Work
 from jobsync.errors import Invalid, format_error, safe_str
-from jobsync.events import is_exit
+from jobsync.user_functions import is_exit
 
 if TYPE_CHECKING:
     from jobsync.database.database import Database

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobsync.components import Components
 from jobsync.errors import Invalid
-from jobsync.events import check_function
+from jobsync.user_functions import check_function
 
 __all__ = ["Task", "check_callables", "read_date", "read_name", "read_seconds", "to_task"]
 

@@ -22,6 +22,7 @@ from jobsync.queue.backend import EndedClaim, Message
 from jobsync.queue.executor import Handler
 from jobsync.queue.in_flight import Delivery
 from jobsync.user_code import describe_error
+from jobsync.user_functions import is_for_task
 
 __all__ = ["QueueReporter", "ReportingQueue"]
 

@@ -12,6 +12,7 @@ from jobsync.scheduler import events
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionOutcome, AttemptFailure
 from jobsync.scheduler.results import describe_result
+from jobsync.user_functions import check_function, is_for_task
 
 __all__ = ["JobHooks", "Reporter"]
 
