@@ -1,4 +1,7 @@
-"""Functions of the user's: whether they can be called, and for whom their exceptions are meant."""
+"""Functions of the user's: whether they can be called, and for whom their exceptions are meant.
+
+On its own because listeners of events, hooks, handlers and callbacks all need it, in every layer.
+"""
 
 import asyncio
 import inspect

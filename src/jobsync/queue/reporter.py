@@ -16,7 +16,7 @@ from jobsync.core.messages import (
     has_spent,
 )
 from jobsync.errors import format_error, safe_name, safe_str
-from jobsync.events import Event, Events, HandlerFailed, is_for_task
+from jobsync.events import Event, Events, HandlerFailed
 from jobsync.queue import events
 from jobsync.queue.backend import EndedClaim, Message
 from jobsync.queue.executor import Handler

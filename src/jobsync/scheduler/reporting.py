@@ -7,7 +7,7 @@ from typing import Any
 
 from jobsync.core.job_state import ActiveRun, Gap
 from jobsync.errors import format_error
-from jobsync.events import Event, HandlerFailed, check_function, is_for_task
+from jobsync.events import Event, HandlerFailed
 from jobsync.scheduler import events
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionOutcome, AttemptFailure

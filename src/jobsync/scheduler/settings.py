@@ -12,9 +12,8 @@ from jobsync.core.cron import Schedule
 from jobsync.core.job_state import JobDefinition, Misfire, Overlap, parse_schedule
 from jobsync.core.keys import escape
 from jobsync.errors import Invalid, closest_name, format_error
-from jobsync.events import is_for_task
-from jobsync.user_functions import is_for_task
 from jobsync.settings import Settings, in_section
+from jobsync.user_functions import is_for_task
 
 __all__ = [
     "JobOptions",
