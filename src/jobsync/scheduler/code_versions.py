@@ -13,13 +13,12 @@ from typing import TypeVar
 
 import msgspec
 
-from jobsync.components import Components
 from jobsync.core.codec import Json
 from jobsync.core.job_state import JobDefinition
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.errors import Corrupt, NewerFormat
 from jobsync.scheduler.history import convert_record
-from jobsync.stores.contract import Applied, Put, Record, Store, find_applied
+from jobsync.stores.contract import Applied, Put, Record, find_applied
 from jobsync.stores.corruption_log import read_each
 
 __all__ = ["CodeVersions", "Defined", "digest_code"]
@@ -60,22 +59,19 @@ class CodeVersions:
     """Reads and writes the versions of the code in one namespace.
 
     Args:
-        get_store: returns the store, or raises why it cannot be used.
-        prefix: of the namespace.
-        components: the clock and the randomness.
+        notes: the records of the namespace.
+        code: those of the versions.
         report: called with the error if a record cannot be read.
     """
 
     def __init__(
         self,
-        get_store: Callable[[], Store],
-        prefix: str,
-        components: Components,
+        notes: Keyspace,
+        code: Keyspace,
         report: Callable[[Corrupt | NewerFormat], object],
     ) -> None:
-        self._namespace = prefix.removesuffix("/")
-        self._notes = Keyspace(get_store, prefix, components, self._namespace)
-        self._code = Keyspace(get_store, f"{prefix}code/", components, self._namespace)
+        self._notes = notes
+        self._code = code
         self._report = report
 
     async def read(self, digest: str) -> frozenset[str]:
@@ -107,7 +103,7 @@ class CodeVersions:
         puts = [Put(key, msgspec.to_builtins(_Code(tuple(sorted(names)), at=now)), base)]
         if not is_stored:
             # So that the namespace can be listed.
-            puts.append(Put(self._namespace, {}))
+            puts.append(Put(self._notes.prefix.removesuffix("/"), {}))
         for put, outcome in zip(puts, await self._code.store.write(puts), strict=True):
             # One that was written meanwhile says the same.
             find_applied(outcome, put.key)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Container, Mapping
 
 import msgspec
 
-from jobsync.components import Components
+from jobsync.core.clock import Clock
 from jobsync.core.codec import Json
 from jobsync.database.keyspace import Disposition, Keyspace
 from jobsync.errors import Corrupt, NewerFormat
 from jobsync.scheduler.history import convert_record
-from jobsync.stores.contract import Record, Store
+from jobsync.stores.contract import Record
 
 __all__ = ["Edits", "JobEdits"]
 
@@ -49,23 +49,17 @@ class JobEdits:
     """Reads and writes which jobs of one namespace were changed.
 
     Args:
-        get_store: returns the store, or raises why it cannot be used.
-        prefix: of the namespace.
-        components: the clock and the randomness.
+        records: where the record is, apart from others: only edits wake those who wait for edits.
+        clock: this machine's.
         report: called with the error if the record cannot be read.
     """
 
     def __init__(
-        self,
-        get_store: Callable[[], Store],
-        prefix: str,
-        components: Components,
-        report: Callable[[Corrupt | NewerFormat], object],
+        self, records: Keyspace, clock: Clock, report: Callable[[Corrupt | NewerFormat], object]
     ) -> None:
-        # Apart from the others, so that only edits wake those who wait for edits.
-        self.prefix = f"{prefix}edits/"
-        self._records = Keyspace(get_store, self.prefix, components, prefix.removesuffix("/"))
-        self._clock = components.clock
+        self.prefix = records.prefix
+        self._records = records
+        self._clock = clock
         self._report = report
 
     async def read(self) -> Edits | None:

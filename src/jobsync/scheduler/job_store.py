@@ -13,7 +13,7 @@ Firings are read and written by `scheduler.history`, versions of the code by
 `scheduler.code_versions`, and edits by `scheduler.edits`.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -62,12 +62,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 async def list_namespaces(store: Store) -> list[str]:
     """Return the namespaces that have, or had, a scheduler."""
-    found: list[str] = []
-    after = ""
-    while heads := await store.heads(SCHEDULES, after=after, limit=_PAGE):
-        found += [head.key.removeprefix(SCHEDULES) for head in heads]
-        after = heads[-1].key
-    return found
+    return [key.removeprefix(SCHEDULES) for key in await _list_keys(store, SCHEDULES)]
+
+
+async def _list_keys(store: Store, prefix: str) -> list[str]:
+    keys: list[str] = []
+    while heads := await store.heads(prefix, after=keys[-1] if keys else "", limit=_PAGE):
+        keys += [head.key for head in heads]
+    return keys
 
 
 class JobStore:
@@ -89,11 +91,15 @@ class JobStore:
     ) -> None:
         self.prefix = f"{SCHEDULES}{namespace}/"
         self.progress_key = f"{self.prefix}progress"
-        self._jobs = Keyspace(get_store, f"{self.prefix}job/", components, f"schedule/{namespace}")
         self._components = components
+
+        def below(level: str) -> Keyspace:
+            return Keyspace(get_store, self.prefix + level, components, f"schedule/{namespace}")
+
+        self._jobs = below("job/")
         self.history = JobHistory(get_store, self.prefix, components)
-        self.code = CodeVersions(get_store, self.prefix, components, self.report_note)
-        self.edits = JobEdits(get_store, self.prefix, components, self.report_note)
+        self.code = CodeVersions(below(""), below("code/"), self.report_note)
+        self.edits = JobEdits(below("edits/"), components.clock, self.report_note)
 
     @property
     def store(self) -> Store:
@@ -124,20 +130,20 @@ class JobStore:
 
     async def list_names(self) -> list[str]:
         """Return the names of all jobs, also of those that were removed; reads no state."""
-        found: list[str] = []
-        after = ""
-        while heads := await self.store.heads(self._jobs.prefix, after=after, limit=_PAGE):
-            found += [self._jobs.name(head.key) for head in heads]
-            after = heads[-1].key
-        return found
+        return [self._jobs.name(key) for key in await _list_keys(self.store, self._jobs.prefix)]
 
     async def read_all(self) -> dict[str, StoredJob]:
         """Read all states that can be read, by name; others are reported."""
-        found = {}
-        async for record in self._scan(self._jobs.prefix):
-            if (stored := self._corruption_log.read(self._decode, record)) is not None:
-                found[self._jobs.name(record.key)] = stored
-        return found
+        found: dict[str, StoredJob] = {}
+        after = ""
+        while True:
+            records = await self.store.scan(self._jobs.prefix, after=after, limit=_PAGE)
+            for record in records:
+                if (stored := self._corruption_log.read(self._decode, record)) is not None:
+                    found[self._jobs.name(record.key)] = stored
+            if len(records) < _PAGE:
+                return found
+            after = records[-1].key
 
     async def measure_time(self) -> float:
         """Return the store's time, in Unix seconds.
@@ -236,16 +242,6 @@ class JobStore:
         removed = find_applied(outcome, base.key)
         await self.store.bury(self._jobs.prefix)
         return removed is not None
-
-    async def _scan(self, prefix: str) -> AsyncIterator[Record]:
-        after = ""
-        while True:
-            records = await self.store.scan(prefix, after=after, limit=_PAGE)
-            for record in records:
-                yield record
-            if len(records) < _PAGE:
-                return
-            after = records[-1].key
 
     def _decode(self, record: Record) -> StoredJob:
         """Return a job's state.
