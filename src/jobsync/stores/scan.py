@@ -88,24 +88,14 @@ def check_listing(prefix: str, after: str, limit: int, until: str = "") -> None:
     """
     check_prefix(prefix)
     check_limit(limit)
-    if after:
-        check_key(after, "after")
-        if not after.startswith(prefix):
-            raise Invalid(
-                "after",
-                after,
-                f"must be under {prefix!r}",
-                "pass the last key of the previous page",
-            )
-    if until:
-        check_key(until, "until")
-        if not until.startswith(prefix):
-            raise Invalid(
-                "until",
-                until,
-                f"must be under {prefix!r}",
-                "leave it out to list to the end of the level",
-            )
+    for name, key, fix in (
+        ("after", after, "pass the last key of the previous page"),
+        ("until", until, "leave it out to list to the end of the level"),
+    ):
+        if key:
+            check_key(key, name)
+            if not key.startswith(prefix):
+                raise Invalid(name, key, f"must be under {prefix!r}", fix)
 
 
 async def collect(
