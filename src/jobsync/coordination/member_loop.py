@@ -10,31 +10,18 @@ from contextlib import suppress
 
 from jobsync.components import Components
 from jobsync.coordination.election import Election
-from jobsync.coordination.events import (
-    ElectionHalted,
-    MemberFailed,
-    WorkerDied,
-    WorkerHeartbeat,
-)
+from jobsync.coordination.events import ElectionHalted, MemberFailed, WorkerDied, WorkerHeartbeat
 from jobsync.coordination.heartbeats import OUTAGE_ERRORS, Heartbeats
 from jobsync.coordination.observer import Candidates, Observer
 from jobsync.coordination.role import CHECK_FRACTION, ROLES, worker_of
 from jobsync.coordination.runner import Wakeup, first_of
-from jobsync.coordination.session import (
-    SESSIONS,
-    Session,
-    SessionRecord,
-)
+from jobsync.coordination.session import SESSIONS, Session, SessionRecord
 from jobsync.coordination.settings import ElectionSettings
 from jobsync.coordination.succession import REQUESTS
 from jobsync.core.clock import Mono
 from jobsync.core.codec import Json
 from jobsync.core.trust import Timing
-from jobsync.errors import (
-    Corrupt,
-    NewerFormat,
-    format_error,
-)
+from jobsync.errors import Corrupt, NewerFormat, format_error
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import CorruptionLog, read_each
 from jobsync.stores.settling import SettlingStore

@@ -17,12 +17,7 @@ from jobsync.components import Components
 from jobsync.core.codec import Json
 from jobsync.database.index_entries import NOTES, remove_index
 from jobsync.database.plugin_storage import PluginStorage
-from jobsync.database.registry import (
-    DEFINITIONS,
-    DROPPED,
-    ResourceRegistry,
-    list_dropped_indexes,
-)
+from jobsync.database.registry import DEFINITIONS, DROPPED, ResourceRegistry, list_dropped_indexes
 from jobsync.database.resource_records import DATA
 from jobsync.database.supervisor import WorkPostponed
 from jobsync.errors import JobsyncError, Unavailable

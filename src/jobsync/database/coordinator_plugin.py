@@ -18,11 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jobsync.coordination.coordinator import Coordinator, Hooks
-from jobsync.coordination.events import (
-    CoordinatorDemoted,
-    CoordinatorElected,
-    CoordinatorPromoted,
-)
+from jobsync.coordination.events import CoordinatorDemoted, CoordinatorElected, CoordinatorPromoted
 from jobsync.coordination.membership import Membership, Peer
 from jobsync.coordination.role import name_role
 from jobsync.coordination.settings import CoordinatorSettings

@@ -12,14 +12,10 @@ from contextlib import suppress
 from jobsync.coordination.coordinator import Hooks
 from jobsync.coordination.session import SESSIONS, read_session_record
 from jobsync.core.assignment import has_incoming, has_nothing
-from jobsync.jobs.events import (
-    AuditRefused,
-)
+from jobsync.jobs.events import AuditRefused
 from jobsync.jobs.foreign_claims import Claim, ClaimState
 from jobsync.jobs.node_loop import TRANSIENT, NodeLoop
-from jobsync.jobs.registration import (
-    find_candidates,
-)
+from jobsync.jobs.registration import find_candidates
 from jobsync.jobs.retention import Forgotten, forget, record_date
 
 __all__ = ["JobNode"]

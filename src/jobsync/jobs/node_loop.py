@@ -40,12 +40,7 @@ from jobsync.jobs.job_keys import JobKeys
 from jobsync.jobs.owned_tokens import OwnedTokens
 from jobsync.jobs.pins import PinStore
 from jobsync.jobs.rebalancer import Rebalancer, fetch_plan
-from jobsync.jobs.registration import (
-    NameTaken,
-    NodeRecord,
-    Registration,
-    Stage,
-)
+from jobsync.jobs.registration import NameTaken, NodeRecord, Registration, Stage
 from jobsync.stores.contract import Record, Store
 from jobsync.stores.corruption_log import read_each
 
