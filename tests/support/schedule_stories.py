@@ -13,6 +13,7 @@ from schedule_fleet import BEAT, JOBS, TIMEOUT, ScheduleFleet, SchedulerProcess
 from waiting import until
 
 from jobsync.coordination.fleet_clock import MAX_SKEW
+from jobsync.core.gaps import OVERLAPPED
 from jobsync.testing import (
     Occurrence,
     Violation,
@@ -52,6 +53,7 @@ __all__ = [
     "runs_by_hand",
     "skewed_buckets",
     "skewed_databases",
+    "skips_elsewhere",
     "standalone",
     "stormy",
     "stormy_with_suspends",
@@ -254,6 +256,21 @@ async def runs_by_hand(world: World) -> None:
     mend(world)
     await fleet.settle(3 * MINUTE)
     await check_runs_by_hand(fleet)
+
+
+async def skips_elsewhere(world: World) -> None:
+    """A process that does not lead runs a job by hand: what is due meanwhile is skipped for it."""
+    fleet = ScheduleFleet(world)
+    jobs = {"slow": {"schedule": "*/10 * * * * *", "seconds": 9.0, "at_least": 1.0}}
+    fleet.add_all("abc", jobs)
+    leader = await fleet.wait_for_leader()
+    for _ in range(8):
+        await asyncio.sleep(world.dice.uniform(0, 10 * MINUTE))
+        others = [each for each in fleet.processes if each is not leader]
+        await fleet.run_by_hand(world.dice.choice(others), "slow", 10 * MINUTE)
+    await fleet.settle()
+    reasons = {gap["reason"] for gap in fleet.list_gaps("slow")}
+    require(reasons == {OVERLAPPED}, "K2", f"other reasons than the run before: {reasons}")
 
 
 async def asks_for_runs(world: World) -> None:
@@ -511,6 +528,7 @@ STORIES: tuple[Story, ...] = (
     fast_clocks,
     edits,
     runs_by_hand,
+    skips_elsewhere,
     asks_for_runs,
     dies_by_hand,
     forgets_history,

@@ -35,6 +35,7 @@ __all__ = [
     "drop_noted",
     "due_time",
     "explain_loss",
+    "find_newest_due",
     "finish",
     "give_up",
     "next_due",
@@ -202,7 +203,7 @@ def _decide_due(
     if state.running and definition.overlap == "skip" and not has_resumed:
         # They are decided when the run ends: until then nothing needs to be written.
         return state
-    newest = _find_newest_due(name, state, now)
+    newest = find_newest_due(name, state, now)
     if newest is None:
         return state
     if state.running and definition.overlap == "skip":
@@ -222,7 +223,7 @@ def _decide_due(
     return _limit_queued(state)
 
 
-def _find_newest_due(name: str, state: JobState, now: float) -> int | None:
+def find_newest_due(name: str, state: JobState, now: float) -> int | None:
     """Return the newest undecided instant that is due."""
     schedule = find_schedule(state)
     newest = schedule.latest_until(int(now))
@@ -321,7 +322,7 @@ def finish(
     state = msgspec.structs.replace(state, running=rest, statistics=statistics)
     if rest or state.effective.overlap != "skip" or not state.is_active:
         return state
-    newest = _find_newest_due(name, state, now)
+    newest = find_newest_due(name, state, now)
     if newest is None:
         return state
     return add_gap(state, newest, OVERLAPPED, "skipped")

@@ -75,7 +75,8 @@ class CodeVersions:
     ) -> None:
         self._namespace = prefix.removesuffix("/")
         self._notes = Keyspace(get_store, prefix, components, self._namespace)
-        self._code = Keyspace(get_store, f"{prefix}code/", components, self._namespace)
+        self.prefix = f"{prefix}code/"
+        self._code = Keyspace(get_store, self.prefix, components, self._namespace)
         self._report = report
 
     async def read(self, digest: str) -> frozenset[str]:
@@ -138,8 +139,6 @@ class CodeVersions:
             and code.at < now - _CODE_AGE
         ]
         outcomes = await self._code.store.write(old) if old else []
-        if unused:
-            await self._code.store.bury(self._code.prefix)
         return sum(isinstance(outcome, Applied) for outcome in outcomes)
 
     async def read_defined(self) -> Defined:

@@ -133,6 +133,9 @@ class JobDecider:
                 return None
             state = msgspec.structs.replace(state, last=max(state.last, int(now)))
         due = next_due(name, state)
+        if any(self._owners.is_orphan(run, ()) for run in state.running):
+            # One was resumed, and another one is left.
+            return 0.0
         if not (state.requests or (state.queued and state.is_active)):
             return due
         if not state.running or state.effective.overlap == "allow":

@@ -139,6 +139,11 @@ class JobStore:
                 found[self._jobs.name(record.key)] = stored
         return found
 
+    @property
+    def prefixes(self) -> list[str]:
+        """Where records are created and deleted, and leave tombstones."""
+        return [self._jobs.prefix, self.code.prefix]
+
     async def measure_time(self) -> float:
         """Return the store's time, in Unix seconds.
 
@@ -233,9 +238,7 @@ class JobStore:
             OutcomeUnknown: it may have been removed, may still be, or never.
         """
         (outcome,) = await self.store.write([base.delete()])
-        removed = find_applied(outcome, base.key)
-        await self.store.bury(self._jobs.prefix)
-        return removed is not None
+        return find_applied(outcome, base.key) is not None
 
     async def _scan(self, prefix: str) -> AsyncIterator[Record]:
         after = ""

@@ -67,10 +67,10 @@ class RunOwners:
         return any(self.is_orphan(run, gone) for run in state.running)
 
     def list_orphaned(self) -> Iterator[str]:
-        """Iterate over the jobs with a run whose process is known to be dead."""
+        """Iterate over the jobs with a run that nobody runs any more, as far as is known."""
         for name, stored in self._cache.known.items():
             for run in stored.state.running:
-                if run.owner and self._membership.is_dead(run.owner):
+                if self.is_orphan(run, ()):
                     yield name
 
     def watch(self, names: AbstractSet[str], announced: Mapping[str, Collection[str]]) -> None:

@@ -21,7 +21,7 @@ from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import backoff_limit
-from jobsync.core.firing import explain_loss, finish
+from jobsync.core.firing import explain_loss, find_newest_due, finish
 from jobsync.core.job_state import ActiveRun, JobState
 from jobsync.core.messages import default_backoff
 from jobsync.errors import Corrupt, Invalid, NewerFormat, OutcomeUnknown, Unavailable
@@ -352,7 +352,7 @@ class Runs:
 
     async def _finish(self, name: str, run: ActiveRun, entry: HistoryEntry) -> None:
         """Take a run that has a result from the job's state, and record what was due meanwhile."""
-        now = self._clock.now()
+        now = await self._find_end_time(name)
 
         async def write() -> bool:
             await self._cache.update(
@@ -365,6 +365,20 @@ class Runs:
             return True
 
         await self._until_answered(run, write)
+
+    async def _find_end_time(self, name: str) -> float:
+        """Return the time by which instants were due while a job ran.
+
+        The clocks are compared first, if only that can tell which instants these are: a process
+        that fires nothing has not compared them for long.
+        """
+        now, stored = self._clock.now(), self._cache.known.get(name)
+        if stored is None or not stored.state.is_active:
+            return now
+        latest = find_newest_due(name, stored.state, self._clock.latest)
+        if find_newest_due(name, stored.state, now) != latest:
+            await self._clock.refresh()
+        return self._clock.now()
 
     async def _release(self, job: KnownJob, run: ActiveRun) -> None:
         """Release a run once its action has ended: until then nobody may start it again."""
