@@ -58,6 +58,7 @@ __all__ = [
     "stormy",
     "stormy_with_suspends",
     "suspend",
+    "waits_in_line",
     "wakes_late",
 ]
 
@@ -271,6 +272,37 @@ async def skips_elsewhere(world: World) -> None:
     await fleet.settle()
     reasons = {gap["reason"] for gap in fleet.list_gaps("slow")}
     require(reasons == {OVERLAPPED}, "K2", f"other reasons than the run before: {reasons}")
+
+
+async def waits_in_line(world: World) -> None:
+    """Runs by hand and runs that were asked for get their turn, though there is too much to do."""
+    fleet = ScheduleFleet(world)
+    jobs = {
+        "busy": {"schedule": "* * * * * *", "seconds": 2.0, "at_least": 1.2, "overlap": "queue"},
+        "idle": {"schedule": "0 0 1 1 *", "seconds": 0.5, "overlap": "queue"},
+    }
+    fleet.add_all("abcd", jobs)
+    await fleet.wait_for_leader()
+    await asyncio.sleep(MINUTE)
+    longest = dict.fromkeys(jobs, 0.0)
+    end = world.loop.time() + 2 * MINUTE
+
+    async def run_again_and_again(name: str, job: str) -> None:
+        while world.loop.time() < end:
+            begun = world.loop.time()
+            await fleet.run_by_hand(fleet.find_process(name), job, 4 * MINUTE)
+            longest[job] = max(longest[job], world.loop.time() - begun)
+
+    async with asyncio.TaskGroup() as group:
+        for name in "abcd":
+            for job in jobs:
+                group.create_task(run_again_and_again(name, job))
+        for _ in range(4):
+            await asyncio.sleep(world.dice.uniform(0, 30))
+            await fleet.operate(fleet.find_process("a"), world.dice.choice([*jobs]), "request")
+    # Five in line, each with a run of two seconds at most and a moment to notice its turn.
+    require(max(longest.values()) < 5 * 4.0 + BEAT, "KL2", f"a run by hand waited {longest} s")
+    await fleet.settle()
 
 
 async def asks_for_runs(world: World) -> None:
@@ -529,6 +561,7 @@ STORIES: tuple[Story, ...] = (
     edits,
     runs_by_hand,
     skips_elsewhere,
+    waits_in_line,
     asks_for_runs,
     dies_by_hand,
     forgets_history,

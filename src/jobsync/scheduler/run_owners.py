@@ -44,7 +44,8 @@ class RunOwners:
 
     async def find_gone(self, state: JobState) -> set[str]:
         """Return the owners of runs whose sessions have ended."""
-        return await self.find_ended({run.owner for run in state.running} - {""})
+        owners = {run.owner for run in state.running} | {each.owner for each in state.requests}
+        return await self.find_ended(owners - {""})
 
     async def find_ended(self, sessions: Collection[str]) -> set[str]:
         """Return those sessions that have ended."""
