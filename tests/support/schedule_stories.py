@@ -13,6 +13,7 @@ from schedule_fleet import BEAT, JOBS, TIMEOUT, ScheduleFleet, SchedulerProcess
 from waiting import until
 
 from jobsync.coordination.fleet_clock import MAX_SKEW
+from jobsync.core.gaps import OVERLAPPED
 from jobsync.testing import (
     Occurrence,
     Violation,
@@ -52,10 +53,12 @@ __all__ = [
     "runs_by_hand",
     "skewed_buckets",
     "skewed_databases",
+    "skips_elsewhere",
     "standalone",
     "stormy",
     "stormy_with_suspends",
     "suspend",
+    "waits_in_line",
     "wakes_late",
 ]
 
@@ -254,6 +257,52 @@ async def runs_by_hand(world: World) -> None:
     mend(world)
     await fleet.settle(3 * MINUTE)
     await check_runs_by_hand(fleet)
+
+
+async def skips_elsewhere(world: World) -> None:
+    """A process that does not lead runs a job by hand: what is due meanwhile is skipped for it."""
+    fleet = ScheduleFleet(world)
+    jobs = {"slow": {"schedule": "*/10 * * * * *", "seconds": 9.0, "at_least": 1.0}}
+    fleet.add_all("abc", jobs)
+    leader = await fleet.wait_for_leader()
+    for _ in range(8):
+        await asyncio.sleep(world.dice.uniform(0, 10 * MINUTE))
+        others = [each for each in fleet.processes if each is not leader]
+        await fleet.run_by_hand(world.dice.choice(others), "slow", 10 * MINUTE)
+    await fleet.settle()
+    reasons = {gap["reason"] for gap in fleet.list_gaps("slow")}
+    require(reasons == {OVERLAPPED}, "K2", f"other reasons than the run before: {reasons}")
+
+
+async def waits_in_line(world: World) -> None:
+    """Runs by hand and runs that were asked for get their turn, though there is too much to do."""
+    fleet = ScheduleFleet(world)
+    jobs = {
+        "busy": {"schedule": "* * * * * *", "seconds": 2.0, "at_least": 1.2, "overlap": "queue"},
+        "idle": {"schedule": "0 0 1 1 *", "seconds": 0.5, "overlap": "queue"},
+    }
+    fleet.add_all("abcd", jobs)
+    await fleet.wait_for_leader()
+    await asyncio.sleep(MINUTE)
+    longest = dict.fromkeys(jobs, 0.0)
+    end = world.loop.time() + 2 * MINUTE
+
+    async def run_again_and_again(name: str, job: str) -> None:
+        while world.loop.time() < end:
+            begun = world.loop.time()
+            await fleet.run_by_hand(fleet.find_process(name), job, 4 * MINUTE)
+            longest[job] = max(longest[job], world.loop.time() - begun)
+
+    async with asyncio.TaskGroup() as group:
+        for name in "abcd":
+            for job in jobs:
+                group.create_task(run_again_and_again(name, job))
+        for _ in range(4):
+            await asyncio.sleep(world.dice.uniform(0, 30))
+            await fleet.operate(fleet.find_process("a"), world.dice.choice([*jobs]), "request")
+    # Five in line, each with a run of two seconds at most and a moment to notice its turn.
+    require(max(longest.values()) < 5 * 4.0 + BEAT, "KL2", f"a run by hand waited {longest} s")
+    await fleet.settle()
 
 
 async def asks_for_runs(world: World) -> None:
@@ -511,6 +560,8 @@ STORIES: tuple[Story, ...] = (
     fast_clocks,
     edits,
     runs_by_hand,
+    skips_elsewhere,
+    waits_in_line,
     asks_for_runs,
     dies_by_hand,
     forgets_history,

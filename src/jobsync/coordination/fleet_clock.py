@@ -129,6 +129,14 @@ class FleetClock:
         if self.measure_wait(instant) <= 0 and self.now() < instant:
             await self.refresh()
 
+    @property
+    def latest(self) -> float:
+        """The latest that the time may be, in Unix seconds."""
+        if self._offsets is None:
+            return self.now()
+        _, most = self._offsets
+        return max(self.now(), self._clock.mono().seconds + most + self._find_drift())
+
     def measure_wait(self, instant: float) -> float:
         """Return how many seconds to wait until a time has come, or may have."""
         wait = instant - self.now()

@@ -33,13 +33,16 @@ __all__ = [
     "advance",
     "build_requested_run",
     "drop_noted",
+    "drop_run",
     "due_time",
     "explain_loss",
+    "find_newest_due",
     "finish",
     "give_up",
     "next_due",
     "next_instant",
     "start_manually",
+    "withdraw",
 ]
 
 MAX_LATENESS = 60
@@ -47,6 +50,9 @@ MAX_LATENESS = 60
 
 MAX_RESUMES = 3
 """How often a run whose process died is started again; a job may be what kills processes."""
+
+_TURN = 3.0
+"""Seconds after a run in which only the next in line may start, if it waits in its own process."""
 
 _MAX_QUEUED = 100
 """Instants that wait for a run to end; further ones become a gap."""
@@ -128,6 +134,7 @@ def advance(
         was_on_duty: whether the caller could have fired all instants that are not decided.
         room: how many runs this process may start.
     """
+    state = _drop_abandoned(state, is_orphan)
     state, starts, lost = _resume_orphans(state, now, owner, is_orphan, room)
     if state.is_active:
         state = _limit_queued(state)
@@ -142,6 +149,18 @@ def advance(
         starts.append(run)
         room -= 1
     return Advance(state, tuple(starts), tuple(lost))
+
+
+def _drop_abandoned(state: JobState, is_orphan: Callable[[ActiveRun], bool]) -> JobState:
+    """Drop the requests of processes that have died before they could start their runs."""
+    requests = tuple(
+        request
+        for request in state.requests
+        if not (request.owner and is_orphan(build_requested_run(request, request.owner, 0.0)))
+    )
+    return (
+        state if requests == state.requests else msgspec.structs.replace(state, requests=requests)
+    )
 
 
 def _resume_orphans(
@@ -202,7 +221,7 @@ def _decide_due(
     if state.running and definition.overlap == "skip" and not has_resumed:
         # They are decided when the run ends: until then nothing needs to be written.
         return state
-    newest = _find_newest_due(name, state, now)
+    newest = find_newest_due(name, state, now)
     if newest is None:
         return state
     if state.running and definition.overlap == "skip":
@@ -222,7 +241,7 @@ def _decide_due(
     return _limit_queued(state)
 
 
-def _find_newest_due(name: str, state: JobState, now: float) -> int | None:
+def find_newest_due(name: str, state: JobState, now: float) -> int | None:
     """Return the newest undecided instant that is due."""
     schedule = find_schedule(state)
     newest = schedule.latest_until(int(now))
@@ -259,8 +278,12 @@ def _choose_next(
     """Return the next run that may start."""
     if state.running and state.effective.overlap != "allow":
         return None
-    if state.requests and not state.is_removed:
-        return build_requested_run(state.requests[0], owner, now)
+    for place, request in enumerate(() if state.is_removed else state.requests, start=1):
+        if not request.owner:
+            return build_requested_run(request, owner, now)
+        if now < _find_last_end(state) + place * _TURN:
+            # Its process is about to start it.
+            return None
     if state.queued and state.is_active:
         return ActiveRun(id=new_id(), instant=state.queued[0], owner=owner, started_at=now)
     return None
@@ -276,17 +299,41 @@ def build_requested_run(request: RunRequest, owner: str, now: float) -> ActiveRu
 def _record_start(state: JobState, run: ActiveRun) -> JobState:
     """Take a chosen run from those that wait, and record it as running."""
     if run.is_manual:
-        state = msgspec.structs.replace(state, requests=state.requests[1:])
+        state = withdraw(state, run.id)
     else:
         state = msgspec.structs.replace(state, queued=state.queued[1:])
     return msgspec.structs.replace(state, running=(*state.running, run))
 
 
-def start_manually(state: JobState, run: ActiveRun) -> JobState | None:
-    """Record a run that was started by hand; None if another one must end first."""
-    if state.running and state.effective.overlap != "allow":
+def start_manually(state: JobState, run: ActiveRun, now: float) -> JobState | None:
+    """Record a run that is started by hand, or that it waits in line; None if nothing changes.
+
+    It waits if another run must end first, or if others wait already. With `overlap="skip"` nobody
+    waits, and with "allow" nobody has to.
+    """
+    ids = [request.id for request in state.requests]
+    place = ids.index(run.id) if run.id in ids else len(ids)
+    overlap = state.effective.overlap
+    is_next = not place or now >= _find_last_end(state) + place * _TURN
+    if overlap == "allow" or (not state.running and (is_next or overlap == "skip")):
+        state = withdraw(state, run.id)
+        return msgspec.structs.replace(state, running=(*state.running, run))
+    if overlap == "skip" or run.id in ids:
         return None
-    return msgspec.structs.replace(state, running=(*state.running, run))
+    request = RunRequest(id=run.id, at=now, owner=run.owner)
+    return msgspec.structs.replace(state, requests=(*state.requests, request))
+
+
+def withdraw(state: JobState, run_id: str) -> JobState:
+    """Take a run from those that wait in line, if it is there."""
+    requests = tuple(request for request in state.requests if request.id != run_id)
+    return msgspec.structs.replace(state, requests=requests)
+
+
+def _find_last_end(state: JobState) -> float:
+    """Return when the latest run has ended; 0 if there was none."""
+    last = state.statistics.last_run
+    return 0.0 if last is None else last.ended_at
 
 
 def finish(
@@ -321,10 +368,18 @@ def finish(
     state = msgspec.structs.replace(state, running=rest, statistics=statistics)
     if rest or state.effective.overlap != "skip" or not state.is_active:
         return state
-    newest = _find_newest_due(name, state, now)
+    newest = find_newest_due(name, state, now)
     if newest is None:
         return state
     return add_gap(state, newest, OVERLAPPED, "skipped")
+
+
+def drop_run(state: JobState, run: ActiveRun) -> JobState | None:
+    """Take a run from a state without a result; None if it is no longer this owner's run."""
+    running = tuple(
+        other for other in state.running if (other.id, other.owner) != (run.id, run.owner)
+    )
+    return None if running == state.running else msgspec.structs.replace(state, running=running)
 
 
 def _count(

@@ -94,11 +94,13 @@ class JobPause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run that somebody asked for who does not have the job's code."""
+    """A run that somebody asked for, and that has not begun."""
 
     id: str
     at: float
     by: str = ""
+    owner: str = ""
+    """The session that waits to run it itself; empty for whoever fires the job."""
 
 
 class LastRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -72,6 +72,7 @@ class Cleanup:
         components: time, randomness and events.
         registry: of the resources.
         list_storages: returns the storages of plugins.
+        list_prefixes: returns where else plugins create and delete records.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Cleanup:
         components: Components,
         registry: ResourceRegistry,
         list_storages: Callable[[], Sequence[PluginStorage]],
+        list_prefixes: Callable[[], Sequence[str]],
     ) -> None:
         self._get_store = get_store
         self._clock = components.clock
@@ -87,6 +89,7 @@ class Cleanup:
         self._events = components.events
         self._registry = registry
         self._list_storages = list_storages
+        self._list_prefixes = list_prefixes
 
     async def run(self) -> None:
         """Clean up at intervals, unless another process has."""
@@ -113,7 +116,7 @@ class Cleanup:
         notes = await self._registry.read_dropped()
         dropped = {f"{DATA}{name}/": note for name, note in notes.items()}
         data = {f"{DATA}{name}/" for name in await self._registry.refresh()}
-        own = [storage.prefix for storage in storages]
+        own = [*(storage.prefix for storage in storages), *self._list_prefixes()]
         prefixes = [DEFINITIONS, DROPPED, NOTES, *sorted(data | dropped.keys()), *own]
         return _CleanupScope(prefixes, storages, dropped)
 

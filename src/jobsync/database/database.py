@@ -87,7 +87,11 @@ class Database(EventEmitter):
         """A disconnect that waits for the handler that called it."""
         self._backfill = Backfill(lambda: self.store, self._registry, self.components)
         self._cleanup = Cleanup(
-            lambda: self.store, self.components, self._registry, self._plugins.list_storages
+            lambda: self.store,
+            self.components,
+            self._registry,
+            self._plugins.list_storages,
+            self._plugins.list_prefixes,
         )
         self.events = self.components.events
         self.resources = Registry("resource", self._registry.readable)

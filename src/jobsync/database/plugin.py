@@ -160,6 +160,11 @@ class Plugin(EventEmitter):
         return ()
 
     @property
+    def prefixes(self) -> Sequence[str]:
+        """Where it creates and deletes records beside its storage: old tombstones are removed."""
+        return ()
+
+    @property
     def completed_message_ttl(self) -> float | None:
         """Seconds for which queues remember completed messages; None if it is not its business.
 

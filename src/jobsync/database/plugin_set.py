@@ -127,6 +127,10 @@ class PluginSet:
             self.open_storage(plugin.slug, plugin.namespace)
         return list(self._storages.values())
 
+    def list_prefixes(self) -> list[str]:
+        """Return where plugins create and delete records beside their storages."""
+        return [prefix for plugin in self for prefix in plugin.prefixes]
+
     def _run_while_connected(self, work: Work, name: str) -> None:
         """Run work in the background, unless a disconnect makes it needless."""
         if self._database.is_connected:

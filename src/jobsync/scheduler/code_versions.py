@@ -72,6 +72,7 @@ class CodeVersions:
     ) -> None:
         self._notes = notes
         self._code = code
+        self.prefix = code.prefix
         self._report = report
 
     async def read(self, digest: str) -> frozenset[str]:
@@ -134,8 +135,6 @@ class CodeVersions:
             and code.at < now - _CODE_AGE
         ]
         outcomes = await self._code.store.write(old) if old else []
-        if unused:
-            await self._code.store.bury(self._code.prefix)
         return sum(isinstance(outcome, Applied) for outcome in outcomes)
 
     async def read_defined(self) -> Defined:

@@ -18,6 +18,9 @@ from jobsync.scheduler.runs import KnownJob, Runs
 
 __all__ = ["JobDecider"]
 
+_NEXT_IN_LINE = 1.0
+"""Seconds until a job is looked at again whose next run is started by another process."""
+
 
 class JobDecider:
     """Decides what is due for a job.
@@ -133,10 +136,14 @@ class JobDecider:
                 return None
             state = msgspec.structs.replace(state, last=max(state.last, int(now)))
         due = next_due(name, state)
+        if any(self._owners.is_orphan(run, ()) for run in state.running):
+            # One was resumed, and another one is left.
+            return 0.0
         if not (state.requests or (state.queued and state.is_active)):
             return due
         if not state.running or state.effective.overlap == "allow":
-            return 0.0
+            # If the next in line waits in its own process, that is about to start it.
+            return now + _NEXT_IN_LINE if state.requests and state.requests[0].owner else 0.0
         if not is_elsewhere:
             return due
         # Nobody tells us of the end that they wait for.

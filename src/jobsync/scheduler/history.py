@@ -17,10 +17,12 @@ from jobsync.core.codec import Json
 from jobsync.core.job_state import ActiveRun, Gap, RunStatus
 from jobsync.core.keys import escape
 from jobsync.errors import Corrupt
+from jobsync.scheduler.executor import ActionOutcome
+from jobsync.scheduler.results import describe_result
 from jobsync.stores.contract import Put, Record, Store, find_applied
 from jobsync.stores.corruption_log import CorruptionLog
 
-__all__ = ["HistoryEntry", "JobHistory", "build_entry", "convert_record"]
+__all__ = ["HistoryEntry", "JobHistory", "build_entry", "convert_record", "describe_end"]
 
 _PAGE = 1000
 _COUNTED_PAGE = 10_000
@@ -243,6 +245,21 @@ def build_entry(run: ActiveRun, status: RunStatus, **fields: Any) -> HistoryEntr
         resumed=run.resumed,
     )
     return msgspec.structs.replace(entry, **fields)
+
+
+def describe_end(run: ActiveRun, worker: str, outcome: ActionOutcome, at: float) -> HistoryEntry:
+    """Return the entry of a run whose action has ended at a time."""
+    return build_entry(
+        run,
+        outcome.status,
+        worker_id=worker,
+        started_at=at - outcome.duration,
+        ended_at=at,
+        duration=outcome.duration,
+        attempts=outcome.attempts,
+        result=describe_result(outcome.result),
+        error=outcome.error,
+    )
 
 
 def _invert(instant: int) -> str:

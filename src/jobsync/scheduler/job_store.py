@@ -145,6 +145,11 @@ class JobStore:
                 return found
             after = records[-1].key
 
+    @property
+    def prefixes(self) -> list[str]:
+        """Where records are created and deleted, and leave tombstones."""
+        return [self._jobs.prefix, self.code.prefix]
+
     async def measure_time(self) -> float:
         """Return the store's time, in Unix seconds.
 
@@ -239,9 +244,7 @@ class JobStore:
             OutcomeUnknown: it may have been removed, may still be, or never.
         """
         (outcome,) = await self.store.write([base.delete()])
-        removed = find_applied(outcome, base.key)
-        await self.store.bury(self._jobs.prefix)
-        return removed is not None
+        return find_applied(outcome, base.key) is not None
 
     def _decode(self, record: Record) -> StoredJob:
         """Return a job's state.

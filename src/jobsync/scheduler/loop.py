@@ -90,6 +90,8 @@ class FiringLoop:
         """Jobs that were looked at without an answer from the store."""
         self._checked: set[tuple[str, str]] = set()
         """Sessions that have ended, each with a job in which their runs were looked for."""
+        self._elsewhere: set[tuple[str, str]] = set()
+        """Likewise, with a job that another process fires."""
         self._veto = ""
         self._wakeup = Wakeup(components.clock, _GRAIN)
         self._beat_wakeup = Wakeup(components.clock, _GRAIN)
@@ -138,6 +140,7 @@ class FiringLoop:
         for names in (self._planned, self._heap, self._waiting, self._delayed, self._undecided):
             names.clear()
         self._checked.clear()
+        self._elsewhere.clear()
 
     async def run(self) -> None:
         """Fire jobs until cancelled."""
@@ -354,14 +357,21 @@ class FiringLoop:
 
         The first look gives their runs up; a later one finds that this is stored.
         """
-        announced, duty = self._duty.announced, self._duty.names
-        sessions = [each for each, names in announced.items() if not duty.isdisjoint(names)]
+        duty, announced = (
+            self._duty.names,
+            {
+                session: {name for name in names if (session, name) not in self._elsewhere}
+                for session, names in self._duty.announced.items()
+            },
+        )
+        sessions = [session for session, names in announced.items() if names]
         if not sessions:
             return
         self._owners.watch(duty, announced)
-        done: dict[str, set[str]] = {}
-        for session in sorted(await self._owners.find_ended(sessions)):
-            for name in sorted(duty.intersection(announced[session])):
+        ended = sorted(await self._owners.find_ended(sessions))
+        done = await self._find_gone({session: announced[session] - duty for session in ended})
+        for session in ended:
+            for name in sorted(duty & announced[session]):
                 stored = self._cache.known.get(name)
                 if (session, name) not in self._checked:
                     # A write that it has sent before its end may still arrive.
@@ -377,6 +387,25 @@ class FiringLoop:
         if done:
             await self._jobs.edits.forget_announced(done)
             self._checked -= {(session, name) for session in done for name in done[session]}
+
+    async def _find_gone(self, runs: Mapping[str, set[str]]) -> dict[str, set[str]]:
+        """Return those jobs that are on duty nowhere, because they were removed.
+
+        Args:
+            runs: jobs that are not on duty here, by the ended session that has announced them.
+        """
+        names = set[str]().union(*runs.values())
+        stored = await self._jobs.read_many(sorted(names)) if names else {}
+        gone = {
+            name
+            for name in names
+            if name not in stored
+            or (stored[name].state.is_removed and not stored[name].state.running)
+        }
+        # Whoever fires the others looks for their runs.
+        fired = {name for name in stored if not stored[name].state.is_removed}
+        self._elsewhere |= {(session, name) for session in runs for name in runs[session] & fired}
+        return {session: left for session in runs if (left := runs[session] & gone)}
 
     def _list_open(self, now: float) -> set[str]:
         """Return the jobs on duty that are not decided up to a time."""

@@ -1,22 +1,34 @@
 """Runs that this process starts by hand, at once and beside the schedule.
 
 A manual run is recorded in the job's state like a scheduled one, so that `overlap` holds for both
-in the whole fleet. It is never resumed: if its process dies, it is given up. For that, the process
-announces the run before it records it: whoever fires the job then knows where to look.
+in the whole fleet. If it has to wait, that is recorded too: it gets its turn after those that other
+processes have asked for before, and before instants that wait. It is never resumed: if its process
+dies, it is given up. For that, the process announces the run before it records it: whoever fires
+the job then knows where to look.
 
-What is recorded as running here is started here, in a task that no caller's cancellation ends.
+What is recorded as running here is started here, in a task that no caller's cancellation ends. A
+run that still waits when its caller is cancelled is not started.
 """
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
-from jobsync.core.firing import start_manually
+from jobsync.core.firing import start_manually, withdraw
 from jobsync.core.job_state import ActiveRun, JobState
-from jobsync.errors import JobRunning, NotFound, OutcomeUnknown, Unavailable
+from jobsync.errors import (
+    Corrupt,
+    Invalid,
+    JobRunning,
+    NewerFormat,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+)
 from jobsync.scheduler.executor import ActionOutcome
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.loop import FiringLoop
@@ -71,6 +83,8 @@ class ManualRuns:
         """A session, and the jobs that were announced for it."""
         self._starting: dict[str, asyncio.Task[Any]] = {}
         """Runs that are being recorded, by id."""
+        self._withdrawing: set[asyncio.Task[None]] = set()
+        """Removals of runs whose callers wait no longer."""
         self._has_stopped = False
 
     async def run(self, name: str, data: Mapping[str, Any] | None) -> ActionOutcome:
@@ -103,22 +117,52 @@ class ManualRuns:
     async def stop(self, seconds: float) -> None:
         """Start nothing more; wait for the runs that are being recorded, but only for so long."""
         self._has_stopped = True
-        if self._starting:
-            await asyncio.wait(list(self._starting.values()), timeout=seconds)
+        if pending := [*self._starting.values(), *self._withdrawing]:
+            await asyncio.wait(pending, timeout=seconds)
 
     async def _start_soon(self, job: KnownJob, data: Mapping[str, Any]) -> _Started:
         """Start a run as soon as it may start; return its task."""
         (run_id,) = self._components.ids.records(1)
         poll = _FIRST_POLL
-        while True:
-            attempt = asyncio.get_running_loop().create_task(self._start(job, run_id, data))
-            self._starting[run_id] = attempt
-            attempt.add_done_callback(lambda ended: self._forget_attempt(run_id, ended))
+        self._runs.waiting.add(run_id)
+        try:
+            while True:
+                attempt = asyncio.get_running_loop().create_task(self._start(job, run_id, data))
+                self._starting[run_id] = attempt
+                attempt.add_done_callback(lambda ended: self._forget_attempt(run_id, ended))
+                await asyncio.wait([attempt])
+                if (task := attempt.result()) is not None:
+                    return task
+                await self._components.clock.sleep(poll)
+                poll = min(2 * poll, _LONGEST_POLL)
+        except BaseException:
+            # It may be in line, and would hold up others until they notice.
+            removal = asyncio.get_running_loop().create_task(self._withdraw(job.name, run_id))
+            self._withdrawing.add(removal)
+            removal.add_done_callback(self._withdrawing.discard)
+            raise
+        finally:
+            self._runs.waiting.discard(run_id)
+
+    async def _withdraw(self, name: str, run_id: str) -> None:
+        """Take a run from the line whose caller waits no longer, once nobody puts it there."""
+        if (attempt := self._starting.get(run_id)) is not None:
             await asyncio.wait([attempt])
-            if (task := attempt.result()) is not None:
-                return task
-            await self._components.clock.sleep(poll)
-            poll = min(2 * poll, _LONGEST_POLL)
+
+        def decide(state: JobState) -> JobState | None:
+            changed = withdraw(state, run_id)
+            return None if changed == state else changed
+
+        session = self._membership.incarnation
+        while self._is_session(session):
+            with suppress(Corrupt, Invalid, NewerFormat):
+                try:
+                    if await self._cache.read(name) is not None:
+                        await self._cache.update(name, decide)
+                except (Unavailable, OutcomeUnknown):
+                    await self._components.clock.sleep(_RETRY)
+                    continue
+            return
 
     def _forget_attempt(self, run_id: str, attempt: asyncio.Task[Any]) -> None:
         self._starting.pop(run_id, None)
@@ -197,8 +241,8 @@ class ManualRuns:
             is_late = not (self._is_session(run.owner) and self._membership.is_trusted)
             if is_late:
                 return None
-            changed = start_manually(state, run)
-            is_started = changed is not None
+            changed = start_manually(state, run, self._clock.estimate())
+            is_started = changed is not None and changed.find_run(run.id) is not None
             return changed
 
         # What is remembered may be old where another process fires the job.

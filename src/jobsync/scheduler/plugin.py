@@ -296,6 +296,11 @@ class SchedulerPlugin(CoordinatorPlugin):
             self._parts.loop.drop_all()
 
     @property
+    def prefixes(self) -> Sequence[str]:
+        """Where jobs and versions of the code are removed."""
+        return () if self._parts is None else self._parts.jobs.prefixes
+
+    @property
     def stop_time(self) -> float:
         """Seconds that `stop` may take."""
         return self.settings.grace + _STOP_TIME

@@ -5,8 +5,10 @@ but after 50 at the latest; and after as many gaps. So the history exceeds its l
 that many runs and gaps. What is older than the retention is also removed by the first run a day
 after the last removal. A removal costs some requests: it does not follow each run.
 
-Runs are counted in the job's state, so that restarts delay nothing. Gaps are counted by each
-process for itself.
+Runs are counted in the job's state, whichever process runs them. Each process that sees so many
+more than at its last removal removes what is old. It does so too at its first run, if there may be
+anything: the process before may have been killed instead. Gaps are counted by each process for
+itself.
 """
 
 import asyncio
@@ -40,8 +42,8 @@ class HistoryRetention:
         self._max_age = max_age
         self._excess = min(_MOST_EXCESS, max(_LEAST_EXCESS, keep // 10))
         self._gaps: Counter[str] = Counter()
-        self._pruned: dict[str, float] = {}
-        """When each job was pruned here, or first seen."""
+        self._pruned: dict[str, tuple[float, int]] = {}
+        """When each job was pruned here, and how many runs it had had then."""
         self._due: asyncio.Queue[str] = asyncio.Queue()
 
     def note_run(self, name: str, runs: int) -> None:
@@ -52,18 +54,17 @@ class HistoryRetention:
             runs: how many it has had.
         """
         now = self._clock.now()
-        if runs % self._excess == 0 or now - self._pruned.setdefault(name, now) >= _DAY:
-            self._plan(name)
+        first = (now, 0 if runs > self._keep else runs - 1)
+        pruned_at, pruned_runs = self._pruned.setdefault(name, first)
+        if runs - pruned_runs >= self._excess or now - pruned_at >= _DAY:
+            self._pruned[name] = (now, runs)
+            self._due.put_nowait(name)
 
     def note_gap(self, name: str) -> None:
         """Prune a job soon if it is time, after one more gap."""
         self._gaps[name] += 1
         if self._gaps[name] % self._excess == 0:
-            self._plan(name)
-
-    def _plan(self, name: str) -> None:
-        self._pruned[name] = self._clock.now()
-        self._due.put_nowait(name)
+            self._due.put_nowait(name)
 
     async def run(self) -> None:
         """Prune jobs when it is time, until cancelled."""

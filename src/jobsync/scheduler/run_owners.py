@@ -44,7 +44,8 @@ class RunOwners:
 
     async def find_gone(self, state: JobState) -> set[str]:
         """Return the owners of runs whose sessions have ended."""
-        return await self.find_ended({run.owner for run in state.running} - {""})
+        owners = {run.owner for run in state.running} | {each.owner for each in state.requests}
+        return await self.find_ended(owners - {""})
 
     async def find_ended(self, sessions: Collection[str]) -> set[str]:
         """Return those sessions that have ended."""
@@ -67,10 +68,10 @@ class RunOwners:
         return any(self.is_orphan(run, gone) for run in state.running)
 
     def list_orphaned(self) -> Iterator[str]:
-        """Iterate over the jobs with a run whose process is known to be dead."""
+        """Iterate over the jobs with a run that nobody runs any more, as far as is known."""
         for name, stored in self._cache.known.items():
             for run in stored.state.running:
-                if run.owner and self._membership.is_dead(run.owner):
+                if self.is_orphan(run, ()):
                     yield name
 
     def watch(self, names: AbstractSet[str], announced: Mapping[str, Collection[str]]) -> None:

@@ -21,16 +21,15 @@ from jobsync.components import Components
 from jobsync.coordination.fleet_clock import FleetClock
 from jobsync.coordination.membership import Membership
 from jobsync.core.clock import backoff_limit
-from jobsync.core.firing import explain_loss, finish
+from jobsync.core.firing import drop_run, explain_loss, find_newest_due, finish
 from jobsync.core.job_state import ActiveRun, JobState
 from jobsync.core.messages import default_backoff
 from jobsync.errors import Corrupt, Invalid, NewerFormat, OutcomeUnknown, Unavailable
 from jobsync.scheduler.context import JobContext
 from jobsync.scheduler.executor import ActionExecutor, ActionListener, ActionOutcome
-from jobsync.scheduler.history import HistoryEntry, build_entry
+from jobsync.scheduler.history import HistoryEntry, describe_end
 from jobsync.scheduler.job_cache import JobCache
 from jobsync.scheduler.job_store import StoredJob
-from jobsync.scheduler.results import describe_result
 from jobsync.scheduler.settings import JobOptions
 from jobsync.stores.contract import Record
 
@@ -115,6 +114,8 @@ class Runs:
         limit: int,
         left: dict[str, "asyncio.Task[None]"],
     ) -> None:
+        self.waiting: set[str] = set()
+        """The ids of runs by hand that wait for others to end."""
         self._cache = cache
         self._membership = membership
         self._clock = clock
@@ -143,8 +144,8 @@ class Runs:
         return [active.name for active in self._active.values()]
 
     def has(self, run_id: str) -> bool:
-        """Whether a run is one of this process's, even if it was cancelled and has not ended."""
-        return run_id in self._active or run_id in self._left
+        """Whether a run is one of this process's: it waits, or has not ended."""
+        return run_id in self._active or run_id in self._left or run_id in self.waiting
 
     def notify(self, on_end: Callable[[str], object]) -> None:
         """Call a function with the name of each job whose run has ended."""
@@ -275,7 +276,7 @@ class Runs:
             prepare=lambda: self._check_trust(run),
         )
         # By the clock of the fleet, as all times of a job: this machine's may be wrong.
-        entry = _describe_end(run, self._membership.worker_id, outcome, self._clock.estimate())
+        entry = describe_end(run, self._membership.worker_id, outcome, self._clock.estimate())
         is_ours = await self._until_answered(
             run, lambda: self._write_result(name, run, record, entry)
         )
@@ -348,11 +349,11 @@ class Runs:
 
     async def _drop(self, name: str, run: ActiveRun) -> None:
         """Take a run from the state that cannot be performed."""
-        await self._cache.update(name, lambda state: _drop_run(state, run))
+        await self._cache.update(name, lambda state: drop_run(state, run))
 
     async def _finish(self, name: str, run: ActiveRun, entry: HistoryEntry) -> None:
         """Take a run that has a result from the job's state, and record what was due meanwhile."""
-        now = self._clock.now()
+        now = await self._find_end_time(name)
 
         async def write() -> bool:
             await self._cache.update(
@@ -365,6 +366,20 @@ class Runs:
             return True
 
         await self._until_answered(run, write)
+
+    async def _find_end_time(self, name: str) -> float:
+        """Return the time by which instants were due while a job ran.
+
+        The clocks are compared first, if only that can tell which instants these are: a process
+        that fires nothing has not compared them for long.
+        """
+        now, stored = self._clock.now(), self._cache.known.get(name)
+        if stored is None or not stored.state.is_active:
+            return now
+        latest = find_newest_due(name, stored.state, self._clock.latest)
+        if find_newest_due(name, stored.state, now) != latest:
+            await self._clock.refresh()
+        return self._clock.now()
 
     async def _release(self, job: KnownJob, run: ActiveRun) -> None:
         """Release a run once its action has ended: until then nobody may start it again."""
@@ -426,24 +441,3 @@ class Runs:
             longest = backoff_limit(attempt, first=_FIRST_PAUSE, most=_LONGEST_PAUSE)
             await clock.sleep(self._components.randomness.uniform(longest / 2, longest))
         return None
-
-
-def _drop_run(state: JobState, run: ActiveRun) -> JobState | None:
-    running = tuple(
-        other for other in state.running if (other.id, other.owner) != (run.id, run.owner)
-    )
-    return None if running == state.running else msgspec.structs.replace(state, running=running)
-
-
-def _describe_end(run: ActiveRun, worker: str, outcome: ActionOutcome, at: float) -> HistoryEntry:
-    return build_entry(
-        run,
-        outcome.status,
-        worker_id=worker,
-        started_at=at - outcome.duration,
-        ended_at=at,
-        duration=outcome.duration,
-        attempts=outcome.attempts,
-        result=describe_result(outcome.result),
-        error=outcome.error,
-    )

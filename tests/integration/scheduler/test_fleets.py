@@ -373,3 +373,51 @@ async def test_an_operators_clock_decides_nothing_where_the_store_has_one(
         status = await stage.scheduler.job_status("tick")
         assert status.next_run is not None
         assert status.next_run <= time.time() + 86_400
+
+
+async def test_nothing_stays_of_a_job_that_a_process_adds_runs_and_removes(url: str) -> None:
+    """Neither the announcement of its runs, though no leader has it, nor its tombstone."""
+    jobs = {"other": {"schedule": NEVER, "action": lambda: None}}
+    async with run_scheduler(url, jobs) as leader:
+        await leader.scheduler.ensure_coordinator()
+        edits = leader.scheduler._get_parts().jobs.edits
+        for _ in range(2):
+            async with run_scheduler(url, jobs) as stage:
+                for n in range(3):
+                    job = {"schedule": NEVER, "action": lambda: None}
+                    await stage.scheduler.add_job(f"job{n}", job)
+                    await stage.scheduler.run_job(f"job{n}")
+                    await stage.scheduler.remove_job(f"job{n}")
+                announced = await edits.read()
+                assert announced is not None
+                assert any("job2" in names for names in announced.by_hand.values())
+
+        async def is_forgotten() -> bool:
+            return (found := await edits.read()) is not None and not found.by_hand
+
+        await until(is_forgotten, "nothing is announced")
+        scope = await leader.database._cleanup._find_scope()
+        assert {"schedule/default/job/", "schedule/default/code/"} <= {*scope.prefixes}
+
+
+async def test_all_runs_that_a_process_leaves_in_order_are_resumed_at_once(url: str) -> None:
+    """Though the job is paused, so that no instant makes anybody look."""
+    running: set[str] = set()
+    go_on = asyncio.Event()
+
+    async def act(_: Database, context: JobContext) -> None:
+        running.add(context.execution_id)
+        try:
+            await go_on.wait()
+        finally:
+            running.discard(context.execution_id)
+
+    jobs = {"job": {"schedule": EVERY_SECOND, "action": act, "overlap": "allow"}}
+    async with run_scheduler(url, jobs, grace=0.1) as stage:
+        await until(lambda: len(running) >= 3, "three run")
+        await stage.scheduler.disable_job("job")
+        left = {*running}
+    assert not running
+    async with run_scheduler(url, jobs, max_concurrent_jobs=len(left)):
+        await until(lambda: running == left, "all are resumed")
+        go_on.set()

@@ -17,6 +17,7 @@ from jobsync.core.firing import (
     finish,
     next_due,
     start_manually,
+    withdraw,
 )
 from jobsync.core.gaps import OVERLAPPED
 from jobsync.core.job_changes import add_request, define, edit, pause, remove, resume
@@ -182,19 +183,52 @@ def test_only_the_owner_ends_a_run() -> None:
 def test_a_manual_run_is_not_resumed() -> None:
     """Whoever waited for it is gone."""
     run = ActiveRun(id="by-hand", instant=NOON, owner="me", started_at=NOON, is_manual=True)
-    state = start_manually(job(), run)
+    state = start_manually(job(), run, NOON)
     assert state is not None
     result = step(state, NOON + 1, is_orphan=bool)
     assert (result.starts, result.lost) == ((), (run,))
     assert result.state.last == state.last
 
 
-@pytest.mark.parametrize(("overlap", "is_allowed"), [("skip", False), ("allow", True)])
-def test_a_manual_run_obeys_the_overlap(overlap: str, is_allowed: bool) -> None:
-    """Like any other."""
+@pytest.mark.parametrize(
+    ("overlap", "running", "requests"), [("skip", 1, 0), ("allow", 2, 0), ("queue", 1, 1)]
+)
+def test_a_manual_run_obeys_the_overlap(overlap: str, running: int, requests: int) -> None:
+    """Like any other; with `queue` it waits in line, and once."""
     state, run = start(job(overlap=overlap), NOON + MINUTE)
     by_hand = msgspec.structs.replace(run, id="by-hand", is_manual=True)
-    assert (start_manually(state, by_hand) is not None) == is_allowed
+    changed = start_manually(state, by_hand, NOON + MINUTE) or state
+    assert (len(changed.running), len(changed.requests)) == (running, requests)
+    if requests:
+        assert start_manually(changed, by_hand, NOON + MINUTE) is None
+    assert withdraw(changed, "by-hand").requests == ()
+
+
+def test_those_in_line_start_in_order_and_before_instants_that_wait() -> None:
+    """One that does not take its turn holds up the next ones for some seconds only."""
+    state, run = start(job(overlap="queue"), NOON + MINUTE)
+    waiting = [
+        msgspec.structs.replace(run, id=f"by-hand-{n}", owner=f"other-{n}", is_manual=True)
+        for n in range(2)
+    ]
+    for each in waiting:
+        state = start_manually(state, each, NOON + MINUTE) or state
+    state = step(state, NOON + 3 * MINUTE).state
+    assert len(state.queued) == 2
+    end = NOON + 3 * MINUTE
+    ended = finish("job", state, run, "success", end)
+    assert ended is not None
+    assert step(ended, end + 1).starts == ()
+    first, second = (start_manually(ended, each, end + 1) for each in waiting)
+    assert first is not None
+    assert [each.id for each in first.running] == ["by-hand-0"]
+    assert [request.id for request in first.requests] == ["by-hand-1"]
+    assert second is None
+    assert start_manually(ended, waiting[1], end + 3) is not None
+    assert step(ended, end + 5).starts == ()
+    (instant,) = step(ended, end + 6).starts
+    assert not instant.is_manual
+    assert step(ended, end + 1, is_orphan=bool).state.requests == ()
 
 
 def test_a_request_is_run_even_if_the_job_is_paused() -> None:

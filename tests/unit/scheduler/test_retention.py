@@ -1,6 +1,7 @@
 """When the old history of a job is removed, without a store."""
 
 import asyncio
+import random
 from typing import Any, cast
 
 import pytest
@@ -104,3 +105,24 @@ async def test_a_removal_that_fails_is_left_to_the_next() -> None:
     stage.jobs.failures = [Corrupt("key", "damaged"), Unavailable("store", "it is down", "wait")]
     assert await stage.run(runs=30) == 1
     assert stage.jobs.reported == ["job"]
+
+
+@pytest.mark.parametrize("keep", [1, 10, 1000])
+async def test_several_processes_exceed_the_limit_by_no_more_than_one(keep: int) -> None:
+    """Whichever of them runs the job next, and whoever is killed before it has removed anything."""
+    dice = random.Random(keep)
+    most = min(50, max(10, keep // 10))
+    stages = [Stage(keep) for _ in range(3)]
+    stored = total = 0
+    for _ in range(20 * most):
+        total, stored = total + 1, stored + 1
+        stage = dice.choice(stages)
+        before = len(stage.jobs.pruned)
+        stage.runs = total - 1
+        if await stage.run(runs=1):
+            stored = min(stored, keep)
+        assert len(stage.jobs.pruned) - before <= 1
+        assert stored <= keep + len(stages) * most
+        if dice.random() < 0.02:
+            # Its successor prunes at its first run, if there may be anything.
+            stages[stages.index(stage)] = Stage(keep)
